@@ -1,0 +1,1 @@
+"""Pretrains TabICL-style tabular in-context learners on synthetic tables."""

@@ -1,0 +1,108 @@
+"""What a TabICL network looks like, as values. One dataclass builds it, is saved with it and is exported with it."""
+
+from dataclasses import dataclass
+
+SCALINGS = ("none", "ssmax", "ssmax_mlp", "ssmax_mlp_elementwise", "qassmax", "qassmax_elementwise")
+GROUPINGS = ("none", "circular", "disjoint")
+COUNTS = (
+    *("embed_dim", "col_num_blocks", "col_num_heads", "col_num_inducing", "col_group_size"),
+    *("row_num_blocks", "row_num_heads", "row_num_cls", "icl_num_blocks", "icl_num_heads", "ff_factor"),
+)
+
+
+@dataclass
+class TabICLConfig:
+    """Architecture of the classifier. The defaults are TabICLv2 (arXiv 2602.11139); `v1()` is TabICL (2502.05564)."""
+
+    max_classes: int = 10
+    embed_dim: int = 128  # E; a row representation has D = row_num_cls * E values
+    # column embedding
+    col_num_blocks: int = 3
+    col_num_heads: int = 8
+    col_num_inducing: int = 128
+    col_affine: bool = False  # v1: the set transformer yields a weight and a bias for each cell
+    col_grouping: str = "circular"  # one of GROUPINGS
+    col_group_size: int = 3  # features seen by one token; without effect when col_grouping is none
+    col_target_aware: bool = True  # labels are embedded before the set transformer
+    col_scaling: str = "qassmax_elementwise"  # one of SCALINGS
+    # row interaction
+    row_num_blocks: int = 3
+    row_num_heads: int = 8
+    row_num_cls: int = 4
+    row_rope_base: float = 100_000.0
+    row_rope_interleaved: bool = False  # pairs (2i, 2i+1) as in v1; otherwise (i, i + head_dim/2)
+    # in-context learning
+    icl_num_blocks: int = 12
+    icl_num_heads: int = 8
+    icl_scaling: str = "qassmax_elementwise"  # one of SCALINGS
+    # all stages
+    ff_factor: int = 2
+    dropout: float = 0.0
+    bias_free_ln: bool = False
+    zero_init: bool = False  # attention output and second feed-forward matrix start at zero, as in v1
+    checkpoint_rows: int = 20_000  # recompute activations in the backward pass of tables with more rows; 0 = never
+
+    @classmethod
+    def v1(cls) -> "TabICLConfig":
+        return cls(
+            col_num_heads=4,
+            col_affine=True,
+            col_grouping="none",
+            col_target_aware=False,
+            col_scaling="none",
+            row_rope_interleaved=True,
+            icl_num_heads=4,
+            icl_scaling="none",
+            zero_init=True,
+        )
+
+    @property
+    def row_dim(self) -> int:
+        """D, the width of a row representation and of the in-context learner."""
+        return self.row_num_cls * self.embed_dim
+
+    @property
+    def group_size(self) -> int:
+        """Features that one column token sees."""
+        return 1 if self.col_grouping == "none" else self.col_group_size
+
+    def problems(self) -> list[str]:
+        """Every contradiction among the values, one sentence each; empty when the network can be built."""
+        found = []
+        for name in COUNTS:
+            if getattr(self, name) < 1:
+                found.append(f"{name} is {getattr(self, name)}, must be at least 1")
+        if not 2 <= self.max_classes <= 10:
+            found.append(f"max_classes is {self.max_classes}, must be between 2 and 10")
+        if not 0 <= self.dropout < 1:
+            found.append(f"dropout is {self.dropout}, must be at least 0 and below 1")
+        if not self.row_rope_base > 0:
+            found.append(f"row_rope_base is {self.row_rope_base}, must be above 0")
+        if self.checkpoint_rows < 0:
+            found.append(f"checkpoint_rows is {self.checkpoint_rows}, must be 0 (never) or a number of rows")
+        for name, choices in (("col_grouping", GROUPINGS), ("col_scaling", SCALINGS), ("icl_scaling", SCALINGS)):
+            if getattr(self, name) not in choices:
+                found.append(f"{name} is {getattr(self, name)!r}, must be one of {', '.join(choices)}")
+        if self.col_affine and self.group_size > 1:
+            found.append("col_affine multiplies a token with its one feature, so it needs col_grouping=none")
+        if self.embed_dim >= 1 and self.row_num_cls >= 1:
+            found += self._head_problems()
+        return found
+
+    def _head_problems(self) -> list[str]:
+        found = []
+        row_dim = f"row_num_cls * embed_dim ({self.row_num_cls} * {self.embed_dim})"
+        for name, width, what in (
+            ("col_num_heads", self.embed_dim, f"embed_dim ({self.embed_dim})"),
+            ("row_num_heads", self.embed_dim, f"embed_dim ({self.embed_dim})"),
+            ("icl_num_heads", self.row_dim, row_dim),
+        ):
+            heads = getattr(self, name)
+            if heads >= 1 and width % heads:
+                found.append(f"{what} is not divisible by {name} ({heads})")
+        heads = self.row_num_heads
+        if heads >= 1 and self.embed_dim % heads == 0 and self.embed_dim // heads % 2:
+            found.append(
+                f"embed_dim / row_num_heads is {self.embed_dim // heads}, must be even: rotary embedding turns pairs"
+            )
+        return found

@@ -1,0 +1,73 @@
+"""Scalable softmax: queries are rescaled by the number of keys, so that attention does not fade over long contexts.
+
+The six rules of TabICLv2 (arXiv 2602.11139). For head h and element i of a query q, with n keys:
+
+    none                              q
+    ssmax                             q * s_h * log n                                        (arXiv 2501.19399)
+    ssmax_mlp, _elementwise           q * MLP(log n), one value a head, or one an element
+    qassmax, _elementwise             q * MLP_base(log n) * (1 + tanh(MLP_gate(q)))
+
+H heads, L queries.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+HIDDEN = 64
+
+
+def _mlp(in_dim: int, out_dim: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(in_dim, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, out_dim))
+
+
+class Scaling(nn.Module):
+    """One of the rules above other than `none`; the multiplier of a query is base(n) * gate(query)."""
+
+    def __init__(self, rule: str, num_heads: int, head_dim: int):
+        super().__init__()
+        self.num_heads = num_heads
+        width = head_dim if rule.endswith("_elementwise") else 1
+        self.query_mlp = None
+        if rule == "ssmax":
+            self.scales = nn.Parameter(torch.ones(num_heads))
+        elif rule.startswith("ssmax_mlp"):
+            self.mlp = _mlp(1, num_heads * width)
+        else:
+            self.base_mlp = _mlp(1, num_heads * width)
+            self.query_mlp = _mlp(head_dim, width)
+            nn.init.zeros_(self.query_mlp[-1].weight)  # the gate starts at 1
+            nn.init.zeros_(self.query_mlp[-1].bias)
+
+    def forward(self, q: Tensor, log_n: Tensor) -> Tensor:
+        """q (B, L, H, head_dim), log_n (1,) float32 -> rescaled q, in the dtype of q.
+
+        Everything in between is float32 whatever the autocast: in fp16 the rule gave NaN, in bf16 training collapsed.
+        """
+        with torch.autocast(q.device.type, enabled=False):
+            wide = q.float()
+            scaled = wide * self.base(log_n)
+            if self.query_mlp is not None:
+                scaled = scaled * (1 + torch.tanh(self.query_mlp(wide)))
+            return scaled.to(q.dtype)
+
+    def base(self, log_n: Tensor) -> Tensor:
+        """The part of the multiplier that depends on the number of keys alone: (H, 1) or (H, head_dim)."""
+        if hasattr(self, "scales"):
+            return (self.scales * log_n)[:, None]
+        mlp = self.mlp if self.query_mlp is None else self.base_mlp
+        return mlp(log_n).view(self.num_heads, -1)
+
+    @torch.no_grad()
+    def multipliers(self, n: int) -> Tensor:
+        """Base multipliers for n keys, float32, (H, 1) or (H, head_dim). A runaway here is the early warning: the
+        released model has a maximum of about 12 in the first in-context block at n = 512."""
+        weight = next(self.parameters())
+        with torch.autocast(weight.device.type, enabled=False):
+            return self.base(log_count(n, weight))
+
+
+def log_count(n: int, like: Tensor) -> Tensor:
+    """log(max(n, 1)) as a (1,) tensor: a value, so that compiled blocks are not compiled again for each n."""
+    return like.new_full((1,), math.log(max(n, 1)), dtype=torch.float32)

@@ -1,0 +1,64 @@
+"""The whole network: table in, logits of its query rows out.
+
+B tables, N rows of which the first n are labelled (train_size), M features, C classes.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from tabicl_train.model.column import ColumnEmbedding
+from tabicl_train.model.config import TabICLConfig
+from tabicl_train.model.icl import InContextLearner
+from tabicl_train.model.row import RowInteraction
+from tabicl_train.model.scaling import Scaling, log_count
+
+
+class TabICL(nn.Module):
+    """Tabular in-context classifier, TabICLv2 (arXiv 2602.11139) or v1 (arXiv 2502.05564) by configuration.
+
+    Raises ValueError with every problem of the configuration.
+    """
+
+    def __init__(self, config: TabICLConfig):
+        super().__init__()
+        if problems := config.problems():
+            raise ValueError("This model cannot be built: " + "; ".join(problems))
+        self.config = config
+        self.col_embedder = ColumnEmbedding(config)
+        self.row_interactor = RowInteraction(config)
+        self.icl_predictor = InContextLearner(config)
+
+    def forward(self, X: Tensor, y_train: Tensor) -> Tensor:
+        """X (B, N, M) float32, y_train (B, n) int64 in [0, C), labels of the first n rows -> logits (B, N - n, C).
+
+        Raises ValueError on other shapes, dtypes or (on the CPU, where looking is free) labels.
+        """
+        self._check(X, y_train)
+        log_n = log_count(y_train.shape[1], X)
+        tokens = self.col_embedder(X, y_train, log_n)  # (B, G, N, E)
+        rows = self.row_interactor(tokens)  # (B, N, D)
+        return self.icl_predictor(rows, y_train, log_n)
+
+    def named_scalings(self) -> Iterator[tuple[str, Scaling]]:
+        """The attention layers with a scalable softmax, as `column.0`, ..., `icl.11`; see `Scaling.multipliers`."""
+        layers = [(f"column.{i}", b.multihead_attn1.attn) for i, b in enumerate(self.col_embedder.tf_col["blocks"])]
+        layers += [(f"icl.{i}", b.attn) for i, b in enumerate(self.icl_predictor.tf_icl["blocks"])]
+        return ((name, attn.ssmax_layer) for name, attn in layers if attn.ssmax_layer is not None)
+
+    def _check(self, X: Tensor, y_train: Tensor) -> None:
+        if X.dim() != 3 or X.dtype != torch.float32 or 0 in X.shape:
+            raise ValueError(f"X must be float32 (tables, rows, features), is {X.dtype} {tuple(X.shape)}")
+        if y_train.dim() != 2 or y_train.dtype != torch.int64 or y_train.shape[0] != X.shape[0]:
+            raise ValueError(
+                f"y_train must be int64 ({X.shape[0]} tables, labelled rows), is {y_train.dtype} {tuple(y_train.shape)}"
+            )
+        if not 1 <= y_train.shape[1] < X.shape[1]:
+            raise ValueError(
+                f"of {X.shape[1]} rows {y_train.shape[1]} are labelled; at least one row must be, and one must not"
+            )
+        if y_train.device.type == "cpu" and not 0 <= y_train.min() <= y_train.max() < self.config.max_classes:
+            raise ValueError(
+                f"labels must be in 0..{self.config.max_classes - 1}, are in {y_train.min()}..{y_train.max()}"
+            )
