@@ -4,6 +4,8 @@ B batch (tables, columns or rows), L queries, K keys, E width, H heads.
 Parameter names are those of the released files, so that weights load both ways.
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -34,6 +36,20 @@ def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, limit: int | N
     return torch.cat([F.scaled_dot_product_attention(*chunk, dropout_p=dropout) for chunk in chunks])
 
 
+class Rotation(NamedTuple):
+    cos: Tensor  # (L, head_dim)
+    sin: Tensor  # (L, head_dim), negative for the first of a pair
+    interleaved: bool
+
+    def turn(self, x: Tensor) -> Tensor:
+        """x (B, L, ..., head_dim) turned by the angles of positions 0..L-1."""
+        half = x.shape[-1] // 2
+        partner = x.unflatten(-1, (half, 2)).flip(-1).flatten(-2) if self.interleaved else x.roll(half, -1)
+        shape = (x.shape[1],) + (1,) * (x.dim() - 3) + (x.shape[-1],)
+        cos, sin = (table[: x.shape[1]].view(shape).to(x.dtype) for table in (self.cos, self.sin))
+        return torch.addcmul(x * cos, partner, sin)
+
+
 class Rotary(nn.Module):
     """Rotary position embedding (arXiv 2104.09864) in both layouts of the pairs that are turned."""
 
@@ -43,23 +59,15 @@ class Rotary(nn.Module):
         # fixed, yet a parameter: released files hold it
         self.freqs = nn.Parameter(base ** -(torch.arange(0, head_dim, 2) / head_dim), requires_grad=False)
 
-    def tables(self, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosine and signed sine for positions 0..length-1, each (length, head_dim)."""
+    def forward(self, length: int) -> Rotation:
+        """The rotation of positions 0..length-1."""
         angles = torch.arange(length, device=self.freqs.device)[:, None] * self.freqs
         cos, sin = angles.cos(), angles.sin()  # (length, head_dim/2)
         if self.interleaved:
             cos, sin = cos.repeat_interleave(2, -1), torch.stack([-sin, sin], -1).flatten(-2)
         else:
             cos, sin = cos.repeat(1, 2), torch.cat([-sin, sin], -1)
-        return cos.to(dtype), sin.to(dtype)
-
-    def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x (B, L, ..., head_dim) turned by the angles of positions 0..L-1."""
-        half = x.shape[-1] // 2
-        partner = x.unflatten(-1, (half, 2)).flip(-1).flatten(-2) if self.interleaved else x.roll(half, -1)
-        shape = (x.shape[1],) + (1,) * (x.dim() - 3) + (x.shape[-1],)
-        cos, sin = cos[: x.shape[1]].view(shape), sin[: x.shape[1]].view(shape)
-        return torch.addcmul(x * cos, partner, sin)
+        return Rotation(cos, sin, self.interleaved)
 
 
 class Attention(nn.Module):
@@ -82,7 +90,7 @@ class Attention(nn.Module):
         x: Tensor,
         context: Tensor | None = None,
         log_n: Tensor | None = None,
-        rotary: Rotary | None = None,
+        rotation: Rotation | None = None,
     ) -> Tensor:
         """x (B, L, E) attends to context (B, K, E), or to itself when there is none -> (B, L, E).
 
@@ -92,17 +100,16 @@ class Attention(nn.Module):
         if context is None:
             qkv = F.linear(x, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, *heads))
             qk, v = qkv.split([2, 1], dim=2)  # (B, L, 2, H, head_dim), (B, L, 1, H, head_dim)
-            if rotary is not None:
-                qk = rotary.turn(qk, *rotary.tables(x.shape[1], qk.dtype))
+            if rotation is not None:
+                qk = rotation.turn(qk)
             (q, k), v = qk.unbind(2), v.squeeze(2)
         else:
             (wq, wkv), (bq, bkv) = (p.split([self.dim, 2 * self.dim]) for p in (self.in_proj_weight, self.in_proj_bias))
             q = F.linear(x.contiguous(), wq, bq).unflatten(-1, heads)  # (B or 1, L, H, head_dim)
             # contiguous: on a slice of rows linear() would copy as well, and add its bias in a pass of its own
             k, v = F.linear(context.contiguous(), wkv, bkv).unflatten(-1, (2, *heads)).unbind(2)  # (B, K, H, head_dim)
-            if rotary is not None:
-                tables = rotary.tables(k.shape[1], k.dtype)
-                q, k = rotary.turn(q, *tables), rotary.turn(k, *tables)
+            if rotation is not None:
+                q, k = rotation.turn(q), rotation.turn(k)
         if self.ssmax_layer is not None:
             q = self.ssmax_layer(q, log_n)
         q = q.expand(k.shape[0], -1, -1, -1)
@@ -142,7 +149,7 @@ class Block(nn.Module):
         context: Tensor | None = None,
         num_keys: int | None = None,
         log_n: Tensor | None = None,
-        rotary: Rotary | None = None,
+        rotation: Rotation | None = None,
     ) -> Tensor:
         """x (B, L, E) attends to context (B, K, E), or to its own first num_keys tokens, or to itself -> (B, L, E).
 
@@ -153,7 +160,7 @@ class Block(nn.Module):
             context = normed[:, :num_keys]
         elif context is not None:
             context = self.norm1(context)
-        x = x + self._drop(self.attn(normed, context, log_n, rotary))
+        x = x + self._drop(self.attn(normed, context, log_n, rotation))
         hidden = self._drop(F.gelu(self.linear1(self.norm2(x))))
         return x + self._drop(self.linear2(hidden))
 

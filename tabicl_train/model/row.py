@@ -33,8 +33,8 @@ class RowInteraction(nn.Module):
         rows = torch.cat([cls_tokens, tokens.transpose(1, 2)], dim=2).flatten(0, 1)  # (B*N, T, E)
         *blocks, last = self.tf_row["blocks"]
         recompute = 0 < self.config.checkpoint_rows < N
-        rotary = self.tf_row["rope"]
+        rotation = self.tf_row["rope"](rows.shape[1])
         for block in blocks:
-            rows = run(block, rows, rotary=rotary, recompute=recompute)
-        collected = run(last, rows[:, :num_cls], rows, rotary=rotary, recompute=recompute)  # (B*N, row_num_cls, E)
+            rows = run(block, rows, rotation=rotation, recompute=recompute)
+        collected = run(last, rows[:, :num_cls], rows, rotation=rotation, recompute=recompute)  # (B*N, row_num_cls, E)
         return self.out_ln(collected).reshape(B, N, -1)
