@@ -1,0 +1,46 @@
+"""Filters of finished tables: unpredictable ones and trivial ones, both judged by extremely randomised trees."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from priors.finish import Rejected
+from priors.table import Table
+
+TREES = 25
+FIRST_TREES = 4  # looked at first; most tables are certain by then
+FIRST_ROWS = 1024  # rows looked at first
+CERTAIN = 5.0  # standard errors of improvement after which more trees and rows, which only help, are not grown
+RESAMPLES = 200
+MAX_FAILURES = 10  # 5 % of the resamples
+TRIVIAL_ERROR = 0.05
+
+
+def check_predictability(table: Table, rng: np.random.Generator, drop_unpredictable: bool, drop_trivial: bool) -> None:
+    """Raise Rejected("unpredictable") or Rejected("trivial").
+
+    25 extremely randomised trees (depth 6, all features tried at a split, bootstrap) predict the one-hot target out
+    of bag. Unpredictable: in at least 5 % of 200 bootstrap resamples of the rows, the trees' squared error is not
+    below that of the mean. Trivial: the trees' squared error is below 5 % of that of the mean.
+    """
+    from priors.graph.trees import ExtraTrees
+
+    X, y = table.X.T.cpu().numpy(), table.y.cpu().numpy()
+    if not drop_trivial and len(y) > FIRST_ROWS:
+        rows = rng.choice(len(y), FIRST_ROWS, replace=False)
+        if ExtraTrees(X[:, rows], y[rows], table.num_classes, rng).grow(FIRST_TREES).z_score() > CERTAIN:
+            return
+    trees = ExtraTrees(X, y, table.num_classes, rng)
+    if not drop_trivial and trees.grow(FIRST_TREES).z_score() > CERTAIN:
+        return
+    trees.grow(TREES - trees.size)
+    if drop_unpredictable:
+        # The mean of a resample is close to normal, so the number of resamples whose mean is not positive is
+        # binomial: drawn as such instead of resampling.
+        failure = 0.5 * math.erfc(trees.z_score() / math.sqrt(2))
+        if rng.binomial(RESAMPLES, failure) >= MAX_FAILURES:
+            raise Rejected("unpredictable")
+    if drop_trivial and trees.relative_error() < TRIVIAL_ERROR:
+        raise Rejected("trivial")

@@ -1,0 +1,108 @@
+"""Random activations: fixed functions and powers, standardised around."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from priors.graph.noise import Noise
+from priors.graph.scalars import LOCAL, Scalars
+
+
+def one_hot_of_max(x: torch.Tensor, dim: int) -> torch.Tensor:
+    return torch.zeros_like(x).scatter_(dim, x.argmax(dim, keepdim=True), 1.0)
+
+
+# name -> f(x, dim); dim is the axis along which the features of one row lie
+FIXED: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "tanh": lambda x, dim: x.tanh(),
+    "leaky_relu": lambda x, dim: F.leaky_relu(x),
+    "elu": lambda x, dim: F.elu(x),
+    "identity": lambda x, dim: x,
+    "selu": lambda x, dim: F.selu(x),
+    "silu": lambda x, dim: F.silu(x),
+    "relu": lambda x, dim: x.relu(),
+    "softplus": lambda x, dim: F.softplus(x),
+    "relu6": lambda x, dim: x.clamp(0, 6),
+    "hardtanh": lambda x, dim: x.clamp(-1, 1),
+    "sign": lambda x, dim: (x >= 0).to(x.dtype) * 2 - 1,
+    "heaviside": lambda x, dim: (x > 0).to(x.dtype),
+    "gauss": lambda x, dim: torch.exp(-x.square()),
+    "exp": lambda x, dim: x.exp(),
+    "box": lambda x, dim: (x.abs() <= 1).to(x.dtype),
+    "sin": lambda x, dim: x.sin(),
+    "square": lambda x, dim: x.square(),
+    "abs": lambda x, dim: x.abs(),
+    "log_abs": lambda x, dim: x.abs().clamp(min=1e-6).log(),
+    "rank": lambda x, dim: x.argsort(dim).argsort(dim).to(x.dtype),
+    "sigmoid": lambda x, dim: x.sigmoid(),
+    "round": lambda x, dim: x.round(),
+    "fraction": lambda x, dim: x - x.floor(),
+    "softmax": lambda x, dim: x.softmax(dim),
+    "one_hot_max": one_hot_of_max,
+    "argsort": lambda x, dim: x.argsort(dim).to(x.dtype),
+    "logsigmoid": lambda x, dim: F.logsigmoid(x),
+}
+KINDS = ("fixed",) * 4 + ("relu_power", "signed_power")
+PLAIN_KINDS = ("fixed",) * 8 + ("relu_power", "signed_power", "inverse_power", "integer_power")
+
+
+def standardise(x: torch.Tensor) -> torch.Tensor:
+    """Each feature of (n, N) to mean 0 and population standard deviation 1 over the rows (+1e-4)."""
+    x = x - x.mean(dim=1, keepdim=True)
+    return x.div_(x.square().mean(dim=1, keepdim=True).sqrt_().add_(1e-4))
+
+
+@dataclass
+class PlainActivation:
+    """f(x) alone, the variant that shapes matrices."""
+
+    name: str
+    power: float = 1.0
+
+    @classmethod
+    def draw(cls, scalars: Scalars, kinds: tuple[str, ...] = PLAIN_KINDS) -> PlainActivation:
+        kind = kinds[scalars.integer(LOCAL, 0, len(kinds))]
+        if kind == "fixed":
+            return cls(scalars.choice("activation", tuple(FIXED)))
+        if kind == "integer_power":
+            return cls(kind, scalars.integer("activation.integer_power", 2, 6))
+        return cls(kind, scalars.real("activation.power", 0.1, 10.0, log=True))
+
+    def __str__(self) -> str:
+        return self.name if self.name in FIXED else f"{self.name} {self.power:.2g}"
+
+    def __call__(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        match self.name:
+            case "relu_power":
+                return x.relu().pow_(self.power)
+            case "signed_power":
+                return x.abs().pow_(self.power).mul_(x.sign())
+            case "inverse_power":
+                return x.abs().add_(1e-3).pow_(-self.power)
+            case "integer_power":
+                return x.pow(int(self.power))
+        return FIXED[self.name](x, dim)
+
+
+@dataclass
+class Activation:
+    """standardise -> shift to a random row and scale -> f -> standardise, on (n, N)."""
+
+    plain: PlainActivation
+    scale: float
+
+    @classmethod
+    def draw(cls, scalars: Scalars) -> Activation:
+        return cls(PlainActivation.draw(scalars, KINDS), scalars.real("activation.scale", 1.0, 10.0, log=True))
+
+    def __str__(self) -> str:
+        return str(self.plain)
+
+    def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
+        x = standardise(x)
+        origin = x.gather(1, noise.rows(x.shape[1], x.shape[0])[:, None])
+        return standardise(self.plain(x.sub_(origin).mul_(self.scale), 0))

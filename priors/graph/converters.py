@@ -1,0 +1,131 @@
+"""Column converters: read a slice of a node, give the column and the values that flow on to the node's children."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from priors.graph.activations import standardise
+from priors.graph.functions import Function, draw_cheap_function
+from priors.graph.nearest import nearest_centres
+from priors.graph.noise import Noise
+from priors.graph.points import Points
+from priors.graph.scalars import LOCAL, Scalars
+from priors.graph.weights import Weights
+
+NUMERIC_MODES = ("identity", "warp")
+CATEGORICAL_MODES = (
+    "neighbor_id",
+    "neighbor_disc",
+    "neighbor_func",
+    "neighbor_int",
+    "softmax_id",
+    "softmax_disc",
+    "softmax_int",
+)
+
+
+@dataclass
+class Numeric:
+    """A numeric column of width 1, as it is or through a Kumaraswamy warp.
+
+    warp_column: the warped values are the column and the raw ones flow on (corrected preset); else the reverse.
+    """
+
+    mode: str
+    a: float = 1.0
+    b: float = 1.0
+    warp_column: bool = True
+    width: int = 1
+
+    @classmethod
+    def draw(cls, scalars: Scalars, warp_column: bool) -> Numeric:
+        mode = scalars.choice("numeric", NUMERIC_MODES)
+        if mode == "identity":
+            return cls(mode)
+        a = scalars.real("numeric.a", 0.2, 5.0, log=True)
+        return cls(mode, a, scalars.real("numeric.b", 0.2, 5.0, log=True), warp_column)
+
+    def __str__(self) -> str:
+        return "numeric" if self.mode == "identity" else f"numeric warp({self.a:.2g}, {self.b:.2g})"
+
+
+def kumaraswamy(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """1 - (1 - u^a)^b of each feature of (n, N), u being its values scaled to [0, 1]; a, b (n, 1)."""
+    low, high = x.amin(dim=1, keepdim=True), x.amax(dim=1, keepdim=True)
+    u = (x - low).div_((high - low).clamp_(min=1e-30))
+    return u.pow_(a).neg_().add_(1).pow_(b).neg_().add_(1)
+
+
+def convert_numeric(x: torch.Tensor, converters: list[Numeric], noise: Noise) -> tuple[torch.Tensor, torch.Tensor]:
+    """All numeric columns of a node at once: x (k, N) -> columns (k, N), values that flow on (k, N)."""
+    warped = [i for i, converter in enumerate(converters) if converter.mode == "warp"]
+    if not warped:
+        return x, x
+    a = torch.tensor([[converters[i].a] for i in warped], device=x.device)
+    b = torch.tensor([[converters[i].b] for i in warped], device=x.device)
+    y = x.clone()
+    y[warped] = kumaraswamy(x[warped], a, b)
+    return (y, x) if converters[warped[0]].warp_column else (x, y)
+
+
+@dataclass
+class Categorical:
+    """A column of `cardinality` categories read from `width` values a row."""
+
+    mode: str
+    cardinality: int
+    width: int
+    p: float = 2.0
+    function: Function | None = None
+    factor: float = 1.0
+    shares: Weights | None = field(default=None, repr=False)
+    embedding: Points | None = None
+
+    @classmethod
+    def draw(cls, scalars: Scalars, cardinality: int, num_rows: int) -> Categorical:
+        converter = cls(scalars.choice("categorical", CATEGORICAL_MODES), cardinality, cardinality)
+        if converter.mode.startswith("neighbor"):
+            if scalars.flag("categorical.narrow"):
+                converter.width = scalars.integer(LOCAL, 1, cardinality, log=True)
+            converter.p = scalars.real("categorical.p", 0.5, 4.0, log=True)
+            if converter.mode == "neighbor_func":
+                converter.function = draw_cheap_function(scalars, converter.width, converter.width, num_rows)
+        else:
+            converter.factor = scalars.real("categorical.factor", 0.1, 10.0, log=True)
+            converter.shares = Weights.draw(scalars, cardinality)
+            if converter.mode == "softmax_disc":
+                converter.embedding = Points.draw(scalars, cardinality, cardinality)
+        return converter
+
+    def __str__(self) -> str:
+        return f"{self.cardinality} categories {self.mode}" + (f"({self.function})" if self.function else "")
+
+    def __call__(self, x: torch.Tensor, noise: Noise) -> tuple[torch.Tensor, torch.Tensor]:
+        """x (width, N) -> categories int64 (N,), values that flow on (width, N)."""
+        if self.mode.startswith("neighbor"):
+            centres = x[:, noise.distinct_rows(x.shape[1], min(self.cardinality, x.shape[1]))]
+            index = nearest_centres(x, centres, self.p)
+            table = centres
+        else:
+            index = self.sample_softmax(x, noise)
+            table = self.embedding.compute(self.cardinality, noise) if self.embedding else None
+        match self.mode.split("_")[1]:
+            case "id":
+                return index, x
+            case "disc":
+                return index, table[:, index]
+            case "func":
+                return index, self.function(table[:, index], noise)
+        return index, index.to(x.dtype).expand_as(x)
+
+    def sample_softmax(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
+        logits = standardise(x).mul_(self.factor)
+        logits += noise.tensor(self.shares.compute(noise.rng)[0][:, None]).add_(1e-4).log_()
+        cumulative = logits.nan_to_num_(0.0, 0.0, 0.0).softmax(0).cumsum_(0)
+        u = noise.uniform(1, x.shape[1]).mul_(cumulative[-1:])
+        return (cumulative[:-1] <= u).sum(0)
+
+
+Converter = Numeric | Categorical

@@ -1,0 +1,76 @@
+"""Computing a planned table, node by node."""
+
+from __future__ import annotations
+
+import torch
+
+from priors.graph.activations import standardise
+from priors.graph.converters import convert_numeric
+from priors.graph.noise import Noise
+from priors.graph.plan import TARGET, GraphPlan, Node
+
+
+def execute_plan(plan: GraphPlan, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+    """Raw columns float32 (num_rows, num_features), labels int64 (num_rows,)."""
+    noise = Noise((plan.address, "execute"), device)
+    features = torch.empty(plan.num_features, plan.num_rows, device=noise.device)
+    labels = torch.empty(0)
+    last_reader = {parent: node.index for node in plan.nodes for parent in node.parents}
+    values: dict[int, torch.Tensor] = {}
+    for node in plan.nodes:
+        x = scale(compute_node(node, values, plan.num_rows, noise), node, noise)
+        if len(columns := node.columns):
+            numeric = [column for column in columns if hasattr(column.converter, "warp_column")]
+            if numeric:
+                k = len(numeric)
+                raw, x[:k] = convert_numeric(x[:k], [column.converter for column in numeric], noise)
+                features[[column.index for column in numeric]] = raw
+            start = len(numeric)
+            for column in columns[start:]:
+                part = x[start : start + column.converter.width]
+                category, flow = column.converter(part, noise)
+                if column.index == TARGET:
+                    labels = category
+                else:
+                    features[column.index] = category
+                if flow is not part:
+                    x[start : start + len(part)] = flow
+                start += len(part)
+        if node.noise:
+            x += noise.normal(*x.shape).mul_(node.noise)
+        x *= node.importance
+        values[node.index] = x
+        for parent in node.parents:
+            if last_reader[parent] == node.index:
+                del values[parent]
+    return features.T, labels
+
+
+def compute_node(node: Node, values: dict[int, torch.Tensor], num_rows: int, noise: Noise) -> torch.Tensor:
+    """(width, N): random points, or the node's functions of its parents' values."""
+    if node.points:
+        return node.points.compute(num_rows, noise)
+    if node.combine == "concat":
+        return node.functions[0](torch.cat([values[parent] for parent in node.parents]), noise)
+    out = None
+    for parent, function in node.edges():
+        y = function(values[parent], noise)
+        out = y if out is None else combine(node.combine, out, y)
+    return out
+
+
+def combine(how: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    match how:
+        case "sum":
+            return a + b
+        case "product":
+            return a * b
+        case "max":
+            return torch.maximum(a, b)
+    return torch.logaddexp(a, b)
+
+
+def scale(x: torch.Tensor, node: Node, noise: Noise) -> torch.Tensor:
+    """Standardised features times random weights, over the root mean square of the rows' L2 norms."""
+    x = standardise(x).mul_(noise.tensor(node.weights.compute(noise.rng)[0][:, None]))
+    return x.div_(x.square().sum().div_(x.shape[1]).sqrt_().add_(1e-8))

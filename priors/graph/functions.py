@@ -1,0 +1,284 @@
+"""The eight kinds of random functions R^n -> R^m, on feature-major values (n, N) -> (m, N)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from priors.graph.activations import Activation
+from priors.graph.matrices import Matrix
+from priors.graph.nearest import nearest_centres, p_distances
+from priors.graph.noise import Noise
+from priors.graph.scalars import Scalars
+from priors.graph.weights import Weights
+
+CHUNK = 2**18  # float32 values of a temporary that is wider than its input and output: 1 MB stays in the cache
+CUDA_CHUNK = 2**26
+
+
+def row_chunks(x: torch.Tensor, width: int) -> tuple[torch.Tensor, ...]:
+    """x (n, N) in pieces of rows for which a temporary of `width` values a row is small."""
+    return x.split(max(64, (CUDA_CHUNK if x.is_cuda else CHUNK) // width), dim=1)
+
+
+@dataclass
+class Linear:
+    """x -> M x."""
+
+    kind: ClassVar[str] = "linear"
+    matrix: Matrix
+
+    @classmethod
+    def draw(cls, scalars: Scalars, n: int, m: int, num_rows: int) -> Linear:
+        return cls(Matrix.draw(scalars, m, n))
+
+    def __str__(self) -> str:
+        return f"linear({self.matrix})"
+
+    def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
+        return noise.tensor(self.matrix.compute(noise.rng)[0]) @ x
+
+
+@dataclass
+class MLP:
+    """Linear layers with random activations between them, optionally one before and one after."""
+
+    kind: ClassVar[str] = "mlp"
+    steps: list[Activation | Linear]
+
+    @classmethod
+    def draw(cls, scalars: Scalars, n: int, m: int, num_rows: int) -> MLP:
+        width = scalars.integer("mlp.width", 1, 128, log=True)
+        layers = scalars.integer("mlp.layers", 1, 4, log=True)
+        sizes = [n] + [width] * (layers - 1) + [m]
+        steps: list[Activation | Linear] = []
+        if scalars.flag("mlp.activation_before"):
+            steps.append(Activation.draw(scalars))
+        for layer in range(layers):
+            if layer > 0:
+                steps.append(Activation.draw(scalars))
+            steps.append(Linear.draw(scalars, sizes[layer], sizes[layer + 1], num_rows))
+        if scalars.flag("mlp.activation_after"):
+            steps.append(Activation.draw(scalars))
+        return cls(steps)
+
+    def __str__(self) -> str:
+        return f"mlp({', '.join(map(str, self.steps))})"
+
+    def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
+        for step in self.steps:
+            x = step(x, noise)
+        return x
+
+
+@dataclass
+class Tree:
+    """Mean of oblivious trees: each tests one (feature, value of a random row) pair per level."""
+
+    kind: ClassVar[str] = "tree"
+    trees: int
+    depth: int
+    m: int
+
+    @classmethod
+    def draw(cls, scalars: Scalars, n: int, m: int, num_rows: int) -> Tree:
+        trees = round(scalars.real("tree.trees", 1, 128, log=True))
+        return cls(trees, scalars.integer("tree.depth", 1, 8), m)
+
+    def __str__(self) -> str:
+        return f"tree({self.trees} of depth {self.depth})"
+
+    def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
+        spread = (x - x.mean(dim=1, keepdim=True)).square_().mean(dim=1).sqrt_().clamp_(min=1e-8)
+        cumulative = spread.double().cumsum(0).cpu().numpy()
+        if not np.isfinite(cumulative[-1]):
+            return torch.full((self.m, x.shape[1]), math.nan, device=x.device)
+        u = noise.rng.random((self.trees, self.depth)) * cumulative[-1]
+        dims = np.searchsorted(cumulative, u).clip(max=len(x) - 1)
+        rows = noise.rng.integers(x.shape[1], size=dims.shape)
+        leaves = noise.rng.standard_normal((self.trees, 2**self.depth, self.m), dtype=np.float32)
+        if x.is_cuda:
+            dims = noise.tensor(dims)
+            return oblivious_trees_torch(x, dims, x[dims, noise.tensor(rows)], noise.tensor(leaves))
+        from priors.graph import kernels
+
+        values = x.numpy()
+        return torch.from_numpy(kernels.oblivious_trees(values, dims, values[dims, rows], leaves))
+
+
+def oblivious_trees_torch(
+    x: torch.Tensor, dims: torch.Tensor, thresholds: torch.Tensor, leaves: torch.Tensor
+) -> torch.Tensor:
+    """The same as kernels.oblivious_trees, for CUDA."""
+    trees, depth = dims.shape
+    bits = 2 ** torch.arange(depth, device=x.device)
+    out = []
+    for chunk in row_chunks(x, trees * max(depth, leaves.shape[2])):
+        code = ((chunk[dims] > thresholds[:, :, None]) * bits[:, None]).sum(1)  # (trees, rows)
+        out.append(leaves[torch.arange(trees, device=x.device)[:, None], code].mean(0).T)
+    return torch.cat(out, dim=1)
+
+
+@dataclass
+class Discretise:
+    """A linear function of the nearest of some random rows."""
+
+    kind: ClassVar[str] = "discretise"
+    centres: int
+    p: float
+    linear: Linear
+
+    @classmethod
+    def draw(cls, scalars: Scalars, n: int, m: int, num_rows: int) -> Discretise:
+        centres = scalars.integer("discretise.centres", 2, min(num_rows, 256), log=True)
+        return cls(centres, scalars.real("discretise.p", 0.5, 4.0, log=True), Linear.draw(scalars, n, m, num_rows))
+
+    def __str__(self) -> str:
+        return f"discretise({self.centres} centres, p {self.p:.2g}, {self.linear})"
+
+    def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
+        centres = x[:, noise.distinct_rows(x.shape[1], self.centres)]
+        return self.linear(centres, noise)[:, nearest_centres(x, centres, self.p)]
+
+
+@dataclass
+class GP:
+    """A draw of a Gaussian process by 256 random Fourier features of power-law spectrum; its variance is 1/2."""
+
+    kind: ClassVar[str] = "gp"
+    features: ClassVar[int] = 256
+    m: int
+    decay: float
+    product_kernel: bool
+    axes: Weights | None = field(default=None, repr=False)  # relevance of the inputs
+    scale: float = 1.0
+
+    @classmethod
+    def draw(cls, scalars: Scalars, n: int, m: int, num_rows: int) -> GP:
+        gp = cls(m, scalars.real("gp.decay", 2.0, 20.0, log=True), scalars.flag("gp.product_kernel"))
+        if not gp.product_kernel:
+            gp.axes = Weights.draw(scalars, n)
+            gp.scale = scalars.real("gp.scale", 0.5, 10.0, log=True)
+        return gp
+
+    def __str__(self) -> str:
+        return f"gp({'product, ' if self.product_kernel else ''}decay {self.decay:.2g}, scale {self.scale:.2g})"
+
+    def radii(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        return (rng.uniform(1e-6, 1 - 1e-6, shape) ** (1 / (1 - self.decay)) - 1).astype(np.float32)
+
+    def frequencies(self, n: int, rng: np.random.Generator) -> np.ndarray:
+        """float32 (256, n)."""
+        if self.product_kernel:
+            return self.radii(rng, (self.features, n))
+        directions = rng.standard_normal((self.features, n), dtype=np.float32)
+        directions *= self.radii(rng, (self.features, 1)) / np.linalg.norm(directions, axis=1, keepdims=True)
+        mixing = rng.standard_normal((n, n), dtype=np.float32) * self.axes.compute(rng)[0][:, None]
+        return directions @ mixing.T * np.float32(self.scale)
+
+    def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
+        frequencies = noise.tensor(self.frequencies(len(x), noise.rng))
+        phases = noise.tensor(noise.rng.uniform(0, 2 * math.pi, (self.features, 1)))
+        weights = noise.parameter(self.m, self.features).div_(math.sqrt(self.features))
+        return torch.cat(
+            [weights @ (frequencies @ chunk).add_(phases).cos_() for chunk in row_chunks(x, self.features)], dim=1
+        )
+
+
+@dataclass
+class Quadratic:
+    """out_o = z^T M_o z, z being at most 20 of the inputs and a constant 1."""
+
+    kind: ClassVar[str] = "quadratic"
+    max_inputs: ClassVar[int] = 20
+    matrices: Matrix
+
+    @classmethod
+    def draw(cls, scalars: Scalars, n: int, m: int, num_rows: int) -> Quadratic:
+        size = min(n, cls.max_inputs) + 1
+        return cls(Matrix.draw(scalars, size, size, batch=m))
+
+    def __str__(self) -> str:
+        return f"quadratic({self.matrices})"
+
+    def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
+        size = self.matrices.n
+        if len(x) > self.max_inputs:
+            x = x[noise.distinct_rows(len(x), self.max_inputs)]
+        matrices = self.matrices.compute(noise.rng)
+        # z^T M z = sum over pairs i <= j of (M_ij + M_ji) z_i z_j: one matmul with half of the products
+        i, j = np.triu_indices(size)
+        pairs = noise.tensor((matrices + matrices.transpose(0, 2, 1))[:, i, j] * np.where(i == j, np.float32(0.5), 1))
+        i, j = noise.tensor(i), noise.tensor(j)
+        z = torch.cat([x, x.new_ones(1, x.shape[1])])
+        return torch.cat([pairs @ (chunk[i] * chunk[j]) for chunk in row_chunks(z, len(i))], dim=1)
+
+
+@dataclass
+class EM:
+    """A linear function of the soft assignment to random components of different widths."""
+
+    kind: ClassVar[str] = "em"
+    components: int
+    spread: float
+    p: float
+    q: float
+    linear: Linear
+
+    @classmethod
+    def draw(cls, scalars: Scalars, n: int, m: int, num_rows: int) -> EM:
+        components = scalars.integer("em.components", 2, max(16, 2 * m), log=True)
+        spread = scalars.real("em.spread", 0.0, 1.0)
+        p, q = scalars.real("em.p", 1.0, 4.0, log=True), scalars.real("em.q", 1.0, 2.0)
+        return cls(components, spread, p, q, Linear.draw(scalars, components, m, num_rows))
+
+    def __str__(self) -> str:
+        return f"em({self.components} components, p {self.p:.2g}, q {self.q:.2g}, {self.linear})"
+
+    def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
+        centres = x[:, noise.rows(x.shape[1], self.components)] + noise.parameter(len(x), self.components)
+        sigma = (noise.parameter(self.components, 1) * self.spread).exp_()
+        weights = noise.tensor(self.linear.matrix.compute(noise.rng)[0])
+        out = [weights @ self.assignment(chunk, centres, sigma) for chunk in row_chunks(x, self.components)]
+        return torch.cat(out, dim=1)
+
+    def assignment(self, x: torch.Tensor, centres: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        """x (n, N), centres (n, k), sigma (k, 1) -> (k, N), columns summing to one."""
+        distance = p_distances(x.contiguous(), centres, self.p).pow_(1 / self.p)
+        logits = distance.div_(sigma).pow_(self.q).add_((2 * math.pi * sigma.square()).log_().div_(2)).neg_()
+        return logits.softmax(0)
+
+
+@dataclass
+class Product:
+    """The product of two cheap functions."""
+
+    kind: ClassVar[str] = "product"
+    factors: tuple[Function, Function]
+
+    @classmethod
+    def draw(cls, scalars: Scalars, n: int, m: int, num_rows: int) -> Product:
+        return cls((draw_cheap_function(scalars, n, m, num_rows), draw_cheap_function(scalars, n, m, num_rows)))
+
+    def __str__(self) -> str:
+        return " * ".join(map(str, self.factors))
+
+    def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
+        return self.factors[0](x, noise).mul_(self.factors[1](x, noise))
+
+
+Function = Linear | MLP | Tree | Discretise | GP | Quadratic | EM | Product
+FUNCTIONS = (Linear, MLP, Tree, Discretise, GP, Quadratic, EM, Product)
+CHEAP_FUNCTIONS = (GP, Tree, Discretise, Linear, Quadratic)
+
+
+def draw_function(scalars: Scalars, n: int, m: int, num_rows: int) -> Function:
+    return scalars.choice("function", FUNCTIONS).draw(scalars, n, m, num_rows)
+
+
+def draw_cheap_function(scalars: Scalars, n: int, m: int, num_rows: int) -> Function:
+    return scalars.choice("cheap_function", CHEAP_FUNCTIONS).draw(scalars, n, m, num_rows)

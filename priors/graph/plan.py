@@ -1,0 +1,204 @@
+"""Deciding a table of graph_scm: column types, the causal graph, where columns sit, and the function of every node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from priors.graph.converters import Categorical, Converter, Numeric
+from priors.graph.functions import Function, draw_function
+from priors.graph.points import Points
+from priors.graph.scalars import LOCAL, Scalars
+from priors.graph.weights import Weights
+
+TARGET = -1  # the index of the target among the columns
+MULTI_FUNCTIONS = ("concat", "aggregate")
+AGGREGATIONS = ("sum", "product", "max", "logsumexp")
+
+
+@dataclass
+class Column:
+    """A raw column and its converter; index TARGET is the target, features count from 0."""
+
+    index: int
+    converter: Converter
+
+    @property
+    def name(self) -> str:
+        return "y" if self.index == TARGET else f"x{self.index}"
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.converter}"
+
+
+@dataclass
+class Node:
+    """A computed node of the graph.
+
+    parents: indices of nodes computed before
+    points: the values of a root
+    functions: one for all parents (combine is "concat") or one a parent (combine is an aggregation); none in a root
+    width: values a row; the columns' slices come first, numeric columns before categorical ones
+    """
+
+    index: int
+    parents: list[int]
+    width: int
+    columns: list[Column]
+    weights: Weights = field(repr=False)
+    importance: float
+    noise: float = 0.0
+    points: Points | None = None
+    combine: str = ""
+    functions: list[Function] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        if self.points:
+            how = str(self.points)
+        else:
+            parents = [f"{parent} {function}" for parent, function in self.edges()]
+            how = f"{self.combine} of " + "; ".join(parents)
+        columns = "".join(f"\n    {column}" for column in self.columns)
+        return f"node {self.index} (width {self.width}): {how}{columns}"
+
+    def edges(self) -> list[tuple[int, Function]]:
+        """Each parent with the function that reads it."""
+        functions = self.functions * len(self.parents) if self.combine == "concat" else self.functions
+        return list(zip(self.parents, functions, strict=True))
+
+
+@dataclass
+class GraphPlan:
+    """A table of graph_scm, decided. `nodes` holds the computed nodes, parents first.
+
+    graph_nodes: nodes drawn, of which those that no column depends on are not computed
+    """
+
+    address: tuple[int, ...]
+    num_rows: int
+    num_features: int
+    num_classes: int
+    graph_nodes: int
+    nodes: list[Node]
+
+    def __str__(self) -> str:
+        head = (
+            f"graph_scm {self.address}: {self.num_rows} rows, {self.num_features} features, "
+            f"{self.num_classes} classes; {len(self.nodes)} of {self.graph_nodes} nodes computed"
+        )
+        return "\n".join([head, *map(str, self.nodes)])
+
+
+def draw_cardinalities(scalars: Scalars, num_features: int, limit: int) -> list[int]:
+    """Categories of every categorical feature; the other features are numeric."""
+    share = min(max(scalars.real(LOCAL, -0.5, 1.2), 0.0), 1.0)
+    categorical = round(num_features * share)
+    local = scalars.integer(LOCAL, 0, categorical + 1, edges=True)
+    cardinalities = [scalars.integer(LOCAL, 2, limit + 1, log=True) for _ in range(local)]
+    meta_limit = min(9, limit)
+    return cardinalities + [
+        scalars.integer("cardinality", 2, meta_limit + 1, log=True) for _ in range(categorical - local)
+    ]
+
+
+def draw_parents(rng: np.random.Generator, num_nodes: int, offset: float = 0.0) -> list[list[int]]:
+    """A random Cauchy DAG: edge i -> j (i < j) has probability sigmoid(A + offset + B_j + C_i)."""
+    a, b, c = rng.standard_cauchy(), rng.standard_cauchy(num_nodes), rng.standard_cauchy(num_nodes)
+    logits = np.clip(a + offset + b[:, None] + c[None, :], -700, 700)
+    edges = rng.random((num_nodes, num_nodes)) < 1 / (1 + np.exp(-logits))  # [child, parent]
+    return [np.flatnonzero(edges[j, :j]).tolist() for j in range(num_nodes)]
+
+
+def ancestors(parents: list[list[int]]) -> list[int]:
+    """Bit masks: bit i of entry j tells whether i is j or an ancestor of j."""
+    masks: list[int] = []
+    for j, of_j in enumerate(parents):
+        mask = 1 << j
+        for i in of_j:
+            mask |= masks[i]
+        masks.append(mask)
+    return masks
+
+
+def place_columns(scalars: Scalars, num_nodes: int, count: int) -> list[int]:
+    """The node of each of `count` columns: uniform among some random nodes."""
+    candidates = scalars.integer("column_nodes", 1, num_nodes + 1)
+    nodes = scalars.rng.permutation(num_nodes)[:candidates]
+    return nodes[scalars.rng.integers(candidates, size=count)].tolist()
+
+
+def draw_plan(
+    scalars: Scalars,
+    address: tuple[int, ...],
+    num_rows: int,
+    num_features: int,
+    num_classes: int,
+    cardinality_limit: int,
+    nodes_range: tuple[int, int],
+    warp_columns: bool,
+    connected: bool,
+    node_noise: bool,
+) -> GraphPlan:
+    """connected: redraw the graph until some node is an ancestor of (or holds) both a feature and the target."""
+    cardinalities = draw_cardinalities(scalars, num_features, cardinality_limit)
+    while True:
+        num_nodes = scalars.integer("nodes", nodes_range[0], nodes_range[1] + 1, log=True)
+        parents = draw_parents(scalars.rng, num_nodes)
+        masks = ancestors(parents)
+        feature_nodes = place_columns(scalars, num_nodes, num_features)
+        target_node = place_columns(scalars, num_nodes, 1)[0]
+        needed = 0
+        for node in feature_nodes:
+            needed |= masks[node]
+        if not connected or needed & masks[target_node]:
+            break
+    needed |= masks[target_node]
+
+    columns: list[list[Column]] = [[] for _ in range(num_nodes)]
+    first_numeric = len(cardinalities)
+    for index in [*range(first_numeric, num_features), *range(first_numeric), TARGET]:
+        if index == TARGET:
+            node, converter = target_node, Categorical.draw(scalars, num_classes, num_rows)
+        elif index < first_numeric:
+            node, converter = feature_nodes[index], Categorical.draw(scalars, cardinalities[index], num_rows)
+        else:
+            node, converter = feature_nodes[index], Numeric.draw(scalars, warp_columns)
+        columns[node].append(Column(index, converter))
+
+    nodes: list[Node] = []
+    width: dict[int, int] = {}
+    for index in (i for i in range(num_nodes) if needed >> i & 1):
+        width[index] = scalars.integer("width", 1, 32, log=True) + sum(c.converter.width for c in columns[index])
+        nodes.append(draw_node(scalars, index, parents[index], width, columns[index], num_rows, node_noise))
+    return GraphPlan(address, num_rows, num_features, num_classes, num_nodes, nodes)
+
+
+def draw_node(
+    scalars: Scalars,
+    index: int,
+    parents: list[int],
+    widths: dict[int, int],
+    columns: list[Column],
+    num_rows: int,
+    node_noise: bool,
+) -> Node:
+    width = widths[index]
+    node = Node(
+        index,
+        parents,
+        width,
+        columns,
+        weights=Weights.draw(scalars, width),
+        importance=scalars.real("importance", 0.1, 10.0, log=True),
+        noise=scalars.real("noise", 1e-5, 1.0, log=True) if node_noise else 0.0,
+    )
+    if not parents:
+        node.points = Points.draw(scalars, width, num_rows)
+    elif scalars.choice("combine", MULTI_FUNCTIONS) == "concat":
+        node.combine = "concat"
+        node.functions = [draw_function(scalars, sum(widths[i] for i in parents), width, num_rows)]
+    else:
+        node.combine = scalars.choice("aggregation", AGGREGATIONS)
+        node.functions = [draw_function(scalars, widths[i], width, num_rows) for i in parents]
+    return node

@@ -1,0 +1,57 @@
+"""Random points: the values of root nodes and the embeddings of categories."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from priors.graph.functions import Function, draw_function
+from priors.graph.noise import Noise
+from priors.graph.scalars import Scalars
+from priors.graph.weights import Weights
+
+BASES = ("cube", "ball", "normal", "correlated")
+
+
+@dataclass
+class Points:
+    """Points of a simple shape, passed through a random function R^n -> R^n."""
+
+    base: str
+    n: int
+    function: Function
+    gaussian: bool = True  # what is correlated: Gaussian or uniform points
+    axes: Weights | None = field(default=None, repr=False)
+
+    @classmethod
+    def draw(cls, scalars: Scalars, n: int, size: int) -> Points:
+        """`size` points of dimension n."""
+        points = cls(scalars.choice("points", BASES), n, draw_function(scalars, n, n, size))
+        if points.base == "correlated":
+            points.gaussian = scalars.flag("points.gaussian")
+            points.axes = Weights.draw(scalars, n)
+        return points
+
+    def __str__(self) -> str:
+        return f"{self.base} points -> {self.function}"
+
+    def compute(self, size: int, noise: Noise) -> torch.Tensor:
+        """(n, size)."""
+        return self.function(self.compute_base(size, noise), noise)
+
+    def compute_base(self, size: int, noise: Noise) -> torch.Tensor:
+        if self.base == "cube":
+            return cube(self.n, size, noise)
+        if self.base == "normal":
+            return noise.normal(self.n, size)
+        if self.base == "ball":
+            x = noise.normal(self.n, size)
+            radius = noise.uniform(1, size).pow_(1 / self.n)
+            return x.mul_(radius.div_(x.norm(dim=0, keepdim=True).clamp_(min=1e-30)))
+        x = noise.normal(self.n, size) if self.gaussian else cube(self.n, size, noise)
+        return (noise.parameter(self.n, self.n) * noise.tensor(self.axes.compute(noise.rng))) @ x
+
+
+def cube(n: int, size: int, noise: Noise) -> torch.Tensor:
+    return noise.uniform(n, size).mul_(2).sub_(1)
