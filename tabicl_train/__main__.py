@@ -1,0 +1,4 @@
+from tabicl_train.commands import train
+
+if __name__ == "__main__":
+    train()

@@ -1,0 +1,112 @@
+"""The commands. Each checks what it is told, says everything that is wrong with it, and exits with 2 if anything is."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from tabicl_train.config import CONFIG_DIR, ConfigError, compose, register, to_config, unknown
+from tabicl_train.config import first_lines as first_lines_of
+
+EXIT_CONFIG = 2
+
+
+def train() -> None:
+    """tabicl-train experiment=NAME run_dir=DIR key=value ..."""
+    register()
+    arguments, _ = get_args_parser().parse_known_args()
+    with config_errors():
+        if not arguments.multirun:  # a sweep's overrides hold several values; each of its jobs is checked below
+            compose(arguments.overrides)
+    hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="train")(run_job)()
+
+
+def run_job(tree: Any) -> None:
+    with config_errors():
+        config = to_config(tree)
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            if config.trainer.devices * config.trainer.nodes > 1:
+                raise ConfigError(["a sweep (-m) runs its jobs in this process and cannot hold several ranks"])
+            config.run_dir = HydraConfig.get().runtime.output_dir
+        from tabicl_train.train import train as run_training  # lightning takes 3 s to import
+
+        run_training(config)
+
+
+@dataclass
+class ExportCommand:
+    """tabicl-export checkpoint=RUN_DIR_OR_FILE output=FILE"""
+
+    checkpoint: str = MISSING
+    output: str = MISSING
+
+
+def export() -> None:
+    with config_errors():
+        told = parse(ExportCommand)
+        from tabicl_train.export import export as write
+
+        print(write(told.checkpoint, told.output))
+
+
+@dataclass
+class EvaluateCommand:
+    """tabicl-evaluate checkpoint=RUN_DIR_OR_FILE [output=FILE.csv] [splits=3]"""
+
+    checkpoint: str = MISSING
+    output: str | None = None
+    splits: int = 3
+
+
+def evaluate() -> None:
+    with config_errors():
+        told = parse(EvaluateCommand)
+        from tabicl_train.evaluate import evaluate as score
+
+        score(told.checkpoint, told.output, told.splits)
+
+
+def parse(command: type) -> Any:
+    """key=value arguments as the command's dataclass; raises ConfigError with everything wrong."""
+    schema = OmegaConf.structured(command)
+    usage = f"usage: {command.__doc__}"
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(usage)
+        sys.exit(0)
+    found = []
+    for text in sys.argv[1:]:
+        key, equals, value = text.partition("=")
+        if not equals:
+            found.append(f"{text!r} is not of the form key=value")
+        elif key not in schema:
+            found.append(unknown("", key, list(schema)))
+        else:
+            try:
+                schema[key] = value
+            except OmegaConfBaseException as error:
+                found.append(f"{key}: {first_lines_of(error)}")
+    found += [f"{key} is missing" for key in schema if OmegaConf.is_missing(schema, key)]
+    if found:
+        raise ConfigError([*found, usage])
+    return OmegaConf.to_object(schema)
+
+
+@contextlib.contextmanager
+def config_errors() -> Iterator[None]:
+    """Ends the command with exit code 2 and the list of problems, without a stack trace."""
+    try:
+        yield
+    except ConfigError as error:
+        for problem in error.problems:
+            print(f"error: {problem}", file=sys.stderr)
+        sys.exit(EXIT_CONFIG)

@@ -1,0 +1,346 @@
+"""The configuration of a run: typed dataclasses, and what is wrong with a given one.
+
+Hydra composes `configs/` over these dataclasses, so a value is declared here and nowhere else. `problems()` of each
+lists everything wrong with it; `compose` reports all of them together, before anything heavy is imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+import priors
+from priors.table import MIN_ROWS
+from tabicl_train.model.config import TabICLConfig
+
+PACKAGE = Path(__file__).resolve().parent
+# In a wheel the folder lies inside the package, in a checkout beside it.
+CONFIG_DIR = next(d for d in (PACKAGE / "configs", PACKAGE.parent / "configs") if d.is_dir())
+
+PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed"}
+SCHEDULES = ("cosine", "linear", "constant")
+ROW_DISTRIBUTIONS = ("uniform", "log_uniform")
+OPTIMIZERS = ("muon", "adamw")
+ACCELERATORS = ("auto", "cpu", "cuda")
+
+
+class ConfigError(Exception):
+    """A configuration that cannot run; `problems` says why, one line each, in the user's terms."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+def one_of(name: str, value: str, choices: tuple[str, ...]) -> list[str]:
+    return [] if value in choices else [f"{name} is {value!r}; it must be one of {', '.join(choices)}"]
+
+
+def at_least(bound: float, **values: float) -> list[str]:
+    return [f"{name} is {value}; it must be at least {bound}" for name, value in values.items() if value < bound]
+
+
+def ordered_pair(name: str, value: list, low: float, high: float = float("inf")) -> list[str]:
+    """A range [low, high] as YAML gives it: two numbers in order, inside the bounds."""
+    if len(value) != 2 or value[0] > value[1]:
+        return [f"{name} is {list(value)}; it must be [lowest, highest]"]
+    if value[0] < low or value[1] > high:
+        upper = "" if high == float("inf") else f"..{high}"
+        return [f"{name} is {list(value)}; it must lie in {low}{upper or ' and above'}"]
+    return []
+
+
+@dataclass
+class StageConfig:
+    """One stage of the curriculum: which tables, how many, and how they are learned from."""
+
+    steps: int = 1000
+    rows: list[int] = field(default_factory=lambda: [1024, 1024])  # [lowest, highest] rows of a table
+    row_distribution: str = "log_uniform"
+    train_share: list[float] = field(default_factory=lambda: [0.3, 0.9])  # labelled share of the rows, uniform
+    features: list[int] = field(default_factory=lambda: [1, 100])  # uniform
+    tables: int = 64  # tables of one optimiser step, over all ranks
+    group_size: int = 4  # tables that share rows, split and width
+    micro_batch_rows: int = 26_000  # rows of one forward pass, at most (one table always fits)
+    learning_rate: float = 8e-4  # peak
+    schedule: str = "cosine"
+    warmup: float = 0.01  # share of the stage's steps
+    final_learning_rate: float = 1e-7
+    clip: float = 10.0  # gradient norm
+    weight_decay: float = 0.01
+
+    def problems(self) -> list[str]:
+        found = at_least(1, steps=self.steps, tables=self.tables, group_size=self.group_size)
+        found += at_least(1, micro_batch_rows=self.micro_batch_rows)
+        found += ordered_pair("rows", self.rows, MIN_ROWS)
+        found += ordered_pair("features", self.features, 1)
+        found += one_of("row_distribution", self.row_distribution, ROW_DISTRIBUTIONS)
+        found += one_of("schedule", self.schedule, SCHEDULES)
+        share = self.train_share
+        if len(share) != 2 or not 0 < share[0] <= share[1] < 1:
+            found.append(f"train_share is {list(share)}; it must be [lowest, highest] inside (0, 1), 0 and 1 excluded")
+        if not 0 <= self.warmup <= 1:
+            found.append(f"warmup is {self.warmup}; it is a share of the steps, 0..1")
+        if not self.learning_rate > 0:
+            found.append(f"learning_rate is {self.learning_rate}; it must be positive")
+        elif not 0 <= self.final_learning_rate <= self.learning_rate:
+            found.append(f"final_learning_rate is {self.final_learning_rate}; it must lie in 0..learning_rate")
+        if not self.clip > 0:
+            found.append(f"clip is {self.clip}; it must be positive")
+        return found + at_least(0, weight_decay=self.weight_decay)
+
+
+@dataclass
+class CurriculumConfig:
+    stages: dict[str, StageConfig] = field(default_factory=dict)  # by name, in the order they run
+
+    def problems(self) -> list[str]:
+        if not self.stages:
+            return ["stages is empty; a run needs at least one"]
+        return [f"stages.{name}.{p}" for name, stage in self.stages.items() for p in stage.problems()]
+
+
+@dataclass
+class OptimizerConfig:
+    """muon: Muon for the hidden matrices, AdamW for the rest; adamw: AdamW for everything."""
+
+    name: str = "muon"
+    momentum: float = 0.9  # Muon, Nesterov
+    newton_schulz_steps: int = 5
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])  # AdamW
+    eps: float = 1e-8
+
+    def problems(self) -> list[str]:
+        found = one_of("name", self.name, OPTIMIZERS)
+        found += at_least(1, newton_schulz_steps=self.newton_schulz_steps)
+        if not 0 <= self.momentum < 1:
+            found.append(f"momentum is {self.momentum}; it must lie in [0, 1)")
+        if len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas):
+            found.append(f"betas is {list(self.betas)}; it must be two numbers in [0, 1)")
+        if not self.eps > 0:
+            found.append(f"eps is {self.eps}; it must be positive")
+        return found
+
+
+@dataclass
+class TrainerConfig:
+    max_steps: int | None = None  # stops the run early; schedules keep the length of their stages
+    precision: str = "fp32"
+    accelerator: str = "auto"
+    devices: int = 1  # processes on this machine, one a device
+    nodes: int = 1
+    # Threads of a training process on the CPU. Set, since sums round differently with another number; one, since a
+    # second one that shares its core with a busy worker made a step 30 times slower (0.13 s -> 4 s on two cores).
+    cpu_threads: int = 1
+    log_every: int = 10  # steps between rows of metrics.csv
+
+    def problems(self) -> list[str]:
+        found = one_of("precision", self.precision, tuple(PRECISIONS))
+        found += one_of("accelerator", self.accelerator, ACCELERATORS)
+        found += at_least(1, devices=self.devices, nodes=self.nodes, cpu_threads=self.cpu_threads)
+        found += at_least(1, log_every=self.log_every)
+        return found + (at_least(1, max_steps=self.max_steps) if self.max_steps is not None else [])
+
+
+@dataclass
+class StreamConfig:
+    num_workers: int = 1  # processes that draw tables; 0 draws them in the training process
+    prefetch: int = 4  # steps that each worker holds ready
+
+    def problems(self) -> list[str]:
+        return at_least(0, num_workers=self.num_workers) + at_least(1, prefetch=self.prefetch)
+
+
+@dataclass
+class CheckpointConfig:
+    every: int = 500  # steps
+    keep: int = 3  # newest checkpoints kept
+
+    def problems(self) -> list[str]:
+        return at_least(1, every=self.every, keep=self.keep)
+
+
+@dataclass
+class RunConfig:
+    """Everything about a run. `run_dir` is the run: the same command on it continues."""
+
+    name: str = "run"
+    seed: int = 0
+    run_dir: str = "runs/${name}"
+    init_weights: str | None = None  # file in the public format (`tabicl-export`, released weights) to start from
+    model: TabICLConfig = field(default_factory=TabICLConfig)
+    prior: Any = None  # {name, options}; the schema is the prior's dataclass
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    stream: StreamConfig = field(default_factory=StreamConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    def problems(self) -> list[str]:
+        found = at_least(0, seed=self.seed)
+        for part in ("model", "curriculum", "optimizer", "trainer", "stream", "checkpoint"):
+            found += [f"{part}.{problem}" for problem in getattr(self, part).problems()]
+        try:
+            build_prior(self)
+        except priors.PriorError as error:
+            found.append(f"prior: {error}")
+        if self.init_weights is not None and not Path(self.init_weights).is_file():
+            found.append(f"init_weights is {self.init_weights!r}; there is no such file")
+        ranks = self.trainer.devices * self.trainer.nodes
+        for name, stage in self.curriculum.stages.items():
+            if stage.tables < ranks:
+                found.append(f"curriculum.stages.{name}.tables is {stage.tables}, fewer than the {ranks} processes")
+        return found
+
+    @property
+    def total_steps(self) -> int:
+        """Optimiser steps of the run: all stages, cut at trainer.max_steps."""
+        steps = sum(stage.steps for stage in self.curriculum.stages.values())
+        return steps if self.trainer.max_steps is None else min(steps, self.trainer.max_steps)
+
+
+def build_prior(config: RunConfig) -> priors.Prior:
+    if not isinstance(config.prior, dict) or "name" not in config.prior:
+        raise priors.PriorError(f"none is chosen; say prior=NAME, one of {', '.join(priors.prior_names())}")
+    options = dict(config.prior)
+    return priors.build_prior(options.pop("name"), **options)
+
+
+def register() -> None:
+    """Tell Hydra the schemas: the run's, and one a prior, from the prior's own fields."""
+    store = ConfigStore.instance()
+    store.store(name="run_schema", node=RunConfig)
+    for name in priors.prior_names():
+        cls = priors.prior_class(name)
+        schema = dataclasses.make_dataclass(cls.__name__, [("name", str, field(default=name))], bases=(cls,))
+        store.store(group="prior/schema", name=name, node=schema, package="prior")
+
+
+def compose(overrides: list[str], config_name: str = "train") -> RunConfig:
+    """The checked configuration of a command line; raises ConfigError with every problem found."""
+    return to_config(compose_tree(overrides, config_name))
+
+
+def compose_tree(overrides: list[str], config_name: str = "train") -> DictConfig:
+    register()
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):
+        try:
+            return hydra_compose(config_name, overrides)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ConfigError(override_problems(config_name, overrides) or [first_lines(error)]) from None
+
+
+def to_config(tree: DictConfig) -> RunConfig:
+    """The composed tree as checked dataclasses; raises ConfigError."""
+    found = unknown_keys(tree, RunConfig)
+    if found:
+        raise ConfigError(found)
+    try:
+        config = OmegaConf.to_object(tree)
+    except OmegaConfBaseException as error:
+        raise ConfigError([first_lines(error)]) from None
+    if dataclasses.is_dataclass(config.prior):  # built by its schema: back to plain values
+        config.prior = OmegaConf.to_container(tree.prior, resolve=True)
+    if found := config.problems():
+        raise ConfigError(found)
+    return config
+
+
+def override_problems(config_name: str, overrides: list[str]) -> list[str]:
+    """What is wrong with each override by itself. Hydra stops at the first; a person wants all."""
+    found, values, groups = [], [], []
+    for text in overrides:
+        try:
+            override = OverridesParser.create().parse_override(text)
+        except HydraException:
+            found.append(f"{text!r} is not of the form key=value")
+            continue
+        (groups if is_group(override) else values).append((text, override))
+    accepted: list[str] = []
+    for text, override in groups:
+        try:
+            hydra_compose(config_name, [*accepted, text])
+            accepted.append(text)
+        except (HydraException, OmegaConfBaseException) as error:
+            choices = sorted(f.stem for f in (CONFIG_DIR / override.key_or_group).glob("*.yaml"))
+            value = override.value()
+            found.append(
+                first_lines(error)
+                if value in choices
+                else f"{override.key_or_group}={value}: there is no such choice; there are {', '.join(choices)}"
+            )
+    try:
+        tree = hydra_compose(config_name, accepted)
+    except (HydraException, OmegaConfBaseException) as error:
+        return [*found, first_lines(error)]
+    for text, override in values:
+        try:
+            hydra_compose(config_name, [*accepted, text])
+        except (HydraException, OmegaConfBaseException) as error:
+            found.append(missing_key(tree, override.key_or_group) or wrong_value(override, error))
+    return found
+
+
+def is_group(override: Override) -> bool:
+    return (CONFIG_DIR / override.key_or_group).is_dir()
+
+
+def missing_key(tree: DictConfig, key: str) -> str | None:
+    """The message for a key that the configuration does not have, with the nearest one that it has."""
+    node: Any = tree
+    parts = key.split(".")
+    for depth, part in enumerate(parts):
+        if not isinstance(node, DictConfig) or part not in node:
+            known = list(node) if isinstance(node, DictConfig) else []
+            return unknown(".".join(parts[:depth]), part, known)
+        node = node[part]
+    return None
+
+
+def unknown(prefix: str, key: str, known: list[str]) -> str:
+    where = f"{prefix}." if prefix else ""
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    hint = f"did you mean {where}{near[0]}?" if near else f"there are {', '.join(map(str, known))}"
+    return f"{where}{key}: no such setting; {hint}"
+
+
+def wrong_value(override: Override, error: Exception) -> str:
+    cause = error.__cause__ or error
+    return f"{override.key_or_group}: {str(cause).splitlines()[0]}"
+
+
+def first_lines(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return "; ".join(line for line in lines[:3] if not line.startswith("object_type"))
+
+
+def unknown_keys(tree: DictConfig, cls: type, prefix: str = "") -> list[str]:
+    """Keys that `+key=value` added to a typed node; Hydra lets them through, and nothing would ever read them."""
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    found = []
+    for key in tree:
+        path = f"{prefix}{key}"
+        if key not in fields:
+            found.append(unknown(prefix.rstrip("."), str(key), list(fields)))
+        elif path == "curriculum":
+            for name, stage in tree.curriculum.stages.items():
+                found += unknown_keys(stage, StageConfig, f"{path}.stages.{name}.")
+        elif isinstance(tree._get_node(key), DictConfig) and path != "prior":
+            node_type = OmegaConf.get_type(tree, key)
+            if dataclasses.is_dataclass(node_type):
+                found += unknown_keys(tree[key], node_type, f"{path}.")
+    return found

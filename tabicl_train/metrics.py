@@ -1,0 +1,129 @@
+"""What a run measures of itself: a row of metrics.csv a logged step, and the progress line."""
+
+from __future__ import annotations
+
+import csv
+import sys
+import time
+from pathlib import Path
+
+import lightning as L
+from tqdm import tqdm
+
+from tabicl_train.config import RunConfig
+from tabicl_train.curriculum import learning_rate, stage_at
+from tabicl_train.module import Pretraining
+from tabicl_train.stream import StepItem
+
+COLUMNS = (
+    "step", "stage", "loss", "grad_norm", "lr", "tables_per_s", "cells_per_s", "data_wait", "accept_rate", "skipped",
+)  # fmt: skip
+PLAIN_LINE_EVERY = 10.0  # seconds between progress lines where the output is not a terminal
+
+
+class Metrics(L.Callback):
+    """Writes metrics.csv and shows progress, on the first rank.
+
+    step: optimiser steps done; loss, grad_norm, lr: of that very step; tables_per_s, cells_per_s (all ranks),
+    data_wait (share of the time spent waiting for tables) and accept_rate (of the prior's draws, this rank):
+    since the row before; skipped: steps of non-finite gradient so far.
+    """
+
+    def __init__(self, config: RunConfig, path: Path) -> None:
+        self.config, self.path = config, path
+
+    def on_train_start(self, trainer: L.Trainer, module: Pretraining) -> None:
+        self.start_window()
+        if trainer.is_global_zero:
+            rewind(self.path, trainer.global_step)
+            self.progress = Progress(trainer.global_step, self.config.total_steps)
+
+    def start_window(self) -> None:
+        self.started = self.waiting_since = time.perf_counter()
+        self.waited = self.tables = self.cells = self.drawn = self.rejected = 0
+
+    def on_train_batch_start(self, trainer: L.Trainer, module: Pretraining, item: StepItem, _: int) -> None:
+        self.waited += time.perf_counter() - self.waiting_since
+
+    def on_train_batch_end(self, trainer: L.Trainer, module: Pretraining, _, item: StepItem, __: int) -> None:
+        self.tables += item.tables
+        self.cells += sum(batch.X.numel() for batch in item.batches) * trainer.world_size
+        self.drawn += sum(batch.X.shape[0] for batch in item.batches)
+        self.rejected += item.rejections.total()
+        step = trainer.global_step
+        if step % self.config.trainer.log_every == 0 or step == self.config.total_steps:
+            loss = trainer.strategy.reduce(module.loss, reduce_op="sum").item()  # every rank takes part
+            seconds = time.perf_counter() - self.started
+            _, stage, stage_step = stage_at(self.config.curriculum, item.step)
+            row = {
+                "step": step,
+                "stage": item.stage,
+                "loss": loss,
+                "grad_norm": module.grad_norm.item(),
+                "lr": learning_rate(stage, stage_step),
+                "tables_per_s": self.tables / seconds,
+                "cells_per_s": self.cells / seconds,
+                "data_wait": self.waited / seconds,
+                "accept_rate": self.drawn / (self.drawn + self.rejected),
+                "skipped": module.skipped,
+            }
+            self.start_window()
+            if trainer.is_global_zero:
+                append(self.path, row)
+                self.progress.show(row)
+        self.waiting_since = time.perf_counter()
+
+    def on_train_end(self, trainer: L.Trainer, module: Pretraining) -> None:
+        if trainer.is_global_zero:
+            self.progress.close()
+
+
+def append(path: Path, row: dict) -> None:
+    """One row; repr of a float reads back as the same float."""
+    new = not path.exists()
+    with open(path, "a", newline="") as file:
+        writer = csv.writer(file)
+        if new:
+            writer.writerow(COLUMNS)
+        writer.writerow([repr(row[c]) if isinstance(row[c], float) else row[c] for c in COLUMNS])
+
+
+def rewind(path: Path, step: int) -> None:
+    """Drop the rows after a step: a resumed run writes them again."""
+    if not path.exists():
+        return
+    with open(path, newline="") as file:
+        header, *rows = list(csv.reader(file))
+    kept = [row for row in rows if len(row) == len(header) and int(row[0]) <= step]
+    aside = path.with_suffix(".tmp")
+    with open(aside, "w", newline="") as file:
+        csv.writer(file).writerows([header, *kept])
+    aside.replace(path)
+
+
+class Progress:
+    """A bar on a terminal; elsewhere a plain line every ten seconds, so that logs stay readable."""
+
+    def __init__(self, step: int, total: int) -> None:
+        self.total, self.first, self.started = total, step, time.perf_counter()
+        self.last_line, self.smooth = self.started, None
+        self.bar = tqdm(total=total, initial=step, unit="step", dynamic_ncols=True) if sys.stderr.isatty() else None
+
+    def show(self, row: dict) -> None:
+        # Single steps are noisy (a step's tables may be easy or hard): half of the weight is on the last 7 rows.
+        self.smooth = row["loss"] if self.smooth is None else 0.9 * self.smooth + 0.1 * row["loss"]
+        told = f"loss {self.smooth:.3f}, {row['tables_per_s']:.0f} tables/s, data wait {row['data_wait']:.1%}"
+        if self.bar is not None:
+            self.bar.set_postfix_str(f"{row['stage']}, {told}", refresh=False)
+            self.bar.update(row["step"] - self.bar.n)
+            return
+        now = time.perf_counter()
+        if now - self.last_line >= PLAIN_LINE_EVERY or row["step"] == self.total:
+            self.last_line = now
+            left = (now - self.started) / (row["step"] - self.first) * (self.total - row["step"])
+            line = f"{row['stage']} step {row['step']}/{self.total}: {told}, {tqdm.format_interval(left)} left"
+            print(line, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()

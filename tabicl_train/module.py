@@ -1,0 +1,102 @@
+"""The Lightning module: one stream item in, one optimiser step out."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+import lightning as L
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from priors.table import rng_at
+from tabicl_train.config import RunConfig
+from tabicl_train.curriculum import learning_rate, stage_at
+from tabicl_train.model import TabICL
+from tabicl_train.optimizer import build_optimizer
+from tabicl_train.stream import StepItem
+
+MAX_SKIPPED = 10  # non-finite steps in a row after which a run stops: the weights are beyond help by then
+
+
+class Pretraining(L.LightningModule):
+    """Optimises a TabICL on the stream; manual optimisation, so that steps, items and checkpoints count alike."""
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.config = config
+        self.model = TabICL(config.model)
+        self.loss = torch.zeros(())  # of the last step, this rank's share
+        self.grad_norm = torch.zeros(())
+        self.skipped = 0  # steps of non-finite gradient, all in all
+        self.skipped_in_a_row = 0
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return build_optimizer(self.model, self.config.optimizer)
+
+    def transfer_batch_to_device(self, batch: StepItem, device: torch.device, dataloader_idx: int) -> StepItem:
+        return batch.to(device)
+
+    def training_step(self, item: StepItem, _: int) -> None:
+        if item.step != self.global_step:
+            raise RuntimeError(f"the stream is at step {item.step}, the trainer at {self.global_step}")
+        _, stage, stage_step = stage_at(self.config.curriculum, item.step)
+        optimizer = self.optimizers()
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(stage, stage_step)
+            group["weight_decay"] = stage.weight_decay if group["decayed"] else 0.0
+
+        loss = torch.zeros((), device=self.device)
+        for k, batch in enumerate(item.batches):
+            if self.config.model.dropout > 0:  # the trainer's random state is not saved; the address replaces it
+                rng = rng_at(self.config.seed, item.step, self.global_rank, k, "dropout")
+                torch.manual_seed(int(rng.integers(2**63)))
+            with self.sync(last=k == len(item.batches) - 1):
+                share = batch.X.shape[0] / item.tables * query_loss(self.model, batch)
+                # DDP averages over ranks; the step's loss is a sum of the ranks' shares.
+                self.manual_backward(share * self.trainer.world_size)
+            loss += share.detach()
+
+        self.loss = loss
+        self.grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), stage.clip)
+        self.skip_if_not_finite(item)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def sync(self, last: bool) -> contextlib.AbstractContextManager:
+        """Gradients are exchanged once a step, with the last micro-batch; a single device has nothing to block."""
+        if last or not hasattr(self.trainer.strategy, "block_backward_sync"):
+            return contextlib.nullcontext()
+        return self.trainer.strategy.block_backward_sync()
+
+    def skip_if_not_finite(self, item: StepItem) -> None:
+        """Drop the gradients of a step whose norm is not finite (the norm is equal on all ranks).
+
+        The optimiser then has nothing to update, but the step counts, as stream and trainer count alike.
+        """
+        if torch.isfinite(self.grad_norm):
+            self.skipped_in_a_row = 0
+            return
+        self.skipped += 1
+        self.skipped_in_a_row += 1
+        self.model.zero_grad(set_to_none=True)
+        if self.skipped_in_a_row >= MAX_SKIPPED:
+            raise FloatingPointError(
+                f"the gradient was not finite in {MAX_SKIPPED} steps in a row, the last one step {item.step}; "
+                "lower the learning rate or use trainer.precision=fp32, and start again from an earlier checkpoint"
+            )
+
+    def on_save_checkpoint(self, checkpoint: dict) -> None:
+        checkpoint["config"] = dataclasses.asdict(self.config)
+        checkpoint["skipped"] = self.skipped
+
+    def on_load_checkpoint(self, checkpoint: dict) -> None:
+        self.skipped = checkpoint["skipped"]
+
+
+def query_loss(model: torch.nn.Module, batch) -> Tensor:
+    """Mean cross entropy over the query rows of a TableBatch, (), in fp32."""
+    logits = model(batch.X, batch.y[:, : batch.train_size])  # (B, n_query, C)
+    return F.cross_entropy(logits.flatten(0, 1).float(), batch.y[:, batch.train_size :].flatten())

@@ -1,0 +1,197 @@
+"""A pretraining run, from its configuration to its last checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+
+import lightning as L
+import torch
+import yaml
+from lightning.pytorch.plugins.environments import SLURMEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+
+from tabicl_train import checkpoint
+from tabicl_train.config import PRECISIONS, ConfigError, RunConfig, build_prior
+from tabicl_train.metrics import Metrics
+from tabicl_train.module import Pretraining
+from tabicl_train.stream import StepStream, load
+from tabicl_train.weights import load_public
+
+
+def train(config: RunConfig) -> str:
+    """Run, or continue, the run in config.run_dir. Returns its status: finished or preempted."""
+    run_dir = Path(config.run_dir)
+    checkpoints = run_dir / "checkpoints"
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    resumed = (checkpoint.saved(checkpoints) or [None])[-1]
+    first_step = step_of(resumed)
+    if first_step >= config.total_steps:
+        tell(f"{run_dir}: finished already, {first_step} steps are done")
+        return "finished"
+    refuse_changes(config, run_dir, resumed)
+
+    quiet_lightning()
+    torch.set_num_threads(config.trainer.cpu_threads)
+    torch.manual_seed(config.seed)
+    module = Pretraining(config)
+    if config.init_weights is not None:
+        load_weights(module, config)
+    trainer = build_trainer(config, callbacks := run_callbacks(config, run_dir))
+    if trainer.is_global_zero:
+        checkpoint.sweep(checkpoints)
+        (run_dir / "config.yaml").write_text(yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
+        introduce(config, module, trainer, first_step)
+    stream = StepStream(
+        build_prior(config),
+        config.curriculum,
+        config.model.max_classes,
+        config.seed,
+        range(first_step, config.total_steps),
+        trainer.global_rank,
+        trainer.world_size,
+    )
+    loader = load(stream, config.stream, pin=trainer.strategy.root_device.type == "cuda")
+    status = RunStatus(run_dir / "status.json", trainer)
+    status.write("running", first_step)
+    try:
+        trainer.fit(module, loader, ckpt_path=resumed, weights_only=True)
+    except BaseException:
+        status.write("failed", trainer.global_step)
+        raise
+    preempted = any(isinstance(c, Preemption) and c.asked for c in callbacks)
+    outcome = "preempted" if preempted and trainer.global_step < config.total_steps else "finished"
+    status.write(outcome, trainer.global_step)
+    return outcome
+
+
+def build_trainer(config: RunConfig, callbacks: list[L.Callback]) -> L.Trainer:
+    settings = config.trainer
+    ranks = settings.devices * settings.nodes
+    on_cuda = settings.accelerator == "cuda" or (settings.accelerator == "auto" and torch.cuda.is_available())
+    plugins: list = [checkpoint.AtomicCheckpointIO()]
+    if SLURMEnvironment.detect():
+        plugins.append(SLURMEnvironment(auto_requeue=False))  # Lightning's would save in the middle of a step
+    return L.Trainer(
+        accelerator="cuda" if on_cuda else "cpu",
+        devices=settings.devices,
+        num_nodes=settings.nodes,
+        strategy=DDPStrategy(process_group_backend="nccl" if on_cuda else "gloo") if ranks > 1 else "auto",
+        precision=PRECISIONS[settings.precision],
+        max_steps=config.total_steps,
+        max_epochs=-1,
+        use_distributed_sampler=False,
+        callbacks=callbacks,
+        plugins=plugins,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+
+
+def run_callbacks(config: RunConfig, run_dir: Path) -> list[L.Callback]:
+    return [
+        Metrics(config, run_dir / "metrics.csv"),
+        checkpoint.Checkpoints(run_dir / "checkpoints", config.checkpoint),
+        Preemption(),
+    ]
+
+
+class Preemption(L.Callback):
+    """SIGTERM, SIGINT or SIGUSR1 on any rank ends the run after the step, with a checkpoint."""
+
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def on_train_start(self, trainer: L.Trainer, module) -> None:
+        def ask(number, frame) -> None:
+            self.asked = True
+
+        self.handlers = {number: signal.signal(number, ask) for number in self.signals}
+
+    def on_train_batch_end(self, trainer: L.Trainer, module, *_) -> None:
+        if trainer.world_size > 1:
+            self.asked = bool(trainer.strategy.reduce_boolean_decision(self.asked, all=False))
+        trainer.should_stop = trainer.should_stop or self.asked
+
+    def on_train_end(self, trainer: L.Trainer, module) -> None:
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+
+
+class RunStatus:
+    """status.json: running, finished, preempted or failed, and the steps done; exit codes cannot tell."""
+
+    def __init__(self, path: Path, trainer: L.Trainer) -> None:
+        self.path, self.writes = path, trainer.is_global_zero
+
+    def write(self, status: str, step: int) -> None:
+        if self.writes:
+            aside = self.path.with_suffix(".tmp")
+            aside.write_text(json.dumps({"status": status, "step": step, "pid": os.getpid()}) + "\n")
+            aside.replace(self.path)
+
+
+def step_of(path: Path | None) -> int:
+    return 0 if path is None else int(path.stem.removeprefix("step-"))
+
+
+def refuse_changes(config: RunConfig, run_dir: Path, resumed: Path | None) -> None:
+    """A run that continues keeps its model and seed; with others its checkpoint would mean nothing."""
+    if resumed is None:
+        return
+    before = torch.load(resumed, map_location="cpu", weights_only=True)["config"]
+    now = dataclasses.asdict(config)
+    changed = [f"seed was {before['seed']}, is {now['seed']}"] if before["seed"] != now["seed"] else []
+    for key, value in now["model"].items():
+        if before["model"].get(key) != value:
+            changed.append(f"model.{key} was {before['model'].get(key)}, is {value}")
+    if changed:
+        raise ConfigError([f"{run_dir} holds another run: {change}; choose a new run_dir" for change in changed])
+
+
+def load_weights(module: Pretraining, config: RunConfig) -> None:
+    """Start from a file in the public format; its model must be the configured one."""
+    file_config, weights = load_public(config.init_weights)
+    changed = [
+        f"init_weights: the file's model has {key}={value}, the configuration model.{key}={mine}"
+        for key, value in dataclasses.asdict(file_config).items()
+        if (mine := getattr(config.model, key)) != value and key not in ("dropout", "checkpoint_rows")
+    ]
+    if changed:
+        raise ConfigError(changed)
+    module.model.load_state_dict(weights)
+
+
+def introduce(config: RunConfig, module: Pretraining, trainer: L.Trainer, first_step: int) -> None:
+    """What is about to run, as it really is."""
+    parameters = sum(p.numel() for p in module.parameters())
+    stages = ", ".join(f"{name} {stage.steps} steps" for name, stage in config.curriculum.stages.items())
+    tell(f"run       {config.run_dir}" + (f", resumed at step {first_step}" if first_step else ""))
+    tell(f"model     {parameters:,} parameters")
+    tell(f"prior     {config.prior['name']}, seed {config.seed}, {config.stream.num_workers} workers")
+    tell(f"stages    {stages}; {config.total_steps} steps in this run")
+    device = trainer.strategy.root_device.type
+    tell(f"device    {trainer.world_size} x {device}, {PRECISIONS[config.trainer.precision]}")
+
+
+def tell(line: str) -> None:
+    if int(os.environ.get("LOCAL_RANK", 0)) == 0:
+        print(line, file=sys.stderr, flush=True)
+
+
+def quiet_lightning() -> None:
+    """Its start-up lines and tips are about settings that are made here on purpose."""
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # torch 2.13 about lightning 2.6

@@ -1,0 +1,122 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tabicl_train.config import CurriculumConfig, StageConfig
+from tabicl_train.curriculum import learning_rate, plan_step, stage_at
+
+LONG = StageConfig(steps=40, rows=[400, 60_000], train_share=[0.79, 0.81], tables=64, group_size=1)
+SHORT = StageConfig(steps=60, rows=[1024, 1024], tables=64, group_size=4)
+TWO = CurriculumConfig({"short": SHORT, "long": LONG})
+
+stages = st.builds(
+    lambda low, extra, tables, group, budget, features: StageConfig(
+        steps=5,
+        rows=[low, low + extra],
+        features=[1, features],
+        tables=tables,
+        group_size=group,
+        micro_batch_rows=budget,
+    ),
+    st.integers(10, 500),
+    st.integers(0, 5000),
+    st.integers(1, 40),
+    st.integers(1, 9),
+    st.integers(1, 20_000),
+    st.integers(1, 100),
+)
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(stages, st.integers(0, 2**40), st.integers(0, 4), st.integers(1, 8))
+def test_ranks_share_a_step_without_loss_or_overlap(stage, seed, step, ranks):
+    ranks = min(ranks, stage.tables)
+    plan = plan_step(CurriculumConfig({"s": stage}), 10, seed, step)
+    shares = [plan.of_rank(rank, ranks) for rank in range(ranks)]
+    assert all(shares)
+    tables = sorted(i for share in shares for batch in share for i in batch.tables)
+    assert tables == list(range(stage.tables))
+    for batch in plan.micro_batches:
+        batch.spec.check()
+        assert len({i // stage.group_size for i in batch.tables}) == 1
+        assert len(batch.tables) == 1 or len(batch.tables) * batch.spec.num_rows <= stage.micro_batch_rows
+        low, high = stage.rows
+        assert low <= batch.spec.num_rows <= high
+    # The address of a table, its group's included, does not depend on how the step is cut.
+    alone = {i: b.spec for b in plan.micro_batches for i in b.tables}
+    assert {i: b.spec for share in shares for b in share for i in b.tables} == alone
+
+
+def test_a_step_is_a_function_of_seed_and_step():
+    assert plan_step(TWO, 10, 3, 70) == plan_step(TWO, 10, 3, 70)
+    assert plan_step(TWO, 10, 3, 70) != plan_step(TWO, 10, 4, 70)
+    assert plan_step(TWO, 10, 3, 70) != plan_step(TWO, 10, 3, 71)
+
+
+def test_pieces_of_a_group_are_even():
+    stage = replace(SHORT, rows=[1000, 1000], group_size=9, tables=9, micro_batch_rows=4000)
+    sizes = [len(b.tables) for b in plan_step(CurriculumConfig({"s": stage}), 10, 0, 0).micro_batches]
+    assert sizes == [3, 3, 3]
+
+
+def test_rows_are_log_uniform_and_features_capped():
+    specs = [b.spec for step in range(60, 100) for b in plan_step(TWO, 10, 1, step).micro_batches]
+    logs = np.log([s.num_rows for s in specs])
+    low, high = math.log(400), math.log(60_001)
+    # 2,560 draws: the standard error of the mean is 0.029, of the quartiles about 0.05
+    assert abs(logs.mean() - (low + high) / 2) < 0.1
+    assert np.allclose(np.quantile(logs, [0.25, 0.75]), [low + (high - low) / 4, low + 3 * (high - low) / 4], atol=0.15)
+    for rows, most in ((10_241, 80), (20_001, 60), (30_001, 40), (40_001, 30), (50_001, 20)):
+        assert max(s.num_features for s in specs if s.num_rows >= rows) <= most
+    assert max(s.num_features for s in specs if s.num_rows <= 10_240) > 80
+    shares = [s.train_size / s.num_rows for s in specs]
+    assert min(shares) > 0.788 and max(shares) < 0.812
+
+
+def test_uniform_rows_reach_both_ends():
+    stage = replace(SHORT, rows=[20, 23], row_distribution="uniform", tables=200, group_size=1)
+    rows = [b.spec.num_rows for b in plan_step(CurriculumConfig({"s": stage}), 10, 0, 0).micro_batches]
+    assert set(rows) == {20, 21, 22, 23}
+
+
+def test_small_tables_ask_for_fewer_classes():
+    stage = replace(SHORT, rows=[10, 12], tables=50, train_share=[0.3, 0.9])
+    for batch in plan_step(CurriculumConfig({"s": stage}), 10, 0, 0).micro_batches:
+        assert batch.spec.max_classes <= min(batch.spec.train_size, batch.spec.num_rows - batch.spec.train_size)
+
+
+def test_stages_follow_each_other():
+    assert stage_at(TWO, 0) == ("short", SHORT, 0)
+    assert stage_at(TWO, 59) == ("short", SHORT, 59)
+    assert stage_at(TWO, 60) == ("long", LONG, 0)
+    with pytest.raises(IndexError):
+        stage_at(TWO, 100)
+
+
+def test_largest_tables_go_to_ranks_that_have_least():
+    stage = replace(LONG, steps=400, micro_batch_rows=26_000)
+    worst, alone = [], []
+    for step in range(50):
+        plan = plan_step(CurriculumConfig({"s": stage}), 10, 5, step)
+        loads = [sum(b.cost for b in plan.of_rank(rank, 8)) for rank in range(8)]
+        bound = max(sum(loads) / 8, max(b.cost for b in plan.micro_batches))
+        worst.append(max(loads) / bound)
+        costs = [b.cost for b in plan.micro_batches]
+        alone.append(max(sum(costs[rank::8]) for rank in range(8)) / bound)
+    assert np.mean(worst) < 1.05 < np.mean(alone)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
+def test_learning_rate_warms_up_then_follows_its_schedule(schedule):
+    stage = StageConfig(steps=1001, warmup=100 / 1001, learning_rate=1.0, final_learning_rate=0.1, schedule=schedule)
+    rates = [learning_rate(stage, step) for step in range(stage.steps)]
+    assert rates[0] == pytest.approx(1 / 101) and rates[49] == pytest.approx(50 / 101)
+    assert rates[100] == pytest.approx(1.0) and max(rates) == rates[100]
+    done = (300 - 100) / 900
+    expected = {"cosine": 0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2, "linear": 1 - 0.9 * done, "constant": 1.0}
+    assert rates[300] == pytest.approx(expected[schedule])
+    assert rates[-1] == pytest.approx(1.0 if schedule == "constant" else 0.1)

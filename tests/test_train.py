@@ -1,0 +1,221 @@
+import csv
+import json
+import math
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tabicl_train.checkpoint import AtomicCheckpointIO, saved
+from tabicl_train.config import compose
+from tabicl_train.metrics import COLUMNS, append, rewind
+
+EXACT = ("step", "stage", "loss", "grad_norm", "lr", "skipped")
+
+
+def run(run_dir: Path, *overrides: str, check: bool = True) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "tabicl_train", "experiment=smoke", f"run_dir={run_dir}", *overrides]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert not check or result.returncode == 0, result.stderr
+    return result
+
+
+def metrics(run_dir: Path) -> list[dict]:
+    with open(run_dir / "metrics.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def exact(run_dir: Path) -> list[tuple]:
+    return [tuple(row[column] for column in EXACT) for row in metrics(run_dir)]
+
+
+def last(run_dir: Path) -> dict:
+    return torch.load(saved(run_dir / "checkpoints")[-1], weights_only=True)
+
+
+def assert_same_state(a, b) -> None:
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a, b)
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_same_state(a[key], b[key])
+    elif isinstance(a, list):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            assert_same_state(x, y)
+    else:
+        assert a == b
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Path:
+    run_dir = tmp_path_factory.mktemp("undisturbed") / "run"
+    run(run_dir, "checkpoint.every=8")
+    return run_dir
+
+
+def test_smoke_run_leaves_a_whole_run_directory(undisturbed):
+    rows = metrics(undisturbed)
+    assert tuple(rows[0]) == COLUMNS
+    assert [int(row["step"]) for row in rows] == list(range(1, 21))
+    assert {row["stage"] for row in rows} == {"smoke"}
+    for row in rows:
+        assert math.isfinite(float(row["loss"])) and float(row["grad_norm"]) > 0
+        assert 0 <= float(row["data_wait"]) <= 1 and 0 < float(row["accept_rate"]) <= 1
+        assert repr(float(row["loss"])) == row["loss"]
+    assert json.loads((undisturbed / "status.json").read_text())["status"] == "finished"
+    assert [f.name for f in saved(undisturbed / "checkpoints")] == [f"step-{n:08d}.ckpt" for n in (8, 16, 20)]
+    assert "name: smoke" in (undisturbed / "config.yaml").read_text()
+
+
+def test_training_lowers_the_loss(tmp_path):
+    settings = ["prior=mlp_scm", "trainer.max_steps=80", "curriculum.stages.smoke.steps=80"]
+    run(tmp_path / "run", *settings, "curriculum.stages.smoke.learning_rate=0.01")
+    losses = [float(row["loss"]) for row in metrics(tmp_path / "run")]
+    assert sum(losses[-20:]) < 0.85 * sum(losses[:20])
+
+
+def test_a_finished_run_is_left_as_it_is(undisturbed):
+    before = {f: f.stat().st_mtime_ns for f in undisturbed.rglob("*") if f.is_file()}
+    result = run(undisturbed, "checkpoint.every=8")
+    assert "finished already, 20 steps are done" in result.stderr
+    assert before == {f: f.stat().st_mtime_ns for f in undisturbed.rglob("*") if f.is_file()}
+
+
+def test_an_interrupted_run_ends_as_an_undisturbed_one(undisturbed, tmp_path):
+    run_dir = tmp_path / "run"
+    run(run_dir, "trainer.max_steps=7", "stream.num_workers=0")
+    assert json.loads((run_dir / "status.json").read_text()) | {"pid": 0} == {"status": "finished", "step": 7, "pid": 0}
+    (run_dir / "checkpoints" / ".step-00000009.ckpt.1.tmp").write_text("left by a kill")
+    append(run_dir / "metrics.csv", {c: 9 for c in COLUMNS})  # steps after the last checkpoint are done again
+    run(run_dir, "stream.num_workers=3", "trainer.max_steps=13")
+    result = run(run_dir, "checkpoint.every=8")
+    assert "resumed at step 13" in result.stderr
+    assert exact(run_dir) == exact(undisturbed)
+    for part in ("state_dict", "optimizer_states"):
+        assert_same_state(last(run_dir)[part], last(undisturbed)[part])
+    assert not list((run_dir / "checkpoints").glob(".*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_saves_and_the_same_command_goes_on(number, undisturbed, tmp_path):
+    run_dir = tmp_path / "run"
+    command = [sys.executable, "-m", "tabicl_train", "experiment=smoke", f"run_dir={run_dir}"]
+    # steps enough that the signal, sent when the first row is there, finds the run still going
+    command += ["curriculum.stages.smoke.steps=100000", "trainer.log_every=1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and not (run_dir / "metrics.csv").exists():
+            time.sleep(0.05)
+        process.send_signal(number)
+        told = process.stderr.read()
+    assert process.returncode == 0, told
+    status = json.loads((run_dir / "status.json").read_text())
+    assert status["status"] == "preempted" and status["step"] == last(run_dir)["global_step"] > 0
+
+
+def test_another_model_or_seed_is_refused_in_the_same_run_directory(undisturbed):
+    result = run(undisturbed, "seed=1", "model.embed_dim=32", "trainer.max_steps=40",
+                 "curriculum.stages.smoke.steps=40", check=False)  # fmt: skip
+    assert result.returncode == 2 and "Traceback" not in result.stderr
+    assert "seed was 0, is 1" in result.stderr and "model.embed_dim was 16, is 32" in result.stderr
+
+
+def test_two_processes_train_like_one(undisturbed, tmp_path):
+    run_dir = tmp_path / "run"
+    run(run_dir, "trainer.devices=2", "trainer.accelerator=cpu")
+    alone, together = metrics(undisturbed), metrics(run_dir)
+    assert len(together) == 20
+    for a, b in zip(alone, together, strict=True):
+        # the same tables and the same sum of gradients, added up in another order
+        assert float(b["loss"]) == pytest.approx(float(a["loss"]), rel=2e-3)
+        assert float(b["grad_norm"]) == pytest.approx(float(a["grad_norm"]), rel=2e-2)
+    assert float(together[0]["loss"]) == pytest.approx(float(alone[0]["loss"]), rel=1e-5)
+    assert float(together[0]["grad_norm"]) == pytest.approx(float(alone[0]["grad_norm"]), rel=1e-4)
+
+
+def test_bf16_stays_near_fp32(undisturbed, tmp_path):
+    run(tmp_path / "run", "trainer.precision=bf16", "trainer.max_steps=5")
+    for a, b in zip(metrics(undisturbed), metrics(tmp_path / "run"), strict=False):
+        assert float(b["loss"]) == pytest.approx(float(a["loss"]), rel=0.03)
+    weights = last(tmp_path / "run")["state_dict"].values()
+    assert all(w.dtype == torch.float32 for w in weights)
+
+
+def test_steps_of_non_finite_gradient_are_skipped_and_counted():
+    import lightning as L
+
+    from tabicl_train.module import MAX_SKIPPED, Pretraining
+    from tabicl_train.stream import StepItem, TableBatch
+    from tabicl_train.train import build_trainer
+
+    config = compose(["experiment=smoke", f"trainer.max_steps={2 * MAX_SKIPPED}"])
+    generator = torch.Generator().manual_seed(0)
+
+    def items(poisoned: set[int]):
+        for step in range(2 * MAX_SKIPPED):
+            X = torch.randn(2, 20, 3, generator=generator)
+            if step in poisoned:
+                X[0, 0, 0] = math.inf
+            yield StepItem(step, "smoke", 2, [TableBatch(X, (X[..., 0] > 0).long(), 10)])
+
+    class Watch(L.Callback):
+        changed = []
+
+        def on_train_batch_start(self, trainer, module, item, _):
+            self.before = [p.clone() for p in module.model.parameters()]
+
+        def on_train_batch_end(self, trainer, module, *_):
+            after = module.model.parameters()
+            self.changed.append(any(not torch.equal(p, q) for p, q in zip(self.before, after, strict=True)))
+
+    module, watch = Pretraining(config), Watch()
+    build_trainer(config, [watch]).fit(module, Steps(items({3, 4})))
+    assert [i for i, changed in enumerate(watch.changed) if not changed] == [3, 4]
+    assert module.skipped == 2 and all(torch.isfinite(p).all() for p in module.model.parameters())
+
+    with pytest.raises(FloatingPointError, match=f"{MAX_SKIPPED} steps in a row, the last one step 11"):
+        build_trainer(config, []).fit(Pretraining(config), Steps(items(set(range(2, 20)))))
+
+
+class Steps(torch.utils.data.IterableDataset):
+    """A loader of ready items."""
+
+    def __init__(self, items) -> None:
+        self.items = items
+
+    def __iter__(self):
+        return iter(self.items)
+
+
+def test_a_failed_save_leaves_the_old_checkpoint(tmp_path):
+    path = tmp_path / "step-00000001.ckpt"
+    AtomicCheckpointIO().save_checkpoint({"global_step": 1}, path)
+    with pytest.raises(Exception, match="pickle"):
+        AtomicCheckpointIO().save_checkpoint({"global_step": lambda: None}, path)
+    assert torch.load(path, weights_only=True) == {"global_step": 1}
+    assert [f.name for f in tmp_path.iterdir()] == [path.name]
+
+
+def test_rewinding_metrics_drops_later_and_broken_rows(tmp_path):
+    path = tmp_path / "metrics.csv"
+    for step in (1, 2, 3):
+        append(path, {c: step for c in COLUMNS} | {"loss": 0.1 + step})
+    path.write_text(path.read_text() + "4,smoke,0.")  # killed while writing
+    rewind(path, 2)
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows] == ["1", "2"]
+    assert float(rows[0]["loss"]) == 0.1 + 1
+
+
+def test_progress_tells_loss_rate_wait_and_time_left(undisturbed, tmp_path):
+    told = run(tmp_path / "run", "trainer.max_steps=3").stderr
+    line = told.strip().splitlines()[-1]
+    assert re.fullmatch(r"smoke step 3/3: loss \d\.\d+, \d+ tables/s, data wait \d+\.\d%, 00:00 left", line)
+    assert "32-true" in told and "parameters" in told
