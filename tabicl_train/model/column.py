@@ -59,7 +59,7 @@ class ColumnEmbedding(nn.Module):
         tokens = self.in_linear(groups)  # (B, G, N, E)
         if self.config.col_target_aware:
             labels = self.y_encoder(y_train)  # (B, n, E)
-            tokens = tokens + F.pad(labels, (0, 0, 0, X.shape[1] - y_train.shape[1]))[:, None]
+            tokens += F.pad(labels, (0, 0, 0, X.shape[1] - y_train.shape[1]))[:, None]
         recompute = 0 < self.config.checkpoint_rows < X.shape[1]
         tokens = tokens.flatten(0, 1)  # (B*G, N, E)
         for block in self.tf_col["blocks"]:

@@ -41,6 +41,11 @@ class TabICL(nn.Module):
         rows = self.row_interactor(tokens)  # (B, N, D)
         return self.icl_predictor(rows, y_train, log_n)
 
+    def blocks(self) -> Iterator[nn.Module]:
+        """The transformer blocks of all stages, which are what pays to compile: `block.compile(dynamic=True)`."""
+        stages = (self.col_embedder.tf_col, self.row_interactor.tf_row, self.icl_predictor.tf_icl)
+        return (block for stage in stages for block in stage["blocks"])
+
     def named_scalings(self) -> Iterator[tuple[str, Scaling]]:
         """The attention layers with a scalable softmax, as `column.0`, ..., `icl.11`; see `Scaling.multipliers`."""
         layers = [(f"column.{i}", b.multihead_attn1.attn) for i, b in enumerate(self.col_embedder.tf_col["blocks"])]

@@ -63,7 +63,8 @@ def gradient(net: nn.Module) -> Tensor:
 
 def compare(net: nn.Module, batch: Batch, dtype: torch.dtype, exact: tuple[Tensor, Tensor]) -> str:
     """Relative differences of logits and gradient, as norms."""
-    logits, slope = ((a - b).norm() / b.norm() for a, b in zip((train_pass(net, batch, dtype), gradient(net)), exact))
+    found = train_pass(net, batch, dtype), gradient(net)
+    logits, slope = ((a - b).norm() / b.norm() for a, b in zip(found, exact, strict=True))
     return f"logits {logits:.1e}, gradient {slope:.1e}"
 
 

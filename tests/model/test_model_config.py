@@ -1,0 +1,55 @@
+"""The configuration of a network names everything that is wrong with it."""
+
+import subprocess
+import sys
+
+import pytest
+from omegaconf import OmegaConf
+
+from tabicl_train.model import TabICL, TabICLConfig
+
+
+def test_the_presets_have_no_problems():
+    assert TabICLConfig().problems() == []
+    assert TabICLConfig.v1().problems() == []
+
+
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        (dict(embed_dim=100), ["embed_dim (100) is not divisible by col_num_heads (8)", "row_num_heads"]),
+        (dict(embed_dim=96, row_num_cls=2, icl_num_heads=5), ["row_num_cls * embed_dim (2 * 96)"]),
+        (dict(embed_dim=24), ["embed_dim / row_num_heads is 3, must be even"]),
+        (dict(max_classes=11), ["max_classes is 11"]),
+        (dict(max_classes=1), ["max_classes is 1"]),
+        (dict(col_scaling="softmax"), ["col_scaling is 'softmax', must be one of none, ssmax"]),
+        (dict(icl_scaling=""), ["icl_scaling"]),
+        (dict(col_grouping="same"), ["col_grouping is 'same', must be one of none, circular, disjoint"]),
+        (dict(col_group_size=0), ["col_group_size is 0"]),
+        (dict(col_affine=True), ["col_affine"]),
+        (dict(dropout=1.0), ["dropout"]),
+        (dict(row_rope_base=0.0), ["row_rope_base"]),
+        (dict(checkpoint_rows=-1), ["checkpoint_rows"]),
+        (dict(embed_dim=0, icl_num_heads=0), ["embed_dim is 0", "icl_num_heads is 0"]),
+        (dict(row_num_blocks=0, icl_num_blocks=0, ff_factor=0), ["row_num_blocks", "icl_num_blocks", "ff_factor"]),
+        (dict(max_classes=0, dropout=-1.0, col_scaling="x"), ["max_classes", "dropout", "col_scaling"]),
+    ],
+)
+def test_problems(options, expected):
+    problems = TabICLConfig(**options).problems()
+    assert len(problems) == len(expected), problems
+    for text in expected:
+        assert any(text in problem for problem in problems), problems
+    with pytest.raises(ValueError, match="cannot be built") as error:
+        TabICL(TabICLConfig(**options))
+    assert all(problem in str(error.value) for problem in problems)
+
+
+def test_it_is_a_structured_config():
+    tree = OmegaConf.structured(TabICLConfig)
+    assert OmegaConf.to_object(tree) == TabICLConfig()
+
+
+def test_it_is_read_without_torch():
+    code = "import sys; from tabicl_train.model import TabICLConfig; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,97 @@
+"""Scalable softmax rules against their formulas in float64, under bf16 autocast, which must not touch them."""
+
+import math
+
+import pytest
+import torch
+from small_networks import small_network
+
+from tabicl_train.model.config import SCALINGS
+from tabicl_train.model.scaling import Scaling, log_count
+
+RULES = SCALINGS[1:]
+
+
+def mlp(layers, x):
+    """Linear, exact GELU, linear, in float64."""
+    hidden = x @ layers[0].weight.double().T + layers[0].bias.double()
+    hidden = 0.5 * hidden * (1 + torch.erf(hidden / math.sqrt(2)))
+    return hidden @ layers[2].weight.double().T + layers[2].bias.double()
+
+
+def closed_form(rule, layer, q, n):
+    log_n = torch.tensor([math.log(max(n, 1))], dtype=torch.float64)
+    q = q.double()
+    H = q.shape[2]
+    if rule == "ssmax":
+        return q * (layer.scales.double() * log_n)[:, None]
+    if rule in ("ssmax_mlp", "ssmax_mlp_elementwise"):
+        return q * mlp(layer.mlp, log_n).view(H, -1)
+    gate = 1 + torch.tanh(mlp(layer.query_mlp, q))
+    return q * mlp(layer.base_mlp, log_n).view(H, -1) * gate
+
+
+def make(rule, seed=0):
+    torch.manual_seed(seed)
+    layer = Scaling(rule, num_heads=3, head_dim=8)
+    for p in layer.parameters():
+        torch.nn.init.normal_(p, std=0.5)
+    return layer
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 700, 60_000])
+@pytest.mark.parametrize("rule", RULES)
+def test_rule_is_computed_in_float32_under_bf16_autocast(rule, n):
+    layer = make(rule)
+    q = torch.randn(2, 5, 3, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = layer(q, log_count(n, q))
+    assert found.dtype == torch.float32
+    expected = closed_form(rule, layer, q, n)
+    assert (found - expected).abs().max() <= 2e-6 * expected.abs().max()  # bf16 anywhere would give 4e-3
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_half_precision_queries_are_rounded_once(rule):
+    layer = make(rule)
+    q = torch.randn(2, 5, 3, 8).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = layer(q, log_count(700, q))
+    assert found.dtype == torch.bfloat16
+    expected = closed_form(rule, layer, q, 700)
+    assert ((found.double() - expected).abs() <= 2**-8 * expected.abs() + 1e-6).all()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_multipliers_are_the_base_of_the_rule(rule):
+    layer = make(rule)
+    if "qassmax" in rule:  # with the gate at 1 the rule is q * base
+        torch.nn.init.zeros_(layer.query_mlp[2].weight)
+        torch.nn.init.zeros_(layer.query_mlp[2].bias)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = layer.multipliers(512)
+    assert found.shape == (3, 8 if rule.endswith("elementwise") else 1)
+    assert found.dtype == torch.float32 and not found.requires_grad
+    expected = closed_form(rule, layer, torch.ones(1, 1, 3, 8), 512)[0, 0]
+    torch.testing.assert_close(found.double().expand(3, 8), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rule", ["qassmax", "qassmax_elementwise"])
+def test_gate_starts_at_one(rule):
+    torch.manual_seed(0)
+    layer = Scaling(rule, num_heads=3, head_dim=8)
+    q = torch.randn(2, 5, 3, 8)
+    torch.testing.assert_close(layer(q, log_count(100, q)), q * layer.multipliers(100))
+
+
+def test_named_scalings_are_the_layers_in_use():
+    network = small_network()
+    assert [name for name, _ in network.named_scalings()] == ["column.0", "column.1", "icl.0", "icl.1"]
+    assert len(list(small_network(icl_scaling="none").named_scalings())) == 2
+    seen = []
+    layers = dict(network.named_scalings())
+    for name, layer in layers.items():
+        layer.register_forward_hook(lambda module, args, out, name=name: seen.append((name, args[1].item())))
+    network(torch.randn(1, 20, 3), torch.zeros(1, 12, dtype=torch.int64))
+    assert [name for name, _ in seen] == list(layers)
+    assert {log_n for _, log_n in seen} == {torch.tensor(math.log(12)).item()}  # keys are the labelled rows
