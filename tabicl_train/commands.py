@@ -83,19 +83,20 @@ def parse(command: type) -> Any:
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(usage)
         sys.exit(0)
+    keys = list(schema)
     found = []
     for text in sys.argv[1:]:
         key, equals, value = text.partition("=")
         if not equals:
             found.append(f"{text!r} is not of the form key=value")
-        elif key not in schema:
-            found.append(unknown("", key, list(schema)))
+        elif key not in keys:
+            found.append(unknown("", key, keys))
         else:
             try:
                 schema[key] = value
             except OmegaConfBaseException as error:
                 found.append(f"{key}: {first_lines_of(error)}")
-    found += [f"{key} is missing" for key in schema if OmegaConf.is_missing(schema, key)]
+    found += [f"{key} is missing" for key in keys if OmegaConf.is_missing(schema, key)]
     if found:
         raise ConfigError([*found, usage])
     return OmegaConf.to_object(schema)

@@ -6,6 +6,7 @@ lists everything wrong with it; `compose` reports all of them together, before a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 from dataclasses import dataclass, field
@@ -35,6 +36,10 @@ SCHEDULES = ("cosine", "linear", "constant")
 ROW_DISTRIBUTIONS = ("uniform", "log_uniform")
 OPTIMIZERS = ("muon", "adamw")
 ACCELERATORS = ("auto", "cpu", "cuda")
+
+
+# What Hydra raises for a command line it cannot compose; ValueError for GROUP=null.
+COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
 
 
 class ConfigError(Exception):
@@ -231,68 +236,77 @@ def register() -> None:
 
 def compose(overrides: list[str], config_name: str = "train") -> RunConfig:
     """The checked configuration of a command line; raises ConfigError with every problem found."""
-    return to_config(compose_tree(overrides, config_name))
-
-
-def compose_tree(overrides: list[str], config_name: str = "train") -> DictConfig:
     register()
     GlobalHydra.instance().clear()
     with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):
         try:
-            return hydra_compose(config_name, overrides)
-        except (HydraException, OmegaConfBaseException) as error:
-            raise ConfigError(override_problems(config_name, overrides) or [first_lines(error)]) from None
+            tree = hydra_compose(config_name, overrides)
+        except COMPOSE_ERRORS as error:
+            found, usable = sort_out(config_name, overrides)
+            with contextlib.suppress(*COMPOSE_ERRORS):
+                found += find_problems(hydra_compose(config_name, usable))
+            raise ConfigError(found or [first_lines(error)]) from None
+    return to_config(tree)
 
 
 def to_config(tree: DictConfig) -> RunConfig:
     """The composed tree as checked dataclasses; raises ConfigError."""
-    found = unknown_keys(tree, RunConfig)
-    if found:
+    if found := find_problems(tree):
         raise ConfigError(found)
+    return to_dataclasses(tree)
+
+
+def find_problems(tree: DictConfig) -> list[str]:
     try:
-        config = OmegaConf.to_object(tree)
+        return unknown_keys(tree, RunConfig) + to_dataclasses(tree).problems()
     except OmegaConfBaseException as error:
-        raise ConfigError([first_lines(error)]) from None
-    if dataclasses.is_dataclass(config.prior):  # built by its schema: back to plain values
-        config.prior = OmegaConf.to_container(tree.prior, resolve=True)
-    if found := config.problems():
-        raise ConfigError(found)
+        return [first_lines(error)]
+
+
+def to_dataclasses(tree: DictConfig) -> RunConfig:
+    config = OmegaConf.to_object(tree)
+    config.prior = OmegaConf.to_container(tree.prior, resolve=True) if tree.prior is not None else None
     return config
 
 
-def override_problems(config_name: str, overrides: list[str]) -> list[str]:
-    """What is wrong with each override by itself. Hydra stops at the first; a person wants all."""
-    found, values, groups = [], [], []
+def sort_out(config_name: str, overrides: list[str]) -> tuple[list[str], list[str]]:
+    """What is wrong with each override by itself, and the overrides that are usable.
+
+    Hydra stops at the first problem; a person wants to hear of all.
+    """
+    found, usable, values = [], [], []
     for text in overrides:
         try:
             override = OverridesParser.create().parse_override(text)
         except HydraException:
             found.append(f"{text!r} is not of the form key=value")
             continue
-        (groups if is_group(override) else values).append((text, override))
-    accepted: list[str] = []
-    for text, override in groups:
+        if not is_group(override):
+            values.append((text, override))
+            continue
         try:
-            hydra_compose(config_name, [*accepted, text])
-            accepted.append(text)
-        except (HydraException, OmegaConfBaseException) as error:
-            choices = sorted(f.stem for f in (CONFIG_DIR / override.key_or_group).glob("*.yaml"))
-            value = override.value()
-            found.append(
-                first_lines(error)
-                if value in choices
-                else f"{override.key_or_group}={value}: there is no such choice; there are {', '.join(choices)}"
-            )
+            hydra_compose(config_name, [*usable, text])
+            usable.append(text)
+        except COMPOSE_ERRORS as error:
+            found.append(wrong_choice(override) or first_lines(error))
     try:
-        tree = hydra_compose(config_name, accepted)
-    except (HydraException, OmegaConfBaseException) as error:
-        return [*found, first_lines(error)]
+        tree = hydra_compose(config_name, usable)
+    except COMPOSE_ERRORS as error:
+        return [*found, first_lines(error)], usable
     for text, override in values:
         try:
-            hydra_compose(config_name, [*accepted, text])
-        except (HydraException, OmegaConfBaseException) as error:
+            hydra_compose(config_name, [*usable, text])
+            usable.append(text)
+        except COMPOSE_ERRORS as error:
             found.append(missing_key(tree, override.key_or_group) or wrong_value(override, error))
-    return found
+    return found, usable
+
+
+def wrong_choice(override: Override) -> str | None:
+    choices = sorted(f.stem for f in (CONFIG_DIR / override.key_or_group).glob("*.yaml"))
+    if override.value() in choices:
+        return None
+    return f"{override.key_or_group}={override.value()}: there is no such choice; there are {', '.join(choices)}"
 
 
 def is_group(override: Override) -> bool:

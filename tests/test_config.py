@@ -1,3 +1,4 @@
+import dataclasses
 import subprocess
 import sys
 
@@ -21,7 +22,7 @@ def test_every_yaml_composes(group, choice):
     config = compose([f"{group}={choice}"])
     values = OmegaConf.load(CONFIG_DIR / group / f"{choice}.yaml")
     if group != "experiment":
-        part = config.prior if group == "prior" else OmegaConf.to_container(OmegaConf.structured(getattr(config, group)))
+        part = config.prior if group == "prior" else dataclasses.asdict(getattr(config, group))
         values.pop("defaults", None)
         assert values.items() <= part.items() or group == "curriculum"
     assert config.total_steps > 0
@@ -56,9 +57,10 @@ def test_all_problems_are_told_together_with_the_nearest_name():
         "curriculum.stages.smoke.warmpu=0.1",
         "optimizer=sgd",
         "loose words",
+        "model.max_classes=11",
     )
     text = "\n".join(found)
-    assert len(found) == 5
+    assert len(found) == 6 and "model.max_classes is 11" in text
     assert "model.embed_dm: no such setting; did you mean model.embed_dim?" in text
     assert "trainer.max_steps" in text and "'abc'" in text
     assert "did you mean curriculum.stages.smoke.warmup?" in text
@@ -111,7 +113,10 @@ def test_single_problems(override, words):
     assert words in "\n".join(problems("experiment=smoke", override))
 
 
-@pytest.mark.parametrize("command", [["-m", "tabicl_train"], ["-c", "from tabicl_train.commands import train; train()"]])
+MODULE, SCRIPT = ["-m", "tabicl_train"], ["-c", "from tabicl_train.commands import train; train()"]
+
+
+@pytest.mark.parametrize("command", [MODULE, SCRIPT])
 def test_a_wrong_command_line_ends_with_2_and_no_trace(command, tmp_path):
     told = subprocess.run(
         [sys.executable, *command, "experiment=smoke", "model.embed_dm=64", f"run_dir={tmp_path}/run"],
