@@ -12,6 +12,8 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 BLOCK = 512
+HEAD = 8  # features on which all centres are compared before most are given up
+CHUNK = 16
 FASTMATH = {"contract", "nsz"}  # fused multiply-add; NaN and infinity keep their meaning
 
 
@@ -103,6 +105,60 @@ def nearest_centres(x, centres, p):
                 index[j] = np.int32(k) if closer else index[j]
         for j in range(stop - start):
             out[start + j] = index[j]
+    return out
+
+
+@njit("i8[::1](f4[:, ::1], f4[:, ::1], f4)", cache=True, fastmath={"contract", "nsz", "reassoc"})
+def nearest_centres_wide(x, centres, p):
+    """The same for many features, row by row: most centres are given up after a few features.
+
+    Features go by falling spread among the centres. All centres are compared on the first HEAD features; the closest on
+    those is summed in full, and gives the bound at which the others are given up, chunk by chunk.
+    """
+    n, rows = x.shape
+    K = centres.shape[0]
+    spread = np.empty(n, np.float32)
+    for i in range(n):
+        spread[i] = -np.std(centres[:, i])
+    order = np.argsort(spread)
+    head = np.empty((HEAD, K), np.float32)
+    tail = np.empty((K, n - HEAD), np.float32)
+    for k in range(K):
+        for i in range(n):
+            if i < HEAD:
+                head[i, k] = centres[k, order[i]]
+            else:
+                tail[k, i - HEAD] = centres[k, order[i]]
+    out = np.empty(rows, np.int64)
+    row = np.empty(n - HEAD, np.float32)
+    partial = np.empty(K, np.float32)
+    for r in range(rows):
+        partial[:] = np.float32(0.0)
+        for i in range(HEAD):
+            value = x[order[i], r]
+            for k in range(K):
+                partial[k] += power(abs(head[i, k] - value), p)
+        for i in range(HEAD, n):
+            row[i - HEAD] = x[order[i], r]
+        first = np.argmin(partial)
+        best = np.float32(np.inf)
+        index = first
+        for step in range(-1, K):
+            k = first if step < 0 else step
+            if partial[k] > best or step == first:
+                continue
+            total = partial[k]
+            for start in range(0, n - HEAD, CHUNK):
+                chunk = np.float32(0.0)
+                for i in range(start, min(start + CHUNK, n - HEAD)):
+                    chunk += power(abs(tail[k, i] - row[i]), p)
+                total += chunk
+                if total > best:
+                    break
+            if total < best or (total == best and k < index):
+                best = total
+                index = k
+        out[r] = index
     return out
 
 

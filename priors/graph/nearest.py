@@ -23,7 +23,10 @@ def nearest_centres(x: torch.Tensor, centres: torch.Tensor, p: float) -> torch.T
         return nearest_centres_torch(x, centres, p)
     from priors.graph import kernels
 
-    return torch.from_numpy(kernels.nearest_centres(x.numpy(), centres.T.contiguous().numpy(), np.float32(p)))
+    n, k = centres.shape
+    wide = n > 16 or (n > 8 and k >= 32)
+    nearest = kernels.nearest_centres_wide if wide else kernels.nearest_centres
+    return torch.from_numpy(nearest(x.numpy(), centres.T.contiguous().numpy(), np.float32(p)))
 
 
 def p_distances_torch(x: torch.Tensor, centres: torch.Tensor, p: float) -> torch.Tensor:

@@ -1,0 +1,102 @@
+"""Speed of a prior in accepted tables and cells a second, alone or beside the released generator."""
+
+from __future__ import annotations
+
+import random
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+import torch
+
+from priors.prior import Prior
+from priors.table import TableSpec, rng_at
+
+PlainTable = tuple[np.ndarray, np.ndarray, int]  # X float32 (num_rows, M), y int64 (num_rows,), train_size
+
+
+def own_tables(
+    prior: Prior, num_rows: int, min_features: int = 1, max_features: int = 100, seed: int = 0
+) -> Iterator[PlainTable]:
+    """Tables of a prior: features uniform in min_features..max_features, 10 % to 90 % of the rows labelled."""
+    rng = rng_at("bench", seed)
+    index = 0
+    while True:
+        train_size = int(rng.integers(num_rows // 10, num_rows * 9 // 10))
+        spec = TableSpec(num_rows, train_size, int(rng.integers(min_features, max_features + 1)))
+        table = prior.sample(spec, (seed, index))
+        yield table.X.cpu().numpy(), table.y.cpu().numpy(), train_size
+        index += 1
+
+
+def released_tables(
+    name: str, num_rows: int, min_features: int = 1, max_features: int = 100, seed: int = 0
+) -> Iterator[PlainTable]:
+    """Tables of the released generator (tabicl 2.2.0) under the same settings, filters on.
+
+    It draws from the global generators of python, numpy and torch, which are seeded here.
+    """
+    from tabicl.prior import PriorDataset
+    from tabicl.prior._dataset import PriorConfig
+
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    dataset = PriorDataset(
+        batch_size=1,
+        batch_size_per_gp=1,
+        min_features=min_features,
+        max_features=max_features,
+        max_seq_len=num_rows,
+        prior_type=name,
+        n_jobs=1,
+        config=PriorConfig(filter_unpredictable_datasets=True, filter_unpredictable_graphs=True),
+    )
+    while True:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            X, y, num_features, _, train_size = dataset.get_batch()
+        X = X[0, :, : int(num_features[0])]
+        yield X.numpy(), y[0].numpy().astype(np.int64), int(train_size[0])
+
+
+@dataclass
+class Speed:
+    """CPU seconds and cells of the tables of every round."""
+
+    tables_per_round: int
+    seconds: list[float]
+    cells: list[int]
+
+    @property
+    def tables_per_s(self) -> float:
+        return median(self.tables_per_round / seconds for seconds in self.seconds)
+
+    @property
+    def cells_per_s(self) -> float:
+        return median(cells / seconds for cells, seconds in zip(self.cells, self.seconds, strict=True))
+
+
+def measure(sources: list[Iterator[PlainTable]], tables: int, rounds: int, clock: Callable = time.process_time):
+    """One Speed a source; the sources take turns, `tables` tables a round, after a table each to warm up.
+
+    CPU time of this process is counted, with one torch thread: tables a second of one core, whoever else computes.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        speeds = [Speed(tables, [], []) for _ in sources]
+        for source in sources:
+            next(source)
+        for _ in range(rounds):
+            for source, speed in zip(sources, speeds, strict=True):
+                start = clock()
+                drawn = [next(source) for _ in range(tables)]
+                speed.seconds.append(clock() - start)
+                speed.cells.append(sum(X.size for X, _, _ in drawn))
+        return speeds
+    finally:
+        torch.set_num_threads(threads)

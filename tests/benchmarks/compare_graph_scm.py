@@ -1,0 +1,138 @@
+"""Does graph_scm draw the released generator's distribution? A classifier tries to tell the tables of the two apart.
+
+    python tests/benchmarks/compare_graph_scm.py [tables=1000] [rows=1024]
+
+Prints each statistic on both sides with its Kolmogorov-Smirnov distance, and the cross-validated ROC
+AUC of a gradient-boosted classifier on all statistics: 0.5 means indistinguishable.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import islice
+
+import numpy as np
+import torch
+from scipy.stats import ks_2samp
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.inspection import permutation_importance
+from sklearn.linear_model import RidgeClassifier
+from sklearn.model_selection import StratifiedKFold, cross_val_score
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.tree import DecisionTreeClassifier
+
+from priors import build_prior
+from priors.bench import PlainTable, own_tables, released_tables
+
+FEW = 32  # columns with at most this many different values count as discrete
+
+
+def skill(model, X: np.ndarray, y: np.ndarray) -> float:
+    """Accuracy over the commonest class's share on the second half of the rows, 0 for the share and 1 for perfect."""
+    half = len(y) // 2
+    base = np.bincount(y).max() / len(y)
+    if len(np.unique(y[:half])) < 2:
+        return 0.0
+    return ((model.fit(X[:half], y[:half]).predict(X[half:]) == y[half:]).mean() - base) / (1 - base)
+
+
+def statistics(table: PlainTable) -> dict[str, float]:
+    """What is compared of a table."""
+    X, y, _ = table
+    num_rows, num_features = X.shape
+    labels, y, counts = np.unique(y, return_inverse=True, return_counts=True)
+    shares = counts / num_rows
+    distinct = np.array([len(np.unique(column)) for column in X.T])
+    discrete = distinct <= FEW
+    steps = [np.diff(np.unique(column)) for column in X.T[discrete & (distinct > 2)]]
+    even = [step.max() < 1.01 * step.min() for step in steps]
+    mode_share = np.array([np.unique(column, return_counts=True)[1].max() / num_rows for column in X.T])
+    Z = (X - X.mean(0)) / X.std(0).clip(1e-9)
+    kurtosis, skewness = (Z**4).mean(0), np.abs((Z**3).mean(0))
+    kept = np.linspace(0, num_features - 1, min(num_features, 40)).astype(int)
+    correlation = np.abs(np.corrcoef(Z[:, kept].T).reshape(len(kept), -1)[np.triu_indices(len(kept), 1)])
+    ranks = Z[:, kept].argsort(0).argsort(0)
+    rank_correlation = np.abs(np.corrcoef(ranks.T).reshape(len(kept), -1)[np.triu_indices(len(kept), 1)])
+    if not len(correlation):
+        correlation = rank_correlation = np.zeros(1)
+    eigenvalues = np.linalg.eigvalsh(Z[:, kept].T @ Z[:, kept] / num_rows)
+    class_means = np.stack([Z[y == k].mean(0) for k in range(len(labels))])
+    explained = (shares[:, None] * class_means**2).sum(0)  # of each feature's variance, by the class
+    continuous = Z[:, ~discrete]
+    quantiles = np.quantile(continuous, [0.01, 0.25, 0.75, 0.99], axis=0) if continuous.size else np.zeros((4, 1))
+    return {
+        "features": num_features,
+        "classes": len(labels),
+        "classes_missing": labels.max() + 1 - len(labels),
+        "class_entropy": -(shares * np.log(shares)).sum() / np.log(len(labels)),
+        "class_min": shares.min(),
+        "class_max": shares.max(),
+        "discrete": discrete.mean(),
+        "binary": (distinct == 2).mean(),
+        "cardinality_mean": distinct[discrete].mean() if discrete.any() else 0,
+        "cardinality_max": distinct[discrete].max() if discrete.any() else 0,
+        "cardinality_evenly_spaced": np.mean(even) if even else -1,
+        "distinct_continuous": distinct[~discrete].mean() / num_rows if continuous.size else 0,
+        "mode_share_mean": mode_share.mean(),
+        "mode_share_max": mode_share.max(),
+        "kurtosis_median": np.log1p(np.median(kurtosis)),
+        "kurtosis_max": np.log1p(kurtosis.max()),
+        "kurtosis_min": np.log1p(kurtosis.min()),
+        "skewness_median": np.median(skewness),
+        "skewness_max": skewness.max(),
+        "outliers": (np.abs(Z) > 4).mean(),
+        "low_tail": np.mean(quantiles[0]),
+        "high_tail": np.mean(quantiles[3]),
+        "inner_range": np.mean(quantiles[2] - quantiles[1]),
+        "inner_range_spread": np.std(quantiles[2] - quantiles[1]),
+        "correlation_mean": correlation.mean(),
+        "correlation_max": correlation.max(),
+        "correlation_spread": correlation.std(),
+        "rank_correlation_mean": rank_correlation.mean(),
+        "copies": (correlation > 0.999).mean(),
+        "effective_rank": eigenvalues.sum() ** 2 / (eigenvalues**2).sum() / len(kept),
+        "explained_mean": explained.mean(),
+        "explained_max": explained.max(),
+        "explained_spread": explained.std(),
+        "duplicate_rows": 1 - len(np.unique(X, axis=0)) / num_rows,
+        "neighbour_skill": skill(KNeighborsClassifier(1), X, y),
+        "tree_skill": skill(DecisionTreeClassifier(max_depth=4, random_state=0), X, y),
+        "linear_skill": skill(RidgeClassifier(), X, y),
+    }
+
+
+def tell_apart(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, np.ndarray]:
+    """Cross-validated ROC AUC of a classifier that tells rows of statistics apart, importance of each statistic."""
+    X = np.concatenate([ours, theirs])
+    y = np.repeat([0, 1], [len(ours), len(theirs)])
+    model = HistGradientBoostingClassifier(max_iter=100, learning_rate=0.05, max_leaf_nodes=8, random_state=0)
+    folds = StratifiedKFold(5, shuffle=True, random_state=0)
+    auc = cross_val_score(model, X, y, cv=folds, scoring="roc_auc").mean()
+    train, test = next(folds.split(X, y))
+    importance = permutation_importance(
+        model.fit(X[train], y[train]), X[test], y[test], scoring="roc_auc", n_repeats=3, random_state=0
+    )
+    return float(auc), importance.importances_mean
+
+
+def report(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> float:
+    names = list(ours[0])
+    a, b = (np.array([[row[name] for name in names] for row in rows]) for rows in (ours, theirs))
+    auc, importance = tell_apart(a, b)
+    print(f"{'statistic':28} {'ours: mean, quartiles':34} {'released':34} {'KS':>5} {'p':>7} importance")
+    for i, name in enumerate(names):
+        test = ks_2samp(a[:, i], b[:, i])
+        sides = [f"{v.mean():8.3f} " + " ".join(f"{q:8.3f}" for q in np.quantile(v, [0.25, 0.5, 0.75])) for v in (a[:, i], b[:, i])]
+        print(f"{name:28} {sides[0]} {sides[1]} {test.statistic:5.3f} {test.pvalue:7.0e} {importance[i]:.3f}")
+    print(f"ROC AUC {auc:.3f} on {len(a)} against {len(b)} tables")
+    return auc
+
+
+if __name__ == "__main__":
+    tables, rows = (int(sys.argv[i]) if len(sys.argv) > i else default for i, default in ((1, 1000), (2, 1024)))
+    torch.set_num_threads(1)
+    prior = build_prior("graph_scm", preset="released")
+    report(
+        [statistics(table) for table in islice(own_tables(prior, rows), tables)],
+        [statistics(table) for table in islice(released_tables("graph_scm", rows), tables)],
+    )
