@@ -49,6 +49,7 @@ def test_attend_never_exceeds_its_limit(monkeypatch):
         (8, 54, 16, 65_535),  # row attention: the launch grid; the backward bound alone would allow 65,536
         (8, 1024, 16, 8192),
         (8, 1024, 64, 4096),
+        (8, 1025, 64, 3640),  # rows are counted in blocks of 128
         (8, 10_240, 16, 819),
         (8, 60_000, 64, 69),
         (8, 60_000_000, 64, 1),
