@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import hydra
+import yaml
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -53,7 +54,7 @@ class ExportCommand:
 
 def export() -> None:
     with config_errors():
-        told = parse(ExportCommand)
+        told = parse(ExportCommand, sys.argv[1:])
         from tabicl_train.export import export as write
 
         print(write(told.checkpoint, told.output))
@@ -70,22 +71,64 @@ class EvaluateCommand:
 
 def evaluate() -> None:
     with config_errors():
-        told = parse(EvaluateCommand)
+        told = parse(EvaluateCommand, sys.argv[1:])
         from tabicl_train.evaluate import evaluate as score
 
         score(told.checkpoint, told.output, told.splits)
 
 
-def parse(command: type) -> Any:
+@dataclass
+class PriorCommand:
+    """tabicl-prior describe|gallery|show|bench|dump key=value ...
+
+    The tables are those that a training run with the same settings would see: every other key=value is a setting of
+    tabicl-train (experiment=demo, prior=graph_scm, seed=1, curriculum.stages.NAME.rows=[100,60000], ...).
+
+    describe  distributions over tables=N of them, and how many draws were thrown away
+    gallery   pictures of tables=N of them: output=FILE.png, and a page beside it (needs the extra "plots")
+    show      the table at the address seed=, step=, table=: its plan and its first rows
+    bench     tables/s and cells/s of one core at rows=[...] and features=[lowest,highest], rounds=R of tables=N;
+              peer=tabicl measures the released generator beside it, alternating (needs the extra "test")
+    dump      writes the tables of steps 0..steps-1 to output=FOLDER, from processes=P, for prior=disk
+    """
+
+    tables: int | None = None
+    output: str | None = None
+    step: int = 0
+    table: int = 0
+    steps: int = 100
+    processes: int = 1
+    rows: list[int] = field(default_factory=lambda: [1024])
+    features: list[int] = field(default_factory=lambda: [1, 100])
+    rounds: int = 5
+    peer: str | None = None
+
+
+def prior() -> None:
+    with config_errors():
+        action, *arguments = sys.argv[1:] or ["--help"]
+        if action in ("-h", "--help"):
+            print(PriorCommand.__doc__)
+            return
+        known = {f.name for f in fields(PriorCommand)}
+        told = parse(PriorCommand, [text for text in arguments if text.partition("=")[0] in known])
+        config = compose([text for text in arguments if text.partition("=")[0] not in known])
+        from tabicl_train.tables import ACTIONS
+
+        if action not in ACTIONS:
+            raise ConfigError([f"{action!r} is no action; there are {', '.join(ACTIONS)}"])
+        ACTIONS[action](config, told)
+
+
+def parse(command: type, arguments: list[str]) -> Any:
     """key=value arguments as the command's dataclass; raises ConfigError with everything wrong."""
     schema = OmegaConf.structured(command)
-    usage = f"usage: {command.__doc__}"
-    if {"-h", "--help"} & set(sys.argv[1:]):
-        print(usage)
+    if {"-h", "--help"} & set(arguments):
+        print(command.__doc__)
         sys.exit(0)
     keys = list(schema)
     found = []
-    for text in sys.argv[1:]:
+    for text in arguments:
         key, equals, value = text.partition("=")
         if not equals:
             found.append(f"{text!r} is not of the form key=value")
@@ -93,12 +136,12 @@ def parse(command: type) -> Any:
             found.append(unknown("", key, keys))
         else:
             try:
-                schema[key] = value
+                schema[key] = yaml.safe_load(value)
             except OmegaConfBaseException as error:
                 found.append(f"{key}: {first_lines_of(error)}")
     found += [f"{key} is missing" for key in keys if OmegaConf.is_missing(schema, key)]
     if found:
-        raise ConfigError([*found, usage])
+        raise ConfigError([*found, f"usage: {command.__doc__.splitlines()[0]}"])
     return OmegaConf.to_object(schema)
 
 
