@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from tabicl_train.config import CheckpointConfig, ConfigError
+from tabicl_train.weights import save_atomically
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Lightning's own writer copies across file systems and leaves half a file when killed there."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path, storage_options=None) -> None:
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            with open(aside, "wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, path)
-        finally:
-            aside.unlink(missing_ok=True)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        save_atomically(checkpoint, Path(path))
 
 
 class Checkpoints(L.Callback):

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import logging
 import os
-import signal
 import sys
 import warnings
 from pathlib import Path
@@ -21,6 +20,7 @@ from tabicl_train import checkpoint
 from tabicl_train.config import PRECISIONS, ConfigError, RunConfig, build_prior
 from tabicl_train.metrics import Metrics
 from tabicl_train.module import Pretraining
+from tabicl_train.preemption import Preemption
 from tabicl_train.stream import StepStream, load
 from tabicl_train.weights import load_public
 
@@ -75,6 +75,8 @@ def build_trainer(config: RunConfig, callbacks: list[L.Callback]) -> L.Trainer:
     settings = config.trainer
     ranks = settings.devices * settings.nodes
     on_cuda = settings.accelerator == "cuda" or (settings.accelerator == "auto" and torch.cuda.is_available())
+    # cuDNN attention plans for every new shape and crashed for others; flash and memory-efficient attention remain.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     plugins: list = [checkpoint.AtomicCheckpointIO()]
     if SLURMEnvironment.detect():
         plugins.append(SLURMEnvironment(auto_requeue=False))  # Lightning's would save in the middle of a step
@@ -102,30 +104,6 @@ def run_callbacks(config: RunConfig, run_dir: Path) -> list[L.Callback]:
         checkpoint.Checkpoints(run_dir / "checkpoints", config.checkpoint),
         Preemption(),
     ]
-
-
-class Preemption(L.Callback):
-    """SIGTERM, SIGINT or SIGUSR1 on any rank ends the run after the step, with a checkpoint."""
-
-    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    def on_train_start(self, trainer: L.Trainer, module) -> None:
-        def ask(number, frame) -> None:
-            self.asked = True
-
-        self.handlers = {number: signal.signal(number, ask) for number in self.signals}
-
-    def on_train_batch_end(self, trainer: L.Trainer, module, *_) -> None:
-        if trainer.world_size > 1:
-            self.asked = bool(trainer.strategy.reduce_boolean_decision(self.asked, all=False))
-        trainer.should_stop = trainer.should_stop or self.asked
-
-    def on_train_end(self, trainer: L.Trainer, module) -> None:
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
 
 
 class RunStatus:
