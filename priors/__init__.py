@@ -10,6 +10,7 @@ import importlib
 import pkgutil
 from dataclasses import fields
 from difflib import get_close_matches
+from typing import Any, get_origin, get_type_hints
 
 from priors.prior import Prior
 from priors.table import PriorError, Table, TableSpec
@@ -42,10 +43,23 @@ def build_prior(name: str, **options) -> Prior:
     if unknown:
         have = f"its options are: {', '.join(known)}" if known else "it has none"
         raise PriorError(f"prior {name} has no option {', '.join(unknown)}; {have}")
+    if problems := wrong_types(cls, options):
+        raise PriorError(f"prior {name}: " + "; ".join(problems))
     prior = cls(**options)
     if problems := prior.problems():
         raise PriorError(f"prior {name}: " + "; ".join(problems))
     return prior
+
+
+def wrong_types(cls: type[Prior], options: dict[str, Any]) -> list[str]:
+    """Options whose values are not of their declared type; an int will do for a float."""
+    hints = get_type_hints(cls)
+    found = []
+    for option, value in options.items():
+        kind = get_origin(hints[option]) or hints[option]
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            found.append(f"{option} is {value!r}; it must be of type {kind.__name__}")
+    return found
 
 
 def find_class(module: str) -> type[Prior] | None:

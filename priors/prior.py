@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -16,26 +15,27 @@ MAX_REJECTIONS = 1000
 
 
 @dataclass
-class Prior(ABC):
+class Prior:
     """A distribution over tables. The fields of a subclass are its options, the schema of its YAML file.
 
     A subclass decides (`plan`) and computes (`execute`); everything that priors share happens in `sample`.
+    One that takes its tables from elsewhere (mix_scm, disk) has a `sample` of its own instead.
     """
 
     def problems(self) -> list[str]:
         """Everything wrong with the options, in the user's terms."""
         return []
 
-    @abstractmethod
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> Any:
         """Decide a table: a small description from which `execute` computes, without further decisions."""
+        raise NotImplementedError
 
-    @abstractmethod
     def execute(self, plan: Any) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Compute a plan: raw columns float32 (num_rows, num_features), labels int64 (num_rows,), number of classes.
 
-        Raises Rejected with a one-word reason where the plan leads nowhere.
+        Raises Rejected with a one-word reason where the plan leads nowhere, as `plan` may.
         """
+        raise NotImplementedError
 
     def accept(self, table: Table, seed: tuple[int, ...]) -> None:
         """Raise Rejected for a finished table that the prior's filters turn away."""
@@ -50,8 +50,8 @@ class Prior(ABC):
         rejections: Counter[str] = Counter()
         for attempt in range(MAX_REJECTIONS):
             attempt_seed = (*address, attempt)
-            plan = self.plan(spec, attempt_seed)
             try:
+                plan = self.plan(spec, attempt_seed)
                 columns, labels, num_classes = self.execute(plan)
                 table = finish(columns, labels, num_classes, spec.train_size, rng_at(attempt_seed, "finish"))
                 self.accept(table, attempt_seed)

@@ -1,0 +1,162 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from priors.finish import Rejected, finish
+from priors.table import rng_at
+
+quick = settings(max_examples=60, deadline=None, derandomize=True)
+
+KINDS = {
+    "normal": lambda rng, n: rng.standard_normal(n),
+    "heavy": lambda rng, n: rng.standard_cauchy(n) ** 3,
+    "category": lambda rng, n: rng.integers(0, 4, n),
+    "rare": lambda rng, n: rng.random(n) < 0.03,
+    "huge": lambda rng, n: rng.standard_normal(n) * 1e30,
+    "tiny": lambda rng, n: rng.standard_normal(n) * 1e-4,
+    "offset": lambda rng, n: rng.standard_normal(n) + 1e5,
+    "constant": lambda rng, n: np.full(n, 0.1),
+}
+kinds = st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=6)
+sizes = st.integers(10, 300)
+seeds = st.integers(0, 2**32)
+
+
+def raw_columns(kinds: list[str], num_rows: int, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return np.stack([KINDS[kind](rng, num_rows) for kind in kinds], axis=1).astype(np.float32)
+
+
+def alternating(num_rows: int) -> torch.Tensor:
+    """Labels 0, 1, 0, 1, ...: whole in both parts, so that rows stay where they are."""
+    return torch.arange(num_rows) % 2
+
+
+def standardised(column: np.ndarray) -> list[float]:
+    """The definition, value by value in float64."""
+    values = [float(value) for value in column]
+
+    def moments(part: list[float]) -> tuple[float, float]:
+        mean = sum(part) / len(part)
+        return mean, (sum((v - mean) ** 2 for v in part) / (len(part) - 1)) ** 0.5
+
+    mean, std = moments(values)
+    mean, std = moments([v for v in values if mean - 4 * std <= v <= mean + 4 * std])
+    values = [min(max(v, mean - 4 * std), mean + 4 * std) for v in values]
+    mean, std = moments(values)
+    return [min(max((v - mean) / max(std, 1e-6), -100.0), 100.0) for v in values]
+
+
+@quick
+@given(kinds, sizes, seeds)
+def test_columns_are_clamped_and_standardised_and_constant_ones_dropped(kinds, num_rows, seed):
+    raw = raw_columns(kinds, num_rows, seed)
+    expected = [standardised(column) for column in raw.T]
+    expected = [column for column in expected if max(column) - min(column) > 1e-3]
+    args = torch.from_numpy(raw), alternating(num_rows), 2, num_rows // 2, rng_at(seed)
+    if not expected:
+        with pytest.raises(Rejected, match="constant"):
+            finish(*args)
+        return
+    table = finish(*args)
+    assert table.X.dtype == torch.float32 and table.X.shape == (num_rows, len(expected))
+    found = sorted(table.X.T.tolist())
+    np.testing.assert_allclose(found, sorted(expected), atol=2e-5)
+
+
+def test_a_far_outlier_lands_on_the_bound_of_the_others():
+    values = torch.tensor([*range(100), 1e20], dtype=torch.float32)
+    X = finish(values[:, None], alternating(101), 2, 50, rng_at(0)).X[:, 0]
+    inner = np.arange(100)
+    clamped = np.append(inner, inner.mean() + 4 * inner.std(ddof=1))
+    np.testing.assert_allclose(X, (clamped - clamped.mean()) / clamped.std(ddof=1), atol=1e-6)
+
+
+def test_a_spread_below_1e_6_is_not_blown_up():
+    values = torch.linspace(-1e-7, 1e-7, 60)
+    X = finish(values[:, None], alternating(60), 2, 30, rng_at(0)).X[:, 0]
+    np.testing.assert_allclose(X, values / 1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_value_that_is_not_finite_rejects_the_table(value):
+    raw = raw_columns(["normal", "category", "normal"], 50, 0)
+    raw[17, 1] = value
+    with pytest.raises(Rejected, match="nan"):
+        finish(torch.from_numpy(raw), alternating(50), 2, 25, rng_at(0))
+
+
+@quick
+@given(sizes, st.integers(2, 10), st.floats(0, 4), st.floats(0.05, 0.95), seeds)
+def test_both_parts_hold_exactly_the_same_classes(num_rows, num_classes, skew, share, seed):
+    rng = np.random.default_rng(seed)
+    weights = np.exp(-skew * np.arange(num_classes))
+    labels = rng.choice(num_classes, num_rows, p=weights / weights.sum())
+    train_size = min(max(int(share * num_rows), 1), num_rows - 1)
+    rows = torch.arange(num_rows, dtype=torch.float32)[:, None]
+    try:
+        table = finish(rows, torch.from_numpy(labels), num_classes, train_size, rng_at(seed))
+    except Rejected as rejected:
+        assert rejected.reason == "split"
+        assert min(np.bincount(labels)) < 10 or min(train_size, num_rows - train_size) < 40
+        return
+    y, kept = table.y.numpy(), len(set(labels))
+    assert table.train_size == train_size and table.num_classes == num_classes
+    assert set(y[:train_size]) == set(y[train_size:]) and len(set(y)) == kept >= 2
+    assert 0 <= y.min() and y.max() < num_classes
+    order = table.X[:, 0].argsort().numpy()  # the raw row of every row, since the feature counts them
+    renamed = set(zip(labels.tolist(), y[order].tolist(), strict=True))
+    assert len(renamed) == kept, "labels go to new names one to one, and rows keep theirs"
+
+
+def test_rows_stay_where_they_are_unless_the_split_asks_otherwise():
+    rows = torch.arange(40, dtype=torch.float32)[:, None]
+    whole = finish(rows, alternating(40), 2, 20, rng_at(0)).X[:, 0]
+    assert (whole.diff() > 0).all()
+    parted = finish(rows, (torch.arange(40) < 20).long(), 2, 20, rng_at(0)).X[:, 0]
+    assert not (parted.diff() > 0).all() and torch.allclose(parted.sort().values, whole)
+
+
+@pytest.mark.parametrize("labels", [torch.zeros(40).long(), torch.tensor([1] + [0] * 39)])
+def test_a_single_class_or_a_single_row_of_a_class_is_rejected(labels):
+    with pytest.raises(Rejected, match="split"):
+        finish(torch.randn(40, 3, generator=torch.Generator().manual_seed(0)), labels, 2, 20, rng_at(0))
+
+
+def test_every_order_of_features_and_classes_is_equally_likely():
+    levels = torch.arange(30) % 3
+    columns = torch.stack([levels == i for i in range(3)], 1).float()
+    orders, names = np.zeros((3, 3)), np.zeros((3, 3))
+    for seed in range(900):
+        table = finish(columns, levels, 3, 15, rng_at(seed))
+        for place, raw in enumerate(table.X[:3].argmax(0).tolist()):
+            orders[place, raw] += 1
+        for raw, name in enumerate(table.y[:3].tolist()):
+            names[raw, name] += 1
+    for counts in (orders, names):
+        assert (counts.sum(0) == 900).all() and abs(counts - 300).max() < 5 * np.sqrt(900 * 2 / 9)
+
+
+class LargestFloat64(TorchDispatchMode):
+    """Notes the bytes of the largest float64 tensor that is made inside."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out.dtype == torch.float64:
+            self.largest = max(self.largest, out.nbytes)
+        return out
+
+
+def test_a_large_table_is_never_copied_to_float64_as_a_whole():
+    columns = torch.randn(60_000, 50, generator=torch.Generator().manual_seed(0)) * 3 + 7
+    labels = torch.arange(60_000) % 10
+    with LargestFloat64() as mode:
+        table = finish(columns, labels, 10, 48_000, rng_at(0))
+    assert mode.largest <= columns.nbytes / 1.4  # all of it in float64 would be twice the float32 bytes
+    torch.testing.assert_close(table.X.mean(0), torch.zeros(50), atol=1e-5, rtol=0)
+    torch.testing.assert_close(table.X.std(0), torch.ones(50), atol=1e-4, rtol=0)

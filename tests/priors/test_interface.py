@@ -1,0 +1,208 @@
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from priors import Prior, PriorError, TableSpec, build_prior, prior_names
+from priors.finish import Rejected
+
+LIVE = [name for name in prior_names() if name != "disk"]  # disk serves what others drew
+SPEC = TableSpec(num_rows=90, train_size=50, num_features=5, max_classes=4, group_seed=(3, 0))
+SEEDS = [7, (7, 1), (2**40, 0)]
+
+
+def digest(table) -> str:
+    parts = [table.X.numpy().tobytes(), table.y.numpy().tobytes(), repr((table.X.shape, table.train_size)).encode()]
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def digests() -> dict[str, list[str]]:
+    return {name: [digest(build_prior(name).sample(SPEC, seed)) for seed in SEEDS] for name in LIVE}
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return digests()
+
+
+def test_every_prior_has_a_yaml_file_and_the_other_way_round():
+    folder = Path(__file__).parents[2] / "configs" / "prior"
+    assert prior_names() == sorted(file.stem for file in folder.glob("*.yaml"))
+
+
+def test_another_process_with_another_hash_seed_draws_the_same_tables(drawn):
+    code = "import json, test_interface; print(json.dumps(test_interface.digests()))"
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONHASHSEED": "4321", "PYTHONPATH": paths},
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert json.loads(told.stdout) == drawn
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_tables_do_not_depend_on_the_order_nor_on_global_random_state(name, drawn):
+    prior = build_prior(name)
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    backwards = [digest(prior.sample(SPEC, seed)) for seed in reversed(SEEDS)]
+    assert backwards[::-1] == drawn[name] and len(set(backwards)) == len(SEEDS)
+    after = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    assert before[0] == after[0] and (before[1][1] == after[1][1]).all() and before[1][2] == after[1][2]
+    assert torch.equal(before[2], after[2])
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_seed_7_is_the_address_7_and_no_address_is_padded(name, drawn):
+    prior = build_prior(name)
+    assert digest(prior.sample(SPEC, (7,))) == digest(prior.sample(SPEC, np.int64(7))) == drawn[name][0]
+    others = [digest(prior.sample(SPEC, seed)) for seed in (1, (1, 0), (0, 1), (2**32 + 1,))]
+    assert len(set(others)) == 4
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_tables_keep_their_word(name):
+    prior = build_prior(name)
+    for seed in range(8):
+        spec = TableSpec(120 + seed, 60, 1 + seed, max_classes=2 + seed)
+        table = prior.sample(spec, seed)
+        assert table.X.dtype == torch.float32 and table.y.dtype == torch.int64
+        assert table.X.shape[0] == len(table.y) == spec.num_rows and table.train_size == 60
+        assert 1 <= table.X.shape[1] <= spec.num_features and table.X.isfinite().all()
+        assert 2 <= table.num_classes <= spec.max_classes
+        assert 0 <= table.y.min() and table.y.max() < table.num_classes
+        assert set(table.y[:60].tolist()) == set(table.y[60:].tolist())
+        assert len(str(table.plan)) > 10 and " object at 0x" not in str(table.plan)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (TableSpec(100, 50, 0), "num_features is 0; at least 1 is needed"),
+        (TableSpec(9, 5, 3, 2), "num_rows is 9; at least 10 are needed"),
+        (TableSpec(100, 100, 3), "train_size is 100; it must lie in 1..num_rows-1 = 1..99"),
+        (TableSpec(100, 50, 3, 11), "max_classes is 11; it must lie in 2..10"),
+        (TableSpec(100, 50, 3, 1), "max_classes is 1; it must lie in 2..10"),
+        (TableSpec(12, 8, 3, 5), "each class needs a labelled and a query row (8 labelled, 4 query rows)"),
+    ],
+)
+def test_an_impossible_spec_is_one_clear_message(spec, words):
+    with pytest.raises(PriorError) as caught:
+        build_prior("dummy").sample(spec, 0)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_everything_wrong_with_a_spec_is_told_at_once():
+    with pytest.raises(PriorError, match=r"num_rows is 3.*train_size is 5.*num_features is -1.*max_classes is 0"):
+        build_prior("dummy").sample(TableSpec(3, 5, -1, 0), 0)
+
+
+def test_an_unknown_prior_is_told_with_the_known_ones():
+    for name in ("grpah_scm", "table", "graph", "", "os"):
+        with pytest.raises(PriorError, match="there is no prior") as caught:
+            build_prior(name)
+        assert all(known in str(caught.value) for known in prior_names())
+
+
+def test_an_unknown_option_is_told_with_the_nearest_one():
+    with pytest.raises(
+        PriorError, match=r"no option 'presett' \(did you mean 'preset'\?\), 'zzz'; its options are: preset"
+    ):
+        build_prior("graph_scm", presett="released", zzz=1)
+    with pytest.raises(PriorError, match="prior dummy has no option 'sigma'; it has none"):
+        build_prior("dummy", sigma=1)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"min_nodes": "3"}, "min_nodes is '3'; it must be of type int"),
+        ({"node_noise": 1}, "node_noise is 1; it must be of type bool"),
+        ({"max_nodes": True}, "max_nodes is True; it must be of type int"),
+        ({"preset": "old"}, "preset is 'old'; it must be one of corrected, released"),
+        ({"min_nodes": 5, "max_nodes": 4, "max_cardinality": 1}, "max_nodes is 4.*max_cardinality is 1"),
+    ],
+)
+def test_a_wrong_value_is_told(option, words):
+    with pytest.raises(PriorError, match=f"prior graph_scm: .*{words}"):
+        build_prior("graph_scm", **option)
+
+
+@dataclass
+class Stubborn(Prior):
+    """Noise whose first attempts fail, in the plan, the execution, the finishing and the filter, in turn."""
+
+    failures: int = 0
+    attempts: list[int] = field(default_factory=list)
+
+    def plan(self, spec, seed):
+        self.attempts.append(seed[-1])
+        if seed[-1] < self.failures and seed[-1] % 4 == 0:
+            raise Rejected("plan")
+        return f"attempt {seed[-1]}"
+
+    def execute(self, plan):
+        attempt = int(plan.split()[1])
+        failing = attempt < self.failures
+        if failing and attempt % 4 == 1:
+            raise Rejected("execute")
+        columns = torch.arange(40.0)[:, None]
+        if failing and attempt % 4 == 2:
+            columns = columns * torch.nan
+        return columns, torch.arange(40) % 2, 2
+
+    def accept(self, table, seed):
+        if seed[-1] < self.failures and seed[-1] % 4 == 3:
+            raise Rejected("filter")
+
+
+def test_rejected_draws_are_redrawn_and_counted():
+    prior = Stubborn(failures=10)
+    table = prior.sample(TableSpec(40, 20, 1, 2), 5)
+    assert table.rejections == {"plan": 3, "execute": 3, "nan": 2, "filter": 2} and table.plan == "attempt 10"
+    assert prior.attempts == list(range(11))
+    assert Stubborn().sample(TableSpec(40, 20, 1, 2), 5).rejections == {}
+
+
+def test_other_errors_of_a_prior_are_not_swallowed():
+    class Broken(Stubborn):
+        def execute(self, plan):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        Broken().sample(TableSpec(40, 20, 1, 2), 5)
+
+
+@pytest.mark.parametrize(
+    ("reason", "setting"),
+    [
+        ("split", "lower max_classes"),
+        ("unpredictable", "filter of unpredictable tables"),
+        ("trivial", "filter of trivial tables"),
+        ("nan", "num_features"),
+    ],
+)
+def test_after_1000_rejections_the_setting_to_change_is_named(reason, setting):
+    class Never(Stubborn):
+        def accept(self, table, seed):
+            raise Rejected(reason if seed[-1] % 10 else "other")
+
+    prior = Never()
+    with pytest.raises(PriorError) as caught:
+        prior.sample(TableSpec(40, 20, 1, 2), 5)
+    assert len(prior.attempts) == 1000 and f"({reason} 900x, other 100x)" in str(caught.value)
+    assert setting in str(caught.value) and "num_rows=40" in str(caught.value)
