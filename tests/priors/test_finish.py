@@ -106,7 +106,7 @@ def test_both_parts_hold_exactly_the_same_classes(num_rows, num_classes, skew, s
     y, kept = table.y.numpy(), len(set(labels))
     assert table.train_size == train_size and table.num_classes == num_classes
     assert set(y[:train_size]) == set(y[train_size:]) and len(set(y)) == kept >= 2
-    assert 0 <= y.min() and y.max() < num_classes
+    assert y.min() >= 0 and y.max() < num_classes
     order = table.X[:, 0].argsort().numpy()  # the raw row of every row, since the feature counts them
     renamed = set(zip(labels.tolist(), y[order].tolist(), strict=True))
     assert len(renamed) == kept, "labels go to new names one to one, and rows keep theirs"

@@ -70,7 +70,7 @@ def test_tables_do_not_depend_on_the_order_nor_on_global_random_state(name, draw
 def test_seed_7_is_the_address_7_and_no_address_is_padded(name, drawn):
     prior = build_prior(name)
     assert digest(prior.sample(SPEC, (7,))) == digest(prior.sample(SPEC, np.int64(7))) == drawn[name][0]
-    others = [digest(prior.sample(SPEC, seed)) for seed in (1, (1, 0), (0, 1), (2**32 + 1,))]
+    others = [digest(prior.sample(SPEC, seed)) for seed in (1, (1, 0), (0, 1), 2**32 + 1)]
     assert len(set(others)) == 4
 
 
@@ -84,7 +84,7 @@ def test_tables_keep_their_word(name):
         assert table.X.shape[0] == len(table.y) == spec.num_rows and table.train_size == 60
         assert 1 <= table.X.shape[1] <= spec.num_features and table.X.isfinite().all()
         assert 2 <= table.num_classes <= spec.max_classes
-        assert 0 <= table.y.min() and table.y.max() < table.num_classes
+        assert table.y.min() >= 0 and table.y.max() < table.num_classes
         assert set(table.y[:60].tolist()) == set(table.y[60:].tolist())
         assert len(str(table.plan)) > 10 and " object at 0x" not in str(table.plan)
 
