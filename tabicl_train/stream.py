@@ -7,6 +7,7 @@ order. The items depend on (seed, step) alone, so they are the same for any numb
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import signal
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -133,6 +134,13 @@ def start_worker(_: int) -> None:
     """Stop signals reach the whole process group; the training process decides when its workers end."""
     for stop in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(stop, signal.SIG_IGN)
+
+
+def end_workers() -> None:
+    """Kill the workers of this process: they ignore the SIGTERM by which the interpreter would end them, and it
+    would wait for them forever after an exception, whose traceback keeps their loader alive."""
+    for worker in multiprocessing.active_children():
+        worker.kill()
 
 
 def load(stream: StepStream, config: StreamConfig, pin: bool) -> DataLoader:

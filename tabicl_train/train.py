@@ -21,7 +21,7 @@ from tabicl_train.config import PRECISIONS, ConfigError, RunConfig, build_prior
 from tabicl_train.metrics import Metrics
 from tabicl_train.module import Pretraining
 from tabicl_train.preemption import Preemption
-from tabicl_train.stream import StepStream, load
+from tabicl_train.stream import StepStream, end_workers, load
 from tabicl_train.weights import load_public
 
 
@@ -65,6 +65,8 @@ def train(config: RunConfig) -> str:
     except BaseException:
         status.write("failed", trainer.global_step)
         raise
+    finally:
+        end_workers()
     preempted = any(isinstance(c, Preemption) and c.asked for c in callbacks)
     outcome = "preempted" if preempted and trainer.global_step < config.total_steps else "finished"
     status.write(outcome, trainer.global_step)

@@ -75,8 +75,7 @@ def test_smoke_run_leaves_a_whole_run_directory(undisturbed):
 
 
 def test_training_lowers_the_loss(tmp_path):
-    settings = ["prior=mlp_scm", "trainer.max_steps=80", "curriculum.stages.smoke.steps=80"]
-    run(tmp_path / "run", *settings, "curriculum.stages.smoke.learning_rate=0.01")
+    run(tmp_path / "run", "curriculum.stages.smoke.steps=80", "curriculum.stages.smoke.learning_rate=0.01")
     losses = [float(row["loss"]) for row in metrics(tmp_path / "run")]
     assert sum(losses[-20:]) < 0.85 * sum(losses[:20])
 
@@ -137,6 +136,32 @@ def test_two_processes_train_like_one(undisturbed, tmp_path):
         assert float(b["grad_norm"]) == pytest.approx(float(a["grad_norm"]), rel=2e-2)
     assert float(together[0]["loss"]) == pytest.approx(float(alone[0]["loss"]), rel=1e-5)
     assert float(together[0]["grad_norm"]) == pytest.approx(float(alone[0]["grad_norm"]), rel=1e-4)
+
+
+BROKEN = """
+import os, sys
+from priors.dummy import Dummy
+from tabicl_train.commands import train
+
+execute = Dummy.execute
+
+def fail_on_rank_1(self, plan):
+    if os.environ["RANK"] == "1" and plan.address[1] == 5:
+        raise ZeroDivisionError("no such luck")
+    return execute(self, plan)
+
+Dummy.execute = fail_on_rank_1
+train()
+"""
+
+
+def test_an_error_on_one_rank_ends_both_and_names_the_table(tmp_path):
+    (tmp_path / "broken.py").write_text(BROKEN)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    settings = ["experiment=smoke", "prior=dummy", "trainer.devices=2", f"run_dir={tmp_path}/run"]
+    result = subprocess.run([*launch, tmp_path / "broken.py", *settings], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 1
+    assert re.search(r"no such luck\nwhile drawing table \d of step 5, seed 0", result.stderr)
 
 
 def test_bf16_stays_near_fp32(undisturbed, tmp_path):
