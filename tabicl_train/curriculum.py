@@ -14,7 +14,10 @@ import numpy as np
 from priors import TableSpec
 from priors.table import rng_at
 from tabicl_train.config import CurriculumConfig, StageConfig
+from tabicl_train.flops import forward_flops
+from tabicl_train.model.config import TabICLConfig
 
+IMBALANCE = 1.05  # of the slowest rank over the lower bound; finer cuts would lose more in small micro-batches
 # Features a table may have, by its rows (spec/prior.md, part C): (more rows than, at most features).
 FEATURE_CAPS = ((65_000, 10), (60_000, 15), (50_000, 20), (40_000, 30), (30_000, 40), (20_000, 60), (10_240, 80))
 
@@ -25,20 +28,16 @@ class MicroBatch:
 
     spec: what each of them is; `group_seed` is the address of the group
     tables: their numbers within the step; table i has the address (seed, step, i)
+    table_cost: FLOPs of a table's forward pass
     """
 
     spec: TableSpec
     tables: tuple[int, ...]
+    table_cost: float
 
     @property
     def cost(self) -> float:
-        """Relative cost of a pass: cells go through the column and row stages, row pairs through the learner.
-
-        The weights are the two leading terms of the matmul work of the 27.5 M-parameter model: 1.9 MFLOP a cell,
-        and 4 * 512 * 12 = 25 kFLOP a (row, labelled row) pair, beside 53 MFLOP a row of the learner.
-        """
-        rows, cells = self.spec.num_rows, self.spec.num_rows * self.spec.num_features
-        return len(self.tables) * (1.9e6 * cells + 53e6 * rows + 25e3 * rows * self.spec.train_size)
+        return len(self.tables) * self.table_cost
 
 
 @dataclass(frozen=True)
@@ -51,27 +50,31 @@ class StepPlan:
     micro_batches: tuple[MicroBatch, ...]
 
     def of_rank(self, rank: int, ranks: int) -> list[MicroBatch]:
-        """The micro-batches of one rank: largest first, each to the rank with the least to do so far."""
-        load = [0.0] * ranks
-        mine = []
-        spread = spread_over(self.micro_batches, ranks)
-        for batch in sorted(spread, key=lambda b: (-b.cost, b.tables)):
-            least = load.index(min(load))
-            load[least] += batch.cost
-            if least == rank:
-                mine.append(batch)
-        return mine
+        """The micro-batches of one rank."""
+        return self.assign(ranks)[rank]
 
+    def assign(self, ranks: int) -> list[list[MicroBatch]]:
+        """The micro-batches of every rank: largest first, each to the rank with the least to do so far.
 
-def spread_over(batches: tuple[MicroBatch, ...], ranks: int) -> list[MicroBatch]:
-    """At least one micro-batch a rank: the largest ones are halved while there are too few."""
-    batches = list(batches)
-    while len(batches) < ranks:
-        batches.sort(key=lambda b: (-len(b.tables), b.tables))
-        largest = batches.pop(0)
-        half = len(largest.tables) // 2
-        batches += [replace(largest, tables=largest.tables[:half]), replace(largest, tables=largest.tables[half:])]
-    return batches
+        Where that leaves a rank idle, or the slowest more than 5 % above the lower bound (the mean rank or the
+        largest table), the largest micro-batch is halved, until nothing is left to halve.
+        """
+        batches = list(self.micro_batches)
+        bound = max(sum(b.cost for b in batches) / ranks, max(b.table_cost for b in batches))
+        while True:
+            shares: list[list[MicroBatch]] = [[] for _ in range(ranks)]
+            loads = [0.0] * ranks
+            for batch in sorted(batches, key=lambda b: (-b.cost, b.tables)):
+                least = loads.index(min(loads))
+                loads[least] += batch.cost
+                shares[least].append(batch)
+            divisible = [b for b in batches if len(b.tables) > 1]
+            if not divisible or (all(shares) and max(loads) <= IMBALANCE * bound):
+                return shares
+            largest = max(divisible, key=lambda b: (b.cost, b.tables))
+            half = len(largest.tables) // 2
+            batches.remove(largest)
+            batches += [replace(largest, tables=largest.tables[:half]), replace(largest, tables=largest.tables[half:])]
 
 
 def stage_at(curriculum: CurriculumConfig, step: int) -> tuple[str, StageConfig, int]:
@@ -83,17 +86,18 @@ def stage_at(curriculum: CurriculumConfig, step: int) -> tuple[str, StageConfig,
     raise IndexError("the step lies beyond the last stage")
 
 
-def plan_step(curriculum: CurriculumConfig, max_classes: int, seed: int, step: int) -> StepPlan:
+def plan_step(curriculum: CurriculumConfig, model: TabICLConfig, seed: int, step: int) -> StepPlan:
     """The tables of a step, cut into micro-batches under the row budget."""
     name, stage, _ = stage_at(curriculum, step)
     rng = rng_at(seed, step, "step plan")
     batches = []
     for first in range(0, stage.tables, stage.group_size):
         tables = tuple(range(first, min(first + stage.group_size, stage.tables)))
-        spec = replace(draw_spec(stage, max_classes, rng), group_seed=(seed, step, first))
+        spec = replace(draw_spec(stage, model.max_classes, rng), group_seed=(seed, step, first))
+        cost = forward_flops(model, spec.num_rows, spec.train_size, spec.num_features)
         most = max(stage.micro_batch_rows // spec.num_rows, 1)
         for piece in np.array_split(tables, math.ceil(len(tables) / most)):  # even, no tiny remainder
-            batches.append(MicroBatch(spec, tuple(int(i) for i in piece)))
+            batches.append(MicroBatch(spec, tuple(int(i) for i in piece), cost))
     return StepPlan(step, name, stage.tables, tuple(batches))
 
 

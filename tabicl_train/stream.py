@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from priors import Prior, Table
 from tabicl_train.config import CurriculumConfig, StreamConfig
 from tabicl_train.curriculum import MicroBatch, plan_step
+from tabicl_train.model.config import TabICLConfig
 
 
 @dataclass
@@ -72,13 +73,13 @@ class StepStream(IterableDataset):
         self,
         prior: Prior,
         curriculum: CurriculumConfig,
-        max_classes: int,
+        model: TabICLConfig,
         seed: int,
         steps: range,
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
-        self.prior, self.curriculum, self.max_classes, self.seed = prior, curriculum, max_classes, seed
+        self.prior, self.curriculum, self.model, self.seed = prior, curriculum, model, seed
         self.steps, self.rank, self.ranks = steps, rank, ranks
 
     def __iter__(self) -> Iterator[StepItem]:
@@ -88,7 +89,7 @@ class StepStream(IterableDataset):
             yield self.draw(step)
 
     def draw(self, step: int) -> StepItem:
-        plan = plan_step(self.curriculum, self.max_classes, self.seed, step)
+        plan = plan_step(self.curriculum, self.model, self.seed, step)
         item = StepItem(step, plan.stage, plan.tables, [])
         with one_thread():
             for micro_batch in plan.of_rank(self.rank, self.ranks):

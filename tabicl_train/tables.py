@@ -22,7 +22,7 @@ def run_tables(config: RunConfig, count: int) -> Iterator[tuple[tuple[int, int],
     addresses = (
         (step, batch)
         for step in range(config.total_steps)
-        for batch in plan_step(config.curriculum, config.model.max_classes, config.seed, step).micro_batches
+        for batch in plan_step(config.curriculum, config.model, config.seed, step).micro_batches
     )
     with one_thread():
         for step, batch in tqdm(itertools.islice(addresses, count), total=count, unit="table", file=sys.stderr):
@@ -51,7 +51,7 @@ def gallery(config: RunConfig, told: Any) -> None:
 def show(config: RunConfig, told: Any) -> None:
     if not 0 <= told.step < config.total_steps:
         raise ConfigError([f"step is {told.step}; the run has the steps 0..{config.total_steps - 1}"])
-    plan = plan_step(config.curriculum, config.model.max_classes, config.seed, told.step)
+    plan = plan_step(config.curriculum, config.model, config.seed, told.step)
     batch = next((b for b in plan.micro_batches if told.table in b.tables), None)
     if batch is None:
         raise ConfigError([f"table is {told.table}; a step has the tables 0..{plan.tables - 1}"])

@@ -51,7 +51,7 @@ def train(config: RunConfig) -> str:
     stream = StepStream(
         build_prior(config),
         config.curriculum,
-        config.model.max_classes,
+        config.model,
         config.seed,
         range(first_step, config.total_steps),
         trainer.global_rank,

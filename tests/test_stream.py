@@ -8,6 +8,7 @@ import torch
 from priors import build_prior
 from priors.prior import Prior
 from tabicl_train.config import CurriculumConfig, StageConfig, StreamConfig
+from tabicl_train.model import TabICLConfig
 from tabicl_train.stream import StepStream, load
 
 STAGE = StageConfig(steps=7, rows=[30, 60], features=[1, 5], tables=6, group_size=2)
@@ -15,7 +16,7 @@ CURRICULUM = CurriculumConfig({"only": STAGE})
 
 
 def stream(start: int = 0, rank: int = 0, ranks: int = 1, prior: Prior | None = None) -> StepStream:
-    return StepStream(prior or build_prior("graph_scm"), CURRICULUM, 10, 5, range(start, 7), rank, ranks)
+    return StepStream(prior or build_prior("graph_scm"), CURRICULUM, TabICLConfig(), 5, range(start, 7), rank, ranks)
 
 
 def fingerprint(item) -> tuple:
@@ -77,7 +78,7 @@ class Broken(Prior):
 
 def test_an_error_of_the_prior_names_step_and_table():
     stage = dataclasses.replace(STAGE, rows=[60, 60])
-    broken = StepStream(Broken(), CurriculumConfig({"only": stage}), 10, 5, range(7))
+    broken = StepStream(Broken(), CurriculumConfig({"only": stage}), TabICLConfig(), 5, range(7))
     with pytest.raises(ZeroDivisionError) as caught:
         list(broken)
     assert re.search(r"table \d of step 3, seed 5", caught.value.__notes__[0])

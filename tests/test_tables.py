@@ -37,7 +37,7 @@ def test_gallery_is_a_picture_and_a_page_of_every_plan(name, tmp_path):
 
 def test_show_draws_the_table_that_training_sees():
     config = compose(["experiment=smoke", "seed=3"])
-    plan = plan_step(config.curriculum, 10, 3, 7)
+    plan = plan_step(config.curriculum, config.model, 3, 7)
     batch = next(b for b in plan.micro_batches if 5 in b.tables)
     table = build_prior("graph_scm").sample(batch.spec, (3, 7, 5))
     told = prior("show", "experiment=smoke", "prior=graph_scm", "seed=3", "step=7", "table=5")
