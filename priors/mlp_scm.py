@@ -8,20 +8,21 @@ import numpy as np
 import torch
 
 from priors.prior import Prior
-from priors.scm import (
+from priors.table import TableSpec, normals, rng_at
+from priors.v1 import (
     CAUSE_SAMPLINGS,
     Causes,
     Discretisation,
     choose,
     discretise,
+    group_rng,
     plan_causes,
     plan_discretisation,
     sample_causes,
     scaled_count,
     scaled_normal,
 )
-from priors.scm_activations import Activation, apply_activation, kind_weights, plan_activation
-from priors.table import TableSpec, as_seed, normals, rng_at
+from priors.v1_activations import Activation, apply_activation, kind_weights, plan_activation
 
 
 @dataclass(frozen=True)
@@ -97,16 +98,14 @@ class Plan:
 
 @dataclass
 class MLPSCM(Prior):
-    """causal: features and target are hidden units, so that features depend on each other; otherwise the features are
-        the independent causes and the target is the network's output
-    device: where tables are computed
+    """causal: features and target are hidden units, so that features depend on each other; otherwise, as in
+    tabicl 2.2.0, the features are the independent causes and the target is the network's output
     """
 
-    causal: bool = True
-    device: str = "cpu"
+    causal: bool = False
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> Plan:
-        group = draw_group(rng_at(seed if spec.group_seed is None else as_seed(spec.group_seed), "mlp_scm group"))
+        group = draw_group(group_rng(spec, seed))
         rng = rng_at(seed, "mlp_scm plan")
         num_causes = group.num_causes if self.causal else spec.num_features
         hidden = max(group.hidden, 2 * spec.num_features + 1) if self.causal else group.hidden
@@ -129,7 +128,7 @@ class MLPSCM(Prior):
         )
 
     def execute(self, plan: Plan) -> tuple[torch.Tensor, torch.Tensor, int]:
-        causes = sample_causes(plan.causes, plan.num_rows, rng_at(plan.seed, "causes"), self.device)
+        causes = sample_causes(plan.causes, plan.num_rows, rng_at(plan.seed, "causes"))
         wanted = [plan.target] if plan.features is None else [*plan.features, plan.target]
         values = run_network(plan, causes, wanted)
         columns = causes if plan.features is None else values[:, :-1]
@@ -204,7 +203,7 @@ def run_network(plan: Plan, causes: torch.Tensor, wanted: list[int]) -> torch.Te
 
 def linear(layer: Layer, x: torch.Tensor, rng: np.random.Generator, units: np.ndarray | None) -> torch.Tensor:
     """Random linear map of x (N, num_inputs) plus noise: all units, or only those given."""
-    weight = draw_weight(layer, rng, x.device)
+    weight = draw_weight(layer, rng)
     unit_noise = torch.full((layer.num_units,), layer.noise_std)
     if layer.noise_varies:
         unit_noise *= normals(rng, layer.num_units).abs()
@@ -212,11 +211,11 @@ def linear(layer: Layer, x: torch.Tensor, rng: np.random.Generator, units: np.nd
         weight, unit_noise = weight[:, units], unit_noise[units]
     if layer.noise_std == 0:
         return x @ weight
-    noise = normals(rng, len(x), weight.shape[1], device=x.device)
-    return noise.mul_(unit_noise.to(x.device)).addmm_(x, weight)
+    noise = normals(rng, len(x), weight.shape[1])
+    return noise.mul_(unit_noise).addmm_(x, weight)
 
 
-def draw_weight(layer: Layer, rng: np.random.Generator, device: torch.device) -> torch.Tensor:
+def draw_weight(layer: Layer, rng: np.random.Generator) -> torch.Tensor:
     """Weight (num_inputs, num_units). The variance of its non-zero part makes up for the zeros.
 
     Sides that the number of blocks does not divide leave inputs unused and units with noise alone.
@@ -224,13 +223,13 @@ def draw_weight(layer: Layer, rng: np.random.Generator, device: torch.device) ->
     if layer.blocks:
         height, width = layer.num_inputs // layer.blocks, layer.num_units // layer.blocks
         kept = layer.blocks * height * width / (layer.num_inputs * layer.num_units)
-        filled = normals(rng, layer.blocks, height, width, device=device) * (layer.weight_std / kept**0.5)
-        weight = torch.zeros(layer.num_inputs, layer.num_units, device=device)
+        filled = normals(rng, layer.blocks, height, width) * (layer.weight_std / kept**0.5)
+        weight = torch.zeros(layer.num_inputs, layer.num_units)
         for k, block in enumerate(filled):
             weight[k * height : (k + 1) * height, k * width : (k + 1) * width] = block
         return weight
-    weight = normals(rng, layer.num_inputs, layer.num_units, device=device) * layer.weight_std
+    weight = normals(rng, layer.num_inputs, layer.num_units) * layer.weight_std
     if layer.dropout:
-        kept = torch.from_numpy(rng.random(weight.shape, dtype=np.float32) >= layer.dropout).to(device)
+        kept = torch.from_numpy(rng.random(weight.shape, dtype=np.float32) >= layer.dropout)
         weight *= kept / (1 - layer.dropout) ** 0.5
     return weight

@@ -1,142 +1,208 @@
-"""What the two TabICL v1 priors share (arXiv 2502.05564): group draws, causes, and the way from numbers to classes.
+"""What mlp_scm and tree_scm, the priors of TabICL v1 (arXiv 2502.05564, appendix), share.
 
-Here columns are numpy arrays, float32 (num_rows, columns), and a group is the tables of one micro-batch.
+Hyper-parameters are drawn once per micro-batch group, from distributions that are drawn themselves. Causes feed the
+model; its real-valued target becomes classes, and some of its columns become categories.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+import torch
 
-from priors.finish import Rejected
-from priors.table import TableSpec, rng_at
+from priors.finish import Rejected, standardise
+from priors.table import TableSpec, as_seed, normals, rng_at
 
-Value = TypeVar("Value")
-
-SAMPLINGS = ("normal", "mixed", "uniform")
-BOUNDARIES = ("value", "rank")
-ATTEMPTS_PER_GROUP_DRAW = 20
-CATEGORICAL_TABLES = 0.2  # probability that a table turns some of its columns into categories
-ORDERED_CATEGORIES = 0.3  # probability that the categories of such a column keep the order of its values
+CAUSE_SAMPLINGS = ("normal", "mixed", "uniform")
+CATEGORICAL_SHARE = 0.2  # of the tables turn some columns into categories
+ORDERED_SHARE = 0.3  # of those columns keep the order of the values in their codes
+ATTEMPTS_PER_GROUP = 100
 
 
 def group_rng(spec: TableSpec, seed: tuple[int, ...]) -> np.random.Generator:
-    """Generator of what the tables of a group share; that of the attempt itself where the spec names no group.
+    """Generator of the hyper-parameters of a group, for the `seed` of an attempt as Prior.plan gets it.
 
-    Some draws for a group make dead tables only (all values infinite, say), so that a table which was rejected
-    20 times goes on with the next draw for its group.
+    Rejected tables are drawn again in the same group, or groups that make many dead tables would be rare. But a few
+    groups make dead tables only, so that a table that was rejected 100 times goes on to the next draw for the group.
     """
-    if spec.group_seed is None:
-        return rng_at(seed, "group")
-    return rng_at(spec.group_seed, "group", seed[-1] // ATTEMPTS_PER_GROUP_DRAW)
+    address = seed[:-1] if spec.group_seed is None else as_seed(spec.group_seed)
+    return rng_at(address, "group", seed[-1] // ATTEMPTS_PER_GROUP)
 
 
-def draw_positive(
-    rng: np.random.Generator, max_mean: float, min_mean: float, lower: float = 0, integer: bool = False
-) -> float | int:
-    """TNLS: lower + a normal truncated at 0, of log-uniform mean and relative deviation log-uniform in 0.01..1."""
-    mean = np.exp(rng.uniform(np.log(min_mean), np.log(max_mean)))
-    std = mean * np.exp(rng.uniform(np.log(0.01), 0))
-    below = ndtr(-mean / std)
-    value = max(0.0, mean + std * ndtri(below + (1 - below) * rng.random()))
-    return int(lower) + round(value) if integer else float(lower + value)
+def log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
+    return float(np.exp(rng.uniform(np.log(low), np.log(high))))
 
 
-def draw_choice(rng: np.random.Generator, values: Sequence[Value]) -> Value:
-    """CHOICE: one of the values by softmax probabilities, of the logit 1 for the first and U(-3, 5) for the others."""
-    weights = np.exp(np.append(1.0, rng.uniform(-3, 5, len(values) - 1)))
-    return values[np.searchsorted(weights.cumsum() / weights.sum(), rng.random(), side="right")]
+def scaled_normal(rng: np.random.Generator, max_mean: float, min_mean: float) -> float:
+    """Normal truncated to positive values, its mean log-uniform, its standard deviation 1 % to 100 % of the mean."""
+    mean = log_uniform(rng, min_mean, max_mean)
+    std = mean * log_uniform(rng, 0.01, 1.0)
+    while (draw := rng.normal(mean, std)) < 0:
+        pass
+    return float(draw)
 
 
-def draw_num_classes(rng: np.random.Generator, max_classes: int) -> int:
-    """2 half of the time, else uniform in 2..max_classes."""
-    return 2 if rng.random() < 0.5 else int(rng.integers(2, max_classes + 1))
+def scaled_count(rng: np.random.Generator, max_mean: float, min_mean: float, lower: int) -> int:
+    """`lower` plus a rounded scaled_normal."""
+    return lower + round(scaled_normal(rng, max_mean, min_mean))
 
 
-def draw_causes(
-    rng: np.random.Generator, num_rows: int, num_causes: int, sampling: str, own_moments: bool
-) -> np.ndarray:
-    """Independent columns (num_rows, num_causes).
-
-    sampling: "normal", "uniform" in [0, 1), or "mixed", where each column is normal, categorical, Zipf or uniform
-    own_moments: each normal column has a mean m ~ N(0, 1) and a deviation |m z|, z ~ N(0, 1), instead of 0 and 1
-    """
-    if sampling == "uniform":
-        return rng.random((num_rows, num_causes), dtype=np.float32)
-    causes = np.empty((num_rows, num_causes), np.float32)
-    kinds = np.zeros(num_causes, int) if sampling == "normal" else draw_kinds(rng, num_causes)
-    normal = np.flatnonzero(kinds == 0)
-    columns = rng.standard_normal((num_rows, len(normal)), dtype=np.float32)
-    if own_moments:
-        means = rng.standard_normal(len(normal), dtype=np.float32)
-        columns = columns * np.abs(means * rng.standard_normal(len(normal), dtype=np.float32)) + means
-    causes[:, normal] = columns
-    for column in np.flatnonzero(kinds == 1):
-        causes[:, column] = draw_categorical(rng, num_rows)
-    for column in np.flatnonzero(kinds == 2):
-        causes[:, column] = draw_zipf(rng, num_rows)
-    uniform = np.flatnonzero(kinds == 3)
-    causes[:, uniform] = rng.random((num_rows, len(uniform)), dtype=np.float32)
-    return causes
+def choice_weights(rng: np.random.Generator, num_options: int) -> np.ndarray:
+    """Probabilities of a choice: the softmax of 1 for the first option and U(-3, 5) for each of the others."""
+    logits = np.append(1.0, rng.uniform(-3, 5, num_options - 1))
+    weights = np.exp(logits)
+    return weights / weights.sum()
 
 
-def draw_kinds(rng: np.random.Generator, num_causes: int) -> np.ndarray:
-    """Kinds of mixed causes: 0 normal, 1 categorical, 2 Zipf, 3 uniform, by a table's own thresholds.
-
-    Each kind in turn takes a column that the kinds before it left, with probability 1 - t, t ~ U(0, 0.66) per table;
-    uniform is left.
-    """
-    thresholds = rng.uniform(0, 0.66, 3)
-    taken = rng.random((num_causes, 4)) > np.append(thresholds, 0)
-    return taken.argmax(1)
+def choose(rng: np.random.Generator, options: Sequence[Any]) -> Any:
+    """One of the options, with choice_weights."""
+    return options[rng.choice(len(options), p=choice_weights(rng, len(options)))]
 
 
-def draw_categorical(rng: np.random.Generator, num_rows: int) -> np.ndarray:
-    """2 to 20 category indices with random probabilities, standardised; float32 (num_rows,)."""
-    edges = rng.random(rng.integers(2, 21)).cumsum()
-    values = np.searchsorted(edges / edges[-1], rng.random(num_rows), side="right").astype(np.float32)
-    return (values - values.mean()) / (values.std() + 1e-6)
+@dataclass(frozen=True)
+class Causes:
+    """Independent root variables: one of CAUSE kinds each, the normal ones with a mean and a standard deviation."""
+
+    kinds: tuple[str, ...]
+    means: np.ndarray
+    stds: np.ndarray
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(self.kinds).items())
+        return f"{len(self.kinds)} causes: {kinds}"
 
 
-def draw_zipf(rng: np.random.Generator, num_rows: int) -> np.ndarray:
-    """Zipf of exponent U(2, 4), clipped at 10, centred; float32 (num_rows,)."""
-    values = np.minimum(rng.zipf(rng.uniform(2, 4), num_rows), 10).astype(np.float32)
+def plan_causes(rng: np.random.Generator, number: int, sampling: str, random_moments: bool) -> Causes:
+    """`sampling`: one of CAUSE_SAMPLINGS; `random_moments`: normal causes have a mean m ~ N(0,1), std |m N(0,1)|."""
+    if sampling == "mixed":
+        # each of the first three kinds passes a cause on to the next with its own probability of the table
+        normal, categorical, zipf = rng.uniform(0, 0.66, 3)
+        draws = rng.random((3, number))
+        kinds = np.select(
+            [draws[0] > normal, draws[1] > categorical, draws[2] > zipf], ["normal", "categorical", "zipf"], "uniform"
+        ).tolist()
+    else:
+        kinds = [sampling] * number
+    means, stds = np.zeros(number), np.ones(number)
+    if random_moments:
+        means = rng.standard_normal(number)
+        stds = np.abs(means * rng.standard_normal(number))
+    return Causes(tuple(kinds), means, stds)
+
+
+def sample_causes(causes: Causes, num_rows: int, rng: np.random.Generator) -> torch.Tensor:
+    """Causes, float32 (num_rows, number)."""
+    columns = normals(rng, num_rows, len(causes.kinds))
+    columns *= torch.from_numpy(causes.stds.astype(np.float32))
+    columns += torch.from_numpy(causes.means.astype(np.float32))
+    for j, kind in enumerate(causes.kinds):
+        if kind != "normal":
+            columns[:, j] = torch.from_numpy(ROOT_SAMPLERS[kind](rng, num_rows))
+    return columns
+
+
+def sample_categorical(rng: np.random.Generator, num_rows: int) -> np.ndarray:
+    """2 to 20 equidistant values with probabilities proportional to U(0,1), standardised."""
+    weights = rng.random(rng.integers(2, 21))
+    codes = np.searchsorted(np.cumsum(weights / weights.sum()), rng.random(num_rows))
+    return (codes - codes.mean()) / max(codes.std(ddof=1), 1e-6)
+
+
+def sample_zipf(rng: np.random.Generator, num_rows: int) -> np.ndarray:
+    """Zipf with an exponent in 2..4, clipped at 10, centred."""
+    values = np.minimum(rng.zipf(rng.uniform(2, 4), num_rows), 10)
     return values - values.mean()
 
 
-def classes_of(target: np.ndarray, num_classes: int, boundaries: str, rng: np.random.Generator) -> np.ndarray:
-    """Labels int64 (num_rows,): how many of num_classes - 1 random boundaries lie below the target, then permuted.
+def sample_uniform(rng: np.random.Generator, num_rows: int) -> np.ndarray:
+    return rng.random(num_rows, dtype=np.float32)
 
-    boundaries: "rank" for the values of random rows, "value" for N(0, 1) draws against the standardised target
-    Raises Rejected("nan") for a target that is not finite.
+
+ROOT_SAMPLERS = {"categorical": sample_categorical, "zipf": sample_zipf, "uniform": sample_uniform}
+
+
+@dataclass(frozen=True)
+class Category:
+    """A column that becomes categorical; order is "ascending", "descending" or "shuffled"."""
+
+    column: int
+    levels: int
+    order: str
+
+
+@dataclass(frozen=True)
+class Discretisation:
+    """How a real target becomes classes, and which columns become categories.
+
+    boundaries: "rank", the target's values in random rows, or "value", standard normal draws against the
+        standardised target
     """
-    if not np.isfinite(target).all():
+
+    boundaries: str
+    num_classes: int
+    categories: tuple[Category, ...]
+
+    def __str__(self) -> str:
+        text = f"target cut into {self.num_classes} classes by {self.boundaries}"
+        if self.categories:
+            text += "; columns cut into categories: " + ", ".join(
+                f"{category.column} ({category.levels} {category.order})" for category in self.categories
+            )
+        return text
+
+
+def plan_discretisation(rng: np.random.Generator, spec: TableSpec, boundaries: str) -> Discretisation:
+    num_classes = 2 if rng.random() < 0.5 else int(rng.integers(2, spec.max_classes + 1))
+    categories = []
+    if rng.random() < CATEGORICAL_SHARE:
+        share = rng.random()
+        for column in np.flatnonzero(rng.random(spec.num_features) < share):
+            levels = max(2, round(rng.gamma(1, 10)))
+            order = ("ascending", "descending")[rng.integers(2)] if rng.random() < ORDERED_SHARE else "shuffled"
+            categories.append(Category(int(column), levels, order))
+    return Discretisation(boundaries, num_classes, tuple(categories))
+
+
+def discretise(
+    columns: torch.Tensor, target: torch.Tensor, plan: Discretisation, seed: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Columns (num_rows, M) with categories in place, labels of the target (num_rows,), number of classes found.
+
+    Classes that no row falls into do not count. Raises Rejected where a single one is left.
+    """
+    rng = rng_at(seed, "categories")
+    for category in plan.categories:
+        values = columns[:, category.column]
+        codes = cut(values, random_rows(values, category.levels - 1, rng))
+        if category.order == "shuffled":
+            codes = torch.from_numpy(rng.permutation(category.levels))[codes]
+        elif category.order == "descending":
+            codes = category.levels - 1 - codes
+        columns[:, category.column] = codes.to(columns.dtype)
+
+    rng = rng_at(seed, "classes")
+    target = standardise(target[:, None])[:, 0]
+    if target.isnan().any():
         raise Rejected("nan")
-    if boundaries == "rank":
-        edges = target[rng.integers(0, len(target), num_classes - 1)]
+    if plan.boundaries == "rank":
+        boundaries = random_rows(target, plan.num_classes - 1, rng)
     else:
-        target = target.astype(np.float64)
-        target = (target - target.mean()) / (target.std() + 1e-6)
-        edges = rng.standard_normal(num_classes - 1)
-    return rng.permutation(num_classes)[np.searchsorted(np.sort(edges), target, side="left")]
+        boundaries = normals(rng, plan.num_classes - 1)
+    found, labels = cut(target, boundaries).unique(return_inverse=True)
+    if len(found) < 2:
+        raise Rejected("one_class")
+    return columns, labels, len(found)
 
 
-def categorise_columns(columns: np.ndarray, rng: np.random.Generator) -> None:
-    """In one table of five, turn a share U(0, 1) of the columns (num_rows, M) into categories, in place.
+def random_rows(values: torch.Tensor, number: int, rng: np.random.Generator) -> torch.Tensor:
+    """The values of random rows, drawn with replacement."""
+    return values[torch.from_numpy(rng.integers(len(values), size=number))]
 
-    A column of K categories, K = max(2, round(Gamma(1, 10))), counts which of the values of K - 1 random rows lie
-    below a value; seven columns out of ten then permute these numbers.
-    """
-    if rng.random() >= CATEGORICAL_TABLES:
-        return
-    for column in np.flatnonzero(rng.random(columns.shape[1]) < rng.random()):
-        values = columns[:, column]
-        num_categories = max(2, round(rng.gamma(1, 10)))
-        edges = np.sort(values[rng.integers(0, len(values), num_categories - 1)])
-        categories = np.searchsorted(edges, values, side="left")
-        if rng.random() >= ORDERED_CATEGORIES:
-            categories = rng.permutation(num_categories)[categories]
-        columns[:, column] = categories
+
+def cut(values: torch.Tensor, boundaries: torch.Tensor) -> torch.Tensor:
+    """How many boundaries each value exceeds."""
+    return torch.searchsorted(boundaries.sort().values, values.contiguous())

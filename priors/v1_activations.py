@@ -1,108 +1,122 @@
-"""Activations of mlp_scm (TabICL, arXiv 2502.05564): fixed functions and random Fourier functions."""
+"""Activations of mlp_scm: fixed functions after a random affine map, and random Fourier functions."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-MIN_STD = 1e-6
-FREQUENCIES = 256
-STEP = 2 * math.pi / (32 * FREQUENCIES)  # 32 grid points a period of the highest frequency
+from priors.v1 import choice_weights, log_uniform
 
-FIXED = {
+EPSILON = 1e-6
+
+FIXED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "tanh": torch.tanh,
     "leaky_relu": F.leaky_relu,
     "elu": F.elu,
     "identity": lambda x: x,
-    "selu": torch.selu,
+    "selu": F.selu,
     "silu": F.silu,
-    "relu": torch.relu,
+    "relu": F.relu,
     "softplus": F.softplus,
     "relu6": F.relu6,
     "hardtanh": F.hardtanh,
     "sign": lambda x: torch.where(x >= 0, 1.0, -1.0),
-    "gauss": lambda x: x.square().neg_().exp_(),
+    "gaussian": lambda x: torch.exp(-x * x),
     "exp": torch.exp,
-    "sqrt_abs": lambda x: x.abs().sqrt_(),
-    "unit_interval": lambda x: (x.abs() <= 1).float(),
-    "sine": torch.sin,
+    "sqrt_abs": lambda x: x.abs().sqrt(),
+    "indicator": lambda x: (x.abs() <= 1).float(),
+    "sin": torch.sin,
     "square": torch.square,
     "abs": torch.abs,
 }
-KINDS = (*FIXED, *["fourier"] * 10)
+KINDS = (*FIXED, *["fourier"] * 10)  # the random function is ten times as likely as any fixed one
+
+NUM_FREQUENCIES = 256
+GRID_STEP = 1 / 1024  # linear interpolation is off by (256/1024)^2 / 8 = 0.8 % of the amplitude of frequency 256
 
 
 @dataclass(frozen=True)
 class Activation:
-    """x -> f(scale (x + shift)) for x standardised over the rows; f is fixed, or a random Fourier function."""
+    """standardise -> (x + shift) scale -> function. The Fourier function standardises again, so the map is lost on it.
+
+    exponent: of the power law of the Fourier amplitudes
+    """
 
     kind: str
-    scale: float
-    shift: float
+    scale: float = 1.0
+    shift: float = 0.0
+    exponent: float = 0.0
 
     def __str__(self) -> str:
-        return f"{self.kind}({self.scale:.3g} (x {self.shift:+.3g}))"
-
-    def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-        """x float32 (units, num_rows) and so is the outcome; rng draws the Fourier function, one for all units."""
-        x = standardise(x).add_(self.shift).mul_(self.scale)
-        return Fourier.draw(rng)(standardise(x)) if self.kind == "fourier" else FIXED[self.kind](x)
+        if self.kind == "fourier":
+            return f"fourier(exponent {self.exponent:.2g})"
+        return f"{self.kind}({self.scale:.2g} (x {self.shift:+.2g}))"
 
 
-def draw_activation(kind: str, rng: np.random.Generator) -> Activation:
-    """An activation of that kind with a scale exp(2 N(0, 1)) and a shift N(0, 1)."""
+def kind_weights(rng: np.random.Generator) -> np.ndarray:
+    """Probabilities of KINDS in a group: half of the choices are among favourites of the group, half uniform."""
+    weights = choice_weights(rng, 2 * len(KINDS))
+    favourites, anything = np.split(weights, 2)
+    return favourites + anything.sum() / len(KINDS)
+
+
+def plan_activation(rng: np.random.Generator, weights: np.ndarray) -> Activation:
+    kind = KINDS[rng.choice(len(KINDS), p=weights)]
+    if kind == "fourier":
+        return Activation(kind, exponent=log_uniform(rng, 0.7, 3.0))
     return Activation(kind, scale=float(np.exp(2 * rng.standard_normal())), shift=float(rng.standard_normal()))
 
 
-def standardise(x: torch.Tensor) -> torch.Tensor:
-    """x (units, num_rows) with zero mean and unit deviation (ddof 1) over the rows."""
-    deviation = x - x.mean(1, keepdim=True)
-    std = deviation.square().sum(1, keepdim=True).div_(x.shape[1] - 1).sqrt_()
-    return deviation.div_(std.add_(MIN_STD))
+def apply_activation(activation: Activation, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    """The activation of x (N, H), which it overwrites; one function for all units."""
+    x -= x.mean(0)
+    x /= torch.linalg.vector_norm(x, dim=0).div_((len(x) - 1) ** 0.5).add_(EPSILON)
+    if activation.kind == "fourier":
+        return FourierFunction.draw(rng, activation.exponent)(x)
+    return FIXED[activation.kind](x.add_(activation.shift).mul_(activation.scale))
 
 
-@dataclass
-class Fourier:
-    """f(x) = sum_k weights_k sin(frequencies_k x + phases_k), each float32 (256,)."""
+@dataclass(frozen=True)
+class FourierFunction:
+    """f(x) = sum_k amplitude_k sin(frequency_k x + phase_k), float64 vectors of 256."""
 
     frequencies: np.ndarray
     phases: np.ndarray
-    weights: np.ndarray
+    amplitudes: np.ndarray
 
     @classmethod
-    def draw(cls, rng: np.random.Generator) -> Fourier:
-        """Frequencies U(0, 256), phases U(0, 2 pi), weights N(0, s_k) with s_k ~ frequency^-a and unit sum of s_k^2.
-
-        a is log-uniform in 0.7..3. A low frequency can outweigh all others: f is then smooth.
-        """
-        frequencies = FREQUENCIES * rng.random(FREQUENCIES)
-        phases = 2 * math.pi * rng.random(FREQUENCIES)
-        stds = frequencies ** -np.exp(rng.uniform(math.log(0.7), math.log(3)))
-        weights = rng.standard_normal(FREQUENCIES) * stds / np.sqrt((stds**2).sum())
-        return cls(*(values.astype(np.float32) for values in (frequencies, phases, weights)))
+    def draw(cls, rng: np.random.Generator, exponent: float) -> FourierFunction:
+        """Frequencies U(0, 256), amplitudes N(0,1) frequency^-exponent with the powers scaled to unit L2 norm."""
+        frequencies = NUM_FREQUENCIES * (1 - rng.random(NUM_FREQUENCIES))
+        powers = frequencies**-exponent
+        amplitudes = powers / np.linalg.norm(powers) * rng.standard_normal(NUM_FREQUENCIES)
+        return cls(frequencies, rng.uniform(0, 2 * np.pi, NUM_FREQUENCIES), amplitudes)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """f of every value of x, float32: tabulated over the range of x, and interpolated linearly.
+        """f of every entry: tabulated over the range of x, then interpolated.
 
-        256 sines a value would be most of the time of the prior. The table costs a matrix product, since
-        exp(i w (a + b)) = exp(i w a) exp(i w b) for a coarse grid of a and a fine one of b.
+        256 sines a value are 50 times dearer. With x = a + b on a grid (a coarse, b fine), sin(f a + p + f b) is a
+        sum of products, so the table is one matrix product.
         """
-        low, high = x.aminmax()
-        if not math.isfinite(high - low):
-            return torch.full_like(x, math.nan)
-        points = int((high - low) / STEP) + 2
-        fine = math.isqrt(points - 1) + 1
-        coarse = -(-points // fine)
-        angles = self.frequencies * (float(low) + STEP * fine * np.arange(coarse, dtype=np.float32)[:, None])
-        angles += self.phases  # (coarse, 256)
-        left = np.concatenate([np.sin(angles), np.cos(angles)], axis=1) * np.tile(self.weights, 2)
-        angles = self.frequencies[:, None] * (STEP * np.arange(fine, dtype=np.float32))  # (256, fine)
-        right = np.concatenate([np.cos(angles), np.sin(angles)])
-        table = (torch.from_numpy(left) @ torch.from_numpy(right)).flatten()
-        position = (x - low).div_(STEP)
-        index = position.int().clamp_(max=points - 2)
-        return torch.lerp(table[index], table[index + 1], position.sub_(index))
+        low, high = (float(bound) for bound in x.aminmax())
+        if not np.isfinite(high - low):
+            return torch.full_like(x, torch.nan)
+        size = math.isqrt(int((high - low) / GRID_STEP) + 2) + 1  # of both grids: size^2 points reach beyond high
+        coarse = np.outer(low + GRID_STEP * size * np.arange(size), self.frequencies) + self.phases
+        fine = np.outer(GRID_STEP * np.arange(size), self.frequencies)
+        coarse, fine = coarse.astype(np.float32), fine.astype(np.float32)
+        left = np.concatenate((np.sin(coarse), np.cos(coarse)), 1) * np.tile(self.amplitudes, 2).astype(np.float32)
+        right = np.concatenate((np.cos(fine), np.sin(fine)), 1)
+        table = (torch.from_numpy(left) @ torch.from_numpy(right).T).view(-1)
+
+        position = (x - low).mul_(1 / GRID_STEP)
+        cell = position.to(torch.int32)
+        fraction = position.sub_(cell)
+        cell = cell.view(-1)
+        below, above = table.index_select(0, cell), table[1:].index_select(0, cell)
+        return torch.lerp(below, above, fraction.view(-1)).view_as(x)
