@@ -8,7 +8,8 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from tabicl_train.config import CheckpointConfig, ConfigError
+from tabicl_train.config import CheckpointConfig, ConfigError, CurriculumConfig
+from tabicl_train.curriculum import last_of_stage
 from tabicl_train.weights import save_atomically
 
 
@@ -21,14 +22,16 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class Checkpoints(L.Callback):
-    """Saves every few steps and at the end; keeps the newest ones."""
+    """Saves every few steps and at the end, and keeps the newest ones; the end of a stage is kept for good."""
 
-    def __init__(self, folder: Path, config: CheckpointConfig) -> None:
-        self.folder, self.config = folder, config
+    def __init__(self, folder: Path, config: CheckpointConfig, curriculum: CurriculumConfig) -> None:
+        self.folder, self.config, self.curriculum = folder, config, curriculum
 
     def on_train_batch_end(self, trainer: L.Trainer, module, *_) -> None:
         if trainer.global_step % self.config.every == 0:
             self.save(trainer)
+        if stage := last_of_stage(self.curriculum, trainer.global_step - 1):
+            trainer.save_checkpoint(self.folder / f"stage-{stage}.ckpt")
 
     def on_train_end(self, trainer: L.Trainer, module) -> None:
         self.save(trainer)

@@ -34,6 +34,7 @@ CONFIG_DIR = next(d for d in (PACKAGE / "configs", PACKAGE.parent / "configs") i
 PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed"}
 SCHEDULES = ("cosine", "linear", "constant")
 ROW_DISTRIBUTIONS = ("uniform", "log_uniform")
+PARTS = ("column", "row", "icl")  # of the network, as stages can freeze them
 OPTIMIZERS = ("muon", "adamw")
 ACCELERATORS = ("auto", "cpu", "cuda")
 
@@ -75,6 +76,8 @@ class StageConfig:
     steps: int = 1000
     rows: list[int] = field(default_factory=lambda: [1024, 1024])  # [lowest, highest] rows of a table
     row_distribution: str = "log_uniform"
+    small_share: float = 0.0  # share of the groups whose rows are drawn from small_rows instead
+    small_rows: list[int] = field(default_factory=lambda: [100, 1024])
     train_share: list[float] = field(default_factory=lambda: [0.3, 0.9])  # labelled share of the rows, uniform
     features: list[int] = field(default_factory=lambda: [1, 100])  # uniform
     tables: int = 64  # tables of one optimiser step, over all ranks
@@ -86,17 +89,29 @@ class StageConfig:
     final_learning_rate: float = 1e-7
     clip: float = 10.0  # gradient norm
     weight_decay: float = 0.01
+    fresh_optimizer: bool = True  # forget the momenta of the stage before
+    frozen: list[str] = field(default_factory=list)  # parts that keep their weights: column, row, icl
+    checkpoint_rows: int | None = None  # recompute activations above this many rows; by default the model's value
 
     def problems(self) -> list[str]:
         found = at_least(1, steps=self.steps, tables=self.tables, group_size=self.group_size)
         found += at_least(1, micro_batch_rows=self.micro_batch_rows)
         found += ordered_pair("rows", self.rows, MIN_ROWS)
+        found += ordered_pair("small_rows", self.small_rows, MIN_ROWS)
         found += ordered_pair("features", self.features, 1)
         found += one_of("row_distribution", self.row_distribution, ROW_DISTRIBUTIONS)
         found += one_of("schedule", self.schedule, SCHEDULES)
         share = self.train_share
         if len(share) != 2 or not 0 < share[0] <= share[1] < 1:
             found.append(f"train_share is {list(share)}; it must be [lowest, highest] inside (0, 1), 0 and 1 excluded")
+        if not 0 <= self.small_share <= 1:
+            found.append(f"small_share is {self.small_share}; it must lie in 0..1")
+        for part in self.frozen:
+            found += one_of("frozen", part, PARTS)
+        if set(self.frozen) == set(PARTS):
+            found.append("frozen names every part; nothing would be trained")
+        if self.checkpoint_rows is not None:
+            found += at_least(0, checkpoint_rows=self.checkpoint_rows)
         if not 0 <= self.warmup <= 1:
             found.append(f"warmup is {self.warmup}; it is a share of the steps, 0..1")
         if not self.learning_rate > 0:
@@ -111,11 +126,19 @@ class StageConfig:
 @dataclass
 class CurriculumConfig:
     stages: dict[str, StageConfig] = field(default_factory=dict)  # by name, in the order they run
+    start: str | None = None  # the first stage to run, for a run from init_weights; the ones before are left out
 
     def problems(self) -> list[str]:
         if not self.stages:
             return ["stages is empty; a run needs at least one"]
-        return [f"stages.{name}.{p}" for name, stage in self.stages.items() for p in stage.problems()]
+        found = one_of("start", self.start, tuple(self.stages)) if self.start is not None else []
+        return found + [f"stages.{name}.{p}" for name, stage in self.stages.items() for p in stage.problems()]
+
+    def drop_skipped(self) -> None:
+        """Leave out the stages before `start`."""
+        if self.start in self.stages:
+            names = list(self.stages)
+            self.stages = {name: self.stages[name] for name in names[names.index(self.start) :]}
 
 
 @dataclass
@@ -179,6 +202,11 @@ class CheckpointConfig:
 
 
 @dataclass
+class ResumeConfig:
+    allow_changes: bool = False  # continue although the model, the seed, the prior or a started stage is another one
+
+
+@dataclass
 class RunConfig:
     """Everything about a run. `run_dir` is the run: the same command on it continues."""
 
@@ -193,6 +221,7 @@ class RunConfig:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     stream: StreamConfig = field(default_factory=StreamConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    resume: ResumeConfig = field(default_factory=ResumeConfig)
 
     def problems(self) -> list[str]:
         found = at_least(0, seed=self.seed)
@@ -265,6 +294,7 @@ def find_problems(tree: DictConfig) -> list[str]:
 
 def to_dataclasses(tree: DictConfig) -> RunConfig:
     config = OmegaConf.to_object(tree)
+    config.curriculum.drop_skipped()
     config.prior = OmegaConf.to_container(tree.prior, resolve=True) if tree.prior is not None else None
     return config
 

@@ -86,6 +86,12 @@ def stage_at(curriculum: CurriculumConfig, step: int) -> tuple[str, StageConfig,
     raise IndexError("the step lies beyond the last stage")
 
 
+def last_of_stage(curriculum: CurriculumConfig, step: int) -> str | None:
+    """The name of the stage that ends with a step (from 0), if one does."""
+    name, stage, stage_step = stage_at(curriculum, step)
+    return name if stage_step == stage.steps - 1 else None
+
+
 def plan_step(curriculum: CurriculumConfig, model: TabICLConfig, seed: int, step: int) -> StepPlan:
     """The tables of a step, cut into micro-batches under the row budget."""
     name, stage, _ = stage_at(curriculum, step)
@@ -103,7 +109,7 @@ def plan_step(curriculum: CurriculumConfig, model: TabICLConfig, seed: int, step
 
 def draw_spec(stage: StageConfig, max_classes: int, rng: np.random.Generator) -> TableSpec:
     """Rows, split and width of one group."""
-    low, high = stage.rows
+    low, high = stage.small_rows if rng.random() < stage.small_share else stage.rows
     if stage.row_distribution == "log_uniform":
         rows = math.floor(math.exp(rng.uniform(math.log(low), math.log(high + 1))))
     else:

@@ -17,6 +17,7 @@ from tabicl_train.model import TabICL
 from tabicl_train.optimizer import build_optimizer
 from tabicl_train.stream import StepItem
 
+MODULES = {"column": "col_embedder", "row": "row_interactor", "icl": "icl_predictor"}
 MAX_SKIPPED = 10  # non-finite steps in a row after which a run stops: the weights are beyond help by then
 
 
@@ -27,7 +28,7 @@ class Pretraining(L.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.config = config
-        self.model = TabICL(config.model)
+        self.model = TabICL(dataclasses.replace(config.model))  # its own copy: stages set checkpoint_rows
         self.loss = torch.zeros(())  # of the last step, this rank's share
         self.grad_norm = torch.zeros(())
         self.skipped = 0  # steps of non-finite gradient, all in all
@@ -44,6 +45,10 @@ class Pretraining(L.LightningModule):
             raise RuntimeError(f"the stream is at step {item.step}, the trainer at {self.global_step}")
         _, stage, stage_step = stage_at(self.config.curriculum, item.step)
         optimizer = self.optimizers()
+        if stage_step == 0 and stage.fresh_optimizer:
+            optimizer.state.clear()
+        if stage.checkpoint_rows is not None:
+            self.model.config.checkpoint_rows = stage.checkpoint_rows
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(stage, stage_step)
             group["weight_decay"] = stage.weight_decay if group["decayed"] else 0.0
@@ -60,6 +65,8 @@ class Pretraining(L.LightningModule):
             loss += share.detach()
 
         self.loss = loss
+        for part in stage.frozen:  # their gradients are exchanged all the same: DDP expects every parameter's
+            getattr(self.model, MODULES[part]).zero_grad(set_to_none=True)
         self.grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), stage.clip)
         self.skip_if_not_finite(item)
         optimizer.step()

@@ -18,6 +18,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from tabicl_train import checkpoint
 from tabicl_train.config import PRECISIONS, ConfigError, RunConfig, build_prior
+from tabicl_train.curriculum import stage_at
 from tabicl_train.metrics import Metrics
 from tabicl_train.module import Pretraining
 from tabicl_train.preemption import Preemption
@@ -35,7 +36,7 @@ def train(config: RunConfig) -> str:
     if first_step >= config.total_steps:
         tell(f"{run_dir}: finished already, {first_step} steps are done")
         return "finished"
-    refuse_changes(config, run_dir, resumed)
+    refuse_changes(config, resumed, first_step)
 
     quiet_lightning()
     torch.set_num_threads(config.trainer.cpu_threads)
@@ -103,7 +104,7 @@ def build_trainer(config: RunConfig, callbacks: list[L.Callback]) -> L.Trainer:
 def run_callbacks(config: RunConfig, run_dir: Path) -> list[L.Callback]:
     return [
         Metrics(config, run_dir / "metrics.csv"),
-        checkpoint.Checkpoints(run_dir / "checkpoints", config.checkpoint),
+        checkpoint.Checkpoints(run_dir / "checkpoints", config.checkpoint, config.curriculum),
         Preemption(),
     ]
 
@@ -125,18 +126,37 @@ def step_of(path: Path | None) -> int:
     return 0 if path is None else int(path.stem.removeprefix("step-"))
 
 
-def refuse_changes(config: RunConfig, run_dir: Path, resumed: Path | None) -> None:
-    """A run that continues keeps its model and seed; with others its checkpoint would mean nothing."""
+def refuse_changes(config: RunConfig, resumed: Path | None, first_step: int) -> None:
+    """Say what is configured otherwise than in the checkpoint; refuse what would make another run of it."""
     if resumed is None:
         return
-    before = torch.load(resumed, map_location="cpu", weights_only=True)["config"]
-    now = dataclasses.asdict(config)
-    changed = [f"seed was {before['seed']}, is {now['seed']}"] if before["seed"] != now["seed"] else []
-    for key, value in now["model"].items():
-        if before["model"].get(key) != value:
-            changed.append(f"model.{key} was {before['model'].get(key)}, is {value}")
-    if changed:
-        raise ConfigError([f"{run_dir} holds another run: {change}; choose a new run_dir" for change in changed])
+    before = flatten(torch.load(resumed, map_location="cpu", weights_only=True)["config"])
+    now = flatten(dataclasses.asdict(config))
+    changed = [key for key in sorted(before | now) if before.get(key) != now.get(key) and key not in HARMLESS]
+    stage, _, _ = stage_at(config.curriculum, min(first_step, config.total_steps - 1))
+    stages = list(config.curriculum.stages)
+    started = [f"curriculum.stages.{name}." for name in stages[: stages.index(stage) + 1]]
+    breaking = tuple(["model.", "prior.", "seed", *started])
+    order = [key.split(".")[2] for key in before if key.startswith("curriculum.stages.")]
+    found = [f"{key} was {before.get(key)}, is {now.get(key)}" for key in changed if key.startswith(breaking)]
+    if list(dict.fromkeys(order))[: len(started)] != stages[: len(started)]:
+        found.append(f"the stages were {list(dict.fromkeys(order))}, are {stages}")
+    if found and not config.resume.allow_changes:
+        advice = "choose a new run_dir, or say resume.allow_changes=true"
+        raise ConfigError([f"{config.run_dir} is another run: {line}; {advice}" for line in found])
+    for key in changed:
+        tell(f"changed   {key} was {before.get(key)}, is {now.get(key)}")
+
+
+HARMLESS = ("run_dir", "resume.allow_changes", "trainer.max_steps")
+
+
+def flatten(values: dict, prefix: str = "") -> dict:
+    """Nested values by their dotted names."""
+    flat = {}
+    for key, value in values.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
 
 
 def load_weights(module: Pretraining, config: RunConfig) -> None:
