@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from priors.prior import Prior
-from priors.table import TableSpec, normals, rng_at
-from priors.v1 import (
+from priors.scm import (
     CAUSE_SAMPLINGS,
     Causes,
     Discretisation,
@@ -22,7 +21,8 @@ from priors.v1 import (
     scaled_count,
     scaled_normal,
 )
-from priors.v1_activations import Activation, apply_activation, kind_weights, plan_activation
+from priors.scm_activations import Activation, apply_activation, kind_weights, plan_activation
+from priors.table import TableSpec, normals, rng_at
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from priors.v1 import choice_weights, log_uniform
+from priors.scm import choice_weights, log_uniform
 
 EPSILON = 1e-6
 
