@@ -124,7 +124,7 @@ class MLPSCM(Prior):
             layers=layers,
             features=features,
             target=target,
-            discretisation=plan_discretisation(rng, spec, group.boundaries),
+            discretisation=plan_discretisation(spec, seed, group.boundaries),
         )
 
     def execute(self, plan: Plan) -> tuple[torch.Tensor, torch.Tensor, int]:

@@ -15,22 +15,26 @@ import numpy as np
 import torch
 
 from priors.finish import Rejected, standardise
-from priors.table import TableSpec, as_seed, normals, rng_at
+from priors.table import Seed, TableSpec, as_seed, normals, rng_at
 
 CAUSE_SAMPLINGS = ("normal", "mixed", "uniform")
 CATEGORICAL_SHARE = 0.2  # of the tables turn some columns into categories
 ORDERED_SHARE = 0.3  # of those columns keep the order of the values in their codes
-ATTEMPTS_PER_GROUP = 100
+ATTEMPTS = 100
+
+
+def lasting_rng(address: Seed, name: str, seed: tuple[int, ...]) -> np.random.Generator:
+    """Generator at an address that is the same for 100 attempts at a table; `seed` is the one Prior.plan gets.
+
+    A rejected table is drawn again with the same hyper-parameters and number of classes, as in tabicl 2.2.0: else
+    what is rejected often would be rare. But some hyper-parameters make dead tables only, and end after 100.
+    """
+    return rng_at(address, name, seed[-1] // ATTEMPTS)
 
 
 def group_rng(spec: TableSpec, seed: tuple[int, ...]) -> np.random.Generator:
-    """Generator of the hyper-parameters of a group, for the `seed` of an attempt as Prior.plan gets it.
-
-    Rejected tables are drawn again in the same group, or groups that make many dead tables would be rare. But a few
-    groups make dead tables only, so that a table that was rejected 100 times goes on to the next draw for the group.
-    """
-    address = seed[:-1] if spec.group_seed is None else as_seed(spec.group_seed)
-    return rng_at(address, "group", seed[-1] // ATTEMPTS_PER_GROUP)
+    """Generator of the hyper-parameters of a group; a table without a group is its own."""
+    return lasting_rng(seed[:-1] if spec.group_seed is None else as_seed(spec.group_seed), "group", seed)
 
 
 def log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
@@ -155,8 +159,10 @@ class Discretisation:
         return text
 
 
-def plan_discretisation(rng: np.random.Generator, spec: TableSpec, boundaries: str) -> Discretisation:
+def plan_discretisation(spec: TableSpec, seed: tuple[int, ...], boundaries: str) -> Discretisation:
+    rng = lasting_rng(seed[:-1], "classes", seed)
     num_classes = 2 if rng.random() < 0.5 else int(rng.integers(2, spec.max_classes + 1))
+    rng = rng_at(seed, "discretisation")
     categories = []
     if rng.random() < CATEGORICAL_SHARE:
         share = rng.random()
