@@ -75,9 +75,9 @@ def test_smoke_run_leaves_a_whole_run_directory(undisturbed):
 
 
 def test_training_lowers_the_loss(tmp_path):
-    run(tmp_path / "run", "curriculum.stages.smoke.steps=80", "curriculum.stages.smoke.learning_rate=0.01")
+    run(tmp_path / "run", "curriculum.stages.smoke.steps=120", "curriculum.stages.smoke.learning_rate=0.01")
     losses = [float(row["loss"]) for row in metrics(tmp_path / "run")]
-    assert sum(losses[-20:]) < 0.85 * sum(losses[:20])
+    assert sum(losses[-30:]) / 30 < 0.82 * sum(losses[:10]) / 10
 
 
 def test_a_finished_run_is_left_as_it_is(undisturbed):
