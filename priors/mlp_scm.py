@@ -202,7 +202,10 @@ def run_network(plan: Plan, causes: torch.Tensor, wanted: list[int]) -> torch.Te
 
 
 def linear(layer: Layer, x: torch.Tensor, rng: np.random.Generator, units: np.ndarray | None) -> torch.Tensor:
-    """Random linear map of x (N, num_inputs) plus noise: all units, or only those given."""
+    """Random linear map of x (N, num_inputs) plus noise: all units, or only those given.
+
+    It has no bias, which the standardisation that follows, of the next activation or of the columns, would remove.
+    """
     weight = draw_weight(layer, rng)
     unit_noise = torch.full((layer.num_units,), layer.noise_std)
     if layer.noise_varies:

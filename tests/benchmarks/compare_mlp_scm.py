@@ -1,0 +1,62 @@
+"""Does mlp_scm draw the released generator's distribution? A classifier tries to tell the tables of the two apart.
+
+    python tests/benchmarks/compare_mlp_scm.py [tables=500] [rows=512] [causal=0]
+
+Prints what compare_graph_scm.py prints. With causal=1 the features are hidden units on both sides, which the
+released generator can do but does not by default.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+import sys
+import warnings
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+import torch
+from compare_graph_scm import report, statistics
+
+from priors import build_prior
+from priors.bench import PlainTable, own_tables
+
+MAX_FEATURES = 40
+
+
+def released_tables(num_rows: int, causal: bool) -> Iterator[PlainTable]:
+    """Tables of the released generator, which draws from global generators."""
+    from tabicl.prior import PriorDataset
+
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    defaults = inspect.signature(PriorDataset).parameters["scm_fixed_hp"].default
+    dataset = PriorDataset(
+        batch_size=1,
+        batch_size_per_gp=1,
+        min_features=1,
+        max_features=MAX_FEATURES,
+        max_seq_len=num_rows,
+        prior_type="mlp_scm",
+        n_jobs=1,
+        scm_fixed_hp=defaults | {"is_causal": causal},
+    )
+    while True:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            X, y, num_features, _, train_size = dataset.get_batch()
+        yield X[0, :, : int(num_features[0])].numpy(), y[0].numpy().astype(np.int64), int(train_size[0])
+
+
+if __name__ == "__main__":
+    tables, rows, causal = (
+        int(sys.argv[i]) if len(sys.argv) > i else default for i, default in ((1, 500), (2, 512), (3, 0))
+    )
+    torch.set_num_threads(1)
+    prior = build_prior("mlp_scm", causal=float(causal))
+    report(
+        [statistics(table) for table in islice(own_tables(prior, rows, 1, MAX_FEATURES), tables)],
+        [statistics(table) for table in islice(released_tables(rows, bool(causal)), tables)],
+    )

@@ -1,0 +1,238 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import expit, log1p
+from scipy.stats import kstest
+
+from priors import PriorError, TableSpec, build_prior
+from priors.finish import Rejected
+from priors.mlp_scm import Layer, Plan, draw_group, draw_weight, linear, pick_variables, run_network
+from priors.scm import Discretisation, plan_causes
+from priors.scm_activations import FIXED, KINDS, Activation, FourierFunction, apply_activation, kind_weights
+from priors.table import rng_at
+
+SPEC = TableSpec(num_rows=200, train_size=100, num_features=6, group_seed=(5,))
+
+ALPHA, LAMBDA = 1.6732632423543772, 1.0507009873554805
+CLOSED_FORMS = {  # float64 -> float64
+    "tanh": np.tanh,
+    "leaky_relu": lambda x: np.maximum(x, 0.01 * x),
+    "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+    "identity": lambda x: x,
+    "selu": lambda x: LAMBDA * np.where(x > 0, x, ALPHA * np.expm1(np.minimum(x, 0))),
+    "silu": lambda x: x * expit(x),
+    "relu": lambda x: np.maximum(x, 0),
+    "softplus": lambda x: np.maximum(x, 0) + log1p(np.exp(-np.abs(x))),
+    "relu6": lambda x: np.clip(x, 0, 6),
+    "hardtanh": lambda x: np.clip(x, -1, 1),
+    "sign": lambda x: np.where(x >= 0, 1, -1),
+    "gaussian": lambda x: np.exp(-(x**2)),
+    "exp": np.exp,
+    "sqrt_abs": lambda x: np.sqrt(np.abs(x)),
+    "indicator": lambda x: (np.abs(x) <= 1).astype(float),
+    "sin": np.sin,
+    "square": lambda x: x**2,
+    "abs": np.abs,
+}
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return rng_at("test mlp_scm")
+
+
+def layer(**changes) -> Layer:
+    plain = Layer(
+        activation=None, num_inputs=20, num_units=30, weight_std=1, blocks=0, dropout=0, noise_std=0, noise_varies=False
+    )
+    return replace(plain, **changes)
+
+
+# Activations
+
+
+def test_there_are_18_fixed_functions_and_one_that_weighs_ten():
+    assert set(CLOSED_FORMS) == set(FIXED) and len(KINDS) == 28
+
+
+@pytest.mark.parametrize("kind", CLOSED_FORMS)
+@pytest.mark.parametrize(("scale", "shift"), [(1.0, 0.0), (0.2, 1.5), (4.0, -0.3)])
+def test_fixed_functions_against_float64(rng, kind, scale, shift):
+    x = rng.standard_normal((500, 3)) * [1, 20, 0.3] + [0, 7, -0.2]
+    exact = (x - x.mean(0)) / x.std(0, ddof=1)
+    exact = CLOSED_FORMS[kind](scale * (exact + shift))
+    out = apply_activation(Activation(kind, scale, shift), torch.from_numpy(x).float(), rng).numpy()
+    assert np.allclose(out, exact, rtol=1e-3, atol=3e-3)  # the root of a rounding error is 1e-3
+
+
+def test_a_constant_unit_stays_finite(rng):
+    for kind in KINDS[:19]:
+        assert apply_activation(Activation(kind, 1, 0.5), torch.full((50, 2), 3.0), rng).isfinite().all()
+
+
+@pytest.mark.parametrize("reach", [0.001, 1, 40])
+def test_fourier_functions_against_float64(rng, reach):
+    function = FourierFunction.draw(rng, exponent=0.7)
+    x = torch.from_numpy(rng.uniform(-reach, reach, (300, 2)).astype(np.float32))
+    angles = x.double().numpy()[..., None] * function.frequencies + function.phases
+    exact = (np.sin(angles) * function.amplitudes).sum(-1)
+    out = function(x)
+    assert out.shape == x.shape and np.abs(out.numpy() - exact).max() < 0.01
+
+
+def test_fourier_functions_have_the_spectrum_of_their_definition(rng):
+    for exponent in (0.7, 3.0):
+        functions = [FourierFunction.draw(rng, exponent) for _ in range(400)]
+        frequencies = np.concatenate([function.frequencies for function in functions])
+        amplitudes = np.concatenate([function.amplitudes for function in functions])
+        assert kstest(frequencies, "uniform", (0, 256)).statistic < 0.01
+        powers = [np.log(np.abs(function.amplitudes)) for function in functions]
+        slopes = [np.polyfit(np.log(f.frequencies), power, 1)[0] for f, power in zip(functions, powers, strict=True)]
+        assert np.mean(slopes) == pytest.approx(-exponent, abs=0.03)
+        assert (amplitudes**2).sum() / 400 == pytest.approx(1, rel=0.25)
+        phases = np.concatenate([function.phases for function in functions])
+        assert kstest(phases, "uniform", (0, 2 * math.pi)).statistic < 0.01
+    x = torch.linspace(-3, 3, 500)
+    power = np.mean([FourierFunction.draw(rng, 0.7)(x).square().mean().item() for _ in range(200)])
+    assert power == pytest.approx(0.5, abs=0.06)  # the mean of a squared sine
+
+
+def test_a_group_prefers_some_activations(rng):
+    weights = np.array([kind_weights(rng) for _ in range(4000)])
+    assert np.allclose(weights.sum(1), 1)
+    assert np.allclose(weights.mean(0)[1:], 1 / 28, atol=0.003)
+    assert weights.mean(0)[0] < 0.025  # the weight of tanh is fixed to a low one, that of the others reaches exp(5)
+    # two of the layers of a network have the same fixed function with 0.043 in 600 groups of tabicl 2.2.0
+    assert (weights[:, :18] ** 2).sum(1).mean() == pytest.approx(0.041, abs=0.004)
+
+
+# Network
+
+
+@pytest.mark.parametrize("blocks", [1, 3, 4])
+def test_block_diagonal_weights_keep_the_variance(rng, blocks):
+    plan = layer(weight_std=2, blocks=blocks)
+    height, width = 20 // blocks, 30 // blocks
+    inside = np.zeros((20, 30), bool)
+    for k in range(blocks):
+        inside[k * height : (k + 1) * height, k * width : (k + 1) * width] = True
+    drawn = np.stack([draw_weight(plan, rng).numpy() for _ in range(200)])
+    assert ((drawn != 0) == inside).all()
+    assert (drawn**2).mean() == pytest.approx(2**2, rel=0.03)
+
+
+def test_dropped_weights_keep_the_variance(rng):
+    drawn = np.stack([draw_weight(layer(weight_std=3, dropout=0.75), rng).numpy() for _ in range(200)])
+    assert (drawn == 0).mean() == pytest.approx(0.75, abs=0.01)
+    assert (drawn**2).mean() == pytest.approx(3**2, rel=0.03)
+    assert kstest(drawn[drawn != 0] / 6, "norm").pvalue > 0.001
+
+
+@pytest.mark.parametrize("varies", [False, True])
+def test_noise(rng, varies):
+    silent = layer(weight_std=0.0, num_units=2000, noise_std=0.5, noise_varies=varies)
+    stds = linear(silent, torch.ones(400, 20), rng, None).std(0).numpy() / 0.5
+    assert kstest(stds, "halfnorm").pvalue > 0.001 if varies else np.abs(stds - 1).max() < 0.2
+    assert (stds**2).mean() == pytest.approx(1, rel=0.1)
+
+
+def test_only_what_is_wanted_is_computed_and_it_is_the_same(rng):
+    activation = Activation("tanh", 1.0, 0.0)
+    layers = (layer(num_inputs=4), *[layer(activation=activation, num_inputs=30)] * 3)
+    plan = Plan((1,), 50, plan_causes(rng, 4, "normal", False), layers, None, 0, Discretisation("rank", 2, ()))
+    causes = torch.from_numpy(rng.standard_normal((50, 4), dtype=np.float32))
+    everything = run_network(plan, causes, list(range(90)))
+    for wanted in ([89, 0, 31], [5, 29, 3], [40]):
+        assert torch.allclose(run_network(plan, causes, wanted), everything[:, wanted], atol=1e-4)
+    by_hand = causes @ draw_weight(layers[0], rng_at((1,), "layer", 0))
+    by_hand = torch.tanh((by_hand - by_hand.mean(0)) / by_hand.std(0)) @ draw_weight(
+        layers[1], rng_at((1,), "layer", 1)
+    )
+    assert torch.allclose(everything[:, :30], by_hand, atol=1e-4)
+
+
+@pytest.mark.parametrize("in_clique", [False, True])
+@pytest.mark.parametrize("target_last", [False, True])
+def test_features_and_target_are_different_variables(rng, in_clique, target_last):
+    group = replace(draw_group(rng), in_clique=in_clique, target_last=target_last)
+    seen = set()
+    for _ in range(400):
+        features, target = pick_variables(rng, 4, 15, group)
+        assert len({*features, target}) == 5 and 0 <= min(features) and max(features) < 14
+        assert (target == 14) == target_last
+        if in_clique:
+            assert max(features) - min(features) <= 4
+        seen |= {*features}
+    assert seen == set(range(14))
+
+
+# Tables
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_tables_of_a_group_share_their_hyper_parameters(causal):
+    prior = build_prior("mlp_scm", causal=causal)
+
+    def shared(plan):
+        return [
+            (one.num_inputs, one.num_units, one.weight_std, one.dropout, one.noise_std, one.noise_varies)
+            for one in plan.layers
+        ]
+
+    tables = [prior.sample(SPEC, seed) for seed in range(8)]
+    assert all(shared(table.plan) == shared(tables[0].plan) for table in tables)
+    assert len({table.plan.discretisation.num_classes for table in tables}) > 1
+    assert len({tuple(one.activation for one in table.plan.layers) for table in tables}) == 8
+    other = prior.sample(replace(SPEC, group_seed=6), 0)
+    assert shared(other.plan) != shared(tables[0].plan)
+    alone = [prior.sample(replace(SPEC, group_seed=None), seed) for seed in range(2)]
+    assert shared(alone[0].plan) != shared(alone[1].plan)
+
+
+def test_the_network_has_room_for_the_variables_of_a_causal_table():
+    spec = TableSpec(num_rows=50, train_size=25, num_features=60)
+    widths = set()
+    for seed in range(60):
+        plan = build_prior("mlp_scm", causal=True).plan(spec, (seed, 0))
+        assert min(one.num_units for one in plan.layers) >= 121 and len(plan.layers) >= 2
+        assert len({*plan.features, plan.target}) == 61
+        widths.add(plan.layers[0].num_inputs)
+        plan = build_prior("mlp_scm").plan(spec, (seed, 0))
+        assert plan.layers[0].num_inputs == 60 and plan.layers[-1].num_units == 1 and plan.features is None
+        assert plan.layers[0].activation is None and not plan.layers[0].noise_std and not plan.layers[0].dropout
+    assert len(widths) > 3  # numbers of causes
+
+
+def test_features_depend_on_each_other_in_causal_tables_alone():
+    def correlation(causal):
+        prior = build_prior("mlp_scm", causal=causal)
+        tables = [prior.sample(TableSpec(1000, 500, 6), seed) for seed in range(40)]
+        matrices = [np.abs(np.corrcoef(table.X.numpy().T)) for table in tables if table.X.shape[1] > 1]
+        return np.median([matrix[np.triu_indices(len(matrix), 1)].mean() for matrix in matrices])
+
+    assert correlation(False) == pytest.approx(math.sqrt(2 / (math.pi * 1000)), rel=0.15)
+    assert correlation(True) > 0.1
+
+
+def test_the_plan_reads_as_text():
+    plan = build_prior("mlp_scm", causal=True).sample(SPEC, 0).plan
+    lines = str(plan).splitlines()
+    assert len(lines) == 4 + len(plan.layers) and "200 rows" in lines[0]
+    assert all(f"-> {one.num_units} " in line for one, line in zip(plan.layers, lines[2:], strict=False))
+    assert f"variable {plan.target}" in lines[-2] and f"{plan.discretisation.num_classes} classes" in lines[-1]
+
+
+def test_an_overflow_is_a_rejection(rng):
+    prior = build_prior("mlp_scm")
+    plan = prior.plan(SPEC, (0, 0))
+    layers = [replace(one, activation=one.activation and Activation("exp", 1e3, 0.0)) for one in plan.layers]
+    with pytest.raises(Rejected, match="nan"):
+        prior.execute(replace(plan, layers=tuple(layers)))
+
+
+def test_an_option_of_the_wrong_kind_is_refused():
+    with pytest.raises(PriorError, match="causal"):
+        build_prior("mlp_scm", causal="often")

@@ -1,0 +1,230 @@
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.integrate import quad
+from scipy.stats import expon, kstest, norm
+
+from priors.finish import Rejected
+from priors.scm import (
+    Category,
+    Discretisation,
+    choice_weights,
+    choose,
+    cut,
+    discretise,
+    group_rng,
+    plan_causes,
+    plan_discretisation,
+    sample_categorical,
+    sample_causes,
+    sample_zipf,
+    scaled_count,
+    scaled_normal,
+)
+from priors.table import TableSpec, rng_at
+
+SPEC = TableSpec(num_rows=100, train_size=50, num_features=5)
+RNG = np.random.Generator
+
+
+@pytest.fixture
+def rng() -> RNG:
+    return rng_at("test scm")
+
+
+def test_scaled_normal_has_the_moments_of_its_definition(rng):
+    draws = np.array([scaled_normal(rng, 10, 0.1) for _ in range(20000)])
+
+    def over_std(moment):  # mean over the relative standard deviation r, log-uniform in 0.01..1, for a mean of one
+        return quad(lambda log_r: moment(np.exp(log_r)), np.log(0.01), 0)[0] / np.log(100)
+
+    def hazard(r):
+        return norm.pdf(1 / r) / norm.cdf(1 / r)
+
+    first = (10 - 0.1) / np.log(100) * over_std(lambda r: 1 + r * hazard(r))
+    second = (10**2 - 0.1**2) / (2 * np.log(100)) * over_std(lambda r: 1 + r**2 + r * hazard(r))
+    assert draws.min() > 0
+    assert draws.mean() == pytest.approx(first, rel=0.03)
+    assert (draws**2).mean() == pytest.approx(second, rel=0.06)
+
+
+def test_scaled_count_is_rounded_and_starts_at_the_lower_bound(rng):
+    draws = [scaled_count(rng, 6, 1, lower=2) for _ in range(3000)]
+    assert min(draws) == 2 and all(isinstance(draw, int) for draw in draws)
+    # rounding keeps the mean, and 5 / log(6) is that of a log-uniform draw in 1..6
+    assert np.mean(draws) == pytest.approx(2 + 5 / np.log(6) * 1.03, rel=0.05)
+
+
+@pytest.mark.parametrize("num_options", [2, 3])
+def test_choices_have_the_probabilities_of_their_definition(rng, num_options):
+    grid = np.exp(np.linspace(-3, 5, 2001)[:-1] + 0.002)
+    others = grid if num_options == 2 else np.add.outer(grid, grid)
+    first = (np.e / (np.e + others)).mean()  # a half for two options
+    counts = Counter(choose(rng, "abc"[:num_options]) for _ in range(10000))
+    assert counts["a"] / 10000 == pytest.approx(first, abs=0.015)
+    assert counts["b"] / 10000 == pytest.approx((1 - first) / (num_options - 1), abs=0.015)
+    weights = np.array([choice_weights(rng, num_options) for _ in range(2000)])
+    assert np.allclose(weights.sum(1), 1) and np.log(weights[:, 1] / weights[:, 0]).min() > -4
+    assert np.log(weights[:, 1] / weights[:, 0]).max() < 4
+
+
+def test_a_group_shares_its_hyper_parameters_over_tables_and_attempts():
+    def value(group, seed):
+        return group_rng(TableSpec(100, 50, 5, group_seed=group), seed).random()
+
+    assert value(3, (0, 0)) == value((3,), (8, 0)) == value(3, (9, 99))
+    assert value(3, (0, 0)) != value(4, (0, 0))
+    assert value(3, (0, 100)) != value(3, (0, 0))  # a dead group is left
+    assert value(None, (0, 0)) == value(None, (0, 1)) != value(None, (1, 0))
+
+
+def test_normal_causes_have_the_moments_that_are_planned(rng):
+    plain = plan_causes(rng, 300, "normal", random_moments=False)
+    assert not plain.means.any() and (plain.stds == 1).all()
+    causes = plan_causes(rng, 3000, "normal", random_moments=True)
+    assert kstest(causes.means, "norm").pvalue > 0.01
+    assert kstest(causes.stds / np.abs(causes.means), "halfnorm").pvalue > 0.01
+    columns = sample_causes(causes, 400, rng).numpy()
+    scores = (columns.mean(0) - causes.means) / causes.stds * 20
+    assert scores.std() == pytest.approx(1, abs=0.05)
+    assert np.median(columns.std(0) / causes.stds) == pytest.approx(1, abs=0.01)
+    assert kstest(((columns - causes.means) / causes.stds).ravel()[::100], "norm").pvalue > 0.01
+
+
+def test_uniform_causes(rng):
+    columns = sample_causes(plan_causes(rng, 5, "uniform", random_moments=True), 2000, rng).numpy()
+    assert all(kstest(column, "uniform").pvalue > 0.001 for column in columns.T)
+
+
+def test_mixed_causes_have_the_shares_of_a_table(rng):
+    kinds = ("normal", "categorical", "zipf", "uniform")
+    tables = [Counter(plan_causes(rng, 200, "mixed", False).kinds) for _ in range(3000)]
+    shares = np.array([[table[kind] / 200 for kind in kinds] for table in tables])
+    passed = 0.33 ** np.arange(4)  # mean share that the kinds before leave over
+    assert np.allclose(shares.mean(0), passed * [0.67, 0.67, 0.67, 1], atol=0.01)
+    binomial = 0.67 * 0.33 / 200
+    assert shares[:, 0].std() == pytest.approx(np.sqrt(0.66**2 / 12 + binomial), rel=0.05)
+
+
+def test_categorical_causes_are_standardised_indices(rng):
+    counts = []
+    for _ in range(300):
+        values, rows = np.unique(sample_categorical(rng, 2000), return_counts=True)
+        steps = np.diff(values)
+        assert 2 <= len(values) <= 20 and np.abs(steps / steps.min() - np.round(steps / steps.min())).max() < 1e-6
+        assert (values * rows).sum() == pytest.approx(0, abs=1e-6)
+        assert (values**2 * rows).sum() / 1999 == pytest.approx(1)
+        counts.append(len(values))
+    assert np.mean(counts) == pytest.approx(11, abs=1)
+
+
+def test_zipf_causes_are_clipped_and_centred(rng):
+    exponents = []
+    for _ in range(300):
+        column = sample_zipf(rng, 4000)
+        values, rows = np.unique(column.round(6), return_counts=True)
+        assert column.mean() == pytest.approx(0, abs=1e-9) and values[-1] - values[0] <= 9 + 1e-6
+        exponents.append(np.log2(rows[0] / rows[1]))
+    assert np.mean(exponents) == pytest.approx(3, abs=0.15) and np.std(exponents) == pytest.approx(2 / 12**0.5, abs=0.1)
+
+
+@settings(deadline=None, derandomize=True)
+@given(
+    st.lists(st.floats(-3, 3, width=16), min_size=1, max_size=20),
+    st.lists(st.floats(-3, 3, width=16), min_size=1, max_size=9),
+)
+def test_cut_counts_the_boundaries_below(values, boundaries):
+    counted = [sum(value > boundary for boundary in boundaries) for value in values]
+    assert cut(torch.tensor(values), torch.tensor(boundaries)).tolist() == counted
+
+
+def class_shares(target: torch.Tensor, boundaries: str, num_classes: int, tables: int) -> np.ndarray:
+    """Share of the first class in many tables with num_classes classes; 0 and 1 where a class is missing."""
+    shares = []
+    for seed in range(tables):
+        try:
+            plan = Discretisation(boundaries, num_classes, ())
+            _, labels, found = discretise(torch.zeros(len(target), 1), target, plan, (seed,))
+        except Rejected:
+            continue
+        assert labels.unique().tolist() == list(range(found))
+        assert (labels[target.argsort()].diff() >= 0).all()
+        shares.append((labels == 0).float().mean().item())
+    return np.array(shares)
+
+
+def test_boundaries_are_values_of_random_rows_or_normal_draws():
+    target = torch.from_numpy(5 + 3 * expon.ppf((np.arange(2000) + 0.5) / 2000)).float()
+    shares = class_shares(target, "rank", 2, 1500)
+    assert kstest(shares, "uniform").pvalue > 0.01
+    assert class_shares(target, "rank", 5, 1500).mean() == pytest.approx(1 / 5, abs=0.015)
+    # N(0, 1) lies above -1, the minimum of the standardised target, and then at the share 1 - exp(-(1 + z));
+    # the clamped outliers shift the scale by a few per cent
+    z = norm.ppf(np.linspace(norm.cdf(-1), 1, 20002)[1:-1])
+    expected = 1 - np.exp(-(1 + z))
+    shares = class_shares(target, "value", 2, 1500)
+    assert len(shares) / 1500 == pytest.approx(norm.sf(-1), abs=0.03)
+    assert np.allclose(np.quantile(shares, [0.1, 0.5, 0.9]), np.quantile(expected, [0.1, 0.5, 0.9]), atol=0.03)
+
+
+def test_classes_without_rows_do_not_count():
+    columns, target = torch.zeros(100, 1), torch.tensor([0.0, 1.0]).repeat(50)
+    plan = Discretisation("value", 10, ())
+    found = discretise(columns, target, plan, (0,))[2]
+    assert found == 2
+    with pytest.raises(Rejected, match="one_class"):
+        discretise(columns, torch.zeros(100), plan, (0,))
+    with pytest.raises(Rejected, match="nan"):
+        discretise(columns, torch.full((100,), torch.inf), plan, (0,))
+
+
+def test_number_of_classes_and_categories_of_tables():
+    plans = [plan_discretisation(TableSpec(100, 50, 40), (seed, 0), "rank") for seed in range(4000)]
+    counts = np.bincount([plan.num_classes for plan in plans], minlength=11) / 4000
+    assert np.allclose(counts[2:], [0.5 + 0.5 / 9] + [0.5 / 9] * 8, atol=0.025) and counts[2:].sum() == 1
+    with_categories = [plan.categories for plan in plans if plan.categories]
+    assert len(with_categories) / 4000 == pytest.approx(0.2, abs=0.02)  # 1 in 41 of them has none of 40 columns
+    assert kstest([len(columns) / 40 for columns in with_categories], "uniform").statistic < 0.06
+    levels = np.array([category.levels for columns in with_categories for category in columns])
+    more = np.exp(-(np.arange(3, 200) - 0.5) / 10)  # P(round(an exponential of mean 10) >= 3, 4, ...)
+    assert levels.min() == 2 and levels.mean() == pytest.approx(2 + more.sum(), rel=0.03)
+    orders = Counter(category.order for columns in with_categories for category in columns)
+    total = orders.total()
+    assert orders["shuffled"] / total == pytest.approx(0.7, abs=0.02)
+    assert orders["ascending"] / total == pytest.approx(0.15, abs=0.02)
+
+
+def test_a_table_keeps_its_number_of_classes_when_it_is_drawn_again():
+    plans = [plan_discretisation(SPEC, (7, attempt), "rank") for attempt in range(200)]
+    assert len({plan.num_classes for plan in plans[:100]}) == 1
+    assert len({plan.categories for plan in plans[:100]}) > 1
+    assert len({plan_discretisation(SPEC, (7, 100 * k), "rank").num_classes for k in range(20)}) > 1
+
+
+def test_categories_cut_a_column_by_rank(rng):
+    columns = torch.from_numpy(rng.standard_normal((300, 4), dtype=np.float32))
+    before = columns.clone()
+    categories = (Category(0, 12, "ascending"), Category(1, 12, "descending"), Category(2, 12, "shuffled"))
+    discretise(columns, before[:, 3], Discretisation("rank", 2, categories), (0,))
+    assert torch.equal(columns[:, 3], before[:, 3])
+    ordered = [codes[values.argsort()] for codes, values in zip(columns.T[:3], before.T[:3], strict=True)]
+    assert (ordered[0].diff() >= 0).all() and (ordered[1].diff() <= 0).all()
+    changes = ordered[2].diff()
+    assert (changes < 0).any() and (changes > 0).any() and (changes != 0).sum() == len(ordered[2].unique()) - 1
+    for codes in ordered:
+        assert 8 <= len(codes.unique()) <= 12 and 0 <= codes.min() and codes.max() <= 11
+
+
+def test_the_boundaries_of_categories_are_values_of_random_rows():
+    """So the share of the lower of two categories is uniform, whatever the column's distribution."""
+    shares = []
+    for seed in range(500):
+        columns = torch.linspace(0, 1, 200).pow(6)[:, None].clone()
+        plan = Discretisation("rank", 10, (Category(0, 2, "ascending"),))
+        discretise(columns, torch.arange(200.0), plan, (seed,))
+        shares.append((columns == 0).float().mean().item())
+    assert kstest(shares, "uniform").pvalue > 0.01
