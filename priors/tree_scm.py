@@ -86,7 +86,7 @@ class TreeSCM(Prior):
             num_rows=spec.num_rows,
             causes=plan_causes(rng, spec.num_features, cause_sampling, cause_moments),
             layers=layers,
-            discretisation=plan_discretisation(rng, spec, boundaries),
+            discretisation=plan_discretisation(spec, seed, boundaries),
         )
 
     def execute(self, plan: TreePlan) -> tuple[torch.Tensor, torch.Tensor, int]:

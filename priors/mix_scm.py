@@ -1,0 +1,63 @@
+"""mix_scm: tables of several priors, in given proportions; by default those of TabICL v1 (arXiv 2502.05564)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from priors.prior import Prior
+from priors.table import PriorError, Seed, Table, TableSpec, as_seed, rng_at
+
+
+@dataclass
+class MixSCM(Prior):
+    """components: for each prior by its name, a weight, and options of that prior: {graph_scm: {weight: 2, preset:
+    released}, ...}. Tables of a group come from the same component.
+    """
+
+    components: dict[str, dict[str, Any]] = field(
+        default_factory=lambda: {"mlp_scm": {"weight": 0.7}, "tree_scm": {"weight": 0.3}}
+    )
+
+    def problems(self) -> list[str]:
+        found, total = [], 0.0
+        for name, options in self.components.items():
+            if name == "mix_scm":
+                found.append("components.mix_scm: a mixture cannot be part of a mixture")
+                continue
+            weight = options.get("weight")
+            if type(weight) not in (int, float) or not 0 <= weight < float("inf"):
+                found.append(f"components.{name}.weight is {weight}; it must be a number, 0 or more")
+            else:
+                total += weight
+            try:
+                build_component(name, options)
+            except PriorError as error:
+                found.append(f"components.{name}: {error}")
+        if not found and total == 0:
+            found.append("components: at least one needs a positive weight")
+        return found
+
+    @cached_property
+    def priors(self) -> dict[str, Prior]:
+        """The components by name, in the order of their names, as no draw may depend on another order."""
+        return {name: build_component(name, self.components[name]) for name in sorted(self.components)}
+
+    def sample(self, spec: TableSpec, seed: Seed) -> Table:
+        address = as_seed(seed if spec.group_seed is None else spec.group_seed)
+        weights = np.cumsum([self.components[name]["weight"] for name in self.priors])
+        draw = rng_at(address, "component").random() * weights[-1]
+        name, prior = list(self.priors.items())[np.searchsorted(weights, draw, side="right")]
+        try:
+            return prior.sample(spec, seed)
+        except PriorError as error:
+            raise PriorError(f"component {name}: {error}") from None
+
+
+def build_component(name: str, options: dict[str, Any]) -> Prior:
+    from priors import build_prior  # which imports this module to find the priors
+
+    return build_prior(name, **{option: value for option, value in options.items() if option != "weight"})

@@ -1,0 +1,140 @@
+import dataclasses
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from priors import PriorError, TableSpec, build_prior
+from tabicl_train.config import ConfigError, compose
+from tabicl_train.config import build_prior as build_configured
+
+SPEC = TableSpec(60, 30, 3, 2)
+
+
+def component(table) -> str:
+    """The plan says which prior the table is of."""
+    return str(table.plan).split()[0].rstrip(",")
+
+
+def test_shares_are_the_weights():
+    mix = build_prior(
+        "mix_scm", components={"tree_scm": {"weight": 1}, "dummy": {"weight": 3.0}, "mlp_scm": {"weight": 0}}
+    )
+    drawn = [component(mix.sample(SPEC, i)) for i in range(300)]
+    assert set(drawn) == {"dummy", "tree_scm"}
+    assert drawn.count("dummy") / 300 == pytest.approx(0.75, abs=0.07)
+
+
+def test_by_default_tables_are_seven_tenths_mlp_scm():
+    drawn = [component(build_prior("mix_scm").sample(SPEC, i)) for i in range(150)]
+    assert set(drawn) == {"mlp_scm", "tree_scm"}
+    assert drawn.count("mlp_scm") / 150 == pytest.approx(0.7, abs=0.1)
+
+
+def test_tables_of_a_group_come_from_one_component():
+    mix = build_prior("mix_scm", components={"dummy": {"weight": 1}, "tree_scm": {"weight": 1}})
+    groups = [
+        {component(mix.sample(dataclasses.replace(SPEC, group_seed=(5, group)), (group, i))) for i in range(4)}
+        for group in range(30)
+    ]
+    assert all(len(group) == 1 for group in groups) and set().union(*groups) == {"dummy", "tree_scm"}
+    assert component(mix.sample(dataclasses.replace(SPEC, group_seed=7), 1)) == component(
+        mix.sample(dataclasses.replace(SPEC, group_seed=(7,)), 2)
+    )
+
+
+def test_a_table_is_the_components_own_table_at_that_address():
+    options = {"preset": "released", "filter_unpredictable_tables": False}
+    mix = build_prior("mix_scm", components={"graph_scm": {"weight": 1, **options}})
+    alone = build_prior("graph_scm", **options)
+    for seed in range(5):
+        mixed, own = mix.sample(SPEC, seed), alone.sample(SPEC, seed)
+        assert torch.equal(mixed.X, own.X) and torch.equal(mixed.y, own.y) and mixed.rejections == own.rejections
+
+
+def test_the_order_of_the_components_does_not_matter():
+    components = {"dummy": {"weight": 1}, "tree_scm": {"weight": 1}, "mlp_scm": {"weight": 1}}
+    one, other = (
+        build_prior("mix_scm", components=dict(items)) for items in (components.items(), reversed(components.items()))
+    )
+    other = pickle.loads(pickle.dumps(other))  # as it travels to worker processes
+    for seed in range(12):
+        assert torch.equal(one.sample(SPEC, seed).X, other.sample(SPEC, seed).X)
+
+
+@pytest.mark.parametrize(
+    ("components", "words"),
+    [
+        ({}, "components: at least one needs a positive weight"),
+        ({"dummy": {"weight": 0}}, "components: at least one needs a positive weight"),
+        ({"dummy": {}}, "components.dummy.weight is None; it must be a number, 0 or more"),
+        ({"dummy": {"weight": -1}}, "components.dummy.weight is -1"),
+        ({"dummy": {"weight": "much"}}, "components.dummy.weight is much"),
+        ({"dummy": {"weight": float("nan")}}, "components.dummy.weight is nan"),
+        ({"dmumy": {"weight": 1}}, "components.dmumy: there is no prior 'dmumy'; there are: dummy, graph_scm"),
+        ({"mix_scm": {"weight": 1}}, "components.mix_scm: a mixture cannot be part of a mixture"),
+        (
+            {"graph_scm": {"weight": 1, "preste": "x"}},
+            "components.graph_scm: prior graph_scm has no option 'preste'",
+        ),
+        ({"graph_scm": {"weight": 1, "min_nodes": 0}}, "components.graph_scm: prior graph_scm: min_nodes is 0"),
+    ],
+)
+def test_wrong_components_are_told(components, words):
+    with pytest.raises(PriorError) as caught:
+        build_prior("mix_scm", components=components)
+    assert words in str(caught.value)
+
+
+def test_everything_wrong_is_told_at_once():
+    with pytest.raises(PriorError, match=r"dummy.weight is -1.*no prior 'nope'.*did you mean 'preset'"):
+        build_prior(
+            "mix_scm",
+            components={"dummy": {"weight": -1}, "nope": {"weight": 1}, "graph_scm": {"weight": 1, "presett": 1}},
+        )
+
+
+def test_an_impossible_table_names_the_component():
+    mix = build_prior("mix_scm", components={"dummy": {"weight": 1}})
+    with pytest.raises(PriorError, match="component dummy: impossible table: num_features is 0"):
+        mix.sample(TableSpec(60, 30, 0, 2), 0)
+
+
+def configured(*overrides: str):
+    return build_configured(compose(["experiment=smoke", "prior=mix_scm", *overrides]))
+
+
+def test_components_are_set_by_overrides():
+    assert configured().components == {"mlp_scm": {"weight": 0.7}, "tree_scm": {"weight": 0.3}}
+    mix = configured(
+        "+prior.components.dummy.weight=1",
+        "prior.components.mlp_scm.weight=0",
+        "+prior.components.graph_scm.weight=2",
+        "+prior.components.graph_scm.preset=released",
+        "~prior.components.tree_scm",
+    )
+    assert mix.components == {
+        "mlp_scm": {"weight": 0},
+        "dummy": {"weight": 1},
+        "graph_scm": {"weight": 2, "preset": "released"},
+    }
+    assert {component(mix.sample(SPEC, i)) for i in range(20)} == {"dummy", "graph_scm"}
+    assert np.isclose(sum(options["weight"] for options in configured().components.values()), 1)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("prior.components.mlp_scm.wieght=1", "did you mean prior.components.mlp_scm.weight?"),
+        ("+prior.components.mlp_scm.depth=1", "components.mlp_scm: prior mlp_scm has no option 'depth'"),
+        ("+prior.components.nope.weight=1", "components.nope: there is no prior 'nope'"),
+        ("prior.components.mlp_scm.weight=abc", "components.mlp_scm.weight is abc"),
+        ("prior.components.mlp_scm=1", "prior.components.mlp_scm"),
+        ("prior.components=1", "prior.components"),
+    ],
+)
+def test_wrong_overrides_are_told(override, words):
+    with pytest.raises(ConfigError) as caught:
+        compose(["experiment=smoke", "prior=mix_scm", override])
+    assert words in "\n".join(caught.value.problems)
