@@ -328,7 +328,8 @@ def sort_out(config_name: str, overrides: list[str]) -> tuple[list[str], list[st
             hydra_compose(config_name, [*usable, text])
             usable.append(text)
         except COMPOSE_ERRORS as error:
-            found.append(missing_key(tree, override.key_or_group) or wrong_value(override, error))
+            missing = None if override.is_add() else missing_key(tree, override.key_or_group)
+            found.append(missing or wrong_value(override, error))
     return found, usable
 
 
