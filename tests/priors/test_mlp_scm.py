@@ -192,6 +192,29 @@ def test_tables_of_a_group_share_their_hyper_parameters(causal):
     assert shared(alone[0].plan) != shared(alone[1].plan)
 
 
+def test_a_table_that_is_drawn_again_keeps_its_hyper_parameters():
+    spec = replace(SPEC, group_seed=None)
+    first, again, other = (build_prior("mlp_scm").plan(spec, seed) for seed in ((3, 0), (3, 1), (4, 0)))
+    assert first.layers[0].weight_std == again.layers[0].weight_std != other.layers[0].weight_std
+    assert first.layers != again.layers
+
+
+def test_hyper_parameters_have_the_means_of_their_definition(rng):
+    groups = [draw_group(rng) for _ in range(3000)]
+
+    def mean_over_definition(name, high, low, lower=0):
+        drawn = np.mean([getattr(group, name) for group in groups])
+        return drawn / (lower + 1.02 * (high - low) / math.log(high / low))  # truncation adds 2 %, see test_scm
+
+    assert mean_over_definition("num_causes", 12, 1, 1) == pytest.approx(1, abs=0.05)
+    assert mean_over_definition("num_layers", 6, 1, 2) == pytest.approx(1, abs=0.05)
+    assert mean_over_definition("hidden", 130, 5, 4) == pytest.approx(1, abs=0.06)
+    assert mean_over_definition("weight_std", 10, 0.01) == pytest.approx(1, abs=0.1)
+    assert mean_over_definition("noise_std", 0.3, 1e-4) == pytest.approx(1, abs=0.1)
+    dropouts = np.array([group.weight_dropout for group in groups])
+    assert dropouts.mean() == pytest.approx(0.45, abs=0.02) and 0.88 < dropouts.max() <= 0.9
+
+
 def test_the_network_has_room_for_the_variables_of_a_causal_table():
     spec = TableSpec(num_rows=50, train_size=25, num_features=60)
     widths = set()
