@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from priors import Table
 from tabicl_train.config import ConfigError, RunConfig, build_prior
-from tabicl_train.curriculum import plan_step
+from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.stream import draw_table, one_thread
 
 
@@ -81,7 +81,21 @@ def bench(config: RunConfig, told: Any) -> None:
 
 
 def dump(config: RunConfig, told: Any) -> None:
-    raise NotImplementedError
+    from priors.store import dump as write
+
+    if told.output is None:
+        raise ConfigError(["output is missing; it is the folder that the tables are written to"])
+    steps = min(told.steps, config.total_steps)
+    tables = sum(stage_at(config.curriculum, step)[1].tables for step in range(steps))
+    requests = (
+        ((config.seed, step, index), batch.spec)
+        for step in range(steps)
+        for batch in plan_step(config.curriculum, config.model, config.seed, step).micro_batches
+        for index in batch.tables
+    )
+    outcome = write(build_prior(config), requests, told.output, processes=told.processes, total=tables)
+    shards = ", ".join(f"{count} shards {what}" for what, count in sorted(outcome.items()))
+    print(f"{told.output}: {tables} tables of steps 0..{steps - 1}; {shards}")
 
 
 ACTIONS = {"describe": describe, "gallery": gallery, "show": show, "bench": bench, "dump": dump}
