@@ -51,7 +51,7 @@ class Metrics(L.Callback):
         self.drawn += sum(batch.X.shape[0] for batch in item.batches)
         self.rejected += item.rejections.total()
         step = trainer.global_step
-        if step % self.config.trainer.log_every == 0 or step == self.config.total_steps:
+        if is_logged(self.config, step):
             loss = trainer.strategy.reduce(module.loss, reduce_op="sum").item()  # every rank takes part
             seconds = time.perf_counter() - self.started
             _, stage, stage_step = stage_at(self.config.curriculum, item.step)
@@ -69,7 +69,7 @@ class Metrics(L.Callback):
             }
             self.start_window()
             if trainer.is_global_zero:
-                append(self.path, row)
+                append(self.path, {column: row[column] for column in COLUMNS})
                 self.progress.show(row)
         self.waiting_since = time.perf_counter()
 
@@ -78,14 +78,19 @@ class Metrics(L.Callback):
             self.progress.close()
 
 
+def is_logged(config: RunConfig, step: int) -> bool:
+    """Whether the files of a run get rows after this many steps."""
+    return step % config.trainer.log_every == 0 or step == config.total_steps
+
+
 def append(path: Path, row: dict) -> None:
-    """One row; repr of a float reads back as the same float."""
+    """One row of a CSV file, whose first column is the step; repr of a float reads back as the same float."""
     new = not path.exists()
     with open(path, "a", newline="") as file:
         writer = csv.writer(file)
         if new:
-            writer.writerow(COLUMNS)
-        writer.writerow([repr(row[c]) if isinstance(row[c], float) else row[c] for c in COLUMNS])
+            writer.writerow(row)
+        writer.writerow([repr(value) if isinstance(value, float) else value for value in row.values()])
 
 
 def rewind(path: Path, step: int) -> None:

@@ -30,6 +30,7 @@ class Pretraining(L.LightningModule):
         self.config = config
         self.model = TabICL(dataclasses.replace(config.model))  # its own copy: stages set checkpoint_rows
         self.loss = torch.zeros(())  # of the last step, this rank's share
+        self.batch_losses: list[Tensor] = []  # of the last step, one a micro-batch of this rank
         self.grad_norm = torch.zeros(())
         self.skipped = 0  # steps of non-finite gradient, all in all
         self.skipped_in_a_row = 0
@@ -53,18 +54,19 @@ class Pretraining(L.LightningModule):
             group["lr"] = learning_rate(stage, stage_step)
             group["weight_decay"] = stage.weight_decay if group["decayed"] else 0.0
 
-        loss = torch.zeros((), device=self.device)
+        self.batch_losses = []
         for k, batch in enumerate(item.batches):
             if self.config.model.dropout > 0:  # the trainer's random state is not saved; the address replaces it
                 rng = rng_at(self.config.seed, item.step, self.global_rank, k, "dropout")
                 torch.manual_seed(int(rng.integers(2**63)))
             with self.sync(last=k == len(item.batches) - 1):
-                share = batch.X.shape[0] / item.tables * query_loss(self.model, batch)
-                # DDP averages over ranks; the step's loss is a sum of the ranks' shares.
-                self.manual_backward(share * self.trainer.world_size)
-            loss += share.detach()
+                loss = query_loss(self.model, batch)
+                # DDP averages over ranks; the step's loss is a sum over tables.
+                self.manual_backward(loss * (batch.X.shape[0] / item.tables * self.trainer.world_size))
+            self.batch_losses.append(loss.detach())
 
-        self.loss = loss
+        weights = [batch.X.shape[0] / item.tables for batch in item.batches]
+        self.loss = sum(w * loss for w, loss in zip(weights, self.batch_losses, strict=True))
         for part in stage.frozen:  # their gradients are exchanged all the same: DDP expects every parameter's
             getattr(self.model, MODULES[part]).zero_grad(set_to_none=True)
         self.grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), stage.clip)

@@ -19,6 +19,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from tabicl_train import checkpoint
 from tabicl_train.config import PRECISIONS, ConfigError, CurriculumConfig, RunConfig, StageConfig, build_prior
 from tabicl_train.curriculum import plan_step, stage_at
+from tabicl_train.lengths import Lengths
 from tabicl_train.metrics import Metrics
 from tabicl_train.module import Pretraining
 from tabicl_train.preemption import Preemption
@@ -104,6 +105,7 @@ def build_trainer(config: RunConfig, callbacks: list[L.Callback]) -> L.Trainer:
 def run_callbacks(config: RunConfig, run_dir: Path) -> list[L.Callback]:
     return [
         Metrics(config, run_dir / "metrics.csv"),
+        Lengths(run_dir),
         checkpoint.Checkpoints(run_dir / "checkpoints", config.checkpoint, config.curriculum),
         Preemption(),
     ]

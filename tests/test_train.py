@@ -13,6 +13,7 @@ import torch
 
 from tabicl_train.checkpoint import AtomicCheckpointIO, saved
 from tabicl_train.config import compose
+from tabicl_train.export import load_model
 from tabicl_train.metrics import COLUMNS, append, rewind
 
 EXACT = ("step", "stage", "loss", "grad_norm", "lr", "skipped")
@@ -25,9 +26,13 @@ def run(run_dir: Path, *overrides: str, check: bool = True) -> subprocess.Comple
     return result
 
 
-def metrics(run_dir: Path) -> list[dict]:
-    with open(run_dir / "metrics.csv", newline="") as file:
+def read(path: Path) -> list[dict]:
+    with open(path, newline="") as file:
         return list(csv.DictReader(file))
+
+
+def metrics(run_dir: Path) -> list[dict]:
+    return read(run_dir / "metrics.csv")
 
 
 def exact(run_dir: Path) -> list[tuple]:
@@ -74,6 +79,23 @@ def test_smoke_run_leaves_a_whole_run_directory(undisturbed):
     assert "name: smoke" in (undisturbed / "config.yaml").read_text()
 
 
+def test_lengths_are_recorded_with_multiplier_and_gate_of_every_layer(undisturbed):
+    batches, scaling = read(undisturbed / "batches.csv"), read(undisturbed / "scaling.csv")
+    for row in metrics(undisturbed):
+        mine = [b for b in batches if b["step"] == row["step"]]
+        assert sum(int(b["tables"]) for b in mine) == 8
+        assert sum(int(b["tables"]) * float(b["loss"]) for b in mine) / 8 == pytest.approx(float(row["loss"]), rel=1e-6)
+        layers = [s for s in scaling if s["step"] == row["step"]]
+        assert [s["layer"] for s in layers] == ["column.0", "icl.0", "icl.1"]
+        assert {int(s["n_smallest"]) for s in layers} == {min(int(b["n"]) for b in mine)}
+    assert {float(s["gate_mean"]) for s in scaling[:3]} == {1.0}  # the gate starts there, and then learns
+    assert all(float(s["gate_std"]) > 0 for s in scaling[-3:])
+    model = load_model(str(undisturbed))
+    for name, layer in model.named_scalings():
+        row = next(s for s in scaling[-3:] if s["layer"] == name)
+        assert float(row["at_largest"]) == pytest.approx(layer.multipliers(int(row["n_largest"])).abs().max().item())
+
+
 def test_training_lowers_the_loss(tmp_path):
     run(tmp_path / "run", "curriculum.stages.smoke.steps=120", "curriculum.stages.smoke.learning_rate=0.01")
     losses = [float(row["loss"]) for row in metrics(tmp_path / "run")]
@@ -97,6 +119,8 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(undisturbed, tmp_path):
     result = run(run_dir, "checkpoint.every=8")
     assert "resumed at step 13" in result.stderr
     assert exact(run_dir) == exact(undisturbed)
+    for name in ("batches.csv", "scaling.csv"):
+        assert (run_dir / name).read_text() == (undisturbed / name).read_text()
     for part in ("state_dict", "optimizer_states"):
         assert_same_state(last(run_dir)[part], last(undisturbed)[part])
     assert not list((run_dir / "checkpoints").glob(".*"))
@@ -233,8 +257,7 @@ def test_rewinding_metrics_drops_later_and_broken_rows(tmp_path):
         append(path, {c: step for c in COLUMNS} | {"loss": 0.1 + step})
     path.write_text(path.read_text() + "4,smoke,0.")  # killed while writing
     rewind(path, 2)
-    with open(path, newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read(path)
     assert [row["step"] for row in rows] == ["1", "2"]
     assert float(rows[0]["loss"]) == 0.1 + 1
 

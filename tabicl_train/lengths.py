@@ -1,0 +1,68 @@
+"""How a run exercises the length scaling: multipliers and gates of the scalable softmax, and loss by rows.
+
+Two files beside metrics.csv, written at the logged steps by the first rank, of its share of the step:
+
+batches.csv   a row a micro-batch: rows, labelled rows n, features, tables, loss
+scaling.csv   a row a layer: for the smallest and the largest n of the step the base multiplier, max |base(n)| over
+              heads and elements, and over all queries the mean and standard deviation of the gate 1 + tanh(MLP(q))
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import lightning as L
+import torch
+
+from tabicl_train.metrics import append, is_logged, rewind
+from tabicl_train.module import Pretraining
+from tabicl_train.stream import StepItem
+
+BATCHES = ("step", "stage", "rows", "n", "features", "tables", "loss")
+SCALING = ("step", "stage", "layer", "n_smallest", "n_largest", "at_smallest", "at_largest", "gate_mean", "gate_std")
+
+
+class Lengths(L.Callback):
+    def __init__(self, run_dir: Path) -> None:
+        self.batches, self.scaling = run_dir / "batches.csv", run_dir / "scaling.csv"
+        self.gates: dict[str, list[torch.Tensor]] = {}
+        self.hooks: list = []
+
+    def on_train_start(self, trainer: L.Trainer, module: Pretraining) -> None:
+        if trainer.is_global_zero:
+            rewind(self.batches, trainer.global_step)
+            rewind(self.scaling, trainer.global_step)
+
+    def on_train_batch_start(self, trainer: L.Trainer, module: Pretraining, item: StepItem, _: int) -> None:
+        if not trainer.is_global_zero or not is_logged(module.config, item.step + 1):
+            return
+        self.gates.clear()
+        for name, scaling in module.model.named_scalings():
+            if scaling.query_mlp is not None:
+                self.hooks.append(scaling.query_mlp.register_forward_hook(partial(self.keep_gate, name)))
+
+    def keep_gate(self, layer: str, module, inputs, output: torch.Tensor) -> None:
+        gate = 1 + torch.tanh(output.detach())
+        self.gates.setdefault(layer, []).append(torch.stack([gate.mean(), gate.square().mean()]))
+
+    def on_train_batch_end(self, trainer: L.Trainer, module: Pretraining, _, item: StepItem, __: int) -> None:
+        step = trainer.global_step
+        if not trainer.is_global_zero or not is_logged(module.config, step):
+            return
+        while self.hooks:
+            self.hooks.pop().remove()
+        for batch, loss in zip(item.batches, module.batch_losses, strict=True):
+            tables, rows, features = batch.X.shape
+            values = (step, item.stage, rows, batch.train_size, features, tables, loss.item())
+            append(self.batches, dict(zip(BATCHES, values, strict=True)))
+        smallest, largest = (f(batch.train_size for batch in item.batches) for f in (min, max))
+        for name, scaling in module.model.named_scalings():
+            base = [scaling.multipliers(n).abs().max().item() for n in (smallest, largest)]
+            if name in self.gates:
+                mean, square = torch.stack(self.gates[name]).mean(0).tolist()
+                std = max(square - mean**2, 0.0) ** 0.5
+            else:
+                mean, std = 1.0, 0.0
+            values = (step, item.stage, name, smallest, largest, *base, mean, std)
+            append(self.scaling, dict(zip(SCALING, values, strict=True)))
