@@ -1,6 +1,8 @@
 import csv
 import json
 import math
+import os
+import random
 import re
 import signal
 import subprocess
@@ -147,6 +149,30 @@ def test_another_model_or_seed_is_refused_in_the_same_run_directory(undisturbed)
                  "curriculum.stages.smoke.steps=40", check=False)  # fmt: skip
     assert result.returncode == 2 and "Traceback" not in result.stderr
     assert "seed was 0, is 1" in result.stderr and "model.embed_dim was 16, is 32" in result.stderr
+
+
+def test_ten_kills_at_random_moments_change_no_bit(tmp_path):
+    settings = ["prior=dummy", "curriculum.stages.smoke.steps=120", "checkpoint.every=3"]
+    run(tmp_path / "whole", *settings)
+    torn, generator = tmp_path / "torn", random.Random(0)
+    command = [sys.executable, "-m", "tabicl_train", "experiment=smoke", f"run_dir={torn}", *settings]
+    for _ in range(10):
+        before, more = count_rows(torn), generator.randint(1, 9)
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as process:
+            # Rows after the last checkpoint are dropped at the start, so the count falls before it rises.
+            while process.poll() is None and count_rows(torn) < max(before - 3, 0) + more:
+                time.sleep(generator.uniform(0, 0.01))
+            assert process.returncode is None, "the run ended before it could be killed"
+            os.killpg(process.pid, signal.SIGKILL)
+    run(torn, *settings)
+    assert exact(torn) == exact(tmp_path / "whole")
+    for part in ("state_dict", "optimizer_states"):
+        assert_same_state(last(torn)[part], last(tmp_path / "whole")[part])
+
+
+def count_rows(run_dir: Path) -> int:
+    path = run_dir / "metrics.csv"
+    return path.read_text().count("\n") - 1 if path.exists() else 0
 
 
 def test_two_processes_train_like_one(undisturbed, tmp_path):
