@@ -178,14 +178,16 @@ def discretise(
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Columns (num_rows, M) with categories in place, labels of the target (num_rows,), number of classes found.
 
-    Classes that no row falls into do not count. Raises Rejected where a single one is left.
+    Neither classes nor shuffled categories that no row falls into count, while the codes of ordered categories keep
+    the gap, as in tabicl 2.2.0. Raises Rejected where a single one is left.
     """
     rng = rng_at(seed, "categories")
     for category in plan.categories:
         values = columns[:, category.column]
         codes = cut(values, random_rows(values, category.levels - 1, rng))
         if category.order == "shuffled":
-            codes = torch.from_numpy(rng.permutation(category.levels))[codes]
+            found, codes = codes.unique(return_inverse=True)
+            codes = torch.from_numpy(rng.permutation(len(found)))[codes]
         elif category.order == "descending":
             codes = category.levels - 1 - codes
         columns[:, category.column] = codes.to(columns.dtype)

@@ -55,7 +55,7 @@ if __name__ == "__main__":
         int(sys.argv[i]) if len(sys.argv) > i else default for i, default in ((1, 500), (2, 512), (3, 0))
     )
     torch.set_num_threads(1)
-    prior = build_prior("mlp_scm", causal=float(causal))
+    prior = build_prior("mlp_scm", causal=bool(causal))
     report(
         [statistics(table) for table in islice(own_tables(prior, rows, 1, MAX_FEATURES), tables)],
         [statistics(table) for table in islice(released_tables(rows, bool(causal)), tables)],

@@ -215,6 +215,7 @@ def test_categories_cut_a_column_by_rank(rng):
     assert (ordered[0].diff() >= 0).all() and (ordered[1].diff() <= 0).all()
     changes = ordered[2].diff()
     assert (changes < 0).any() and (changes > 0).any() and (changes != 0).sum() == len(ordered[2].unique()) - 1
+    assert ordered[2].max() == len(ordered[2].unique()) - 1
     for codes in ordered:
         assert 8 <= len(codes.unique()) <= 12 and 0 <= codes.min() and codes.max() <= 11
 
@@ -228,3 +229,14 @@ def test_the_boundaries_of_categories_are_values_of_random_rows():
         discretise(columns, torch.arange(200.0), plan, (seed,))
         shares.append((columns == 0).float().mean().item())
     assert kstest(shares, "uniform").pvalue > 0.01
+
+
+def test_codes_of_ordered_categories_have_gaps_and_those_of_shuffled_ones_have_none():
+    gaps = Counter()
+    for seed in range(40):
+        columns = torch.arange(60.0)[:, None].repeat(1, 3)
+        categories = tuple(Category(i, 20, order) for i, order in enumerate(["ascending", "descending", "shuffled"]))
+        discretise(columns, torch.arange(60.0), Discretisation("rank", 10, categories), (seed,))
+        for column, category in zip(columns.T, categories, strict=True):
+            gaps[category.order] += int(column.max() - column.min() + 1 - len(column.unique()))
+    assert gaps["ascending"] > 40 < gaps["descending"] and gaps["shuffled"] == 0
