@@ -1,0 +1,42 @@
+"""disk: tables that another prior drew and `priors.store.dump` wrote, for the same curriculum and seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from priors.prior import Prior
+from priors.store import DamagedShard, Shard, read_table, shard_paths
+from priors.table import PriorError, Seed, Table, TableSpec, as_seed
+
+
+@dataclass
+class Disk(Prior):
+    """folder: where the shards are"""
+
+    folder: str = ""
+
+    def problems(self) -> list[str]:
+        if not self.folder:
+            return ["folder is not set; it is where tabicl-prior dump wrote its shards"]
+        if not Path(self.folder).is_dir():
+            return [f"folder is {self.folder!r}; there is no such folder"]
+        if not shard_paths(Path(self.folder)):
+            return [f"folder is {self.folder!r}; there are no shards in it"]
+        return []
+
+    @cached_property
+    def shard_size(self) -> int:
+        return int(Shard(shard_paths(Path(self.folder))[0]).metadata["shard_size"])
+
+    def sample(self, spec: TableSpec, seed: Seed) -> Table:
+        """The table that was dumped at the address (seed, step, table); the text of its plan stands for the plan."""
+        spec.check()
+        address = as_seed(seed)
+        if len(address) != 3:
+            raise PriorError(f"address {address}: tables on disk have the addresses (seed, step, table)")
+        try:
+            return read_table(Path(self.folder), self.shard_size, address, spec)
+        except DamagedShard as error:
+            raise PriorError(f"{error}; to mend it, dump into its folder again") from None
