@@ -52,8 +52,17 @@ PLAIN_KINDS = ("fixed",) * 8 + ("relu_power", "signed_power", "inverse_power", "
 
 def standardise(x: torch.Tensor) -> torch.Tensor:
     """Each feature of (n, N) to mean 0 and population standard deviation 1 over the rows (+1e-4)."""
-    x = x - x.mean(dim=1, keepdim=True)
-    return x.div_(x.square().mean(dim=1, keepdim=True).sqrt_().add_(1e-4))
+    x, shrinkage = normalise(x)
+    return x.mul_(shrinkage)
+
+
+def normalise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features (n, N) of mean 0 and deviation 1, and (n, 1) std / (std + 1e-4), which is still to be multiplied.
+
+    One fused pass instead of seven. The 1e-20 keeps constant features at zero.
+    """
+    x, _, inverse_std = torch.native_layer_norm(x, x.shape[1:], None, None, 1e-20)
+    return x, inverse_std.mul_(1e-4).add_(1).reciprocal_()
 
 
 @dataclass

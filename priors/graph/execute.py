@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from priors.graph.activations import standardise
+from priors.graph.activations import normalise
 from priors.graph.converters import convert_numeric
 from priors.graph.noise import Noise
 from priors.graph.plan import TARGET, GraphPlan, Node
@@ -72,5 +72,6 @@ def combine(how: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def scale(x: torch.Tensor, node: Node, noise: Noise) -> torch.Tensor:
     """Standardised features times random weights, over the root mean square of the rows' L2 norms."""
-    x = standardise(x).mul_(noise.tensor(node.weights.compute(noise.rng)[0][:, None]))
-    return x.div_(x.square().sum().div_(x.shape[1]).sqrt_().add_(1e-8))
+    x, factors = normalise(x)
+    factors = factors * noise.tensor(node.weights.compute(noise.rng)[0][:, None])
+    return x.mul_(factors.div_(factors.norm().add_(1e-8)))  # x has deviation 1: the factors' norm is that of the rows

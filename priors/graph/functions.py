@@ -12,7 +12,7 @@ import torch
 from priors.graph.activations import Activation
 from priors.graph.matrices import Matrix
 from priors.graph.nearest import nearest_centres, p_distances
-from priors.graph.noise import Noise
+from priors.graph.noise import Noise, normals
 from priors.graph.scalars import Scalars
 from priors.graph.weights import Weights
 
@@ -100,7 +100,7 @@ class Tree:
         u = noise.rng.random((self.trees, self.depth)) * cumulative[-1]
         dims = np.searchsorted(cumulative, u).clip(max=len(x) - 1)
         rows = noise.rng.integers(x.shape[1], size=dims.shape)
-        leaves = noise.rng.standard_normal((self.trees, 2**self.depth, self.m), dtype=np.float32)
+        leaves = normals(noise.rng, self.trees, 2**self.depth, self.m)
         if x.is_cuda:
             dims = noise.tensor(dims)
             return oblivious_trees_torch(x, dims, x[dims, noise.tensor(rows)], noise.tensor(leaves))
@@ -175,9 +175,9 @@ class GP:
         """float32 (256, n)."""
         if self.product_kernel:
             return self.radii(rng, (self.features, n))
-        directions = rng.standard_normal((self.features, n), dtype=np.float32)
+        directions = normals(rng, self.features, n)
         directions *= self.radii(rng, (self.features, 1)) / np.linalg.norm(directions, axis=1, keepdims=True)
-        mixing = rng.standard_normal((n, n), dtype=np.float32) * self.axes.compute(rng)[0][:, None]
+        mixing = normals(rng, n, n) * self.axes.compute(rng)[0][:, None]
         return directions @ mixing.T * np.float32(self.scale)
 
     def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
@@ -213,9 +213,14 @@ class Quadratic:
         # z^T M z = sum over pairs i <= j of (M_ij + M_ji) z_i z_j: one matmul with half of the products
         i, j = np.triu_indices(size)
         pairs = noise.tensor((matrices + matrices.transpose(0, 2, 1))[:, i, j] * np.where(i == j, np.float32(0.5), 1))
-        i, j = noise.tensor(i), noise.tensor(j)
         z = torch.cat([x, x.new_ones(1, x.shape[1])])
-        return torch.cat([pairs @ (chunk[i] * chunk[j]) for chunk in row_chunks(z, len(i))], dim=1)
+        out = []
+        for chunk in row_chunks(z, len(i)):
+            products = chunk.new_empty(len(i), chunk.shape[1])
+            for first, part in enumerate(products.split(list(range(size, 0, -1)))):
+                torch.mul(chunk[first], chunk[first:], out=part)
+            out.append(pairs @ products)
+        return torch.cat(out, dim=1)
 
 
 @dataclass
@@ -248,9 +253,9 @@ class EM:
 
     def assignment(self, x: torch.Tensor, centres: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
         """x (n, N), centres (n, k), sigma (k, 1) -> (k, N), columns summing to one."""
-        distance = p_distances(x.contiguous(), centres, self.p).pow_(1 / self.p)
-        logits = distance.div_(sigma).pow_(self.q).add_((2 * math.pi * sigma.square()).log_().div_(2)).neg_()
-        return logits.softmax(0)
+        distance = p_distances(x.contiguous(), centres, self.p, self.q / self.p)  # ||x - c||_p^q
+        log_scale = (2 * math.pi * sigma.square()).log_().div_(-2)
+        return torch.addcmul(log_scale, distance, sigma.pow(-self.q), value=-1).softmax(0)
 
 
 @dataclass

@@ -71,9 +71,9 @@ def add_distances(x, centre, p, start, stop, total):
             total[j] += power(abs(x[i, start + j] - c), p)
 
 
-@njit("f4[:, ::1](f4[:, ::1], f4[:, ::1], f4)", cache=True, fastmath=FASTMATH)
-def p_distances(x, centres, p):
-    """x (n, N), centres (k, n) -> (k, N): sum |x - c|^p."""
+@njit("f4[:, ::1](f4[:, ::1], f4[:, ::1], f4, f4)", cache=True, fastmath=FASTMATH)
+def p_distances(x, centres, p, outer):
+    """x (n, N), centres (k, n) -> (k, N): (sum |x - c|^p)^outer."""
     rows = x.shape[1]
     out = np.empty((centres.shape[0], rows), np.float32)
     total = np.empty(BLOCK, np.float32)
@@ -81,7 +81,8 @@ def p_distances(x, centres, p):
         stop = min(start + BLOCK, rows)
         for k in range(centres.shape[0]):
             add_distances(x, centres[k], p, start, stop, total)
-            out[k, start:stop] = total[: stop - start]
+            for j in range(stop - start):
+                out[k, start + j] = power(total[j], outer)
     return out
 
 

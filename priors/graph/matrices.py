@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from priors.graph.activations import PlainActivation
+from priors.graph.noise import normals
 from priors.graph.scalars import Scalars
 from priors.graph.weights import Weights
 
@@ -37,14 +38,14 @@ class MixturePoints:
     def compute(self, rng: np.random.Generator, size: int) -> np.ndarray:
         """float32 (size, dim)."""
         components = self.shares.size
-        centres = rng.standard_normal((components, self.dim), dtype=np.float32)
+        centres = normals(rng, components, self.dim)
         g, h = rng.standard_normal(2)
         size_of = np.exp(g + h * rng.standard_normal(components)).astype(np.float32)
-        spread = rng.standard_normal((components, self.dim, self.dim), dtype=np.float32)
+        spread = normals(rng, components, self.dim, self.dim)
         spread *= self.shapes.compute(rng)[:, None, :] * size_of[:, None, None]
         shares = np.cumsum(self.shares.compute(rng)[0])
         chosen = np.searchsorted(shares, rng.random(size) * shares[-1]).clip(max=components - 1)
-        points = rng.standard_normal((size, self.dim), dtype=np.float32)
+        points = normals(rng, size, self.dim)
         return centres[chosen] + np.einsum("sij,sj->si", spread[chosen], points)
 
 
@@ -84,19 +85,20 @@ class Matrix:
     def compute(self, rng: np.random.Generator) -> np.ndarray:
         """float32 (batch, n, m), each row of L2 norm 1."""
         matrix = self._raw(rng)
-        matrix += np.float32(1e-6) * rng.standard_normal(matrix.shape, dtype=np.float32)
+        if self.kind != "gaussian":  # where it would be the same distribution
+            matrix += np.float32(1e-6) * normals(rng, *matrix.shape)
         return normalise_rows(matrix)
 
     def _raw(self, rng: np.random.Generator) -> np.ndarray:
         shape = (self.batch, self.n, self.m)
         if self.kind == "gaussian":
-            return rng.standard_normal(shape, dtype=np.float32)
+            return normals(rng, *shape)
         if self.kind == "weights":
-            return rng.standard_normal(shape, dtype=np.float32) * self.weights.compute(rng).reshape(shape)
+            return normals(rng, *shape) * self.weights.compute(rng).reshape(shape)
         if self.kind == "singular_values":
             k = self.weights.size
-            left = rng.standard_normal((self.batch, self.n, k), dtype=np.float32)
-            right = rng.standard_normal((self.batch, k, self.m), dtype=np.float32)
+            left = normals(rng, self.batch, self.n, k)
+            right = normals(rng, self.batch, k, self.m)
             return (left * self.weights.compute(rng)[:, None, :]) @ right
         if self.kind == "kernel":
             a = self.points[0].compute(rng, self.batch * self.n).reshape(self.batch, self.n, -1)
@@ -106,4 +108,4 @@ class Matrix:
             matrix *= rng.integers(0, 2, shape, dtype=np.int8) * np.float32(2) - np.float32(1)
             return matrix
         matrix = self.activation(torch.from_numpy(self.inner.compute(rng)), -1).numpy()
-        return matrix + np.float32(1e-3) * rng.standard_normal(shape, dtype=np.float32)
+        return matrix + np.float32(1e-3) * normals(rng, *shape)

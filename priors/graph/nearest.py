@@ -8,13 +8,14 @@ import torch
 CHUNK = 2**22  # distances held at once on a CUDA device
 
 
-def p_distances(x: torch.Tensor, centres: torch.Tensor, p: float) -> torch.Tensor:
-    """x (n, N), centres (n, k) -> (k, N): sum over features of |x - c|^p."""
+def p_distances(x: torch.Tensor, centres: torch.Tensor, p: float, outer: float) -> torch.Tensor:
+    """x (n, N), centres (n, k) -> (k, N): (sum over features of |x - c|^p)^outer."""
     if x.is_cuda:
-        return p_distances_torch(x, centres, p)
+        return p_distances_torch(x, centres, p, outer)
     from priors.graph import kernels
 
-    return torch.from_numpy(kernels.p_distances(x.numpy(), centres.T.contiguous().numpy(), np.float32(p)))
+    centres = centres.T.contiguous().numpy()
+    return torch.from_numpy(kernels.p_distances(x.numpy(), centres, np.float32(p), np.float32(outer)))
 
 
 def nearest_centres(x: torch.Tensor, centres: torch.Tensor, p: float) -> torch.Tensor:
@@ -29,8 +30,8 @@ def nearest_centres(x: torch.Tensor, centres: torch.Tensor, p: float) -> torch.T
     return torch.from_numpy(nearest(x.numpy(), centres.T.contiguous().numpy(), np.float32(p)))
 
 
-def p_distances_torch(x: torch.Tensor, centres: torch.Tensor, p: float) -> torch.Tensor:
-    return torch.cdist(centres.T, x.T, p=p).pow_(p)
+def p_distances_torch(x: torch.Tensor, centres: torch.Tensor, p: float, outer: float) -> torch.Tensor:
+    return torch.cdist(centres.T, x.T, p=p).pow_(p * outer)
 
 
 def nearest_centres_torch(x: torch.Tensor, centres: torch.Tensor, p: float) -> torch.Tensor:

@@ -11,9 +11,9 @@ MAX_DEPTH = 6
 
 
 class ExtraTrees:
-    """A growing ensemble over one table: X float32 (M, N), y int64 (N,) in 0..classes-1."""
+    """A growing ensemble over one table: X float32 (M, N), y int64 (N,)."""
 
-    def __init__(self, X: np.ndarray, y: np.ndarray, classes: int, rng: np.random.Generator):
+    def __init__(self, X: np.ndarray, y: np.ndarray, rng: np.random.Generator):
         present, y = np.unique(y, return_inverse=True)
         order = np.argsort(y, kind="stable")
         self.X, self.y = np.ascontiguousarray(X[:, order], dtype=np.float32), y[order]  # rows sorted by class
@@ -77,8 +77,8 @@ def grow_tree(X, y, seed, votes, counts):
     threshold = np.zeros(nodes, np.float32)
     share = np.zeros((nodes, C), np.float32)
     bounds = np.zeros((nodes, C + 1), np.int64)  # segment of each class in `rows`
-    rows = np.empty(N, np.int64)
-    spare = np.empty(N, np.int64)
+    rows = np.empty(N, np.int32)
+    spare = np.empty(N, np.int32)
     size = 0
     for i in range(N):
         if weight[i] > 0:
@@ -90,6 +90,7 @@ def grow_tree(X, y, seed, votes, counts):
 
     values = np.empty(N, np.float32)
     w = np.empty(N, np.int32)
+    label = np.empty(N, np.int32)
     total = np.empty(C, np.float32)
     left = np.empty(C, np.float32)
     for node in range(nodes):
@@ -101,6 +102,7 @@ def grow_tree(X, y, seed, votes, counts):
         classes = 0
         for j in range(start, stop):
             w[j - start] = weight[rows[j]]
+            label[j - start] = y[rows[j]]
         for k in range(C):
             count = np.int32(0)
             for j in range(bounds[node, k] - start, bounds[node, k + 1] - start):
@@ -127,18 +129,22 @@ def grow_tree(X, y, seed, votes, counts):
             cut = low + u * (high - low)
             if cut >= high:
                 cut = low
-            left_weight = np.float32(0.0)
+            if size >= 4 * C:
+                for k in range(C):
+                    count = np.int32(0)
+                    for j in range(bounds[node, k] - start, bounds[node, k + 1] - start):
+                        count += w[j] if values[j] <= cut else np.int32(0)
+                    left[k] = count
+            else:
+                left[:] = np.float32(0.0)
+                for j in range(size):
+                    left[label[j]] += w[j] if values[j] <= cut else np.int32(0)
+            left_weight, left_square, right_square = np.float32(0.0), np.float32(0.0), np.float32(0.0)
             for k in range(C):
-                count = np.int32(0)
-                for j in range(bounds[node, k] - start, bounds[node, k + 1] - start):
-                    count += w[j] if values[j] <= cut else np.int32(0)
-                left[k] = count
                 left_weight += left[k]
-            right_weight = all_weight - left_weight
-            gain = np.float32(0.0)  # variance explained, up to a constant
-            for k in range(C):
-                right = total[k] - left[k]
-                gain += left[k] * left[k] / left_weight + right * right / right_weight
+                left_square += left[k] * left[k]
+                right_square += (total[k] - left[k]) * (total[k] - left[k])
+            gain = left_square / left_weight + right_square / (all_weight - left_weight)  # variance explained
             if gain > best:
                 best, feature[node], threshold[node] = gain, f, cut
         if feature[node] < 0:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from priors.graph.noise import normals
 from priors.graph.scalars import Scalars
 
 
@@ -30,7 +31,7 @@ class Weights:
         """float32 (batch, size)."""
         batch = len(self.slope)
         log_rank = np.log(np.arange(1, self.size + 1, dtype=np.float32))
-        logits = rng.standard_normal((batch, self.size), dtype=np.float32) * self.spread[:, None].astype(np.float32)
+        logits = normals(rng, batch, self.size) * self.spread[:, None].astype(np.float32)
         logits -= log_rank * self.slope[:, None].astype(np.float32)
         w = np.exp(logits - logits.max(axis=1, keepdims=True))
         w *= math.sqrt(self.size) / np.sqrt(np.square(w).sum(axis=1, keepdims=True))
