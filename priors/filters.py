@@ -9,9 +9,9 @@ import numpy as np
 from priors.finish import Rejected
 from priors.table import Table
 
-# Trees grown before each look, the last being the specified number. More trees and more rows only raise the z-score of the
-# improvement: of 400 tables none was rejected whose score passed 2 at any look (the largest of the rejected was 1.1), none
-# accepted whose score was below -3 after 12 trees.
+# Trees grown before each look, the last being the specified number. More trees and more rows only raise the z-score
+# of the improvement: of 400 tables none was rejected whose score passed 2 at any look (the largest of the rejected
+# was 1.1), none accepted whose score was below -3 after 12 trees.
 LOOKS = (1, 3, 6, 12, 25)
 CERTAIN = 2.5
 HOPELESS, HOPELESS_AFTER = -3.5, 12

@@ -17,7 +17,9 @@ TREE = next(block for _, block in BLOCKS if "pyproject.toml " in block)
 
 def test_the_readme_shows_the_commands_that_are_run_here():
     assert COMMANDS[:2] == ["launch/demo.sh", "launch/test.sh"]
-    assert {command.split()[0] for command in COMMANDS[2:]} == {"tabicl-train", "tabicl-export", "tabicl-evaluate"}
+    assert {command.split()[0] for command in COMMANDS[2:]} == {
+        "tabicl-train", "tabicl-export", "tabicl-evaluate", "tabicl-prior",
+    }  # fmt: skip
 
 
 def test_demo_from_another_directory_twice(tmp_path):

@@ -82,7 +82,7 @@ def test_a_run_starts_at_a_later_stage_from_weights(two_stages, tmp_path):
     result = run(tmp_path / "run", "curriculum.start=stage2", f"init_weights={tmp_path}/start.ckpt")
     assert result.returncode == 0, result.stderr
     assert [f.stem for f in saved(tmp_path / "run/checkpoints")][-1] == "step-00000006"
-    with pytest.raises(ConfigError, match="curriculum.start is 'third'; it must be one of smoke"):
+    with pytest.raises(ConfigError, match=r"curriculum\.start is 'third'; it must be one of smoke"):
         compose(["experiment=smoke", "curriculum.start=third"])
 
 

@@ -11,7 +11,7 @@ from priors.table import rng_at
 
 
 def normals(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    """Standard normal float32. Large arrays by Box and Muller's formula: 5 ns a value where numpy's ziggurat takes 10."""
+    """Standard normal float32; large arrays by Box and Muller's formula, 5 ns a value (numpy's ziggurat: 10 ns)."""
     size = math.prod(shape)
     if size < 1024:
         return rng.standard_normal(shape, dtype=np.float32)

@@ -19,4 +19,5 @@ if __name__ == "__main__":
     for name, speed in (("graph_scm", ours), ("released", theirs)):
         print(f"{name:10} {speed.tables_per_s:8.2f} tables/s {speed.cells_per_s / 1e6:8.3f} M cells/s at {rows} rows")
     ratios = sorted(b / a for a, b in zip(ours.seconds, theirs.seconds, strict=True))
-    print(f"ratio {median(ratios):.1f} (median of {rounds} rounds of {tables} tables; {ratios[0]:.1f} to {ratios[-1]:.1f})")
+    spread = f"{ratios[0]:.1f} to {ratios[-1]:.1f}"
+    print(f"ratio {median(ratios):.1f} (median of {rounds} rounds of {tables} tables; {spread})")

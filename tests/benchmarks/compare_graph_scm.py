@@ -122,7 +122,10 @@ def report(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> floa
     print(f"{'statistic':28} {'ours: mean, quartiles':34} {'released':34} {'KS':>5} {'p':>7} importance")
     for i, name in enumerate(names):
         test = ks_2samp(a[:, i], b[:, i])
-        sides = [f"{v.mean():8.3f} " + " ".join(f"{q:8.3f}" for q in np.quantile(v, [0.25, 0.5, 0.75])) for v in (a[:, i], b[:, i])]
+        sides = [
+            f"{v.mean():8.3f} " + " ".join(f"{q:8.3f}" for q in np.quantile(v, [0.25, 0.5, 0.75]))
+            for v in (a[:, i], b[:, i])
+        ]
         print(f"{name:28} {sides[0]} {sides[1]} {test.statistic:5.3f} {test.pvalue:7.0e} {importance[i]:.3f}")
     print(f"ROC AUC {auc:.3f} on {len(a)} against {len(b)} tables")
     return auc
