@@ -28,6 +28,9 @@ class MixSCM(Prior):
             if name == "mix_scm":
                 found.append("components.mix_scm: a mixture cannot be part of a mixture")
                 continue
+            if not isinstance(options, dict):
+                found.append(f"components.{name} is {options!r}; it must hold a weight, and options of {name}")
+                continue
             weight = options.get("weight")
             if type(weight) not in (int, float) or not 0 <= weight < float("inf"):
                 found.append(f"components.{name}.weight is {weight}; it must be a number, 0 or more")
