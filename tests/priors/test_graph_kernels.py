@@ -1,0 +1,151 @@
+import numpy as np
+import pytest
+import torch
+
+from priors.graph import kernels
+from priors.graph.functions import oblivious_trees_torch
+from priors.graph.nearest import nearest_centres, nearest_centres_torch, p_distances, p_distances_torch
+from priors.table import rng_at
+
+POWERS = (0.5, 0.77, 1.0, 1.5, 2.0, 3.1, 4.0)
+SHAPES = ((1, 1, 2), (1, 700, 5), (3, 513, 40), (9, 300, 33), (16, 1025, 4), (17, 200, 3), (24, 100, 60), (57, 100, 7))
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return rng_at("test graph kernels")
+
+
+def brute_distances(x: np.ndarray, centres: np.ndarray, p: float) -> np.ndarray:
+    """x (n, N), centres (n, k) -> (k, N) in float64."""
+    x, centres, p = x.astype(np.float64), centres.astype(np.float64), float(np.float32(p))
+    return (np.abs(x[:, None, :] - centres[:, :, None]) ** p).sum(0)
+
+
+def draw_points(rng: np.random.Generator, n: int, size: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """x (n, N) and centres (n, k) of which some are rows of x (zero distances) and two are equal (ties)."""
+    x = rng.standard_normal((n, size)).astype(np.float32) * np.exp(rng.standard_normal((n, 1))).astype(np.float32)
+    centres = rng.standard_normal((n, k)).astype(np.float32)
+    rows = rng.integers(size, size=(k + 1) // 2)
+    centres[:, : len(rows)] = x[:, rows]
+    centres[:, -1] = centres[:, 0]
+    return x, centres
+
+
+def assert_nearest(index: np.ndarray, distances: np.ndarray):
+    chosen = distances[index, np.arange(distances.shape[1])]
+    np.testing.assert_array_less(chosen, distances.min(0) * (1 + 1e-5) + 1e-30)
+
+
+@pytest.mark.parametrize("p", [0.125, *POWERS, 10.0])
+def test_power_is_accurate_over_the_whole_range(p: float):
+    x = np.exp(np.linspace(np.log(1e-30), np.log(1e30), 4001)).astype(np.float32)
+    exact = x.astype(np.float64) ** float(np.float32(p))
+    inside = (exact > 1e-37) & (exact < 1e37)
+    got = kernels.p_distances(x[None], np.zeros((1, 1), np.float32), np.float32(p), np.float32(1))[0]
+    bound = 2e-6 * (2 + 2 * np.abs(np.log2(exact[inside])))  # two powers, the outer of exponent 1
+    assert (np.abs(got[inside] / exact[inside] - 1) < bound).all()
+    near_one = np.abs(np.log(exact)) < 3
+    np.testing.assert_allclose(got[near_one], exact[near_one], rtol=1e-5)
+    assert np.isfinite(got).all() and (np.diff(got) >= 0).all()
+
+
+@pytest.mark.parametrize("p", POWERS)
+def test_p_distances_are_those_of_float64(rng, p: float):
+    for n, size, k in SHAPES:
+        x, centres = draw_points(rng, n, size, k)
+        exact = brute_distances(x, centres, p)
+        for outer in (1.0, 1.0 / p, 1.7 / p):
+            got = p_distances(torch.from_numpy(x), torch.from_numpy(centres), p, outer).numpy()
+            assert got.shape == (k, size)
+            np.testing.assert_allclose(got, exact**outer, rtol=3e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("p", POWERS)
+def test_nearest_centres_are_nearest(rng, p: float):
+    for n, size, k in SHAPES:
+        x, centres = draw_points(rng, n, size, k)
+        exact = brute_distances(x, centres, p)
+        flat = np.ascontiguousarray(centres.T)
+        found = [
+            kernels.nearest_centres(x, flat, np.float32(p)),
+            nearest_centres(*map(torch.from_numpy, (x, centres)), p),
+        ]
+        if n > kernels.HEAD:
+            found.append(kernels.nearest_centres_wide(x, flat, np.float32(p)))
+        for index in map(np.asarray, found):
+            assert index.dtype == np.int64 and index.shape == (size,)
+            assert_nearest(index, exact)
+            assert (index != k - 1).all()  # it equals centre 0, which comes first
+
+
+@pytest.mark.parametrize("kernel", [kernels.nearest_centres, kernels.nearest_centres_wide])
+def test_rows_equal_to_a_centre_go_to_it(rng, kernel):
+    x = rng.standard_normal((20, 600)).astype(np.float32)
+    rows = rng.permutation(600)[:100]
+    index = kernel(x, np.ascontiguousarray(x[:, rows].T), np.float32(0.5))
+    assert (index[rows] == np.arange(100)).all()
+
+
+def test_the_wide_kernel_looks_at_every_feature(rng):
+    # Centres agree on all features but one, which is the only one to decide.
+    for deciding in range(30):
+        centres = np.tile(rng.standard_normal(30), (4, 1)).astype(np.float32)
+        centres[:, deciding] = [0, 3, 6, 9]
+        x = np.repeat(centres[:1].T, 40, axis=1)
+        x[deciding] = rng.uniform(-1, 10, 40)
+        expected = np.clip(np.round(x[deciding] / 3), 0, 3)
+        assert (kernels.nearest_centres_wide(np.ascontiguousarray(x), centres, np.float32(1.3)) == expected).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_rows_that_are_not_finite_still_get_an_index(rng, value: float):
+    x = rng.standard_normal((20, 50)).astype(np.float32)
+    x[:, 7] = value
+    x[19, 8] = value
+    for n in (3, 20):
+        index = nearest_centres(torch.from_numpy(x[:n]), torch.from_numpy(x[:n, 10:15].copy()), 2.0)
+        assert 0 <= index.min() and index.max() < 5
+
+
+def test_oblivious_trees_are_those_of_a_loop_over_rows(rng):
+    for n, size, trees, depth, m in ((1, 30, 1, 1, 1), (3, 600, 5, 7, 2), (6, 70, 128, 3, 9)):
+        x = rng.standard_normal((n, size)).astype(np.float32)
+        dims, rows = rng.integers(n, size=(trees, depth)), rng.integers(size, size=(trees, depth))
+        thresholds = x[dims, rows]  # values of rows: the row itself is a tie, which goes to the zero side
+        leaves = rng.standard_normal((trees, 2**depth, m)).astype(np.float32)
+        expected = np.zeros((m, size))
+        for r in range(size):
+            for t in range(trees):
+                leaf = sum(2**d for d in range(depth) if x[dims[t, d], r] > thresholds[t, d])
+                expected[:, r] += leaves[t, leaf].astype(np.float64) / trees
+        np.testing.assert_allclose(kernels.oblivious_trees(x, dims, thresholds, leaves), expected, atol=2e-6)
+        on_torch = oblivious_trees_torch(*map(torch.from_numpy, (x, dims, thresholds, leaves)))
+        np.testing.assert_allclose(on_torch, expected, atol=2e-6)
+
+
+def test_other_layouts_are_an_error(rng):
+    x = rng.standard_normal((4, 10)).astype(np.float32)
+    with pytest.raises(TypeError):
+        kernels.nearest_centres(x.astype(np.float64), x.T.copy(), np.float32(1))
+    with pytest.raises(TypeError):
+        kernels.nearest_centres(x[:, ::2], x.T.copy(), np.float32(1))
+
+
+@pytest.mark.parametrize("p", POWERS)
+def test_the_torch_path_is_the_same(rng, p: float):
+    for n, size, k in SHAPES:
+        x, centres = map(torch.from_numpy, draw_points(rng, n, size, k))
+        assert_nearest(nearest_centres_torch(x, centres, p).numpy(), brute_distances(x.numpy(), centres.numpy(), p))
+        for outer in (1 / p, 1.5 / p):
+            a, b = p_distances(x, centres, p, outer), p_distances_torch(x, centres, p, outer)
+            apart = b > 0.1  # cdist by a matrix product, which it uses for p = 2, loses small distances
+            assert size == 1 or apart.float().mean() > 0.4
+            torch.testing.assert_close(a[apart], b[apart], rtol=1e-2 if p == 2 else 1e-4, atol=0)
+
+
+def test_the_torch_path_is_the_same_in_chunks(rng, monkeypatch):
+    x, centres = map(torch.from_numpy, draw_points(rng, 3, 500, 7))
+    whole = nearest_centres_torch(x, centres, 1.5)
+    monkeypatch.setattr("priors.graph.nearest.CHUNK", 100)
+    assert (nearest_centres_torch(x, centres, 1.5) == whole).all()
