@@ -45,7 +45,8 @@ def standardised(column: np.ndarray) -> list[float]:
 
     mean, std = moments(values)
     mean, std = moments([v for v in values if mean - 4 * std <= v <= mean + 4 * std])
-    values = [min(max(v, mean - 4 * std), mean + 4 * std) for v in values]
+    bound = 4 * max(std, 1e-6)
+    values = [min(max(v, mean - bound), mean + bound) for v in values]
     mean, std = moments(values)
     return [min(max((v - mean) / max(std, 1e-6), -100.0), 100.0) for v in values]
 
@@ -160,3 +161,12 @@ def test_a_large_table_is_never_copied_to_float64_as_a_whole():
     assert mode.largest <= columns.nbytes / 1.4  # all of it in float64 would be twice the float32 bytes
     torch.testing.assert_close(table.X.mean(0), torch.zeros(50), atol=1e-5, rtol=0)
     torch.testing.assert_close(table.X.std(0), torch.ones(50), atol=1e-4, rtol=0)
+
+
+def test_a_rare_value_keeps_its_column():
+    columns = torch.zeros(1000, 2)
+    columns[::100, 0], columns[:, 1] = 7.0, torch.arange(1000.0)
+    X = finish(columns, torch.arange(1000) % 2, 2, 500, rng_at(0)).X
+    rare = X[:, int(X.abs().max(0).values.argmax())] if X.shape[1] == 2 else None
+    assert rare is not None
+    assert sorted({round(v, 3) for v in rare.tolist()}) == [-0.04, 3.96]  # 4e-6 apart, divided by the floor of 1e-6
