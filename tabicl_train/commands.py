@@ -16,6 +16,7 @@ from hydra.types import RunMode
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from priors import PriorError
 from tabicl_train.config import CONFIG_DIR, ConfigError, compose, register, to_config, unknown
 from tabicl_train.config import first_lines as first_lines_of
 
@@ -41,7 +42,17 @@ def run_job(tree: Any) -> None:
             config.run_dir = HydraConfig.get().runtime.output_dir
         from tabicl_train.train import train as run_training  # lightning takes 3 s to import
 
-        run_training(config)
+        try:
+            run_training(config)
+        except PriorError as error:
+            sys.exit(f"error: {innermost(error)}")
+
+
+def innermost(error: PriorError) -> str:
+    """The prior's own words: an error of a worker process carries its stack trace along."""
+    lines = str(error).splitlines()
+    first = max((i for i, line in enumerate(lines) if line.startswith("priors.")), default=0)
+    return "\n".join([lines[first].split("Error: ")[-1], *lines[first + 1 :]]).strip()
 
 
 @dataclass
