@@ -23,8 +23,9 @@ def execute_plan(plan: GraphPlan, device: str = "cpu") -> tuple[torch.Tensor, to
             numeric = [column for column in columns if hasattr(column.converter, "warp_column")]
             if numeric:
                 k = len(numeric)
-                raw, x[:k] = convert_numeric(x[:k], [column.converter for column in numeric], noise)
-                features[[column.index for column in numeric]] = raw
+                raw, flow = convert_numeric(x[:k], [column.converter for column in numeric], noise)
+                features[[column.index for column in numeric]] = raw  # before x changes: raw may be a view of it
+                x[:k] = flow
             start = len(numeric)
             for column in columns[start:]:
                 part = x[start : start + column.converter.width]
