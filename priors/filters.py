@@ -18,7 +18,8 @@ HOPELESS, HOPELESS_AFTER = -3.5, 12
 FIRST_ROWS = 1024  # of long tables, looked at first
 RESAMPLES = 200
 MAX_FAILURES = 10  # 5 % of the resamples
-TRIVIAL_ERROR = 0.05
+# Even y = sign(x0) leaves trees with random cuts 0.06 to 0.15 (400 to 3,000 rows, 1 to 20 features).
+TRIVIAL_ERROR = 0.15
 
 
 def check_predictability(table: Table, rng: np.random.Generator, drop_unpredictable: bool, drop_trivial: bool) -> None:
@@ -26,7 +27,7 @@ def check_predictability(table: Table, rng: np.random.Generator, drop_unpredicta
 
     25 extremely randomised trees (depth 6, all features tried at a split, bootstrap) predict the one-hot target out
     of bag. Unpredictable: in at least 5 % of 200 bootstrap resamples of the rows, the trees' squared error is not
-    below that of the mean. Trivial: the trees' squared error is below 5 % of that of the mean.
+    below that of the mean. Trivial: the trees' squared error is below 15 % of that of the mean.
     """
     from priors.graph.trees import ExtraTrees
 
