@@ -1,6 +1,7 @@
 import hashlib
 import json
 import os
+import re
 import random
 import subprocess
 import sys
@@ -33,9 +34,11 @@ def drawn():
     return digests()
 
 
-def test_every_prior_has_a_yaml_file_and_the_other_way_round():
+def test_every_prior_has_a_yaml_file_and_every_yaml_file_is_of_a_prior():
     folder = Path(__file__).parents[2] / "configs" / "prior"
-    assert prior_names() == sorted(file.stem for file in folder.glob("*.yaml"))
+    schema_of = {file.stem: re.search(r"schema/(\w+)", file.read_text())[1] for file in folder.glob("*.yaml")}
+    assert {name: schema_of.get(name) for name in prior_names()} == {name: name for name in prior_names()}
+    assert set(schema_of.values()) == set(prior_names())  # a variant has its prior's schema
 
 
 def test_another_process_with_another_hash_seed_draws_the_same_tables(drawn):
