@@ -1,8 +1,8 @@
 import hashlib
 import json
 import os
-import re
 import random
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
