@@ -248,6 +248,28 @@ def test_mixture_points_have_the_moments_of_their_components():
     assert centres[tight].std() == pytest.approx(1, abs=0.15)
 
 
+def test_components_of_mixtures_are_stretched_in_random_directions():
+    # Columns of the Gaussian matrix are scaled, not rows: the long axis is a Gaussian vector, not a coordinate axis.
+    one = MixturePoints(3, Weights(1, np.ones(1), np.ones(1)), Weights(3, np.full(1, 6.0), np.full(1, 1e-4)))
+    axes = [np.linalg.svd(np.cov(one.compute(rng_at(seed), 60).T))[0][:, 0] for seed in range(400)]
+    assert kstest(np.abs(axes)[:, 0], "uniform").pvalue > 1e-3
+
+
+def test_components_of_a_mixture_differ_in_size_by_a_shared_factor():
+    # log size = g + h eps: given h, its squared distance from g is h^2 plus the scatter of the Gaussian matrix.
+    one = MixturePoints(3, Weights(1, np.ones(1), np.ones(1)), Weights(3, np.full(1, 1e-9), np.full(1, 1e-4)))
+    h, deviation = [], []
+    for seed in range(1000):
+        rng = rng_at(seed)
+        normals(rng, 1, 3)
+        g, spread = rng.standard_normal(2)
+        within = one.compute(rng_at(seed), 40).var(0, ddof=1).sum() / 9
+        h.append(spread)
+        deviation.append(np.log(within) / 2 - g)
+    calm = np.abs(h) < 0.3
+    assert np.std(np.array(deviation)[calm]) < 0.6 and np.std(np.array(deviation)[~calm]) > 0.9
+
+
 def test_mixture_points_pick_components_by_share():
     scalars = [MixturePoints.draw(draw_scalars(seed)) for seed in range(300)]
     assert {m.shares.size for m in scalars} >= {1, 2, 14} and max(m.shares.size for m in scalars) <= 15

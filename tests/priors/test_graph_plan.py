@@ -61,7 +61,7 @@ def test_parents_come_before_and_edges_have_the_cauchy_probability():
 
 def test_edges_share_a_graph_a_parent_and_a_child_effect():
     # Correlation of pairs of edges: two of three effects shared (same child, or same parent), one shared (A only).
-    same_child, same_parent, apart, density = [], [], [], []
+    same_child, same_parent, apart, chain, density = [], [], [], [], []
     for seed in range(8000):
         parents = draw_parents(rng_at("edges", seed), 6)
 
@@ -71,6 +71,7 @@ def test_edges_share_a_graph_a_parent_and_a_child_effect():
         same_child.append(has(0, 5) == has(1, 5))
         same_parent.append(has(0, 4) == has(0, 5))
         apart.append(has(0, 4) == has(1, 5))
+        chain.append(has(0, 3) == has(3, 5))  # a node's effects as a child and as a parent are two
         density.append(sum(map(len, parents)) / 15)
     rng = np.random.default_rng(0)
     a, b, c = (rng.standard_cauchy((200000, 2)) for _ in range(3))
@@ -85,6 +86,7 @@ def test_edges_share_a_graph_a_parent_and_a_child_effect():
     assert np.mean(same_child) == pytest.approx(two, abs=0.02)
     assert np.mean(same_parent) == pytest.approx(two, abs=0.02)
     assert np.mean(apart) == pytest.approx(one, abs=0.02)
+    assert np.mean(chain) == pytest.approx(one, abs=0.02)
     assert np.std(density) > 0.25
 
 
