@@ -1,6 +1,6 @@
 """Accepted tables a second of graph_scm beside the released generator, one thread, alternating in one process.
 
-    python tests/benchmarks/bench_prior.py [rows=1024] [tables=20] [rounds=7] [preset=released]
+python tests/benchmarks/bench_prior.py [rows=1024] [tables=20] [rounds=7] [preset=released]
 """
 
 from __future__ import annotations
