@@ -20,7 +20,7 @@ RELEASED_CARDINALITY = 9
 class GraphSCM(Prior):
     """
     preset: "released" draws what tabicl 2.2.0 draws; "corrected" is what was meant: choices of one table share random
-        probabilities, warps act on columns instead of nodes, cardinalities reach max_cardinality
+        probabilities, warps act on columns and not on nodes, cardinalities reach max_cardinality
     filter_unpredictable_graphs: the target and some feature have a common cause or one is behind the other
     filter_unpredictable_tables: drop tables whose target extremely randomised trees cannot predict
     filter_trivial_tables: drop tables whose target the same trees predict almost perfectly
@@ -71,7 +71,7 @@ class GraphSCM(Prior):
             num_classes=num_classes,
             cardinality_limit=limit,
             nodes_range=(self.min_nodes, self.max_nodes),
-            warp_columns=not released,
+            warp_flow=released,
             connected=self.filter_unpredictable_graphs,
             node_noise=self.node_noise,
         )

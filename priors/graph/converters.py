@@ -30,22 +30,22 @@ CATEGORICAL_MODES = (
 class Numeric:
     """A numeric column of width 1, as it is or through a Kumaraswamy warp.
 
-    warp_column: the warped values are the column and the raw ones flow on (corrected preset); else the reverse.
+    warp_flow: the warped values also flow on, as in the released generator; else the raw ones do (corrected preset).
     """
 
     mode: str
     a: float = 1.0
     b: float = 1.0
-    warp_column: bool = True
+    warp_flow: bool = False
     width: int = 1
 
     @classmethod
-    def draw(cls, scalars: Scalars, warp_column: bool) -> Numeric:
+    def draw(cls, scalars: Scalars, warp_flow: bool) -> Numeric:
         mode = scalars.choice("numeric", NUMERIC_MODES)
         if mode == "identity":
             return cls(mode)
         a = scalars.real("numeric.a", 0.2, 5.0, log=True)
-        return cls(mode, a, scalars.real("numeric.b", 0.2, 5.0, log=True), warp_column)
+        return cls(mode, a, scalars.real("numeric.b", 0.2, 5.0, log=True), warp_flow)
 
     def __str__(self) -> str:
         return "numeric" if self.mode == "identity" else f"numeric warp({self.a:.2g}, {self.b:.2g})"
@@ -67,7 +67,7 @@ def convert_numeric(x: torch.Tensor, converters: list[Numeric], noise: Noise) ->
     b = torch.tensor([[converters[i].b] for i in warped], device=x.device)
     y = x.clone()
     y[warped] = kumaraswamy(x[warped], a, b)
-    return (y, x) if converters[warped[0]].warp_column else (x, y)
+    return (y, y) if converters[warped[0]].warp_flow else (y, x)
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from priors.graph.activations import normalise
-from priors.graph.converters import convert_numeric
+from priors.graph.converters import Numeric, convert_numeric
 from priors.graph.noise import Noise
 from priors.graph.plan import TARGET, GraphPlan, Node
 
@@ -20,11 +20,11 @@ def execute_plan(plan: GraphPlan, device: str = "cpu") -> tuple[torch.Tensor, to
     for node in plan.nodes:
         x = scale(compute_node(node, values, plan.num_rows, noise), node, noise)
         if len(columns := node.columns):
-            numeric = [column for column in columns if hasattr(column.converter, "warp_column")]
+            numeric = [column for column in columns if isinstance(column.converter, Numeric)]
             if numeric:
                 k = len(numeric)
                 raw, flow = convert_numeric(x[:k], [column.converter for column in numeric], noise)
-                features[[column.index for column in numeric]] = raw  # before x changes: raw may be a view of it
+                features[[column.index for column in numeric]] = raw
                 x[:k] = flow
             start = len(numeric)
             for column in columns[start:]:

@@ -136,7 +136,7 @@ def draw_plan(
     num_classes: int,
     cardinality_limit: int,
     nodes_range: tuple[int, int],
-    warp_columns: bool,
+    warp_flow: bool,
     connected: bool,
     node_noise: bool,
 ) -> GraphPlan:
@@ -163,7 +163,7 @@ def draw_plan(
         elif index < first_numeric:
             node, converter = feature_nodes[index], Categorical.draw(scalars, cardinalities[index], num_rows)
         else:
-            node, converter = feature_nodes[index], Numeric.draw(scalars, warp_columns)
+            node, converter = feature_nodes[index], Numeric.draw(scalars, warp_flow)
         columns[node].append(Column(index, converter))
 
     nodes: list[Node] = []

@@ -118,14 +118,14 @@ def test_the_presets_differ():
 
     def warps(prior):
         return {
-            column.converter.warp_column
+            column.converter.warp_flow
             for seed in range(40)
             for node in prior.plan(SPEC, (seed,)).nodes
             for column in node.columns
             if isinstance(column.converter, Numeric) and column.converter.mode == "warp"
         }
 
-    assert warps(released) == {False} and warps(corrected) == {True}
+    assert warps(released) == {True} and warps(corrected) == {False}
 
 
 def test_plans_are_executed_as_written():
