@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from priors.finish import Rejected
 from priors.graph.activations import normalise
 from priors.graph.converters import Numeric, convert_numeric
 from priors.graph.noise import Noise
@@ -11,7 +12,7 @@ from priors.graph.plan import TARGET, GraphPlan, Node
 
 
 def execute_plan(plan: GraphPlan, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
-    """Raw columns float32 (num_rows, num_features), labels int64 (num_rows,)."""
+    """Raw columns float32 (num_rows, num_features), labels int64 (num_rows,); Rejected where no split can be found."""
     noise = Noise((plan.address, "execute"), device)
     features = torch.empty(plan.num_features, plan.num_rows, device=noise.device)
     labels = torch.empty(0)
@@ -32,6 +33,7 @@ def execute_plan(plan: GraphPlan, device: str = "cpu") -> tuple[torch.Tensor, to
                 category, flow = column.converter(part, noise)
                 if column.index == TARGET:
                     labels = category
+                    check_classes(labels)
                 else:
                     features[column.index] = category
                 if flow is not part:
@@ -45,6 +47,14 @@ def execute_plan(plan: GraphPlan, device: str = "cpu") -> tuple[torch.Tensor, to
             if last_reader[parent] == node.index:
                 del values[parent]
     return features.T, labels
+
+
+def check_classes(labels: torch.Tensor) -> None:
+    """Raise Rejected("split") where no order of the rows has the same classes, two or more, in both parts."""
+    counts = labels.bincount()
+    counts = counts[counts > 0]
+    if len(counts) < 2 or counts.min() < 2:
+        raise Rejected("split")
 
 
 def compute_node(node: Node, values: dict[int, torch.Tensor], num_rows: int, noise: Noise) -> torch.Tensor:

@@ -70,7 +70,8 @@ class Node:
 
 @dataclass
 class GraphPlan:
-    """A table of graph_scm, decided. `nodes` holds the computed nodes, parents first.
+    """A table of graph_scm, decided. `nodes` holds the computed nodes, parents first, the target and its ancestors
+    before all others: many tables fail by their labels, and are given up there.
 
     graph_nodes: nodes drawn, of which those that no column depends on are not computed
     """
@@ -168,7 +169,8 @@ def draw_plan(
 
     nodes: list[Node] = []
     width: dict[int, int] = {}
-    for index in (i for i in range(num_nodes) if needed >> i & 1):
+    computed = [i for i in range(num_nodes) if needed >> i & 1]
+    for index in sorted(computed, key=lambda i: not masks[target_node] >> i & 1):
         width[index] = scalars.integer("width", 1, 32, log=True) + sum(c.converter.width for c in columns[index])
         nodes.append(draw_node(scalars, index, parents[index], width, columns[index], num_rows, node_noise))
     return GraphPlan(address, num_rows, num_features, num_classes, num_nodes, nodes)

@@ -6,6 +6,7 @@ import torch
 from scipy.special import expit, softmax
 
 from priors import TableSpec, build_prior
+from priors.finish import Rejected
 from priors.graph.converters import (
     CATEGORICAL_MODES,
     Categorical,
@@ -13,7 +14,7 @@ from priors.graph.converters import (
     convert_numeric,
     kumaraswamy,
 )
-from priors.graph.execute import combine, compute_node, execute_plan, scale
+from priors.graph.execute import check_classes, combine, compute_node, execute_plan, scale
 from priors.graph.functions import Linear
 from priors.graph.noise import Noise
 from priors.graph.plan import TARGET, ancestors, draw_cardinalities, draw_parents, place_columns
@@ -121,7 +122,8 @@ def test_the_computed_nodes_are_the_ancestors_of_the_columns(preset: str):
     sizes, pruned = [], 0
     for plan in draw_plans(200, preset=preset):
         nodes = {node.index: node for node in plan.nodes}
-        assert list(nodes) == sorted(nodes)
+        order = list(nodes)
+        assert all(parent in order[:k] for k, node in enumerate(plan.nodes) for parent in node.parents)
         needed = set()
         waiting = [node.index for node in plan.nodes if node.columns]
         while waiting:
@@ -272,6 +274,7 @@ def test_tables_hold_the_warped_columns(preset: str, monkeypatch):
         return column, flow
 
     monkeypatch.setattr("priors.graph.execute.convert_numeric", record)
+    monkeypatch.setattr("priors.graph.execute.check_classes", lambda labels: None)
     warps = 0
     for plan in draw_plans(30, preset=preset):
         seen.clear()
@@ -422,6 +425,7 @@ def test_nodes_are_standardised_weighted_and_of_unit_norm():
 
 
 def test_noise_and_importance_reach_the_children(monkeypatch):
+    monkeypatch.setattr("priors.graph.execute.check_classes", lambda labels: None)
     # The values that a child reads have the root mean square norm of the parent's importance.
     for plan in draw_plans(60, node_noise=True):
         assert all(1e-5 <= node.noise <= 1 for node in plan.nodes)
@@ -443,3 +447,18 @@ def test_noise_and_importance_reach_the_children(monkeypatch):
                 ratios.append(norms[node.index] / node.importance)
     # Where all features are nearly constant, the 1e-8 and float32 count.
     assert len(ratios) > 100 and np.mean(np.abs(np.array(ratios) - 1) < 2e-3) > 0.9
+
+
+def test_tables_whose_labels_cannot_be_split_are_given_up_at_the_target():
+    for labels in ([1, 1, 1, 1], [0, 0, 0, 2], [0, 1]):
+        with pytest.raises(Rejected, match="split"):
+            check_classes(torch.tensor(labels))
+    check_classes(torch.tensor([0, 0, 3, 3, 3]))
+    for plan in draw_plans(30):
+        holders = [TARGET in [c.index for c in n.columns] for n in plan.nodes]
+        before = {n.index for n in plan.nodes[: holders.index(True) + 1]}
+        needed = {plan.nodes[holders.index(True)].index}
+        for node in reversed(plan.nodes):
+            if node.index in needed:
+                needed.update(node.parents)
+        assert before == needed
