@@ -176,7 +176,8 @@ class GP:
         if self.product_kernel:
             return self.radii(rng, (self.features, n))
         directions = normals(rng, self.features, n)
-        directions *= self.radii(rng, (self.features, 1)) / np.linalg.norm(directions, axis=1, keepdims=True).clip(1e-30)
+        length = np.linalg.norm(directions, axis=1, keepdims=True).clip(1e-30)
+        directions *= self.radii(rng, (self.features, 1)) / length
         mixing = normals(rng, n, n) * self.axes.compute(rng)[0][:, None]
         return directions @ mixing.T * np.float32(self.scale)
 
