@@ -32,7 +32,7 @@ PACKAGE = Path(__file__).resolve().parent
 CONFIG_DIR = next(d for d in (PACKAGE / "configs", PACKAGE.parent / "configs") if d.is_dir())
 
 PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed"}
-SCHEDULES = ("cosine", "linear", "constant")
+SCHEDULES = ("cosine", "linear", "wsd", "constant")
 ROW_DISTRIBUTIONS = ("uniform", "log_uniform")
 PARTS = ("column", "row", "icl")  # of the network, as stages can freeze them
 OPTIMIZERS = ("muon", "adamw")
@@ -86,6 +86,7 @@ class StageConfig:
     learning_rate: float = 8e-4  # peak
     schedule: str = "cosine"
     warmup: float = 0.01  # share of the stage's steps
+    decay: float = 0.2  # share of the stage's steps over which schedule=wsd falls
     final_learning_rate: float = 1e-7
     clip: float = 10.0  # gradient norm
     weight_decay: float = 0.01
@@ -112,8 +113,9 @@ class StageConfig:
             found.append("frozen names every part; nothing would be trained")
         if self.checkpoint_rows is not None:
             found += at_least(0, checkpoint_rows=self.checkpoint_rows)
-        if not 0 <= self.warmup <= 1:
-            found.append(f"warmup is {self.warmup}; it is a share of the steps, 0..1")
+        for name in ("warmup", "decay"):
+            if not 0 <= (share := getattr(self, name)) <= 1:
+                found.append(f"{name} is {share}; it is a share of the steps, 0..1")
         if not self.learning_rate > 0:
             found.append(f"learning_rate is {self.learning_rate}; it must be positive")
         elif not 0 <= self.final_learning_rate <= self.learning_rate:

@@ -120,19 +120,3 @@ def draw_spec(stage: StageConfig, max_classes: int, rng: np.random.Generator) ->
     train_size = min(max(round(rows * rng.uniform(*stage.train_share)), 2), rows - 2)
     # A class needs a labelled and a query row, so a small side of the split limits their number.
     return TableSpec(rows, train_size, min(features, cap), min(max_classes, train_size, rows - train_size))
-
-
-def learning_rate(stage: StageConfig, step: int) -> float:
-    """Learning rate of a step (from 0) within its stage: linear warm-up to the peak, then the schedule."""
-    warmup = stage.warmup * stage.steps
-    if step < warmup:
-        return stage.learning_rate * (step + 1) / (warmup + 1)
-    done = (step - warmup) / max(stage.steps - 1 - warmup, 1)  # 0 after warm-up .. 1 at the last step
-    peak, final = stage.learning_rate, stage.final_learning_rate
-    match stage.schedule:
-        case "cosine":
-            return final + (peak - final) * (1 + math.cos(math.pi * min(done, 1.0))) / 2
-        case "linear":
-            return peak + (final - peak) * min(done, 1.0)
-        case _:
-            return peak

@@ -11,8 +11,9 @@ import lightning as L
 from tqdm import tqdm
 
 from tabicl_train.config import RunConfig
-from tabicl_train.curriculum import learning_rate, stage_at
+from tabicl_train.curriculum import stage_at
 from tabicl_train.module import Pretraining
+from tabicl_train.schedules import learning_rate
 from tabicl_train.stream import StepItem
 
 COLUMNS = (

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from priors.table import rng_at
 from tabicl_train.config import RunConfig
-from tabicl_train.curriculum import learning_rate, stage_at
+from tabicl_train.curriculum import stage_at
 from tabicl_train.model import TabICL
 from tabicl_train.optimizer import build_optimizer
+from tabicl_train.schedules import learning_rate
 from tabicl_train.stream import StepItem
 
 MODULES = {"column": "col_embedder", "row": "row_interactor", "icl": "icl_predictor"}

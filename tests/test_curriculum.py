@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tabicl_train.config import CurriculumConfig, StageConfig
-from tabicl_train.curriculum import learning_rate, plan_step, stage_at
+from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.model import TabICLConfig
 
 LONG = StageConfig(steps=40, rows=[400, 60_000], train_share=[0.79, 0.81], tables=64, group_size=1)
@@ -124,15 +124,3 @@ def test_groups_stay_whole_where_that_is_balanced():
     plan = plan_step(CurriculumConfig({"s": stage}), MODEL, 0, 0)
     assert [len(b.tables) for share in plan.assign(8) for b in share] == [4] * 16
     assert all(len(share) == 64 // 64 for share in plan.assign(64))
-
-
-@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
-def test_learning_rate_warms_up_then_follows_its_schedule(schedule):
-    stage = StageConfig(steps=1001, warmup=100 / 1001, learning_rate=1.0, final_learning_rate=0.1, schedule=schedule)
-    rates = [learning_rate(stage, step) for step in range(stage.steps)]
-    assert rates[0] == pytest.approx(1 / 101) and rates[49] == pytest.approx(50 / 101)
-    assert rates[100] == pytest.approx(1.0) and max(rates) == rates[100]
-    done = (300 - 100) / 900
-    expected = {"cosine": 0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2, "linear": 1 - 0.9 * done, "constant": 1.0}
-    assert rates[300] == pytest.approx(expected[schedule])
-    assert rates[-1] == pytest.approx(1.0 if schedule == "constant" else 0.1)
