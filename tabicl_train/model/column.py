@@ -55,12 +55,15 @@ class ColumnEmbedding(nn.Module):
 
     def forward(self, X: Tensor, y_train: Tensor, log_n: Tensor) -> Tensor:
         """X (B, N, M), y_train (B, n), log_n (1,) -> (B, G, N, E)."""
-        groups = group_features(X, self.config.col_grouping, self.config.group_size)  # (B, G, N, group_size)
+        return self.embed(group_features(X, self.config.col_grouping, self.config.group_size), y_train, log_n)
+
+    def embed(self, groups: Tensor, y_train: Tensor, log_n: Tensor) -> Tensor:
+        """groups (B, G, N, group_size), any number of them, since columns do not see each other -> (B, G, N, E)."""
         tokens = self.in_linear(groups)  # (B, G, N, E)
         if self.config.col_target_aware:
             labels = self.y_encoder(y_train)  # (B, n, E)
-            tokens += F.pad(labels, (0, 0, 0, X.shape[1] - y_train.shape[1]))[:, None]
-        recompute = 0 < self.config.checkpoint_rows < X.shape[1]
+            tokens += F.pad(labels, (0, 0, 0, groups.shape[2] - y_train.shape[1]))[:, None]
+        recompute = 0 < self.config.checkpoint_rows < groups.shape[2]
         tokens = tokens.flatten(0, 1)  # (B*G, N, E)
         for block in self.tf_col["blocks"]:
             tokens = run(block, tokens, y_train.shape[1], log_n, recompute=recompute)

@@ -1,0 +1,58 @@
+"""More classes than the network was trained for, by many predictions among few (TabICLv2, arXiv 2602.11139).
+
+On the input side labels are written in digits, and the column stage sees one digit at a time. On the output side the
+classes form a tree, and the in-context learner chooses among the few children of every node.
+
+N rows of which the first n are labelled, D row representation, C classes, which all occur among the labels.
+"""
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from tabicl_train.model.icl import InContextLearner
+from tabicl_train.model.scaling import log_count
+
+
+def label_digits(y: Tensor, num_classes: int, most: int) -> list[Tensor]:
+    """The digits of labels, in the fewest places that tell num_classes apart with digits below `most`.
+
+    All places have the same radix, the smallest that will do: 57 classes are two digits below 8, and 42 is (5, 2).
+    """
+    places = next(k for k in itertools.count(1) if most**k >= num_classes)
+    radix = next(r for r in itertools.count(1) if r**places >= num_classes)
+    return [y // radix**place % radix for place in reversed(range(places))]
+
+
+def split_classes(num_classes: int, most: int) -> list[int]:
+    """Sizes of the nearly equal groups of neighbouring classes, at most `most`, under a node; larger ones first."""
+    groups = min(-(-num_classes // most), most)
+    return [num_classes // groups + (group < num_classes % groups) for group in range(groups)]
+
+
+def class_probabilities(
+    learner: InContextLearner, rows: Tensor, y_train: Tensor, num_classes: int, temperature: float
+) -> Tensor:
+    """rows (N, D), y_train (n,) in 0..C-1 -> probabilities of the query rows (N - n, C).
+
+    Every node predicts afresh from its own labelled rows; probabilities multiply along the paths.
+    """
+    labelled, queries = rows[: len(y_train)], rows[len(y_train) :]
+    most = learner.config.max_classes
+    if num_classes == 1:
+        return rows.new_ones(len(queries), 1)
+    if num_classes <= most:
+        logits = learner(rows[None], y_train[None], log_count(len(y_train), rows))[0, :, :num_classes]
+        return torch.softmax(logits / temperature, dim=-1)
+    sizes = split_classes(num_classes, most)
+    starts = [sum(sizes[:group]) for group in range(len(sizes))]
+    group = torch.bucketize(y_train, torch.tensor(starts[1:], device=y_train.device), right=True)  # (n,)
+    of_groups = class_probabilities(learner, rows, group, len(sizes), temperature)  # (N - n, groups)
+    parts = []
+    for child, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+        own = group == child
+        context = torch.cat([labelled[own], queries])
+        within = class_probabilities(learner, context, y_train[own] - start, size, temperature)  # (N - n, size)
+        parts.append(of_groups[:, child, None] * within)
+    return torch.cat(parts, dim=1)

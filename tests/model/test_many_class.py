@@ -1,0 +1,117 @@
+"""More classes than the network has logits: digits, the tree, and the released client's network beside ours."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_networks import draw, peer_of, small_network
+
+from tabicl_train.model.column import ColumnEmbedding
+from tabicl_train.model.many_class import label_digits, split_classes
+from tabicl_train.predict import predict_logits
+
+quick = settings(deadline=None, derandomize=True, max_examples=200)
+TEMPERATURE = 0.9  # of every node in the released client, whatever it is told
+
+
+def draw_many(C: int, n: int, queries: int, M: int = 5, seed: int = 0):
+    """X (1, n + queries, M) and y_train (1, n) that hold every class, the last one once."""
+    X, _, _ = draw(1, n + queries, M, n, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    rest = torch.randint(0, C - 1, (n - C,), generator=generator)
+    y = torch.cat([torch.arange(C), rest])[torch.randperm(n, generator=generator)]
+    return X, y[None]
+
+
+@quick
+@given(st.integers(2, 3000), st.integers(2, 10))
+def test_digits_are_few_small_and_tell_classes_apart(C, most):
+    digits = torch.stack(label_digits(torch.arange(C), C, most))  # (places, C)
+    assert digits.max() < most
+    assert len(set(map(tuple, digits.T.tolist()))) == C
+    places, radix = len(digits), int(digits.max()) + 1
+    assert most**places >= C and (places == 1 or most ** (places - 1) < C)
+    assert (radix - 1) ** places < C <= radix**places
+
+
+def test_digits_of_57_classes():
+    assert [d.item() for d in label_digits(torch.tensor(42), 57, 10)] == [5, 2]
+    assert [d.item() for d in label_digits(torch.tensor(56), 57, 10)] == [7, 0]
+
+
+@quick
+@given(st.integers(11, 5000))
+def test_groups_are_nearly_equal(C):
+    sizes = split_classes(C, 10)
+    assert sum(sizes) == C and 2 <= len(sizes) == min(-(-C // 10), 10)
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
+
+
+def test_groups_of_57_classes():
+    assert split_classes(57, 10) == [10, 10, 10, 9, 9, 9]
+
+
+@pytest.mark.parametrize("C", [11, 25, 57, 101])
+@pytest.mark.parametrize("options", [{}, dict(col_target_aware=False), dict(max_classes=3)], ids=["v2", "blind", "3"])
+def test_agreement_with_the_client(C, options):
+    from tabicl._model.inference_config import InferenceConfig
+
+    network = small_network(**options).eval()
+    inference = InferenceConfig()
+    for part in (inference.COL_CONFIG, inference.ROW_CONFIG, inference.ICL_CONFIG):
+        part.use_amp, part.device = False, "cpu"
+    X, y = draw_many(C, 3 * C, 40)
+    with torch.no_grad():
+        expected = peer_of(network).eval()(X, y.float(), inference_config=inference) / TEMPERATURE
+    logits = predict_logits(network, X, y, C, TEMPERATURE)
+    assert (logits.exp() - expected.exp()).abs().max() < 1e-4 * expected.exp().max()
+    assert (logits - expected).abs().max() < 1e-3
+    assert expected.std() > 0.1  # the classes are told apart at all
+
+
+def test_few_classes_are_the_networks_own_logits_in_any_parts():
+    network = small_network().eval()
+    X, y, _ = draw(3, 60, 7, 20, classes=6)
+    with torch.no_grad():
+        expected = network(X, y)[..., :6]
+    for tokens in (1, 150, 1000, 10**9):
+        assert torch.allclose(predict_logits(network, X, y, 6, 2.0, tokens), expected / 2, atol=1e-5)
+
+
+def test_many_classes_in_parts():
+    network = small_network().eval()
+    X, y = draw_many(30, 50, 120)
+    whole = predict_logits(network, X, y, 30)
+    assert torch.allclose(predict_logits(network, X, y, 30, tokens=60), whole, atol=1e-4)
+    assert torch.allclose(whole.exp().sum(-1), torch.ones(1), atol=1e-4)
+
+
+def test_tables_of_a_batch_do_not_see_each_other():
+    network = small_network().eval()
+    tables = [draw_many(13, 40, 9, seed=seed) for seed in (0, 1)]
+    X, y = (torch.cat(parts) for parts in zip(*tables, strict=True))
+    both = predict_logits(network, X, y, 13)
+    for i, table in enumerate(tables):
+        assert torch.allclose(both[i], predict_logits(network, *table, 13)[0], atol=1e-4)
+
+
+def test_every_class_once():
+    X, y = draw_many(40, 40, 10)
+    p = predict_logits(small_network().eval(), X, y, 40).exp()
+    assert p.isfinite().all() and torch.allclose(p.sum(-1), torch.ones(1), atol=1e-4)
+
+
+def test_a_thousand_classes_in_bounded_parts(monkeypatch):
+    seen = []
+    embed = ColumnEmbedding.embed
+
+    def watched(self, groups, *rest):
+        seen.append(groups[..., 0].numel())
+        return embed(self, groups, *rest)
+
+    monkeypatch.setattr(ColumnEmbedding, "embed", watched)
+    network = small_network(embed_dim=16, col_num_blocks=1, row_num_blocks=1, icl_num_blocks=1).eval()
+    X, y = draw_many(1000, 1500, 3000, M=4)
+    p = predict_logits(network, X, y, 1000, tokens=6000).exp()
+    assert p.shape == (1, 3000, 1000) and torch.allclose(p.sum(-1), torch.ones(1), atol=2e-3)
+    assert max(seen) <= 6000
