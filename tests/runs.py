@@ -1,0 +1,58 @@
+"""What tests of whole runs share: starting one, and reading and comparing what it leaves."""
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from tabicl_train.checkpoint import saved
+
+EXACT = ("step", "stage", "loss", "grad_norm", "lr", "skipped")  # the columns of metrics.csv that are no timings
+
+
+def run(run_dir: Path, *overrides: str, check: bool = True) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "tabicl_train", "experiment=smoke", f"run_dir={run_dir}", *overrides]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert not check or result.returncode == 0, result.stderr
+    return result
+
+
+def read(path: Path) -> list[dict]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def metrics(run_dir: Path) -> list[dict]:
+    return read(run_dir / "metrics.csv")
+
+
+def exact(run_dir: Path) -> list[tuple]:
+    return [tuple(row[column] for column in EXACT) for row in metrics(run_dir)]
+
+
+def last(run_dir: Path) -> dict:
+    return torch.load(saved(run_dir / "checkpoints")[-1], weights_only=True)
+
+
+def assert_same_state(a, b) -> None:
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a, b)
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_same_state(a[key], b[key])
+    elif isinstance(a, list):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            assert_same_state(x, y)
+    else:
+        assert a == b
+
+
+def assert_same_end(run_dir: Path, other: Path) -> None:
+    """Loss and gradient norm of every step, and the weights and optimiser state at the end, bit for bit."""
+    assert exact(run_dir) == exact(other)
+    for part in ("state_dict", "optimizer_states"):
+        assert_same_state(last(run_dir)[part], last(other)[part])

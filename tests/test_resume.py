@@ -1,0 +1,109 @@
+"""Interrupted and continued runs against undisturbed ones, bit for bit."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from interrupted import train
+from runs import assert_same_end, exact, last, metrics
+
+SCRIPT = Path(__file__).with_name("interrupted.py")
+STEPS = 8
+
+
+def script(folder: Path, *runs: str, ranks: int = 1) -> subprocess.CompletedProcess:
+    """Trainings in other processes, one after another."""
+    launch = [sys.executable]
+    if ranks > 1:
+        launch += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    return subprocess.run([*launch, SCRIPT, folder, *runs], capture_output=True, text=True, timeout=300)
+
+
+def tables(folder: Path, name: str) -> set[tuple[int, str]]:
+    """Step and digest of every table that a run trained on; replayed steps count once."""
+    lines = (folder / f"{name}.tables").read_text().splitlines()
+    return {(int(step), digest) for step, digest in map(str.split, lines)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("resume")
+
+
+@pytest.fixture(scope="module")
+def whole(folder) -> dict[str, Path]:
+    """Undisturbed runs of one process, by precision."""
+    for precision in ("fp32", "bf16"):
+        train(folder, [f"run_dir={folder}/{precision}", f"trainer.precision={precision}"])
+    return {precision: folder / precision for precision in ("fp32", "bf16")}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_stop_inside_an_accumulation_changes_no_bit(number, precision, whole, folder):
+    run_dir = folder / f"{number.name}-{precision}"
+    settings = [f"run_dir={run_dir}", f"trainer.precision={precision}", "checkpoint.every=2"]
+    result = script(folder, " ".join([*settings, f"signal={number:d}"]))
+    status = json.loads((run_dir / "status.json").read_text())
+    if number == signal.SIGKILL:
+        assert result.returncode == -number
+        assert status["status"] == "running" and last(run_dir)["global_step"] == 4
+    else:  # the step that it was in is finished, then saved
+        assert result.returncode == 0, result.stderr
+        assert status["status"] == "preempted" and status["step"] == last(run_dir)["global_step"] == 6
+    assert train(folder, settings) == "finished"
+    assert_same_end(run_dir, whole[precision])
+    for name in ("batches.csv", "scaling.csv"):
+        assert (run_dir / name).read_text() == (whole[precision] / name).read_text()
+    assert tables(folder, run_dir.name) == tables(folder, precision)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(whole, folder) -> Path:
+    """Runs of two processes: undisturbed; interrupted, and continued by other processes; begun or ended by one."""
+    bf16 = f"trainer.devices=2 run_dir={folder}/bf16-torn trainer.precision=bf16"
+    fp32 = f"trainer.devices=2 run_dir={folder}/fp32-torn checkpoint.every=2"
+    begun = script(
+        folder,
+        f"trainer.devices=2 run_dir={folder}/fp32-two",
+        f"trainer.devices=2 run_dir={folder}/bf16-two trainer.precision=bf16",
+        f"trainer.devices=2 run_dir={folder}/two-then-one trainer.max_steps=4",
+        f"{bf16} trainer.max_steps=3",
+        f"{fp32} signal={signal.SIGKILL:d}",
+        ranks=2,
+    )
+    assert begun.returncode == 1 and "SIGKILL" in begun.stderr, begun.stderr
+    assert last(folder / "bf16-torn")["global_step"] == 3 and last(folder / "fp32-torn")["global_step"] == 4
+    train(folder, [f"run_dir={folder}/one-then-two", "trainer.max_steps=4"])
+    continued = script(
+        folder,
+        f"{bf16} stream.num_workers=0",
+        f"{fp32} stream.num_workers=3",
+        f"trainer.devices=2 run_dir={folder}/one-then-two",
+        ranks=2,
+    )
+    assert continued.returncode == 0, continued.stderr
+    train(folder, [f"run_dir={folder}/two-then-one"])
+    return folder
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_two_processes_continue_with_other_workers_to_the_bit(precision, two_ranks):
+    assert_same_end(two_ranks / f"{precision}-torn", two_ranks / f"{precision}-two")
+
+
+@pytest.mark.parametrize("name", ["fp32-two", "bf16-torn", "fp32-torn", "one-then-two", "two-then-one"])
+def test_no_table_depends_on_the_number_of_ranks(name, whole, two_ranks):
+    expected = tables(two_ranks, "fp32")
+    assert len(expected) == STEPS * 8
+    assert tables(two_ranks, name) == expected
+    assert [step for step, *_ in exact(two_ranks / name)] == [str(step + 1) for step in range(STEPS)]
+
+
+@pytest.mark.parametrize("name", ["one-then-two", "two-then-one"])
+def test_a_change_of_ranks_changes_no_more_than_the_order_of_sums(name, whole, two_ranks):
+    for row, expected in zip(metrics(two_ranks / name), metrics(whole["fp32"]), strict=True):
+        assert float(row["loss"]) == pytest.approx(float(expected["loss"]), rel=2e-3)
