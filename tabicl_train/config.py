@@ -198,9 +198,13 @@ class StreamConfig:
 class CheckpointConfig:
     every: int = 500  # steps
     keep: int = 3  # newest checkpoints kept
+    permanent_every: int | None = None  # steps; checkpoints of multiples of it are kept for good
 
     def problems(self) -> list[str]:
-        return at_least(1, every=self.every, keep=self.keep)
+        found = at_least(1, every=self.every, keep=self.keep)
+        if self.permanent_every is not None and (self.permanent_every < 1 or self.permanent_every % self.every):
+            found.append(f"permanent_every is {self.permanent_every}; it must be a multiple of every ({self.every})")
+        return found
 
 
 @dataclass

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from tabicl_train.checkpoint import resolve
+from tabicl_train.checkpoint import DamagedCheckpoint, read, resolve
 from tabicl_train.config import ConfigError
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.weights import load_public, save_public
@@ -15,17 +15,14 @@ from tabicl_train.weights import load_public, save_public
 def load_checkpoint(checkpoint: str) -> tuple[TabICLConfig, dict[str, torch.Tensor]]:
     """Configuration and weights of a run directory, a checkpoint of a run, or a file in the public format."""
     path = resolve(checkpoint)
-    if path.suffix != ".ckpt" or not is_run_checkpoint(content := read(path)):
+    try:
+        content = read(path)
+    except DamagedCheckpoint as error:
+        raise ConfigError([str(error)]) from None
+    if not is_run_checkpoint(content):
         return load_public(path)
     weights = {k.removeprefix("model."): v for k, v in content["state_dict"].items()}
     return TabICLConfig(**content["config"]["model"]), weights
-
-
-def read(path: Path) -> dict:
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for a damaged file
-        raise ConfigError([f"{path} cannot be read as a checkpoint: {str(error).splitlines()[0]}"]) from None
 
 
 def is_run_checkpoint(content: dict) -> bool:

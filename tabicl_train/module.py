@@ -99,7 +99,6 @@ class Pretraining(L.LightningModule):
             )
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
-        checkpoint["config"] = dataclasses.asdict(self.config)
         checkpoint["skipped"] = self.skipped
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import logging
 import os
-import sys
 import warnings
 from pathlib import Path
 
@@ -20,9 +19,11 @@ from tabicl_train import checkpoint
 from tabicl_train.config import PRECISIONS, ConfigError, CurriculumConfig, RunConfig, StageConfig, build_prior
 from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.lengths import Lengths
+from tabicl_train.messages import tell
 from tabicl_train.metrics import Metrics
 from tabicl_train.module import Pretraining
 from tabicl_train.preemption import Preemption
+from tabicl_train.provenance import describe_origin
 from tabicl_train.stream import StepStream, end_workers, load
 from tabicl_train.weights import load_public
 
@@ -32,12 +33,12 @@ def train(config: RunConfig) -> str:
     run_dir = Path(config.run_dir)
     checkpoints = run_dir / "checkpoints"
     checkpoints.mkdir(parents=True, exist_ok=True)
-    resumed = (checkpoint.saved(checkpoints) or [None])[-1]
-    first_step = step_of(resumed)
+    resumed, content = checkpoint.newest_valid(checkpoints) or (None, None)
+    first_step = 0 if resumed is None else checkpoint.step_of(resumed)
     if first_step >= config.total_steps:
         tell(f"{run_dir}: finished already, {first_step} steps are done")
         return "finished"
-    refuse_changes(config, resumed, first_step)
+    refuse_changes(config, content, first_step)
 
     quiet_lightning()
     torch.set_num_threads(config.trainer.cpu_threads)
@@ -45,10 +46,15 @@ def train(config: RunConfig) -> str:
     module = Pretraining(config)
     if config.init_weights is not None:
         load_weights(module, config)
-    trainer = build_trainer(config, callbacks := run_callbacks(config, run_dir))
+    files = checkpoint.CheckpointFiles(config.checkpoint, content)
+    del content
+    origin = describe_origin()
+    trainer = build_trainer(config, callbacks := run_callbacks(config, run_dir, files, origin), files)
     if trainer.is_global_zero:
         checkpoint.sweep(checkpoints)
         (run_dir / "config.yaml").write_text(yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
+        with open(run_dir / "provenance.jsonl", "a") as file:
+            file.write(json.dumps({"step": first_step, **origin}) + "\n")
         introduce(config, module, trainer, first_step)
     stream = StepStream(
         build_prior(config),
@@ -69,19 +75,20 @@ def train(config: RunConfig) -> str:
         raise
     finally:
         end_workers()
+        files.wait()
     preempted = any(isinstance(c, Preemption) and c.asked for c in callbacks)
     outcome = "preempted" if preempted and trainer.global_step < config.total_steps else "finished"
     status.write(outcome, trainer.global_step)
     return outcome
 
 
-def build_trainer(config: RunConfig, callbacks: list[L.Callback]) -> L.Trainer:
+def build_trainer(config: RunConfig, callbacks: list[L.Callback], files: checkpoint.CheckpointFiles) -> L.Trainer:
     settings = config.trainer
     ranks = settings.devices * settings.nodes
     on_cuda = settings.accelerator == "cuda" or (settings.accelerator == "auto" and torch.cuda.is_available())
     # cuDNN attention plans for every new shape and crashed for others; flash and memory-efficient attention remain.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    plugins: list = [checkpoint.AtomicCheckpointIO()]
+    plugins: list = [files]
     if SLURMEnvironment.detect():
         plugins.append(SLURMEnvironment(auto_requeue=False))  # Lightning's would save in the middle of a step
     return L.Trainer(
@@ -102,11 +109,13 @@ def build_trainer(config: RunConfig, callbacks: list[L.Callback]) -> L.Trainer:
     )
 
 
-def run_callbacks(config: RunConfig, run_dir: Path) -> list[L.Callback]:
+def run_callbacks(
+    config: RunConfig, run_dir: Path, files: checkpoint.CheckpointFiles, origin: dict
+) -> list[L.Callback]:
     return [
         Metrics(config, run_dir / "metrics.csv"),
         Lengths(run_dir),
-        checkpoint.Checkpoints(run_dir / "checkpoints", config.checkpoint, config.curriculum),
+        checkpoint.Checkpoints(run_dir / "checkpoints", files, config, origin),
         Preemption(),
     ]
 
@@ -124,15 +133,11 @@ class RunStatus:
             aside.replace(self.path)
 
 
-def step_of(path: Path | None) -> int:
-    return 0 if path is None else int(path.stem.removeprefix("step-"))
-
-
-def refuse_changes(config: RunConfig, resumed: Path | None, first_step: int) -> None:
+def refuse_changes(config: RunConfig, saved: dict | None, first_step: int) -> None:
     """Say what is configured otherwise than in the checkpoint; refuse what would make another run of it."""
-    if resumed is None:
+    if saved is None:
         return
-    before = flatten(torch.load(resumed, map_location="cpu", weights_only=True)["config"])
+    before = flatten(saved["config"])
     now = flatten(dataclasses.asdict(config))
     changed = [key for key in sorted(before | now) if before.get(key) != now.get(key) and key not in HARMLESS]
     stage, _, _ = stage_at(config.curriculum, min(first_step, config.total_steps - 1))
@@ -201,11 +206,6 @@ def expected_work(config: RunConfig, stage: StageConfig, sample: int = 20) -> tu
             flops += 3 * batch.cost
     scale = stage.steps / min(sample, stage.steps)
     return cells * scale, flops * scale
-
-
-def tell(line: str) -> None:
-    if int(os.environ.get("LOCAL_RANK", 0)) == 0:
-        print(line, file=sys.stderr, flush=True)
 
 
 def quiet_lightning() -> None:

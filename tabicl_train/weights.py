@@ -166,3 +166,8 @@ def save_atomically(content: Any, path: Path) -> None:
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the rename itself survives a power cut only then
+    finally:
+        os.close(folder)

@@ -1,0 +1,11 @@
+"""Lines for the person at the terminal: on stderr, from one process a machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def tell(line: str) -> None:
+    if int(os.environ.get("LOCAL_RANK", 0)) == 0:
+        print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,226 @@
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tabicl_train import checkpoint, weights
+from tabicl_train.checkpoint import CheckpointFiles, DamagedCheckpoint, newest_valid, read, saved
+from tabicl_train.config import CheckpointConfig, ConfigError, compose
+from tabicl_train.train import train
+
+SETTINGS = [
+    "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=12",
+    "checkpoint.every=3", "trainer.accelerator=cpu",
+]  # fmt: skip
+
+
+def run(run_dir: Path, *overrides: str) -> str:
+    return train(compose([*SETTINGS, f"run_dir={run_dir}", *overrides]))
+
+
+def names(run_dir: Path) -> list[str]:
+    return [f.stem for f in saved(run_dir / "checkpoints")]
+
+
+def content(step: int, size: int = 10) -> dict:
+    return {"global_step": step, "state_dict": {"w": torch.full((size,), float(step))}}
+
+
+def assert_same_weights(a: Path, b: Path) -> None:
+    one, other = (read(saved(folder / "checkpoints")[-1]) for folder in (a, b))
+    assert one["global_step"] == other["global_step"] == 12
+    assert all(torch.equal(v, other["state_dict"][k]) for k, v in one["state_dict"].items())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    run(run_dir)
+    return run_dir
+
+
+def test_every_flipped_bit_and_every_truncation_is_found(tmp_path):
+    path, damaged = tmp_path / "whole.ckpt", tmp_path / "damaged.ckpt"
+    torch.save(content(7, 300), path)
+    data, generator = path.read_bytes(), random.Random(0)
+    seen = 0
+    for _ in range(400):
+        place = generator.randrange(len(data) * 8)
+        changed = bytearray(data)
+        changed[place // 8] ^= 1 << place % 8
+        damaged.write_bytes(changed)
+        try:
+            result = read(damaged)
+        except DamagedCheckpoint:
+            seen += 1
+        else:  # the bit lay in padding or in a date
+            assert result["global_step"] == 7 and torch.equal(result["state_dict"]["w"], torch.full((300,), 7.0))
+    assert seen > 200
+    for length in [0, 1, len(data) - 1, *(generator.randrange(len(data)) for _ in range(40))]:
+        damaged.write_bytes(data[:length])
+        with pytest.raises(DamagedCheckpoint, match=r"damaged\.ckpt"):
+            read(damaged)
+
+
+def test_a_checkpoint_tells_what_it_is(whole):
+    told = read(saved(whole / "checkpoints")[-2])
+    assert told["config"]["model"]["embed_dim"] == 16 and told["config"]["prior"]["name"] == "dummy"
+    run_facts = told["run"]
+    assert (run_facts["step"], run_facts["stage"], run_facts["stage_step"], run_facts["address"]) == (
+        9, "smoke", 9, [0, 9],
+    )  # fmt: skip
+    assert run_facts["versions"]["torch"] == torch.__version__.split("+")[0] or run_facts["versions"]["torch"]
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
+    assert run_facts["commit"] == (head.stdout.strip() or None)
+    assert run_facts["command"] == sys.argv and "diff" in run_facts
+    assert (whole / "provenance.jsonl").read_text().count("\n") == 1
+
+
+def test_a_ring_of_recent_checkpoints_and_permanent_ones(tmp_path):
+    files = CheckpointFiles(CheckpointConfig(every=2, keep=2, permanent_every=4))
+    for step in range(2, 15, 2):
+        files.save_checkpoint(content(step), tmp_path / f"step-{step:08d}.ckpt")
+    files.wait()
+    assert [checkpoint.step_of(f) for f in saved(tmp_path)] == [4, 8, 10, 12, 14]
+    with pytest.raises(ConfigError, match="permanent_every is 5; it must be a multiple of every"):
+        compose(["checkpoint.every=2", "checkpoint.permanent_every=5"])
+
+
+def test_the_newest_whole_checkpoint_is_used_and_damaged_ones_are_told(whole, tmp_path, capsys):
+    run_dir = tmp_path / "run"
+    run(run_dir, "trainer.max_steps=9")
+    (_, middle, newest) = saved(run_dir / "checkpoints")
+    newest.write_bytes(newest.read_bytes()[:-1000])
+    data = bytearray(middle.read_bytes())
+    data[data.index(read(middle)["state_dict"]["model.row_interactor.cls_tokens"].numpy().tobytes()) + 5] ^= 4
+    middle.write_bytes(data)
+    run(run_dir)
+    told = capsys.readouterr().err
+    assert "step-00000009.ckpt is damaged" in told and "step-00000006.ckpt: the checksum of" in told
+    assert "resumed at step 3" in told
+    assert_same_weights(run_dir, whole)
+    for path in saved(run_dir / "checkpoints"):
+        path.write_bytes(b"")
+    with pytest.raises(ConfigError, match="damaged checkpoints only"):
+        run(run_dir)
+
+
+def test_resuming_reads_the_checkpoint_once(tmp_path, monkeypatch):
+    run(tmp_path / "run", "trainer.max_steps=2")
+    reads = []
+    monkeypatch.setattr(checkpoint, "read", lambda path: reads.append(path) or read(path))
+    monkeypatch.setattr(torch, "load", lambda *a, load=torch.load, **k: reads.append("load") or load(*a, **k))
+    run(tmp_path / "run", "trainer.max_steps=3")
+    assert [getattr(r, "name", r) for r in reads] == ["step-00000002.ckpt", "load"]
+
+
+@pytest.mark.parametrize("place", ["write", "fsync"])
+def test_a_full_disk_costs_a_warning_and_the_next_save_tries_again(place, whole, tmp_path, monkeypatch, capsys):
+    run_dir = tmp_path / "run"
+
+    def refuse(*_):
+        if list((run_dir / "checkpoints").glob(".step-00000006.*")) and not failed:
+            failed.append(True)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    failed, save, fsync = [], torch.save, os.fsync
+    if place == "write":
+        monkeypatch.setattr(weights.torch, "save", lambda *a: (refuse(), save(*a)))
+    else:
+        monkeypatch.setattr(weights.os, "fsync", lambda fd: (refuse(), fsync(fd)))
+    run(run_dir)
+    assert failed and "warning   step-00000006.ckpt could not be written" in capsys.readouterr().err
+    assert names(run_dir) == ["step-00000003", "step-00000009", "step-00000012"]
+    assert not list((run_dir / "checkpoints").glob(".*"))
+    assert_same_weights(run_dir, whole)
+
+
+def test_a_last_save_that_fails_is_an_error(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(weights.os, "fsync", refuse)
+    with pytest.raises(OSError, match="the last checkpoint could not be written"):
+        run(tmp_path / "run", "trainer.max_steps=2")
+
+
+def test_a_real_full_file_system(tmp_path):
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", tmp_path], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("mounting a file system is not allowed here")
+    try:
+        files = CheckpointFiles(CheckpointConfig(keep=1))
+        for step, size in ((1, 30_000), (2, 60_000), (3, 30_000)):
+            files.save_checkpoint(content(step, size), tmp_path / f"step-{step:08d}.ckpt")
+            files.wait()
+            assert bool(files.failed) == (step == 2)
+            path, found = newest_valid(tmp_path)
+            assert found["global_step"] == {1: 1, 2: 1, 3: 3}[step]
+            assert [f.name for f in tmp_path.iterdir()] == [path.name]
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tabicl_train.commands import train
+
+fsync = os.fsync
+
+def die(fd):  # in the middle of the third save
+    if list(folder.glob(".step-00000009.*")):
+        os.kill(os.getpid(), signal.SIGKILL)
+    fsync(fd)
+
+os.fsync = die
+folder = Path(sys.argv.pop(1)) / "checkpoints"
+train()
+"""
+
+
+def test_a_run_killed_while_saving_goes_on_from_the_checkpoint_before(whole, tmp_path, capsys):
+    run_dir = tmp_path / "run"
+    command = [sys.executable, "-c", KILLED, run_dir, *SETTINGS, f"run_dir={run_dir}"]
+    assert subprocess.run(command, capture_output=True).returncode == -signal.SIGKILL
+    assert len(list((run_dir / "checkpoints").glob(".*.tmp"))) == 1
+    run(run_dir)
+    assert "resumed at step 6" in capsys.readouterr().err
+    assert_same_weights(run_dir, whole)
+    assert not list((run_dir / "checkpoints").glob(".*"))
+
+
+def test_training_goes_on_while_a_copy_is_written(tmp_path, monkeypatch):
+    go, save = threading.Event(), weights.save_atomically
+    monkeypatch.setattr(checkpoint, "save_atomically", lambda *a: (go.wait(60), save(*a)))
+    files = CheckpointFiles(CheckpointConfig(keep=1))
+    old = tmp_path / "step-00000001.ckpt"
+    torch.save(content(1), old)
+    state = content(2) | {"callbacks": {"counts": [1, 2], "array": np.array([3])}}
+    files.save_checkpoint(state, tmp_path / "step-00000002.ckpt", tmp_path / "stage-a.ckpt")
+    state["state_dict"]["w"].add_(100)  # the step after the save
+    state["callbacks"]["counts"].append(3)
+    assert saved(tmp_path) == [old]  # kept until the new one is there
+    go.set()
+    files.wait()
+    assert [f.name for f in saved(tmp_path)] == ["step-00000002.ckpt"]
+    written = torch.load(saved(tmp_path)[0], weights_only=False)
+    assert torch.equal(written["state_dict"]["w"], torch.full((10,), 2.0)) and written["callbacks"]["counts"] == [1, 2]
+    assert (tmp_path / "stage-a.ckpt").read_bytes() == saved(tmp_path)[0].read_bytes()
+
+
+def test_an_error_of_the_program_surfaces_at_the_next_save(tmp_path, monkeypatch):
+    files = CheckpointFiles(CheckpointConfig())
+    monkeypatch.setattr(checkpoint, "to_host", lambda value: value)  # a lambda does not survive the copy either
+    files.save_checkpoint({"global_step": lambda: None}, tmp_path / "step-00000001.ckpt")
+    with pytest.raises(Exception, match="pickle"):
+        files.save_checkpoint(content(2), tmp_path / "step-00000002.ckpt")
+    assert not list(tmp_path.iterdir())
