@@ -210,7 +210,8 @@ def test_steps_of_non_finite_gradient_are_skipped_and_counted():
     assert module.skipped == 2 and all(torch.isfinite(p).all() for p in module.model.parameters())
 
     with pytest.raises(FloatingPointError, match=f"{MAX_SKIPPED} steps in a row, the last one step 11"):
-        build_trainer(config, [], CheckpointFiles(config.checkpoint)).fit(Pretraining(config), Steps(items(set(range(2, 20)))))
+        trainer = build_trainer(config, [], CheckpointFiles(config.checkpoint))
+        trainer.fit(Pretraining(config), Steps(items(set(range(2, 20)))))
 
 
 class Steps(torch.utils.data.IterableDataset):
