@@ -41,18 +41,12 @@ def run_job(tree: Any) -> None:
                 raise ConfigError(["a sweep (-m) runs its jobs in this process and cannot hold several ranks"])
             config.run_dir = HydraConfig.get().runtime.output_dir
         from tabicl_train.train import train as run_training  # lightning takes 3 s to import
+        from tabicl_train.workers import WorkerDied
 
         try:
             run_training(config)
-        except PriorError as error:
-            sys.exit(f"error: {innermost(error)}")
-
-
-def innermost(error: PriorError) -> str:
-    """The prior's own words: an error of a worker process carries its stack trace along."""
-    lines = str(error).splitlines()
-    first = max((i for i, line in enumerate(lines) if line.startswith("priors.")), default=0)
-    return "\n".join([lines[first].split("Error: ")[-1], *lines[first + 1 :]]).strip()
+        except (PriorError, WorkerDied) as error:
+            sys.exit("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]))
 
 
 @dataclass

@@ -188,10 +188,13 @@ class TrainerConfig:
 @dataclass
 class StreamConfig:
     num_workers: int = 1  # processes that draw tables; 0 draws them in the training process
-    prefetch: int = 4  # steps that each worker holds ready
+    prefetch: int = 4  # steps ready or being drawn, a worker
+    # Tables ready or being drawn, of a training process; 64 tables of 1,024 rows are 14 MB, of up to 60,000 about 100.
+    prefetch_gib: float = 2.0
 
     def problems(self) -> list[str]:
-        return at_least(0, num_workers=self.num_workers) + at_least(1, prefetch=self.prefetch)
+        found = at_least(0, num_workers=self.num_workers) + at_least(1, prefetch=self.prefetch)
+        return found if self.prefetch_gib > 0 else [*found, f"prefetch_gib is {self.prefetch_gib}; it must be positive"]
 
 
 @dataclass

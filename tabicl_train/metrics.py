@@ -34,17 +34,14 @@ class Metrics(L.Callback):
         self.config, self.path = config, path
 
     def on_train_start(self, trainer: L.Trainer, module: Pretraining) -> None:
-        self.start_window()
+        self.start_window(trainer)
         if trainer.is_global_zero:
             rewind(self.path, trainer.global_step)
             self.progress = Progress(trainer.global_step, self.config.total_steps)
 
-    def start_window(self) -> None:
-        self.started = self.waiting_since = time.perf_counter()
-        self.waited = self.tables = self.cells = self.drawn = self.rejected = 0
-
-    def on_train_batch_start(self, trainer: L.Trainer, module: Pretraining, item: StepItem, _: int) -> None:
-        self.waited += time.perf_counter() - self.waiting_since
+    def start_window(self, trainer: L.Trainer) -> None:
+        self.started, self.waited = time.perf_counter(), trainer.train_dataloader.waited
+        self.tables = self.cells = self.drawn = self.rejected = 0
 
     def on_train_batch_end(self, trainer: L.Trainer, module: Pretraining, _, item: StepItem, __: int) -> None:
         self.tables += item.tables
@@ -64,15 +61,14 @@ class Metrics(L.Callback):
                 "lr": learning_rate(stage, stage_step),
                 "tables_per_s": self.tables / seconds,
                 "cells_per_s": self.cells / seconds,
-                "data_wait": self.waited / seconds,
+                "data_wait": (trainer.train_dataloader.waited - self.waited) / seconds,
                 "accept_rate": self.drawn / (self.drawn + self.rejected),
                 "skipped": module.skipped,
             }
-            self.start_window()
+            self.start_window(trainer)
             if trainer.is_global_zero:
                 append(self.path, {column: row[column] for column in COLUMNS})
                 self.progress.show(row)
-        self.waiting_since = time.perf_counter()
 
     def on_train_end(self, trainer: L.Trainer, module: Pretraining) -> None:
         if trainer.is_global_zero:

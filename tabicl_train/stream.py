@@ -1,24 +1,20 @@
 """The stream of optimiser steps: one item is everything a rank computes in one step.
 
-A worker delivers whole steps; worker w of W makes the steps start + w, start + w + W, ... so that they arrive in
-order. The items depend on (seed, step) alone, so they are the same for any number of workers.
+The items depend on (seed, step) alone, so they are the same whoever draws them: this process, or one of workers.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import signal
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from priors import Prior, Table
-from tabicl_train.config import CurriculumConfig, StreamConfig
+from tabicl_train.config import CurriculumConfig
 from tabicl_train.curriculum import MicroBatch, plan_step
 from tabicl_train.model.config import TabICLConfig
 
@@ -36,12 +32,7 @@ class TableBatch:
     train_size: int
 
     def to(self, device: torch.device) -> TableBatch:
-        return TableBatch(
-            self.X.to(device, non_blocking=True), self.y.to(device, non_blocking=True), self.train_size
-        )
-
-    def pin_memory(self) -> TableBatch:
-        return TableBatch(self.X.pin_memory(), self.y.pin_memory(), self.train_size)
+        return TableBatch(self.X.to(device, non_blocking=True), self.y.to(device, non_blocking=True), self.train_size)
 
 
 @dataclass
@@ -61,43 +52,48 @@ class StepItem:
     def to(self, device: torch.device) -> StepItem:
         return StepItem(self.step, self.stage, self.tables, [b.to(device) for b in self.batches], self.rejections)
 
-    def pin_memory(self) -> StepItem:
-        batches = [b.pin_memory() for b in self.batches]
-        return StepItem(self.step, self.stage, self.tables, batches, self.rejections)
 
+@dataclass
+class StepStream:
+    """The items of one rank: `steps` of a run."""
 
-class StepStream(IterableDataset):
-    """The items of one rank, from a step on, to the end of the run."""
-
-    def __init__(
-        self,
-        prior: Prior,
-        curriculum: CurriculumConfig,
-        model: TabICLConfig,
-        seed: int,
-        steps: range,
-        rank: int = 0,
-        ranks: int = 1,
-    ) -> None:
-        self.prior, self.curriculum, self.model, self.seed = prior, curriculum, model, seed
-        self.steps, self.rank, self.ranks = steps, rank, ranks
+    prior: Prior
+    curriculum: CurriculumConfig
+    model: TabICLConfig
+    seed: int
+    steps: range
+    rank: int = 0
+    ranks: int = 1
 
     def __iter__(self) -> Iterator[StepItem]:
-        worker = get_worker_info()
-        mine = self.steps[worker.id :: worker.num_workers] if worker else self.steps
-        for step in mine:
-            yield self.draw(step)
+        return map(self.draw, self.steps)
 
-    def draw(self, step: int) -> StepItem:
+    def draw(self, step: int, drawing: Callable[[int], None] = lambda table: None) -> StepItem:
+        """The item of a step; `drawing` is told the number of each table before it is drawn."""
         plan = plan_step(self.curriculum, self.model, self.seed, step)
         item = StepItem(step, plan.stage, plan.tables, [])
         with one_thread():
             for micro_batch in plan.of_rank(self.rank, self.ranks):
-                tables = [draw_table(self.prior, micro_batch, self.seed, step, i) for i in micro_batch.tables]
-                for table in tables:
-                    item.rejections.update(table.rejections)
+                tables = []
+                for index in micro_batch.tables:
+                    drawing(index)
+                    tables.append(draw_table(self.prior, micro_batch, self.seed, step, index))
+                    item.rejections.update(tables[-1].rejections)
                 item.batches += stack(tables)
         return item
+
+    def size(self, step: int) -> int:
+        """Bytes of a step's item, at most: float32 features and int64 labels."""
+        plan = plan_step(self.curriculum, self.model, self.seed, step)
+        shares = ((len(b.tables), b.spec) for b in plan.of_rank(self.rank, self.ranks))
+        return sum(tables * spec.num_rows * (4 * spec.num_features + 8) for tables, spec in shares)
+
+    def describe(self, step: int, table: int) -> str:
+        """A table's address and specification, and how to see it."""
+        plan = plan_step(self.curriculum, self.model, self.seed, step)
+        spec = next(batch.spec for batch in plan.micro_batches if table in batch.tables)
+        again = f"tabicl-prior show seed={self.seed} step={step} table={table}"
+        return f"table {table} of step {step}, seed {self.seed}: {spec} (`{again}`, with the run's settings, draws it)"
 
 
 def draw_table(prior: Prior, batch: MicroBatch, seed: int, step: int, index: int) -> Table:
@@ -129,29 +125,3 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def start_worker(_: int) -> None:
-    """Stop signals reach the whole process group; the training process decides when its workers end."""
-    for stop in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(stop, signal.SIG_IGN)
-
-
-def end_workers() -> None:
-    """Kill the workers of this process: they ignore the SIGTERM by which the interpreter would end them, and it
-    would wait for them forever after an exception, whose traceback keeps their loader alive."""
-    for worker in multiprocessing.active_children():
-        worker.kill()
-
-
-def load(stream: StepStream, config: StreamConfig, pin: bool) -> DataLoader:
-    """Iterates over the stream, in order, with worker processes ahead of the consumer."""
-    workers = config.num_workers
-    return DataLoader(
-        stream,
-        batch_size=None,
-        num_workers=workers,
-        prefetch_factor=config.prefetch if workers else None,
-        worker_init_fn=start_worker,
-        pin_memory=pin,
-    )

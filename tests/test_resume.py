@@ -12,6 +12,7 @@ from runs import assert_same_end, exact, last, metrics
 
 SCRIPT = Path(__file__).with_name("interrupted.py")
 STEPS = 8
+SAVED = (2, 4)  # the checkpoints before step 5; a save beside training may not have reached the disk
 
 
 def script(folder: Path, *runs: str, ranks: int = 1) -> subprocess.CompletedProcess:
@@ -50,7 +51,7 @@ def test_a_stop_inside_an_accumulation_changes_no_bit(number, precision, whole, 
     status = json.loads((run_dir / "status.json").read_text())
     if number == signal.SIGKILL:
         assert result.returncode == -number
-        assert status["status"] == "running" and last(run_dir)["global_step"] == 4
+        assert status["status"] == "running" and last(run_dir)["global_step"] in SAVED
     else:  # the step that it was in is finished, then saved
         assert result.returncode == 0, result.stderr
         assert status["status"] == "preempted" and status["step"] == last(run_dir)["global_step"] == 6
@@ -76,7 +77,7 @@ def two_ranks(whole, folder) -> Path:
         ranks=2,
     )
     assert begun.returncode == 1 and "SIGKILL" in begun.stderr, begun.stderr
-    assert last(folder / "bf16-torn")["global_step"] == 3 and last(folder / "fp32-torn")["global_step"] == 4
+    assert last(folder / "bf16-torn")["global_step"] == 3 and last(folder / "fp32-torn")["global_step"] in SAVED
     train(folder, [f"run_dir={folder}/one-then-two", "trainer.max_steps=4"])
     continued = script(
         folder,

@@ -1,5 +1,9 @@
 import dataclasses
+import multiprocessing
+import os
 import re
+import signal
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -9,7 +13,8 @@ from priors import build_prior
 from priors.prior import Prior
 from tabicl_train.config import CurriculumConfig, StageConfig, StreamConfig
 from tabicl_train.model import TabICLConfig
-from tabicl_train.stream import StepStream, load
+from tabicl_train.stream import StepStream
+from tabicl_train.workers import Loader, WorkerDied
 
 STAGE = StageConfig(steps=7, rows=[30, 60], features=[1, 5], tables=6, group_size=2)
 CURRICULUM = CurriculumConfig({"only": STAGE})
@@ -38,15 +43,17 @@ def undisturbed():
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_items_are_the_same_for_any_number_of_workers(workers, undisturbed):
-    items = list(load(stream(), StreamConfig(num_workers=workers, prefetch=2), pin=False))
+    with Loader(stream(), StreamConfig(num_workers=workers, prefetch=2)) as loader:
+        items = list(loader)
     assert [item.step for item in items] == list(range(7))
     for a, b in zip(items, undisturbed, strict=True):
         assert_same(a, b)
 
 
 def test_a_later_start_continues_the_same_stream(undisturbed):
-    for a, b in zip(load(stream(start=4), StreamConfig(num_workers=2), pin=False), undisturbed[4:], strict=True):
-        assert_same(a, b)
+    with Loader(stream(start=4), StreamConfig(num_workers=2)) as loader:
+        for a, b in zip(loader, undisturbed[4:], strict=True):
+            assert_same(a, b)
 
 
 def test_ranks_divide_the_tables_of_one_process(undisturbed):
@@ -67,18 +74,88 @@ def test_drawing_leaves_thread_count_and_global_random_state_alone():
 
 
 @dataclasses.dataclass
-class Broken(Prior):
+class Table60(Prior):
+    """Tables of 60 rows; `act` is called with the step before one is drawn."""
+
+    act: Callable[[int], None]
+
     def plan(self, spec, seed):
-        if seed[1] == 3:
-            raise ZeroDivisionError("no such luck")
+        self.act(seed[1])
 
     def execute(self, plan):
         return torch.arange(120.0).reshape(60, 2), torch.arange(60) % 2, 2
 
 
-def test_an_error_of_the_prior_names_step_and_table():
-    stage = dataclasses.replace(STAGE, rows=[60, 60])
-    broken = StepStream(Broken(), CurriculumConfig({"only": stage}), TabICLConfig(), 5, range(7))
-    with pytest.raises(ZeroDivisionError) as caught:
-        list(broken)
-    assert re.search(r"table \d of step 3, seed 5", caught.value.__notes__[0])
+def stream_of(act: Callable[[int], None]) -> StepStream:
+    stage = dataclasses.replace(STAGE, rows=[60, 60], features=[5, 5])
+    return StepStream(Table60(act), CurriculumConfig({"only": stage}), TabICLConfig(), 5, range(7))
+
+
+def fail(step: int) -> None:
+    if step == 3:
+        raise ZeroDivisionError("no such luck")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_of_the_prior_names_step_and_table(workers):
+    loader = Loader(stream_of(fail), StreamConfig(num_workers=workers))
+    with loader, pytest.raises(ZeroDivisionError, match="no such luck") as caught:
+        list(loader)
+    assert re.search(r"table \d of step 3, seed 5.*TableSpec\(num_rows=60", caught.value.__notes__[0])
+
+
+class Unsendable(Exception):
+    def __init__(self, a, b):
+        super().__init__(a + b)
+
+
+def test_an_error_that_cannot_be_sent_still_ends_the_run():
+    def act(step: int) -> None:
+        raise Unsendable("worse ", "luck")
+
+    loader = Loader(stream_of(act), StreamConfig())
+    with loader, pytest.raises(RuntimeError, match="Unsendable: worse luck"):
+        list(loader)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_death_of_a_worker_ends_the_run_and_names_the_table(workers):
+    def act(step: int) -> None:
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    loader = Loader(stream_of(act), StreamConfig(num_workers=workers))
+    with loader, pytest.raises(WorkerDied) as caught:
+        list(loader)
+    message = r"worker 0 was killed by SIGKILL \(out of memory\?\) while drawing table (\d) of step 3, seed 5: "
+    found = re.match(message, str(caught.value))
+    assert found and f"`tabicl-prior show seed=5 step=3 table={found[1]}`" in str(caught.value)
+
+
+def test_a_worker_that_dies_between_steps_is_noticed():
+    loader = Loader(stream_of(lambda step: None), StreamConfig(num_workers=2, prefetch=1))
+    with loader, pytest.raises(WorkerDied, match="worker 1 was killed by SIGKILL"):
+        for item in loader:
+            if item.step == 3:
+                os.kill(loader.workers[1].process.pid, signal.SIGKILL)
+
+
+STEP_GIB = 6 * 60 * (4 * 5 + 8) / 2**30  # six tables of 60 rows, 5 float32 features and an int64 label
+
+
+@pytest.mark.parametrize(("prefetch", "gib", "ahead"), [(4, 1e-9, 0), (4, 2.5 * STEP_GIB, 1), (2, 1.0, 3)])
+def test_workers_stay_within_the_bounds(prefetch, gib, ahead):
+    """They draw `ahead` steps beyond the one that is due, and no more."""
+    due, reached = multiprocessing.RawValue("q", 0), multiprocessing.Event()
+
+    def act(step: int) -> None:
+        if step > due.value + ahead:
+            raise RuntimeError(f"step {step} was drawn when {due.value} was due")
+        if step == ahead:
+            reached.set()
+
+    with Loader(stream_of(act), StreamConfig(num_workers=2, prefetch=prefetch, prefetch_gib=gib)) as loader:
+        assert reached.wait(60)
+        for step in range(7):
+            due.value = step + 1  # so it is, as soon as the loader has this step
+            assert next(loader).step == step

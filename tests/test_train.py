@@ -1,5 +1,6 @@
 import json
 import math
+import multiprocessing
 import os
 import random
 import re
@@ -13,6 +14,8 @@ import pytest
 import torch
 from runs import assert_same_end, last, metrics, read, run
 
+from priors.dummy import Dummy
+from tabicl_train import train as training
 from tabicl_train.checkpoint import CheckpointFiles, saved
 from tabicl_train.config import compose
 from tabicl_train.export import load_model
@@ -167,6 +170,42 @@ def test_an_error_on_one_rank_ends_both_and_names_the_table(tmp_path):
     result = subprocess.run([*launch, tmp_path / "broken.py", *settings], capture_output=True, text=True, timeout=300)
     assert result.returncode == 1
     assert re.search(r"no such luck\nwhile drawing table \d of step 5, seed 0", result.stderr)
+
+
+KILLED = """
+import os, signal
+from priors.dummy import Dummy
+from tabicl_train.commands import train
+
+def die(self, spec, address):
+    if address[1] == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return plan(self, spec, address)
+
+plan, Dummy.plan = Dummy.plan, die
+train()
+"""
+
+
+def test_the_death_of_a_worker_ends_the_run_with_a_message(tmp_path):
+    (tmp_path / "killed.py").write_text(KILLED)
+    command = [sys.executable, tmp_path / "killed.py", "experiment=smoke", "prior=dummy", f"run_dir={tmp_path}/run"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 1 and "Traceback" not in result.stderr
+    assert re.search(r"error: worker 0 was killed by SIGKILL .*table \d of step 5, seed 0", result.stderr)
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["status"] == "failed"
+
+
+def test_workers_draw_while_the_model_is_made(tmp_path, monkeypatch):
+    drawn = multiprocessing.Event()
+    monkeypatch.setattr(Dummy, "plan", lambda *arguments, plan=Dummy.plan: drawn.set() or plan(*arguments))
+
+    def build(config, build=training.Pretraining):
+        assert drawn.wait(60)
+        return build(config)
+
+    monkeypatch.setattr(training, "Pretraining", build)
+    training.train(compose(["experiment=smoke", "prior=dummy", "trainer.max_steps=1", f"run_dir={tmp_path}/run"]))
 
 
 def test_bf16_stays_near_fp32(undisturbed, tmp_path):

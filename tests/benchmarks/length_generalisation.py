@@ -22,11 +22,12 @@ import torch.nn.functional as F
 
 from priors import TableSpec
 from tabicl_train.config import build_prior, compose
-from tabicl_train.curriculum import learning_rate
 from tabicl_train.model import TabICL, attention
 from tabicl_train.module import query_loss
 from tabicl_train.optimizer import build_optimizer
-from tabicl_train.stream import StepStream, end_workers, load
+from tabicl_train.schedules import learning_rate
+from tabicl_train.stream import StepStream
+from tabicl_train.workers import Loader
 
 RULES = {"QASSMax": "qassmax_elementwise", "SSMax": "ssmax", "softmax": "none"}
 LONGEST, QUERIES = 128, 128
@@ -60,12 +61,13 @@ def train() -> dict[str, TabICL]:
     stage = config.curriculum.stages["stage1"]
     stream = StepStream(build_prior(config), config.curriculum, config.model, config.seed, range(steps))
     losses, started = dict.fromkeys(RULES), time.perf_counter()
-    for item in load(stream, config.stream, pin=False):
-        for name, model in models.items():
-            losses[name] = take_step(model, optimizers[name], stage, item, losses[name])
-        if (item.step + 1) % 100 == 0:
-            told = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items())
-            print(f"step {item.step + 1}/{steps}: {told}, {time.perf_counter() - started:.0f} s", flush=True)
+    with Loader(stream, config.stream) as loader:
+        for item in loader:
+            for name, model in models.items():
+                losses[name] = take_step(model, optimizers[name], stage, item, losses[name])
+            if (item.step + 1) % 100 == 0:
+                told = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items())
+                print(f"step {item.step + 1}/{steps}: {told}, {time.perf_counter() - started:.0f} s", flush=True)
     for name, model in models.items():
         torch.save(model.state_dict(), folder / f"{name}.pt")
     return models
@@ -150,11 +152,7 @@ def draw(rows: list[dict]):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        trained = train()
-    finally:
-        end_workers()
-    rows = measure({name: model.eval() for name, model in trained.items()})
+    rows = measure({name: model.eval() for name, model in train().items()})
     with open(folder / "length_generalisation.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
