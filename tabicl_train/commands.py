@@ -29,8 +29,12 @@ def train() -> None:
     arguments, _ = get_args_parser().parse_known_args()
     with config_errors():
         if not arguments.multirun:  # a sweep's overrides hold several values; each of its jobs is checked below
-            compose(arguments.overrides)
+            config = compose(arguments.overrides)
     hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="train")(run_job)()
+    if arguments.cfg == "job" and not arguments.multirun:  # Hydra has printed the configuration, and run nothing
+        from tabicl_train.run_plan import run_plan
+
+        print("\n".join(run_plan(config)), file=sys.stderr)
 
 
 def run_job(tree: Any) -> None:

@@ -16,14 +16,15 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
 from tabicl_train import checkpoint
-from tabicl_train.config import PRECISIONS, ConfigError, CurriculumConfig, RunConfig, StageConfig, build_prior
-from tabicl_train.curriculum import plan_step, stage_at
+from tabicl_train.config import PRECISIONS, ConfigError, RunConfig, build_prior
+from tabicl_train.curriculum import stage_at
 from tabicl_train.lengths import Lengths
 from tabicl_train.messages import tell
 from tabicl_train.metrics import Metrics
 from tabicl_train.module import Pretraining
 from tabicl_train.preemption import Preemption
 from tabicl_train.provenance import describe_origin
+from tabicl_train.run_plan import run_plan
 from tabicl_train.stream import StepStream
 from tabicl_train.weights import load_public
 from tabicl_train.workers import Loader
@@ -68,7 +69,7 @@ def train(config: RunConfig) -> str:
             (run_dir / "config.yaml").write_text(yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
             with open(run_dir / "provenance.jsonl", "a") as file:
                 file.write(json.dumps({"step": first_step, **origin}) + "\n")
-            introduce(config, module, trainer, first_step)
+            introduce(config, trainer, first_step)
         status = RunStatus(run_dir / "status.json", trainer)
         status.write("running", first_step)
         try:
@@ -181,33 +182,14 @@ def load_weights(module: Pretraining, config: RunConfig) -> None:
     module.model.load_state_dict(weights)
 
 
-def introduce(config: RunConfig, module: Pretraining, trainer: L.Trainer, first_step: int) -> None:
+def introduce(config: RunConfig, trainer: L.Trainer, first_step: int) -> None:
     """What is about to run, as it really is."""
-    parameters = sum(p.numel() for p in module.parameters())
     tell(f"run       {config.run_dir}" + (f", resumed at step {first_step}" if first_step else ""))
-    tell(f"model     {parameters:,} parameters")
     tell(f"prior     {config.prior['name']}, seed {config.seed}, {config.stream.num_workers} workers")
     device = trainer.strategy.root_device.type
     tell(f"device    {trainer.world_size} x {device}, {PRECISIONS[config.trainer.precision]}")
-    tell(f"          {'stage':12}{'steps':>9}{'tables':>12}{'rows':>16}{'cells':>10}{'FLOPs':>10}")
-    for name, stage in config.curriculum.stages.items():
-        cells, flops = expected_work(config, stage)
-        rows = f"{stage.rows[0]}..{stage.rows[1]}"
-        line = f"{name:12}{stage.steps:>9,}{stage.steps * stage.tables:>12,}{rows:>16}{cells:>10.2g}{flops:>10.2g}"
-        tell(f"          {line}")
-    tell(f"          {config.total_steps:,} steps in this run")
-
-
-def expected_work(config: RunConfig, stage: StageConfig, sample: int = 20) -> tuple[float, float]:
-    """Cells and FLOPs (forward and backward) of a stage, from the plans of `sample` of its steps."""
-    alone = CurriculumConfig({"stage": stage})
-    cells = flops = 0.0
-    for step in range(min(sample, stage.steps)):
-        for batch in plan_step(alone, config.model, config.seed, step).micro_batches:
-            cells += len(batch.tables) * batch.spec.num_rows * batch.spec.num_features
-            flops += 3 * batch.cost
-    scale = stage.steps / min(sample, stage.steps)
-    return cells * scale, flops * scale
+    for line in run_plan(config):
+        tell(line)
 
 
 def quiet_lightning() -> None:
