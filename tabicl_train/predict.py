@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,8 +12,8 @@ from tabicl_train.model.column import group_features
 from tabicl_train.model.many_class import class_probabilities, label_digits
 from tabicl_train.model.scaling import log_count
 
-CLIP = 10.0  # standard deviations; the prior's columns hardly leave them
 SMALLEST = 1e-6  # added to the probabilities of many classes before their logarithm is taken
+CPU_PART = 2**19  # float32 of embeddings computed at once on a CPU: 2 MB stay in its cache, 1.3 to 1.7 times faster
 
 
 @torch.no_grad()
@@ -51,8 +50,9 @@ def forward(model: TabICL, X: Tensor, y_train: Tensor, num_classes: int, tempera
     def embed(some: Tensor) -> Tensor:
         return sum(column.embed(some, view, log_n) for view in views) / len(views)
 
-    embedded = in_parts(embed, groups, dim=1, size=tokens // (B * N))  # (B, G, N, E)
-    rows = in_parts(model.row_interactor, embedded, dim=2, size=tokens // (B * G))  # (B, N, D)
+    part = tokens if X.is_cuda else min(tokens, CPU_PART // config.embed_dim)
+    embedded = in_parts(embed, groups, dim=1, size=part // (B * N))  # (B, G, N, E)
+    rows = in_parts(model.row_interactor, embedded, dim=2, size=part // (B * G))  # (B, N, D)
     if num_classes <= config.max_classes:
         return model.icl_predictor(rows, y_train, log_n)[..., :num_classes] / temperature
     tables = zip(rows, y_train, strict=True)
@@ -63,21 +63,3 @@ def forward(model: TabICL, X: Tensor, y_train: Tensor, num_classes: int, tempera
 def in_parts(stage: Callable[[Tensor], Tensor], x: Tensor, dim: int, size: int) -> Tensor:
     """stage(x), computed for at most `size` entries along a dimension at a time; these come out as dimension 1."""
     return torch.cat([stage(some) for some in x.split(max(1, size), dim)], dim=1)
-
-
-@torch.no_grad()
-def predict_proba(model: TabICL, X_train: np.ndarray, y_train: np.ndarray, X_query: np.ndarray) -> np.ndarray:
-    """Class probabilities (n_query, n_classes) of query rows, given labelled rows.
-
-    X_train: (n_train, M), X_query: (n_query, M), numbers
-    y_train: (n_train,) labels in 0..n_classes-1, at most the model's max_classes
-
-    Features are standardised by the labelled rows; columns that are constant there are dropped.
-    """
-    mean, std = X_train.mean(axis=0), X_train.std(axis=0)
-    kept = std > 0
-    rows = (np.concatenate([X_train, X_query])[:, kept] - mean[kept]) / std[kept]
-    X = torch.from_numpy(np.clip(rows, -CLIP, CLIP)).float()[None]  # (1, N, M)
-    logits = model(X, torch.from_numpy(y_train).long()[None])[0]  # (n_query, C)
-    classes = int(y_train.max()) + 1
-    return logits[:, :classes].double().softmax(dim=-1).numpy()

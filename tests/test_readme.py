@@ -29,7 +29,7 @@ def test_demo_from_another_directory_twice(tmp_path):
             [ROOT / "launch/demo.sh", "trainer.max_steps=2"], cwd=tmp_path, env=settings, capture_output=True, text=True
         )
         assert result.returncode == 0, result.stderr
-        assert told in result.stderr and result.stdout.splitlines()[-1].startswith("mean")
+        assert told in result.stderr and "\nmean " in result.stdout and "\nthis model " in result.stdout
     assert {f.name for f in tmp_path.iterdir()} == {"run"}
     assert {"model.ckpt", "evaluation.csv", "metrics.csv"} <= {f.name for f in (tmp_path / "run").iterdir()}
 

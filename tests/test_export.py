@@ -1,0 +1,76 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+from command_line import command
+from tiny_network import TINY
+
+from tabicl_train.export import export, load_checkpoint
+from tabicl_train.model import TabICL
+from tabicl_train.weights import load_public, save_public
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "run"
+    overrides = ["experiment=smoke", f"run_dir={folder}", "trainer.max_steps=3", "checkpoint.every=2"]
+    subprocess.run([sys.executable, "-m", "tabicl_train", *overrides], check=True, capture_output=True)
+    return folder
+
+
+def test_export_of_a_run_a_checkpoint_and_an_export_agree(run_dir, tmp_path):
+    newest = run_dir / "checkpoints" / "step-00000003.ckpt"
+    told = command("export", f"checkpoint={run_dir}", f"output={tmp_path}/new/run.ckpt")
+    assert told.returncode == 0 and "parameters" in told.stdout
+    export(str(newest), str(tmp_path / "file.ckpt"))
+    export(str(tmp_path / "file.ckpt"), str(tmp_path / "again.ckpt"))
+    weights = torch.load(newest, weights_only=True)["state_dict"]
+    for file in ("new/run.ckpt", "file.ckpt", "again.ckpt"):
+        config, exported = load_public(tmp_path / file)
+        assert config == load_checkpoint(str(run_dir))[0]
+        assert {f"model.{k}" for k in exported} == weights.keys()
+        assert all(torch.equal(v, weights[f"model.{k}"]) for k, v in exported.items())
+
+
+def test_an_export_can_start_a_run(run_dir, tmp_path):
+    export(str(run_dir), str(tmp_path / "start.ckpt"))
+    told = subprocess.run(
+        [sys.executable, "-m", "tabicl_train", "experiment=smoke", f"init_weights={tmp_path}/start.ckpt",
+         f"run_dir={tmp_path}/run", "trainer.max_steps=1", "curriculum.stages.smoke.learning_rate=1e-30",
+         "curriculum.stages.smoke.final_learning_rate=0"], capture_output=True, text=True,
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    _, before = load_checkpoint(str(run_dir))
+    _, after = load_checkpoint(str(tmp_path / "run"))
+    assert all(torch.equal(before[k], after[k]) for k in before)
+
+
+def test_weights_of_another_model_do_not_start_a_run(tmp_path):
+    save_public(TINY, TabICL(TINY).state_dict(), tmp_path / "tiny.ckpt")
+    told = subprocess.run(
+        [sys.executable, "-m", "tabicl_train", "experiment=smoke", f"init_weights={tmp_path}/tiny.ckpt",
+         f"run_dir={tmp_path}/run"], capture_output=True, text=True,
+    )  # fmt: skip
+    assert told.returncode == 2 and "Traceback" not in told.stderr
+    assert "the file's model has col_num_inducing=4, the configuration model.col_num_inducing=8" in told.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "checkpoint is missing"),
+        (["checkpont=x", "output=y"], "checkpont: no such setting; did you mean checkpoint?"),
+        (["checkpoint=nowhere", "output=y"], "there is no such file or run directory"),
+    ],
+)
+def test_wrong_commands_end_with_2_and_no_trace(arguments, words):
+    told = command("export", *arguments)
+    assert told.returncode == 2 and words in told.stderr and "Traceback" not in told.stderr
+
+
+def test_a_damaged_checkpoint_is_named(run_dir, tmp_path):
+    whole = (run_dir / "checkpoints" / "step-00000003.ckpt").read_bytes()
+    (tmp_path / "half.ckpt").write_bytes(whole[: len(whole) // 2])
+    told = command("export", f"checkpoint={tmp_path}/half.ckpt", f"output={tmp_path}/x")
+    assert told.returncode == 2 and f"{tmp_path}/half.ckpt" in told.stderr and "Traceback" not in told.stderr
