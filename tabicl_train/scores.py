@@ -25,7 +25,7 @@ BUCKETS = {  # the largest value of each bucket
 
 
 def score(y: np.ndarray, p: np.ndarray) -> dict[str, float]:
-    """The METRICS of probabilities (n, C) for labels (n,) that hold all of 0..C-1; ROC AUC is one versus rest, macro."""
+    """The METRICS of probabilities (n, C) for labels (n,) that hold all of 0..C-1; ROC AUC is one versus rest."""
     auc = roc_auc_score(y, p[:, 1]) if p.shape[1] == 2 else roc_auc_score(y, p, multi_class="ovr")
     return {
         "roc_auc": float(auc),
