@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -101,6 +103,27 @@ def evaluate() -> None:
         from tabicl_train.evaluate import evaluate as score
 
         score(**vars(told))
+
+
+@dataclass
+class FiguresCommand:
+    """tabicl-figures run_dir=DIR    (needs the extra "plots")"""
+
+    run_dir: str = MISSING
+
+
+def figures() -> None:
+    with config_errors():
+        told = parse(FiguresCommand, sys.argv[1:])
+        require_matplotlib()
+        from tabicl_train.figures import save_figures
+
+        print("\n".join(map(str, save_figures(Path(told.run_dir)))))
+
+
+def require_matplotlib() -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError(["pictures need matplotlib: pip install 'tabicl-train[plots]'"])
 
 
 @dataclass

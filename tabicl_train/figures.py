@@ -1,0 +1,134 @@
+"""Figures of a run, from the files it writes. Each function reads a run directory and returns a matplotlib figure."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tabicl_train.config import ConfigError
+
+if TYPE_CHECKING:  # matplotlib is an extra
+    from matplotlib.figure import Figure
+
+LINES = 150  # logged steps in the picture of the multipliers, evenly over the run
+WINDOWS = 40  # parts of a run, over which the loss is averaged
+COLUMNS = 4  # panels beside each other
+
+
+def draw_scaling(run_dir: Path) -> Figure:
+    """The base multiplier of every scalable softmax against n, the labelled rows, over training.
+
+    A line joins the smallest and the largest n of a logged step; its colour is the step.
+    """
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.collections import LineCollection
+    from matplotlib.figure import Figure
+
+    rows = read(run_dir / "scaling.csv")
+    layers = list(dict.fromkeys(row["layer"] for row in rows))
+    steps = sorted({int(row["step"]) for row in rows})
+    shown = {steps[i] for i in np.linspace(0, len(steps) - 1, LINES).astype(int)}
+    columns = min(COLUMNS, len(layers))
+    figure = Figure(figsize=(3.2 * columns + 1, 2.7 * -(-len(layers) // columns)), layout="constrained")
+    panels = figure.subplots(-(-len(layers) // columns), columns, squeeze=False, sharex=True).flat
+    colours = ScalarMappable(cmap="viridis")
+    colours.set_clim(0, steps[-1])
+    for axes, layer in zip(panels, layers, strict=False):
+        mine = [row for row in rows if row["layer"] == layer and int(row["step"]) in shown]
+        ends = np.array([[float(row[f"{what}_{end}"]) for end in ENDS for what in ("n", "at")] for row in mine])
+        segments = LineCollection(ends.reshape(-1, 2, 2), cmap=colours.cmap, norm=colours.norm, linewidth=0.9)
+        segments.set_array([int(row["step"]) for row in mine])
+        axes.add_collection(segments)
+        axes.set(xscale="log", title=layer, ylim=(0, 1.08 * ends[:, [1, 3]].max()))
+        axes.set_xlim(ends[:, 0].min() / 1.1, ends[:, 2].max() * 1.1)
+    for axes in list(panels)[len(layers) :]:
+        axes.set_axis_off()
+    figure.supxlabel("labelled rows n (log scale)")
+    figure.supylabel("largest base multiplier")
+    figure.colorbar(colours, ax=figure.axes, label="step", aspect=30)
+    return figure
+
+
+ENDS = ("smallest", "largest")
+
+
+def draw_loss_by_rows(run_dir: Path) -> Figure:
+    """Loss by the rows of a table, in buckets of powers of two: over training, and at each stage's end."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    rows = read(run_dir / "batches.csv")
+    step, tables, loss, bucket = (
+        np.array([convert(row) for row in rows])
+        for convert in (
+            lambda row: int(row["step"]),
+            lambda row: int(row["tables"]),
+            lambda row: float(row["loss"]),
+            lambda row: int(row["rows"]).bit_length() - 1,
+        )
+    )
+    stages = np.array([row["stage"] for row in rows])
+    buckets = np.unique(bucket)
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    over_time, by_rows = figure.subplots(1, 2, width_ratios=[3, 2], sharey=True)
+    window = np.minimum(step * WINDOWS // (step.max() + 1), WINDOWS - 1)
+    for b, colour in zip(buckets, colormaps["viridis"](np.linspace(0, 0.95, len(buckets))), strict=True):
+        means = weighted_means(window[bucket == b], loss[bucket == b], tables[bucket == b])
+        at = [(w + 0.5) * step.max() / WINDOWS for w in means]
+        over_time.plot(at, list(means.values()), marker=".", color=colour, label=bucket_name(b))
+    names = list(dict.fromkeys(stages))
+    for name in names:
+        mine = stages == name
+        if name != names[0]:
+            over_time.axvline(step[mine].min(), color="0.7", linewidth=0.8, zorder=0)
+        late = mine & (step >= step[mine].max() - (step[mine].max() - step[mine].min()) / 4)
+        means = weighted_means(bucket[late], loss[late], tables[late])
+        by_rows.plot([1.5 * 2**b for b in means], list(means.values()), marker="o", label=name)
+    over_time.set(xlabel="step (grey: a new stage)", ylabel="loss, mean over tables", title="over training")
+    by_rows.set(xlabel="rows", xscale="log", title="last quarter of each stage")
+    by_rows.set_xticks(
+        [2.0**b for b in [*buckets, buckets[-1] + 1]], [f"{2**b:,}" for b in [*buckets, buckets[-1] + 1]]
+    )
+    by_rows.minorticks_off()
+    over_time.legend(title="rows", fontsize="small")
+    by_rows.legend(fontsize="small")
+    return figure
+
+
+def bucket_name(bucket: int) -> str:
+    return f"{2**bucket:,}..{2 ** (bucket + 1) - 1:,}"
+
+
+def weighted_means(keys: np.ndarray, values: np.ndarray, weights: np.ndarray) -> dict[int, float]:
+    """The weighted mean of the values of each key, by ascending key."""
+    return {int(k): float(np.average(values[keys == k], weights=weights[keys == k])) for k in np.unique(keys)}
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# By name: the file that it is drawn from, and the function. Without a scalable softmax a run has no scaling.csv.
+FIGURES: dict[str, tuple[str, Callable[[Path], Figure]]] = {
+    "scaling": ("scaling.csv", draw_scaling),
+    "loss_by_rows": ("batches.csv", draw_loss_by_rows),
+}
+
+
+def save_figures(run_dir: Path) -> list[Path]:
+    """What can be drawn of a run, as RUN_DIR/figures/NAME.png."""
+    written = []
+    for name, (source, draw) in FIGURES.items():
+        if (run_dir / source).is_file():
+            written.append(run_dir / "figures" / f"{name}.png")
+            written[-1].parent.mkdir(exist_ok=True)
+            draw(run_dir).savefig(written[-1], dpi=120)
+    if not written:
+        files = " or ".join(source for source, _ in FIGURES.values())
+        raise ConfigError([f"run_dir is '{run_dir}'; there is no {files}"])
+    return written

@@ -1,0 +1,74 @@
+import csv
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tabicl_train.figures import draw_loss_by_rows, draw_scaling, save_figures
+from tabicl_train.lengths import BATCHES, SCALING
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """Two stages of 80 logged steps: multipliers step + n, and losses that say stage and rows."""
+    generator = np.random.default_rng(0)
+    batches, scaling = [], []
+    for step in range(1, 161):
+        stage = "short" if step <= 80 else "long"
+        for rows in (100, 120) if step <= 80 else (100, 300):
+            batches.append((step, stage, rows, rows // 2, 4, int(generator.integers(1, 5)), rows / 100 + step / 1000))
+        for layer in ("column.0", "icl.0"):
+            scaling.append((step, stage, layer, 20, 60, step + 20.0, step + 60.0, 1.0, 0.0))
+    for name, columns, rows in (("batches", BATCHES, batches), ("scaling", SCALING, scaling)):
+        with open(tmp_path / f"{name}.csv", "w", newline="") as file:
+            csv.writer(file).writerows([columns, *rows])
+    return tmp_path
+
+
+def test_multipliers_are_lines_from_the_smallest_to_the_largest_n(run_dir):
+    panels = [axes for axes in draw_scaling(run_dir).axes if axes.get_title()]
+    assert [axes.get_title() for axes in panels] == ["column.0", "icl.0"]
+    for axes in panels:
+        (lines,) = axes.collections
+        segments, steps = lines.get_segments(), lines.get_array()
+        assert len(segments) > 100 and steps[0] == 1 and steps[-1] == 160
+        for (start, end), step in zip(segments, steps, strict=True):
+            assert start.tolist() == [20, step + 20] and end.tolist() == [60, step + 60]
+        assert axes.get_ylim()[1] > 220 and axes.get_xlim()[0] < 20 and axes.get_xlim()[1] > 60
+
+
+def test_losses_are_means_over_tables_by_rows(run_dir):
+    with open(run_dir / "batches.csv") as file:
+        rows = list(csv.DictReader(file))
+    over_time, by_rows = draw_loss_by_rows(run_dir).axes
+    lines = {line.get_label(): line for line in over_time.get_lines() if "..." not in line.get_label()}
+    assert {"64..127", "256..511"} <= set(lines)
+    first = [row for row in rows if int(row["step"]) <= 4]  # a fortieth of the run
+    tables = [int(row["tables"]) for row in first]
+    expected = np.average([float(row["loss"]) for row in first], weights=tables)
+    assert lines["64..127"].get_ydata()[0] == pytest.approx(expected)
+    assert min(lines["256..511"].get_xdata()) > 79
+    ends = {
+        line.get_label(): dict(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in by_rows.get_lines()
+    }
+    assert list(ends) == ["short", "long"]
+    assert list(ends["short"]) == [96] and list(ends["long"]) == [96, 384]
+    assert ends["long"][384] == pytest.approx(3.15, abs=0.011)  # the last 20 steps around 150
+
+
+def test_the_command_writes_pictures_or_says_what_is_missing(run_dir):
+    def figures(folder) -> subprocess.CompletedProcess:
+        code = "from tabicl_train.commands import figures; figures()"
+        return subprocess.run([sys.executable, "-c", code, f"run_dir={folder}"], capture_output=True, text=True)
+
+    written = figures(run_dir).stdout.splitlines()
+    assert written == [f"{run_dir}/figures/{name}.png" for name in ("scaling", "loss_by_rows")]
+    assert all((run_dir / "figures" / name).stat().st_size > 10_000 for name in ("scaling.png", "loss_by_rows.png"))
+    missing = figures(run_dir / "nowhere")
+    assert missing.returncode == 2 and "there is no" in missing.stderr and "Traceback" not in missing.stderr
+
+
+def test_a_run_without_scalable_softmax_has_the_other_figure(run_dir):
+    (run_dir / "scaling.csv").unlink()
+    assert save_figures(run_dir) == [run_dir / "figures" / "loss_by_rows.png"]
