@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
+import platform
 import zipfile
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -113,8 +114,13 @@ class Checkpoints(L.Callback):
             "stage_step": stage_step,
             "address": [self.config.seed, step],  # of the next step's tables
             "ranks": trainer.world_size,
+            "device": device_name(trainer.strategy.root_device),
             **self.origin,
         }
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
 
 
 def to_host(value: Any) -> Any:

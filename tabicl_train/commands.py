@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from priors import PriorError
 from tabicl_train.config import CONFIG_DIR, ConfigError, compose, register, to_config, unknown
 from tabicl_train.config import first_lines as first_lines_of
+from tabicl_train.signals import watch_signals
 
 EXIT_CONFIG = 2
 
@@ -32,7 +33,8 @@ def train() -> None:
     with config_errors():
         if not arguments.multirun:  # a sweep's overrides hold several values; each of its jobs is checked below
             config = compose(arguments.overrides)
-    hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="train")(run_job)()
+    with watch_signals():  # from here on, since what follows takes seconds before the run itself begins
+        hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="train")(run_job)()
     if arguments.cfg == "job" and not arguments.multirun:  # Hydra has printed the configuration, and run nothing
         from tabicl_train.run_plan import run_plan
 
@@ -46,21 +48,23 @@ def run_job(tree: Any) -> None:
             if config.trainer.devices * config.trainer.nodes > 1:
                 raise ConfigError(["a sweep (-m) runs its jobs in this process and cannot hold several ranks"])
             config.run_dir = HydraConfig.get().runtime.output_dir
-        from tabicl_train.train import train as run_training  # lightning takes 3 s to import
+        from tabicl_train.guard import Diverged  # lightning takes 3 s to import
+        from tabicl_train.train import train as run_training
         from tabicl_train.workers import WorkerDied
 
         try:
             run_training(config)
-        except (PriorError, WorkerDied) as error:
+        except (PriorError, WorkerDied, Diverged) as error:
             sys.exit("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]))
 
 
 @dataclass
 class ExportCommand:
-    """tabicl-export checkpoint=RUN_DIR_OR_FILE output=FILE"""
+    """tabicl-export checkpoint=RUN_DIR_OR_FILE output=FILE [weights=trained|ema|last]"""
 
     checkpoint: str = MISSING
     output: str = MISSING
+    weights: str = "trained"
 
 
 def export() -> None:
@@ -68,7 +72,7 @@ def export() -> None:
         told = parse(ExportCommand, sys.argv[1:])
         from tabicl_train.export import export as write
 
-        print(write(told.checkpoint, told.output))
+        print(write(told.checkpoint, told.output, told.weights))
 
 
 @dataclass

@@ -31,11 +31,12 @@ PACKAGE = Path(__file__).resolve().parent
 # In a wheel the folder lies inside the package, in a checkout beside it.
 CONFIG_DIR = next(d for d in (PACKAGE / "configs", PACKAGE.parent / "configs") if d.is_dir())
 
-PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed"}
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
 ROW_DISTRIBUTIONS = ("uniform", "log_uniform")
 PARTS = ("column", "row", "icl")  # of the network, as stages can freeze them
-OPTIMIZERS = ("muon", "adamw")
+OPTIMIZERS = ("muon", "muon_all", "adamw")
+GUARD_ACTIONS = ("warn", "stop", "rewind")
 ACCELERATORS = ("auto", "cpu", "cuda")
 
 
@@ -145,16 +146,19 @@ class CurriculumConfig:
 
 @dataclass
 class OptimizerConfig:
-    """muon: Muon for the hidden matrices, AdamW for the rest; adamw: AdamW for everything."""
+    """muon: Muon for the hidden matrices, AdamW for the rest; muon_all: Muon for everything; adamw: AdamW alone."""
 
     name: str = "muon"
     momentum: float = 0.9  # Muon, Nesterov
     newton_schulz_steps: int = 5
+    newton_schulz_dtype: str = "auto"  # bf16 on a GPU, fp32 on a CPU; or fp32, bf16
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])  # AdamW
     eps: float = 1e-8
+    cautious_weight_decay: bool = False  # decay only the weights that the update moves towards zero
 
     def problems(self) -> list[str]:
         found = one_of("name", self.name, OPTIMIZERS)
+        found += one_of("newton_schulz_dtype", self.newton_schulz_dtype, ("auto", "fp32", "bf16"))
         found += at_least(1, newton_schulz_steps=self.newton_schulz_steps)
         if not 0 <= self.momentum < 1:
             found.append(f"momentum is {self.momentum}; it must lie in [0, 1)")
@@ -168,7 +172,7 @@ class OptimizerConfig:
 @dataclass
 class TrainerConfig:
     max_steps: int | None = None  # stops the run early; schedules keep the length of their stages
-    precision: str = "fp32"
+    precision: str = "auto"  # bf16 on a GPU, fp32 on a CPU; or fp32, bf16, fp16
     accelerator: str = "auto"
     devices: int = 1  # processes on this machine, one a device
     nodes: int = 1
@@ -176,12 +180,17 @@ class TrainerConfig:
     # second one that shares its core with a busy worker made a step 30 times slower (0.13 s -> 4 s on two cores).
     cpu_threads: int = 1
     log_every: int = 10  # steps between rows of metrics.csv
+    timeout: float = 600.0  # seconds that a process waits for the others before it gives up
+    max_hours: float | None = None  # the run saves and ends by itself after them
+    requeue: bool = False  # ask SLURM to start the job again after a stop signal
 
     def problems(self) -> list[str]:
-        found = one_of("precision", self.precision, tuple(PRECISIONS))
+        found = one_of("precision", self.precision, PRECISIONS)
         found += one_of("accelerator", self.accelerator, ACCELERATORS)
         found += at_least(1, devices=self.devices, nodes=self.nodes, cpu_threads=self.cpu_threads)
-        found += at_least(1, log_every=self.log_every)
+        found += at_least(1, log_every=self.log_every, timeout=self.timeout)
+        if self.max_hours is not None and not self.max_hours > 0:
+            found.append(f"max_hours is {self.max_hours}; it must be positive")
         return found + (at_least(1, max_steps=self.max_steps) if self.max_steps is not None else [])
 
 
@@ -211,6 +220,38 @@ class CheckpointConfig:
 
 
 @dataclass
+class GuardConfig:
+    """When a run is no longer worth its electricity. The limits are those of the published one-GPU run."""
+
+    skipped_in_a_row: int = 10  # steps of non-finite loss or gradient, after which the run stops
+    skipped: int = 1000  # the same, all in all
+    action: str = "warn"  # or stop, or rewind, where one of the limits below is passed
+    after: int = 5000  # steps from which the limits hold: the published warm-up
+    loss: float = 0.9  # moving average of the loss
+    multiplier: float = 30.0  # of the first in-context block at 512 labelled rows ...
+    multiplier_loss: float = 0.65  # ... while the moving average of the loss is above this
+    rewinds: int = 3  # after so many of them, the next one is a stop
+
+    def problems(self) -> list[str]:
+        found = at_least(1, skipped_in_a_row=self.skipped_in_a_row, skipped=self.skipped)
+        found += one_of("action", self.action, GUARD_ACTIONS)
+        return found + at_least(0, after=self.after, rewinds=self.rewinds)
+
+
+@dataclass
+class AveragesConfig:
+    """Averages of the weights, kept in the checkpoints; tabicl-export weights=ema|last writes them."""
+
+    ema: float = 0.0  # decay a step of an exponential moving average; 0 keeps none
+    last: int = 0  # weights of so many points of the run are averaged; 0 keeps none
+    every: int = 500  # steps between these points
+
+    def problems(self) -> list[str]:
+        found = at_least(0, last=self.last) + at_least(1, every=self.every)
+        return found + ([] if 0 <= self.ema < 1 else [f"ema is {self.ema}; it must lie in [0, 1)"])
+
+
+@dataclass
 class ResumeConfig:
     allow_changes: bool = False  # continue although the model, the seed, the prior or a started stage is another one
 
@@ -230,11 +271,13 @@ class RunConfig:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     stream: StreamConfig = field(default_factory=StreamConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    averages: AveragesConfig = field(default_factory=AveragesConfig)
     resume: ResumeConfig = field(default_factory=ResumeConfig)
 
     def problems(self) -> list[str]:
         found = at_least(0, seed=self.seed)
-        for part in ("model", "curriculum", "optimizer", "trainer", "stream", "checkpoint"):
+        for part in ("model", "curriculum", "optimizer", "trainer", "stream", "checkpoint", "guard", "averages"):
             found += [f"{part}.{problem}" for problem in getattr(self, part).problems()]
         try:
             build_prior(self)

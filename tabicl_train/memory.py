@@ -1,7 +1,7 @@
 """Memory of a training step, estimated from the configuration: what a run needs is told before it starts.
 
-Peak = weights, gradients and optimiser state (16 bytes a parameter), and of the largest micro-batch what the forward
-pass keeps for the backward pass, and a block more, whose gradients are under way.
+Peak = weights, gradients, their sum and optimiser state (20 bytes a parameter), and of the largest micro-batch what the
+forward pass keeps for the backward pass, and a block more, whose gradients are under way.
 
 A block keeps of every token 8 + 2 ff_factor vectors of its width: the inputs of both LayerNorms and their outputs,
 query, key, value, the attention's output, and the feed-forward network's hidden layer before and after its activation.
@@ -23,8 +23,8 @@ from tabicl_train.curriculum import FEATURE_CAPS
 from tabicl_train.flops import GATE_HIDDEN, token_groups
 from tabicl_train.model.config import TabICLConfig
 
-STATE_BYTES = 16  # a parameter: weight, gradient, and Adam's two moments; Muon has one
-VALUE_BYTES = {"fp32": 4, "bf16": 3}  # a kept value; under bf16 autocast residuals, norms and gates stay fp32
+STATE_BYTES = 20  # a parameter: weight, gradient of a micro-batch and of the step, Adam's two moments; Muon has one
+VALUE_BYTES = {"fp32": 4, "bf16": 3, "fp16": 3}  # a kept value; under autocast residuals, norms and gates stay fp32
 
 
 def peak_bytes(

@@ -50,20 +50,19 @@ class Metrics(L.Callback):
         self.rejected += item.rejections.total()
         step = trainer.global_step
         if is_logged(self.config, step):
-            loss = trainer.strategy.reduce(module.loss, reduce_op="sum").item()  # every rank takes part
             seconds = time.perf_counter() - self.started
             _, stage, stage_step = stage_at(self.config.curriculum, item.step)
             row = {
                 "step": step,
                 "stage": item.stage,
-                "loss": loss,
+                "loss": module.loss.item(),
                 "grad_norm": module.grad_norm.item(),
                 "lr": learning_rate(stage, stage_step),
                 "tables_per_s": self.tables / seconds,
                 "cells_per_s": self.cells / seconds,
                 "data_wait": (trainer.train_dataloader.waited - self.waited) / seconds,
                 "accept_rate": self.drawn / (self.drawn + self.rejected),
-                "skipped": module.skipped,
+                "skipped": int(module.skipped),
             }
             self.start_window(trainer)
             if trainer.is_global_zero:

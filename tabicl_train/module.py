@@ -1,9 +1,12 @@
-"""The Lightning module: one stream item in, one optimiser step out."""
+"""The Lightning module: one stream item in, one optimiser step out.
+
+Nothing here waits for the device: whether a step counts is decided there, and callbacks read it at logged steps.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import sys
 
 import lightning as L
 import torch
@@ -11,36 +14,51 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from priors.table import rng_at
-from tabicl_train.config import RunConfig
+from tabicl_train.config import RunConfig, StageConfig
 from tabicl_train.curriculum import stage_at
 from tabicl_train.model import TabICL
 from tabicl_train.optimizer import build_optimizer
+from tabicl_train.precision import LossScale, choose
+from tabicl_train.replicas import Gradients
 from tabicl_train.schedules import learning_rate
-from tabicl_train.stream import StepItem
+from tabicl_train.stream import StepItem, TableBatch
 
 MODULES = {"column": "col_embedder", "row": "row_interactor", "icl": "icl_predictor"}
-MAX_SKIPPED = 10  # non-finite steps in a row after which a run stops: the weights are beyond help by then
 
 
 class Pretraining(L.LightningModule):
-    """Optimises a TabICL on the stream; manual optimisation, so that steps, items and checkpoints count alike."""
+    """Optimises a TabICL on the stream; manual optimisation, so that steps, items and checkpoints count alike.
+
+    After a step, on the device: `loss` (mean over the tables of all ranks), `grad_norm` (before clipping) and `finite`
+    (whether both were, so that the step was taken) are equal on all ranks; `batch_losses` are this rank's.
+    """
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.config = config
+        self.precision = choose(config.trainer)
         self.model = TabICL(dataclasses.replace(config.model))  # its own copy: stages set checkpoint_rows
-        self.loss = torch.zeros(())  # of the last step, this rank's share
-        self.batch_losses: list[Tensor] = []  # of the last step, one a micro-batch of this rank
+        self.loss = torch.zeros(())
         self.grad_norm = torch.zeros(())
-        self.skipped = 0  # steps of non-finite gradient, all in all
-        self.skipped_in_a_row = 0
+        self.finite = torch.ones((), dtype=torch.bool)
+        self.batch_losses: list[Tensor] = []  # one a micro-batch of this rank
+        self.skipped = torch.zeros((), dtype=torch.int64)  # steps not taken, all in all
+        self.loss_scale = LossScale(self.precision.name == "fp16", torch.device("cpu"))
+        self.too_large: set[tuple[int, int, int]] = set()  # tables, rows and features that did not fit into memory
+        self.gradients: Gradients | None = None
+        self.trained_parts: list[str] = []
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return build_optimizer(self.model, self.config.optimizer)
 
     def transfer_batch_to_device(self, batch: StepItem, device: torch.device, dataloader_idx: int) -> StepItem:
         return batch.to(device)
+
+    def on_fit_start(self) -> None:
+        self.skipped = self.skipped.to(self.device)
+        scale, self.loss_scale = self.loss_scale, LossScale(self.loss_scale.wanted, self.device)
+        self.loss_scale.load_state_dict(scale.state_dict())
 
     def training_step(self, item: StepItem, _: int) -> None:
         if item.step != self.global_step:
@@ -55,57 +73,98 @@ class Pretraining(L.LightningModule):
             group["lr"] = learning_rate(stage, stage_step)
             group["weight_decay"] = stage.weight_decay if group["decayed"] else 0.0
 
-        self.batch_losses = []
-        for k, batch in enumerate(item.batches):
-            if self.config.model.dropout > 0:  # the trainer's random state is not saved; the address replaces it
-                rng = rng_at(self.config.seed, item.step, self.global_rank, k, "dropout")
-                torch.manual_seed(int(rng.integers(2**63)))
-            with self.sync(last=k == len(item.batches) - 1):
-                loss = query_loss(self.model, batch)
-                # DDP averages over ranks; the step's loss is a sum over tables.
-                self.manual_backward(loss * (batch.X.shape[0] / item.tables * self.trainer.world_size))
-            self.batch_losses.append(loss.detach())
+        gradients = self.gradients_of(stage)
+        gradients.flat.zero_()
+        # One context over all micro-batches, since it keeps the weights that it has cast.
+        with self.precision.autocast(self.device.type):
+            self.batch_losses = [self.accumulate(gradients, item, k) for k in range(len(item.batches))]
+        gradients.exchange()
 
-        weights = [batch.X.shape[0] / item.tables for batch in item.batches]
-        self.loss = sum(w * loss for w, loss in zip(weights, self.batch_losses, strict=True))
-        for part in stage.frozen:  # their gradients are exchanged all the same: DDP expects every parameter's
-            getattr(self.model, MODULES[part]).zero_grad(set_to_none=True)
-        self.grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), stage.clip)
-        self.skip_if_not_finite(item)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        views = gradients.views
+        torch._foreach_div_(views, self.loss_scale.scale)
+        self.loss = gradients.loss[0].clone()
+        self.grad_norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(views)))
+        self.finite = self.loss.isfinite() & self.grad_norm.isfinite()
+        clip = (stage.clip / (self.grad_norm + 1e-6)).clamp(max=1.0)
+        gradients.flat.mul_(torch.where(self.finite, clip, torch.nan)).nan_to_num_(0.0, 0.0, 0.0)  # all 0 unless finite
+        optimizer.step(taken=self.finite)
+        self.skipped += ~self.finite
+        self.loss_scale.update(self.finite)
 
-    def sync(self, last: bool) -> contextlib.AbstractContextManager:
-        """Gradients are exchanged once a step, with the last micro-batch; a single device has nothing to block."""
-        if last or not hasattr(self.trainer.strategy, "block_backward_sync"):
-            return contextlib.nullcontext()
-        return self.trainer.strategy.block_backward_sync()
+    def gradients_of(self, stage: StageConfig) -> Gradients:
+        """Where the gradients of a stage's trained parts go."""
+        parts = [part for part in MODULES if part not in stage.frozen]
+        if self.gradients is None or parts != self.trained_parts:
+            self.gradients, self.trained_parts = None, parts
+            trained, frozen = [], []
+            for part, name in MODULES.items():
+                parameters = [p for p in getattr(self.model, name).parameters() if p.requires_grad]
+                (trained if part in parts else frozen).extend(parameters)
+            self.gradients = Gradients(trained, frozen)
+        return self.gradients
 
-    def skip_if_not_finite(self, item: StepItem) -> None:
-        """Drop the gradients of a step whose norm is not finite (the norm is equal on all ranks).
+    def accumulate(self, gradients: Gradients, item: StepItem, number: int) -> Tensor:
+        """Add the gradients of micro-batch `number`, in pieces that fit into memory; returns its mean loss.
 
-        The optimiser then has nothing to update, but the step counts, as stream and trainer count alike.
+        A piece that does not fit is halved. Its gradients have not been added then, and no other rank has been
+        waited for, so nothing is lost but time. Raises torch.OutOfMemoryError for a single table that does not fit.
         """
-        if torch.isfinite(self.grad_norm):
-            self.skipped_in_a_row = 0
-            return
-        self.skipped += 1
-        self.skipped_in_a_row += 1
-        self.model.zero_grad(set_to_none=True)
-        if self.skipped_in_a_row >= MAX_SKIPPED:
-            raise FloatingPointError(
-                f"the gradient was not finite in {MAX_SKIPPED} steps in a row, the last one step {item.step}; "
-                "lower the learning rate or use trainer.precision=fp32, and start again from an earlier checkpoint"
-            )
+        batch = item.batches[number]
+        pieces, mean, done = [batch], 0.0, 0
+        while pieces:
+            piece = pieces.pop(0)
+            tables, rows, features = shape = tuple(piece.X.shape)
+            if any(all(a >= b for a, b in zip(shape, large, strict=True)) for large in self.too_large):
+                pieces[:0] = halves(piece)
+                continue
+            if self.config.model.dropout > 0:  # the trainer's random state is not saved; the address replaces it
+                rng = rng_at(self.config.seed, item.step, self.global_rank, number, done, "dropout")
+                torch.manual_seed(int(rng.integers(2**63)))
+            try:
+                loss = self.backward(gradients, piece, tables / item.tables)
+            except torch.OutOfMemoryError as error:
+                if tables == 1:
+                    raise torch.OutOfMemoryError(
+                        f"a table of {rows} rows and {features} features (step {item.step}) does not fit into memory: "
+                        f"lower the curriculum's rows or model.checkpoint_rows; {error}"
+                    ) from None
+                loss = None
+            if loss is None:  # outside of the handler, whose traceback holds the activations
+                self.too_large.add(shape)
+                torch.cuda.empty_cache()
+                what = f"{tables} tables of {rows} rows and {features} features did not fit at step {item.step}"
+                print(f"memory    {what} on rank {self.global_rank}; halved from now on", file=sys.stderr, flush=True)
+                pieces[:0] = halves(piece)
+                continue
+            mean = mean + loss * (tables / batch.X.shape[0])
+            done += tables
+        return mean
+
+    def backward(self, gradients: Gradients, batch: TableBatch, weight: float) -> Tensor:
+        """Add a batch's weighted gradients, all of them or none; returns its loss."""
+        loss = query_loss(self.model, batch)
+        with torch.autocast(self.device.type, enabled=False):  # fp32 parts have fp32 gradients only without it
+            scaled = loss * (weight * self.loss_scale.scale)
+            found = torch.autograd.grad(scaled, gradients.parameters, materialize_grads=True)
+            gradients.add(found, loss.detach() * weight)
+        return loss.detach()
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         checkpoint["skipped"] = self.skipped
+        checkpoint["loss_scale"] = self.loss_scale.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
-        self.skipped = checkpoint["skipped"]
+        self.skipped = checkpoint["skipped"].to(self.skipped.device)
+        self.loss_scale.load_state_dict(checkpoint["loss_scale"])
 
 
-def query_loss(model: torch.nn.Module, batch) -> Tensor:
+def halves(batch: TableBatch) -> list[TableBatch]:
+    """A batch in two, tables kept in order."""
+    middle = (batch.X.shape[0] + 1) // 2
+    return [TableBatch(batch.X[s], batch.y[s], batch.train_size) for s in (slice(0, middle), slice(middle, None))]
+
+
+def query_loss(model: torch.nn.Module, batch: TableBatch) -> Tensor:
     """Mean cross entropy over the query rows of a TableBatch, (), in fp32."""
     logits = model(batch.X, batch.y[:, : batch.train_size])  # (B, n_query, C)
     return F.cross_entropy(logits.flatten(0, 1).float(), batch.y[:, batch.train_size :].flatten())

@@ -19,13 +19,13 @@ from tabicl_train.config import OptimizerConfig
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
-def orthogonalise(matrices: Tensor, steps: int) -> Tensor:
+def orthogonalise(matrices: Tensor, steps: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Nearest semi-orthogonal matrices, roughly: all singular values moved close to 1.
 
-    matrices: (K, rows, columns), any dtype; computed in bf16 on CUDA, in fp32 elsewhere (CPU bf16 is slower).
+    matrices: (K, rows, columns), any dtype; computed in `dtype`.
     """
     a, b, c = NEWTON_SCHULZ
-    X = matrices.to(torch.bfloat16 if matrices.is_cuda else torch.float32)
+    X = matrices.to(dtype)
     tall = X.size(1) > X.size(2)
     X = X.mT if tall else X
     X = X / (X.norm(dim=(1, 2), keepdim=True) + 1e-7)
@@ -35,16 +35,28 @@ def orthogonalise(matrices: Tensor, steps: int) -> Tensor:
     return (X.mT if tall else X).to(matrices.dtype)
 
 
+def newton_schulz_dtype(setting: str, on_cuda: bool) -> torch.dtype:
+    """auto: bf16 on a GPU, where it is faster, fp32 on a CPU, where it is slower."""
+    return torch.bfloat16 if setting == "bf16" or (setting == "auto" and on_cuda) else torch.float32
+
+
 class MuonAdamW(torch.optim.Optimizer):
-    """Groups carry `kind` ("muon" or "adamw"), `lr` and `weight_decay` (decoupled, scaled by lr)."""
+    """Groups carry `kind` ("muon" or "adamw"), `lr` and `weight_decay` (decoupled, scaled by lr).
+
+    Cautious weight decay (arXiv 2510.12402) leaves out the weights that the update itself moves away from zero.
+    """
 
     def __init__(self, groups: list[dict], config: OptimizerConfig) -> None:
         self.momentum, self.steps = config.momentum, config.newton_schulz_steps
         self.betas, self.eps = tuple(config.betas), config.eps
+        self.cautious = config.cautious_weight_decay
+        self.newton_schulz_dtype = config.newton_schulz_dtype
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0})
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure=None, taken: Tensor | None = None):
+        """`taken`: (), bool, whether the step counts; where it does not, weights and state stay as they are (gradients
+        must be zero then). A tensor, so that nobody waits for the device to tell."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -53,44 +65,63 @@ class MuonAdamW(torch.optim.Optimizer):
             parameters = [p for p in group["params"] if p.grad is not None]
             if not parameters:
                 continue
-            torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-            (self.muon if group["kind"] == "muon" else self.adamw)(parameters, group["lr"])
+            counts = parameters[0].new_ones(()) if taken is None else taken.to(parameters[0].dtype)
+            updates = (self.muon if group["kind"] == "muon" else self.adamw)(parameters, counts)
+            decay = group["lr"] * group["weight_decay"] * counts
+            if self.cautious:
+                signs = torch._foreach_mul(parameters, updates)
+                torch._foreach_mul_(parameters, [1 - decay * (s > 0) for s in signs])
+            else:
+                torch._foreach_mul_(parameters, 1 - decay)
+            torch._foreach_mul_(updates, group["lr"] * counts)
+            torch._foreach_sub_(parameters, updates)
         return loss
 
-    def muon(self, parameters: list[Tensor], lr: float) -> None:
-        """Nesterov momentum, orthogonalised; matrices of one shape go through Newton-Schulz together."""
+    def muon(self, parameters: list[Tensor], counts: Tensor) -> list[Tensor]:
+        """Nesterov momentum, orthogonalised; matrices of one shape go through Newton-Schulz together.
+
+        A vector is a matrix of one row: its update is the direction alone.
+        """
         for p in parameters:
             if "momentum" not in self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
         gradients = [p.grad for p in parameters]
         momenta = [self.state[p]["momentum"] for p in parameters]
-        torch._foreach_lerp_(momenta, gradients, 1 - self.momentum)
-        updates = torch._foreach_lerp(gradients, momenta, self.momentum)
+        torch._foreach_mul_(momenta, 1 - counts * (1 - self.momentum))
+        torch._foreach_add_(momenta, gradients, alpha=1 - self.momentum)
+        nesterov = torch._foreach_lerp(gradients, momenta, self.momentum)
         by_shape = defaultdict(list)
-        for p, update in zip(parameters, updates, strict=True):
-            by_shape[p.shape].append((p, update))
+        for i, p in enumerate(parameters):
+            by_shape[p.shape].append(i)
+        dtype = newton_schulz_dtype(self.newton_schulz_dtype, parameters[0].is_cuda)
+        updates = list(nesterov)
         for shape, same in by_shape.items():
-            directions = orthogonalise(torch.stack([update for _, update in same]), self.steps)
-            scale = 0.2 * math.sqrt(max(shape))
-            torch._foreach_add_([p for p, _ in same], list(directions.unbind()), alpha=-lr * scale)
+            matrices = torch.stack([nesterov[i].view(1, -1) if len(shape) < 2 else nesterov[i] for i in same])
+            directions = orthogonalise(matrices, self.steps, dtype).mul_(0.2 * math.sqrt(max(matrices.shape[1:])))
+            for i, direction in zip(same, directions.unbind(), strict=True):
+                updates[i] = direction.view(shape)
+        return updates
 
-    def adamw(self, parameters: list[Tensor], lr: float) -> None:
+    def adamw(self, parameters: list[Tensor], counts: Tensor) -> list[Tensor]:
         beta1, beta2 = self.betas
         for p in parameters:
-            if "step" not in self.state[p]:
-                self.state[p].update(step=0, mean=torch.zeros_like(p), square=torch.zeros_like(p))
-            self.state[p]["step"] += 1
-        step = self.state[parameters[0]]["step"]  # all parameters of a group have taken the same steps
+            if "taken" not in self.state[p]:
+                self.state[p].update(taken=p.new_zeros(()), mean=torch.zeros_like(p), square=torch.zeros_like(p))
+        torch._foreach_add_([self.state[p]["taken"] for p in parameters], counts)
         gradients = [p.grad for p in parameters]
         means = [self.state[p]["mean"] for p in parameters]
         squares = [self.state[p]["square"] for p in parameters]
-        torch._foreach_lerp_(means, gradients, 1 - beta1)
-        torch._foreach_mul_(squares, beta2)
+        torch._foreach_mul_(means, 1 - counts * (1 - beta1))
+        torch._foreach_add_(means, gradients, alpha=1 - beta1)
+        torch._foreach_mul_(squares, 1 - counts * (1 - beta2))
         torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+        # All parameters of a group have taken the same steps; none so far if the first one does not count.
+        taken = self.state[parameters[0]]["taken"].double().clamp(min=1)
         denominators = torch._foreach_sqrt(squares)
-        torch._foreach_div_(denominators, math.sqrt(1 - beta2**step))
+        torch._foreach_div_(denominators, (1 - beta2**taken).sqrt().to(counts.dtype))
         torch._foreach_add_(denominators, self.eps)
-        torch._foreach_addcdiv_(parameters, means, denominators, -lr / (1 - beta1**step))
+        torch._foreach_mul_(denominators, (1 - beta1**taken).to(counts.dtype))
+        return list(torch._foreach_div(means, denominators))
 
 
 def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
@@ -99,18 +130,14 @@ def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> MuonAdamW:
-    """Groups: hidden matrices (Muon, where chosen), other weights, and what is never decayed (vectors, biases)."""
-    matrices, weights, vectors = [], [], []
+    """Groups by kind, and within each what is decayed (matrices) and what never is (vectors, biases)."""
+    groups: dict[tuple[str, bool], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:  # rotary frequencies
             continue
-        if config.name == "muon" and is_hidden_matrix(name, parameter):
-            matrices.append(parameter)
-        else:
-            (weights if parameter.ndim >= 2 else vectors).append(parameter)
-    groups = [
-        {"params": matrices, "kind": "muon", "decayed": True},
-        {"params": weights, "kind": "adamw", "decayed": True},
-        {"params": vectors, "kind": "adamw", "decayed": False},
-    ]
-    return MuonAdamW([group for group in groups if group["params"]], config)
+        takes = config.name == "muon_all" or (config.name == "muon" and is_hidden_matrix(name, parameter))
+        groups["muon" if takes else "adamw", parameter.ndim >= 2].append(parameter)
+    order = [("muon", True), ("muon", False), ("adamw", True), ("adamw", False)]
+    return MuonAdamW(
+        [{"params": groups[key], "kind": key[0], "decayed": key[1]} for key in order if key in groups], config
+    )

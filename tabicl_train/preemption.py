@@ -1,31 +1,54 @@
-"""Stopping a run from outside without losing anything."""
+"""Ending a run from outside, or by the clock, without losing anything."""
 
 from __future__ import annotations
 
-import signal
+import os
+import subprocess
+import time
+from datetime import timedelta
 
 import lightning as L
+import torch
+import torch.distributed as dist
+
+from tabicl_train.config import TrainerConfig
+from tabicl_train.messages import tell
+from tabicl_train.signals import Stop
 
 
 class Preemption(L.Callback):
-    """SIGTERM, SIGINT or SIGUSR1 on any rank ends the run after the step, with a checkpoint."""
+    """A stop signal to any rank, or the time limit, ends the run on all ranks after the step, with a checkpoint.
 
-    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    The ranks agree over a process group of the CPU, so that nobody waits for a GPU.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, stop: Stop, settings: TrainerConfig) -> None:
+        self.stop, self.settings = stop, settings
         self.asked = False
 
-    def on_train_start(self, trainer: L.Trainer, module) -> None:
-        def ask(number, frame) -> None:
-            self.asked = True
+    def on_fit_start(self, trainer: L.Trainer, module) -> None:
+        if trainer.world_size > 1:
+            self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.settings.timeout))
 
-        self.handlers = {number: signal.signal(number, ask) for number in self.signals}
+    def on_train_start(self, trainer: L.Trainer, module) -> None:
+        self.agree(trainer)
 
     def on_train_batch_end(self, trainer: L.Trainer, module, *_) -> None:
+        self.agree(trainer)
+
+    def agree(self, trainer: L.Trainer) -> None:
+        hours, limit = (time.monotonic() - self.stop.started) / 3600, self.settings.max_hours
+        asked = self.stop.asked or (limit is not None and hours >= limit)
         if trainer.world_size > 1:
-            self.asked = bool(trainer.strategy.reduce_boolean_decision(self.asked, all=False))
+            anybody = torch.tensor(int(asked))
+            dist.all_reduce(anybody, dist.ReduceOp.MAX, group=self.group)
+            asked = bool(anybody)
+        self.asked = self.asked or asked
         trainer.should_stop = trainer.should_stop or self.asked
 
-    def on_train_end(self, trainer: L.Trainer, module) -> None:
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
+    def on_fit_end(self, trainer: L.Trainer, module) -> None:
+        job = os.environ.get("SLURM_JOB_ID")
+        if self.asked and self.settings.requeue and trainer.is_global_zero and job:
+            result = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True)
+            told = "is asked to start again" if result.returncode == 0 else f"is not requeued: {result.stderr.strip()}"
+            tell(f"stop      SLURM job {job} {told}")

@@ -8,21 +8,18 @@ import subprocess
 import sys
 import time
 
-import torch
-
 from tabicl_train.config import PACKAGE
 
 PACKAGES = ("torch", "lightning", "hydra-core", "numpy", "scipy", "numba")
 
 
 def describe_origin() -> dict:
-    """Time, commit and diff of the tracked files (None outside a checkout), versions, device, command line."""
+    """Time, commit and diff of the tracked files (None outside a checkout), versions, command line."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "commit": git("rev-parse", "HEAD"),
         "diff": git("diff", "HEAD"),
         "versions": {"python": platform.python_version()} | {p: importlib.metadata.version(p) for p in PACKAGES},
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
         "command": sys.argv,
     }
 

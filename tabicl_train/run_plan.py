@@ -8,6 +8,7 @@ from tabicl_train.config import CurriculumConfig, RunConfig, StageConfig
 from tabicl_train.curriculum import plan_step
 from tabicl_train.memory import stage_peak
 from tabicl_train.model import TabICL
+from tabicl_train.precision import choose
 
 COLUMNS = ("stage", "steps", "tables", "rows", "cells", "FLOPs", "memory")
 
@@ -21,7 +22,7 @@ def run_plan(config: RunConfig) -> list[str]:
     lines.append("          {:12}{:>9}{:>13}{:>15}{:>9}{:>9}{:>10}".format(*COLUMNS))
     for name, stage in config.curriculum.stages.items():
         cells, flops = expected_work(config, stage)
-        peak = stage_peak(config.model, parameters, stage, config.trainer.precision)
+        peak = stage_peak(config.model, parameters, stage, choose(config.trainer).name)
         rows = f"{stage.rows[0]:,}..{stage.rows[1]:,}"
         lines.append(
             f"          {name:12}{stage.steps:>9,}{stage.steps * stage.tables:>13,}{rows:>15}{cells:>9.2g}{flops:>9.2g}"

@@ -7,24 +7,29 @@ import json
 import logging
 import os
 import warnings
+from datetime import timedelta
 from pathlib import Path
 
 import lightning as L
 import torch
 import yaml
 from lightning.pytorch.plugins.environments import SLURMEnvironment
-from lightning.pytorch.strategies import DDPStrategy
 
 from tabicl_train import checkpoint
-from tabicl_train.config import PRECISIONS, ConfigError, RunConfig, build_prior
+from tabicl_train.averages import Averages
+from tabicl_train.config import ConfigError, RunConfig, build_prior
 from tabicl_train.curriculum import stage_at
+from tabicl_train.guard import Guard
 from tabicl_train.lengths import Lengths
 from tabicl_train.messages import tell
 from tabicl_train.metrics import Metrics
 from tabicl_train.module import Pretraining
+from tabicl_train.precision import choose, uses_cuda
 from tabicl_train.preemption import Preemption
 from tabicl_train.provenance import describe_origin
+from tabicl_train.replicas import Replicas
 from tabicl_train.run_plan import run_plan
+from tabicl_train.signals import Stop, watch_signals
 from tabicl_train.stream import StepStream
 from tabicl_train.weights import load_public
 from tabicl_train.workers import Loader
@@ -32,6 +37,11 @@ from tabicl_train.workers import Loader
 
 def train(config: RunConfig) -> str:
     """Run, or continue, the run in config.run_dir. Returns its status: finished or preempted."""
+    with watch_signals() as stop:
+        return train_watched(config, stop)
+
+
+def train_watched(config: RunConfig, stop: Stop) -> str:
     run_dir = Path(config.run_dir)
     checkpoints = run_dir / "checkpoints"
     checkpoints.mkdir(parents=True, exist_ok=True)
@@ -48,7 +58,7 @@ def train(config: RunConfig) -> str:
     files = checkpoint.CheckpointFiles(config.checkpoint, content)
     del content
     origin = describe_origin()
-    trainer = build_trainer(config, callbacks := run_callbacks(config, run_dir, files, origin), files)
+    trainer = build_trainer(config, callbacks := run_callbacks(config, run_dir, files, origin, stop), files)
     stream = StepStream(
         build_prior(config),
         config.curriculum,
@@ -88,18 +98,20 @@ def train(config: RunConfig) -> str:
 def build_trainer(config: RunConfig, callbacks: list[L.Callback], files: checkpoint.CheckpointFiles) -> L.Trainer:
     settings = config.trainer
     ranks = settings.devices * settings.nodes
-    on_cuda = settings.accelerator == "cuda" or (settings.accelerator == "auto" and torch.cuda.is_available())
+    on_cuda = uses_cuda(settings)
     # cuDNN attention plans for every new shape and crashed for others; flash and memory-efficient attention remain.
     torch.backends.cuda.enable_cudnn_sdp(False)
+    backend = "nccl" if on_cuda else "gloo"
     plugins: list = [files]
     if SLURMEnvironment.detect():
         plugins.append(SLURMEnvironment(auto_requeue=False))  # Lightning's would save in the middle of a step
-    return L.Trainer(
+    trainer = L.Trainer(
         accelerator="cuda" if on_cuda else "cpu",
         devices=settings.devices,
         num_nodes=settings.nodes,
-        strategy=DDPStrategy(process_group_backend="nccl" if on_cuda else "gloo") if ranks > 1 else "auto",
-        precision=PRECISIONS[settings.precision],
+        strategy=Replicas(process_group_backend=backend, timeout=timedelta(seconds=settings.timeout))
+        if ranks > 1
+        else "auto",
         max_steps=config.total_steps,
         max_epochs=-1,
         use_distributed_sampler=False,
@@ -110,16 +122,23 @@ def build_trainer(config: RunConfig, callbacks: list[L.Callback], files: checkpo
         enable_progress_bar=False,
         enable_model_summary=False,
     )
+    # Lightning's handler of SIGTERM talks to other ranks in the middle of whatever they do, and every step of several
+    # ranks waits for the device to hear whether there was one. `Preemption` does both without.
+    trainer._signal_connector.register_signal_handlers = lambda: None
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+    return trainer
 
 
 def run_callbacks(
-    config: RunConfig, run_dir: Path, files: checkpoint.CheckpointFiles, origin: dict
+    config: RunConfig, run_dir: Path, files: checkpoint.CheckpointFiles, origin: dict, stop: Stop
 ) -> list[L.Callback]:
-    return [
+    return [  # the guard may change the weights, and everything is changed when it is saved
+        Guard(config, run_dir, files),
         Metrics(config, run_dir / "metrics.csv"),
         Lengths(run_dir),
+        Averages(config.averages),
         checkpoint.Checkpoints(run_dir / "checkpoints", files, config, origin),
-        Preemption(),
+        Preemption(stop, config.trainer),
     ]
 
 
@@ -169,13 +188,16 @@ def flatten(values: dict, prefix: str = "") -> dict:
     return flat
 
 
+FREE_TO_CHANGE = ("dropout", "checkpoint_rows", "col_attention_fp32", "scaling_bound")  # weights load all the same
+
+
 def load_weights(module: Pretraining, config: RunConfig) -> None:
     """Start from a file in the public format; its model must be the configured one."""
     file_config, weights = load_public(config.init_weights)
     changed = [
         f"init_weights: the file's model has {key}={value}, the configuration model.{key}={mine}"
         for key, value in dataclasses.asdict(file_config).items()
-        if (mine := getattr(config.model, key)) != value and key not in ("dropout", "checkpoint_rows")
+        if (mine := getattr(config.model, key)) != value and key not in FREE_TO_CHANGE
     ]
     if changed:
         raise ConfigError(changed)
@@ -187,7 +209,8 @@ def introduce(config: RunConfig, trainer: L.Trainer, first_step: int) -> None:
     tell(f"run       {config.run_dir}" + (f", resumed at step {first_step}" if first_step else ""))
     tell(f"prior     {config.prior['name']}, seed {config.seed}, {config.stream.num_workers} workers")
     device = trainer.strategy.root_device.type
-    tell(f"device    {trainer.world_size} x {device}, {PRECISIONS[config.trainer.precision]}")
+    tell(f"device    {trainer.world_size} x {device}")
+    tell(f"precision {choose(config.trainer)}")
     for line in run_plan(config):
         tell(line)
 

@@ -60,7 +60,9 @@ SWITCHES = {  # the client also takes plain switches
 
 
 def to_public(config: TabICLConfig) -> dict[str, Any]:
-    """The client's configuration of the same network, all 26 keys."""
+    """The client's configuration of the same network, all 26 keys; raises ConfigError where it has no such network."""
+    if config.scaling_bound is not None:
+        raise ConfigError([f"the public format has no model.scaling_bound ({config.scaling_bound}) of the multipliers"])
     public = dict(FIXED)
     for ours, theirs in NAMES.items():
         value = getattr(config, ours)

@@ -88,7 +88,7 @@ def test_contradictions_are_told_together():
         "model.max_classes is 11",
         "train_share is [0.0, 1.0]",
         "rows is [90, 40]",
-        "trainer.precision is 'bf17'; it must be one of fp32, bf16",
+        "trainer.precision is 'bf17'; it must be one of auto, fp32, bf16, fp16",
         "fewer than the 9 processes",
         "checkpoint.every is 0",
         "there is no such file",

@@ -1,11 +1,12 @@
 import math
 
+import pytest
 import torch
 from torch import nn
 
 from tabicl_train.config import OptimizerConfig
 from tabicl_train.model import TabICL, TabICLConfig
-from tabicl_train.optimizer import MuonAdamW, build_optimizer, orthogonalise
+from tabicl_train.optimizer import MuonAdamW, build_optimizer, newton_schulz_dtype, orthogonalise
 
 
 def tiny_model() -> TabICL:
@@ -64,6 +65,70 @@ def test_muon_follows_its_formula():
         optimizer.step()
     for w, e in zip(weights, expected, strict=True):
         torch.testing.assert_close(w.detach(), e, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["muon", "muon_all", "adamw"])
+def test_a_step_that_does_not_count_leaves_no_trace(name):
+    torch.manual_seed(3)
+    gradients = [[torch.randn(6, 4), torch.randn(5)] for _ in range(5)]
+    ends = []
+    for skipped in ({0, 2}, set()):
+        torch.manual_seed(4)
+        weights = nn.ParameterDict({"a": nn.Parameter(torch.randn(6, 4)), "b": nn.Parameter(torch.randn(5))})
+        optimizer = build_optimizer(weights, OptimizerConfig(name=name))
+        for group in optimizer.param_groups:
+            group["lr"], group["weight_decay"] = 0.1, 0.3
+        for step, gradient in enumerate(gradients):
+            if step in (0, 2) and not skipped:
+                continue
+            for w, g in zip(weights.values(), gradient, strict=True):
+                w.grad = torch.zeros_like(g) if step in skipped else g
+            optimizer.step(taken=torch.tensor(step not in skipped))
+        state = [v for w in weights.values() for v in optimizer.state[w].values()]
+        ends.append([w.detach() for w in weights.values()] + state)
+    assert len(ends[0]) > 3 and all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def test_cautious_decay_spares_weights_that_the_update_moves_away_from_zero():
+    for name in ("muon_all", "adamw"):
+        torch.manual_seed(5)
+        weight, gradient = torch.randn(8, 8), torch.randn(8, 8)
+        results = []
+        for decay, cautious in ((0.0, False), (0.5, False), (0.5, True)):
+            w = nn.Parameter(weight.clone())
+            config = OptimizerConfig(name=name, cautious_weight_decay=cautious)
+            kind = "muon" if name == "muon_all" else "adamw"
+            optimizer = MuonAdamW([{"params": [w], "kind": kind, "lr": 0.1, "weight_decay": decay}], config)
+            w.grad = gradient
+            optimizer.step()
+            results.append(w.detach())
+        bare, plain, careful = results
+        towards_zero = (weight - bare) * weight > 0
+        assert 0.2 < towards_zero.float().mean() < 0.8
+        torch.testing.assert_close(careful, torch.where(towards_zero, plain, bare))
+        torch.testing.assert_close(plain, bare - 0.05 * weight)
+
+
+def test_muon_on_everything_takes_vectors_by_their_direction():
+    groups = build_optimizer(tiny_model(), OptimizerConfig(name="muon_all")).param_groups
+    assert {group["kind"] for group in groups} == {"muon"}
+    w = nn.Parameter(torch.zeros(9))
+    optimizer = MuonAdamW([{"params": [w], "kind": "muon", "lr": 1.0}], OptimizerConfig())
+    w.grad = torch.arange(9.0)
+    optimizer.step()
+    direction = -w.detach() / (0.2 * 3)
+    torch.testing.assert_close(direction / direction.norm(), w.grad / w.grad.norm())
+    assert 0.6 < direction.norm() < 1.3
+
+
+def test_newton_schulz_in_bf16_is_near_fp32():
+    X = torch.randn(2, 20, 8, generator=torch.Generator().manual_seed(0))
+    low, high = orthogonalise(X, 5, torch.bfloat16), orthogonalise(X, 5)
+    assert low.dtype == torch.float32 and 0 < (low - high).abs().max() < 0.05
+    assert [newton_schulz_dtype(s, c) for s, c in (("auto", True), ("auto", False), ("bf16", False))] == [
+        torch.bfloat16, torch.float32, torch.bfloat16,
+    ]  # fmt: skip
+    assert newton_schulz_dtype("fp32", True) == torch.float32
 
 
 def test_every_parameter_is_in_one_group_and_muon_takes_hidden_matrices_only():

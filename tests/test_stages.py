@@ -28,7 +28,7 @@ def checkpoint(run_dir: Path, name: str) -> dict:
 
 
 def steps_in_optimizer(content: dict) -> set[int]:
-    return {s["step"] for s in content["optimizer_states"][0]["state"].values() if "step" in s}
+    return {int(s["taken"]) for s in content["optimizer_states"][0]["state"].values() if "taken" in s}
 
 
 @pytest.fixture(scope="module")

@@ -73,13 +73,24 @@ class Rotary(nn.Module):
 class Attention(nn.Module):
     """Multi-head attention with a packed projection, optional scalable softmax and optional rotary embedding."""
 
-    def __init__(self, dim: int, num_heads: int, scaling: str, dropout: float, zero_init: bool):
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        scaling: str,
+        dropout: float,
+        zero_init: bool,
+        scaling_bound: float | None = None,
+        fp32: bool = False,
+    ):
         super().__init__()
-        self.dim, self.num_heads, self.dropout = dim, num_heads, dropout
+        self.dim, self.num_heads, self.dropout, self.fp32 = dim, num_heads, dropout, fp32
         self.in_proj_weight = nn.Parameter(torch.empty(3 * dim, dim))
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * dim))
         self.out_proj = nn.Linear(dim, dim)
-        self.ssmax_layer = None if scaling == "none" else Scaling(scaling, num_heads, dim // num_heads)
+        self.ssmax_layer = (
+            None if scaling == "none" else Scaling(scaling, num_heads, dim // num_heads, scaling_bound)
+        )
         nn.init.xavier_uniform_(self.in_proj_weight)
         nn.init.zeros_(self.out_proj.bias)
         if zero_init:
@@ -96,6 +107,9 @@ class Attention(nn.Module):
 
         x may have batch 1: queries that all of the batch shares are projected and rescaled once.
         """
+        if self.fp32 and torch.is_autocast_enabled(x.device.type):
+            with torch.autocast(x.device.type, enabled=False):
+                return self(x.float(), None if context is None else context.float(), log_n, rotation)
         heads = (self.num_heads, self.dim // self.num_heads)
         if context is None:
             qkv = F.linear(x, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, *heads))
@@ -131,10 +145,12 @@ class Block(nn.Module):
         dropout: float,
         bias_free_ln: bool,
         zero_init: bool,
+        scaling_bound: float | None = None,
+        fp32_attention: bool = False,
     ):
         super().__init__()
         self.dropout = dropout
-        self.attn = Attention(dim, num_heads, scaling, dropout, zero_init)
+        self.attn = Attention(dim, num_heads, scaling, dropout, zero_init, scaling_bound, fp32_attention)
         self.linear1 = nn.Linear(dim, ff_factor * dim)
         self.linear2 = nn.Linear(ff_factor * dim, dim)
         self.norm1 = nn.LayerNorm(dim, bias=not bias_free_ln)

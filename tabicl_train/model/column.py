@@ -28,7 +28,7 @@ class InducedAttention(nn.Module):
         super().__init__()
         c = config
         block = (c.embed_dim, c.col_num_heads, c.ff_factor)
-        rest = (c.dropout, c.bias_free_ln, c.zero_init)
+        rest = (c.dropout, c.bias_free_ln, c.zero_init, c.scaling_bound, c.col_attention_fp32)
         self.multihead_attn1 = Block(*block, c.col_scaling, *rest)
         self.multihead_attn2 = Block(*block, "none", *rest)  # its number of keys is always I
         self.ind_vectors = nn.Parameter(torch.empty(c.col_num_inducing, c.embed_dim))

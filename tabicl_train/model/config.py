@@ -36,10 +36,12 @@ class TabICLConfig:
     icl_num_heads: int = 8
     icl_scaling: str = "qassmax_elementwise"  # one of SCALINGS
     # all stages
+    scaling_bound: float | None = None  # base multipliers stay within +-bound, smoothly; not in the public format
     ff_factor: int = 2
     dropout: float = 0.0
     bias_free_ln: bool = False
     zero_init: bool = False  # attention output and second feed-forward matrix start at zero, as in v1
+    col_attention_fp32: bool = False  # column attention ignores mixed precision, as in the published one-GPU run
     checkpoint_rows: int = 20_000  # recompute activations in the backward pass of tables with more rows; 0 = never
 
     @classmethod
@@ -83,6 +85,10 @@ class TabICLConfig:
         for name, choices in (("col_grouping", GROUPINGS), ("col_scaling", SCALINGS), ("icl_scaling", SCALINGS)):
             if getattr(self, name) not in choices:
                 found.append(f"{name} is {getattr(self, name)!r}, must be one of {', '.join(choices)}")
+        if self.scaling_bound is not None and not self.scaling_bound > 0:
+            found.append(f"scaling_bound is {self.scaling_bound}, must be above 0")
+        if self.scaling_bound is not None and self.col_scaling == self.icl_scaling == "none":
+            found.append("scaling_bound has no effect, since col_scaling and icl_scaling are none")
         if self.col_affine and self.group_size > 1:
             found.append("col_affine multiplies a token with its one feature, so it needs col_grouping=none")
         if self.embed_dim >= 1 and self.row_num_cls >= 1:

@@ -7,6 +7,9 @@ The six rules of TabICLv2 (arXiv 2602.11139). For head h and element i of a quer
     ssmax_mlp, _elementwise           q * MLP(log n), one value a head, or one an element
     qassmax, _elementwise             q * MLP_base(log n) * (1 + tanh(MLP_gate(q)))
 
+With a bound b, what multiplies q and depends on n alone, base(n), becomes b * tanh(base(n) / b): equal to base(n) where
+that is small, never above b, and with a gradient everywhere. In published low-precision runs it grew without end.
+
 H heads, L queries.
 """
 
@@ -25,9 +28,9 @@ def _mlp(in_dim: int, out_dim: int) -> nn.Sequential:
 class Scaling(nn.Module):
     """One of the rules above other than `none`; the multiplier of a query is base(n) * gate(query)."""
 
-    def __init__(self, rule: str, num_heads: int, head_dim: int):
+    def __init__(self, rule: str, num_heads: int, head_dim: int, bound: float | None = None):
         super().__init__()
-        self.num_heads = num_heads
+        self.num_heads, self.bound = num_heads, bound
         width = head_dim if rule.endswith("_elementwise") else 1
         self.query_mlp = None
         if rule == "ssmax":
@@ -55,9 +58,11 @@ class Scaling(nn.Module):
     def base(self, log_n: Tensor) -> Tensor:
         """The part of the multiplier that depends on the number of keys alone: (H, 1) or (H, head_dim)."""
         if hasattr(self, "scales"):
-            return (self.scales * log_n)[:, None]
-        mlp = self.mlp if self.query_mlp is None else self.base_mlp
-        return mlp(log_n).view(self.num_heads, -1)
+            base = (self.scales * log_n)[:, None]
+        else:
+            mlp = self.mlp if self.query_mlp is None else self.base_mlp
+            base = mlp(log_n).view(self.num_heads, -1)
+        return base if self.bound is None else self.bound * torch.tanh(base / self.bound)
 
     @torch.no_grad()
     def multipliers(self, n: int) -> Tensor:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tabicl_train.model.attention import Rotary, attend, batch_limit
+from tabicl_train.model.attention import Attention, Rotary, attend, batch_limit
 
 
 def softmax_attention(q, k, v):
@@ -74,3 +74,17 @@ def test_rotary_turns_pairs_by_position(interleaved):
         z = torch.complex(x[..., a].double(), x[..., b].double()) * torch.exp(1j * angle)
         torch.testing.assert_close(turned[..., a].double(), z.real, rtol=0, atol=1e-5)
         torch.testing.assert_close(turned[..., b].double(), z.imag, rtol=0, atol=1e-5)
+
+
+def test_attention_in_fp32_ignores_autocast():
+    torch.manual_seed(0)
+    plain = Attention(16, 2, "qassmax_elementwise", 0.0, False)
+    exact = Attention(16, 2, "qassmax_elementwise", 0.0, False, fp32=True)
+    exact.load_state_dict(plain.state_dict())
+    x, log_n = torch.randn(3, 7, 16), torch.tensor([2.0])
+    expected = plain(x, log_n=log_n)
+    with torch.autocast("cpu", torch.bfloat16):
+        low, high = plain(x, log_n=log_n), exact(x, log_n=log_n)
+        from_low = exact(x[:1].bfloat16(), x.bfloat16(), log_n=log_n)
+    assert low.dtype == torch.bfloat16 and high.dtype == from_low.dtype == torch.float32
+    assert torch.equal(high, expected) and not torch.equal(low.float(), expected)

@@ -53,3 +53,14 @@ def test_it_is_a_structured_config():
 def test_it_is_read_without_torch():
     code = "import sys; from tabicl_train.model import TabICLConfig; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_bound_without_effect_or_sense_is_told():
+    assert TabICLConfig(scaling_bound=-1.0).problems() == ["scaling_bound is -1.0, must be above 0"]
+    (problem,) = TabICLConfig(scaling_bound=9.0, col_scaling="none", icl_scaling="none").problems()
+    assert "scaling_bound has no effect" in problem
+    network = TabICL(TabICLConfig(scaling_bound=9.0, embed_dim=16, col_attention_fp32=True, icl_num_blocks=1))
+    assert {scaling.bound for _, scaling in network.named_scalings()} == {9.0}
+    blocks = [*network.col_embedder.tf_col["blocks"]]
+    assert all(b.multihead_attn1.attn.fp32 and b.multihead_attn2.attn.fp32 for b in blocks)
+    assert not any(b.attn.fp32 for b in network.icl_predictor.tf_icl["blocks"])

@@ -95,3 +95,37 @@ def test_named_scalings_are_the_layers_in_use():
     network(torch.randn(1, 20, 3), torch.zeros(1, 12, dtype=torch.int64))
     assert [name for name, _ in seen] == list(layers)
     assert {log_n for _, log_n in seen} == {torch.tensor(math.log(12)).item()}  # keys are the labelled rows
+
+
+def test_a_bound_is_smooth_and_harmless_where_multipliers_are_small():
+    for rule in ("ssmax", "ssmax_mlp", "qassmax_elementwise"):
+        torch.manual_seed(0)
+        plain = Scaling(rule, 2, 4)
+        bounded = Scaling(rule, 2, 4, bound=5.0)
+        bounded.load_state_dict(plain.state_dict())  # the same weights: a bound adds none
+        for factor in (0.01, 1.0, 100.0):
+            last = [p for name, p in plain.named_parameters() if not name.startswith("query_mlp")][-1]
+            with torch.no_grad():
+                last.mul_(factor)
+                bounded.load_state_dict(plain.state_dict())
+            base, kept = plain.multipliers(512), bounded.multipliers(512)
+            torch.testing.assert_close(kept, 5 * torch.tanh(base / 5))
+            assert kept.abs().max() <= 5
+        bounded.base(log_count(512, last)).sum().backward()
+        assert all(p.grad is not None for name, p in bounded.named_parameters() if not name.startswith("query_mlp"))
+    small = Scaling("ssmax", 2, 4, bound=1e4)
+    torch.testing.assert_close(small.multipliers(512), Scaling("ssmax", 2, 4).multipliers(512), rtol=1e-6, atol=0)
+
+
+def test_gradients_of_the_scaling_are_fp32_under_autocast():
+    torch.manual_seed(0)
+    layer = Scaling("qassmax_elementwise", 2, 4)
+    torch.nn.init.normal_(layer.query_mlp[-1].weight)
+    q = torch.randn(3, 5, 2, 4).bfloat16()
+    weights = torch.randn(3, 5, 2, 4).bfloat16()
+    found = []
+    for autocast in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            scaled = layer(q, torch.tensor([6.0]))
+        found.append(torch.autograd.grad((scaled * weights).float().sum(), list(layer.parameters())))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

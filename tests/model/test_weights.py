@@ -201,3 +201,10 @@ def test_missing_or_misshapen_weights_are_named(file, tmp_path):
     torch.save(content, tmp_path / "bad.ckpt")
     with pytest.raises(ConfigError, match=r"row_interactor.out_ln.bias has shape \(5,\), the network needs \(32,\)"):
         load_public(tmp_path / "bad.ckpt")
+
+
+def test_a_bounded_model_is_not_exported(tmp_path):
+    network = small_network(scaling_bound=20.0)
+    with pytest.raises(ConfigError, match=r"the public format has no model\.scaling_bound"):
+        save_public(network.config, network.state_dict(), tmp_path / "model.ckpt")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,71 @@
+"""The number format of a run: which one is in force and why, and the loss scale of fp16.
+
+Weights, gradients and optimiser state are fp32 always; bf16 and fp16 are the formats of matrix products in the forward
+and backward pass. The scalable softmax and its gradients stay fp32 (`model/scaling.py`), column attention does where
+`model.col_attention_fp32` says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tabicl_train.config import TrainerConfig
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Precision:
+    name: str
+    reason: str
+
+    def autocast(self, device: str) -> torch.autocast:
+        return torch.autocast(device, DTYPES[self.name], enabled=self.name != "fp32")
+
+    def __str__(self) -> str:
+        master = "" if self.name == "fp32" else " mixed, fp32 weights"
+        return f"{self.name}{master} ({self.reason})"
+
+
+def uses_cuda(settings: TrainerConfig) -> bool:
+    return settings.accelerator == "cuda" or (settings.accelerator == "auto" and torch.cuda.is_available())
+
+
+def choose(settings: TrainerConfig) -> Precision:
+    """What `trainer.precision` means on the device of the run."""
+    if settings.precision != "auto":
+        return Precision(settings.precision, "as configured")
+    if not uses_cuda(settings):
+        return Precision("fp32", "the default on a CPU")  # bf16 was 1.2 to 1.6 times slower there
+    if not torch.cuda.is_bf16_supported(including_emulation=False):
+        return Precision("fp32", "the default on a GPU without bf16")
+    return Precision("bf16", "the default on a GPU")
+
+
+class LossScale:
+    """Dynamic scale of the loss, so that small fp16 gradients do not vanish; all of it stays on the device.
+
+    Halved with every step whose gradient overflows, doubled after 2,000 without (arXiv 1710.03740); 1 when not wanted.
+    """
+
+    def __init__(self, wanted: bool, device: torch.device) -> None:
+        self.wanted = wanted
+        self.scale = torch.full((), 2.0**16 if wanted else 1.0, device=device)
+        self.good_steps = torch.zeros((), device=device)
+
+    def update(self, finite: Tensor) -> None:
+        if not self.wanted:
+            return
+        self.good_steps = torch.where(finite, self.good_steps + 1, 0.0)
+        grown = self.good_steps >= 2000
+        self.scale = torch.where(finite, torch.where(grown, self.scale * 2, self.scale), self.scale / 2)
+        self.good_steps = torch.where(grown, 0.0, self.good_steps)
+
+    def state_dict(self) -> dict:
+        return {"scale": self.scale, "good_steps": self.good_steps}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.scale, self.good_steps = (state[key].to(self.scale.device) for key in ("scale", "good_steps"))

@@ -1,0 +1,93 @@
+"""A training command in which things go wrong on chosen ranks.
+
+    python faults.py "override override ..." ["override ..." ...]
+
+trains once for each argument, in turn. Beside the settings of tabicl-train one may say
+    oom=RANK,STEP,TABLES    on that rank from that step on, batches of at least so many tables do not fit into memory,
+                            which is found out in the middle of the backward pass
+    nan=RANK,STEP           an infinite cell in a table of that rank in that step
+    signal=RANK,STEP,N      the rank sends itself this signal before that step; step -1 is before training begins
+At the end every rank writes a digest of its weights to RUN_DIR/weights.RANK.
+"""
+
+import hashlib
+import math
+import os
+import sys
+from pathlib import Path
+from unittest import mock
+
+import lightning as L
+import torch
+
+from tabicl_train import module
+from tabicl_train import train as training
+from tabicl_train.config import compose
+
+SETTINGS = ("experiment=smoke", "curriculum.stages.smoke.steps=8", "prior=dummy", "checkpoint.every=2")
+FAULTS = ("oom", "nan", "signal")
+
+
+class Fails(torch.autograd.Function):
+    """Finds no memory in the backward pass."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise torch.OutOfMemoryError("injected")
+
+
+class Faults(L.Callback):
+    def __init__(self, run_dir: Path, faults: dict[str, list[int]]) -> None:
+        self.run_dir, self.faults, self.step = run_dir, faults, -1
+
+    def mine(self, fault: str) -> list[int] | None:
+        rank, *rest = self.faults.get(fault, [None])
+        return rest if rank == int(os.environ.get("RANK", 0)) else None
+
+    def setup(self, trainer, pretraining, stage) -> None:
+        if (told := self.mine("signal")) and told[0] == -1:
+            os.kill(os.getpid(), told[1])
+
+    def on_train_batch_start(self, trainer, pretraining, item, _) -> None:
+        self.step = item.step
+        if self.mine("nan") == [item.step]:
+            item.batches[-1].X[0, 0, 0] = math.inf
+        if (told := self.mine("signal")) and told[0] == item.step:
+            os.kill(os.getpid(), told[1])
+
+    def query_loss(self, model, batch):
+        loss = QUERY_LOSS(model, batch)
+        if (told := self.mine("oom")) and self.step >= told[0] and batch.X.shape[0] >= told[1]:
+            return loss + 0 * Fails.apply(model.row_interactor.cls_tokens).sum()
+        return loss
+
+    def on_train_end(self, trainer, pretraining) -> None:
+        values = b"".join(p.detach().numpy().tobytes() for p in pretraining.model.parameters())
+        (self.run_dir / f"weights.{trainer.global_rank}").write_text(hashlib.sha256(values).hexdigest())
+
+
+QUERY_LOSS = module.query_loss
+RUN_CALLBACKS = training.run_callbacks
+
+
+def train(overrides: list[str]) -> str:
+    pairs = [text.partition("=") for text in overrides]
+    told = {key: [int(v) for v in value.split(",")] for key, _, value in pairs if key in FAULTS}
+    config = compose([*SETTINGS, *(text for text in overrides if text.partition("=")[0] not in FAULTS)])
+    faults = Faults(Path(config.run_dir), told)
+    with (
+        mock.patch.object(module, "query_loss", faults.query_loss),
+        mock.patch.object(training, "run_callbacks", lambda *a: [faults, *RUN_CALLBACKS(*a)]),
+    ):
+        return training.train(config)
+
+
+if __name__ == "__main__":
+    for settings in sys.argv[1:]:
+        train(settings.split())
+        if torch.distributed.is_initialized():
+            torch.distributed.barrier()

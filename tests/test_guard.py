@@ -1,0 +1,165 @@
+import json
+import math
+from pathlib import Path
+from unittest import mock
+
+import lightning as L
+import pytest
+import torch
+from runs import assert_same_end, last, metrics
+
+from tabicl_train import guard
+from tabicl_train import train as training
+from tabicl_train.checkpoint import read
+from tabicl_train.config import compose
+from tabicl_train.guard import Diverged
+
+SETTINGS = [
+    "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=16",
+    "checkpoint.every=4", "trainer.accelerator=cpu", "averages.ema=0.9",
+]  # fmt: skip
+
+
+class Poison(L.Callback):
+    """An infinite cell in the given steps; keeps weights and optimiser state of every step."""
+
+    def __init__(self, steps: set[int]) -> None:
+        self.steps, self.states = steps, []
+
+    def on_train_batch_start(self, trainer, module, item, _) -> None:
+        if item.step in self.steps:
+            item.batches[-1].X[0, 0, 0] = math.inf
+
+    def on_train_batch_end(self, trainer, module, *_) -> None:
+        state = [p.detach().clone() for p in module.model.parameters()]
+        self.states.append(state + [v.clone() for s in trainer.optimizers[0].state.values() for v in s.values()])
+
+
+class Ruin(L.Callback):
+    """Weights far too large after a step, once."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def on_train_batch_start(self, trainer, module, item, _) -> None:
+        if item.step == self.after:
+            with torch.no_grad():
+                for p in module.model.icl_predictor.decoder.parameters():
+                    p.mul_(1000)
+
+
+def run(run_dir: Path, *overrides: str, callbacks: tuple = ()) -> str:
+    chosen = training.run_callbacks
+    with mock.patch.object(training, "run_callbacks", lambda *a: [*callbacks, *chosen(*a)]):
+        return training.train(compose([*SETTINGS, f"run_dir={run_dir}", *overrides]))
+
+
+def incidents(run_dir: Path) -> list[dict]:
+    return [json.loads(line) for line in (run_dir / "incidents.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("settings", [(), ("optimizer=adamw",), ("trainer.log_every=7",)])
+def test_steps_that_are_not_finite_change_nothing_and_are_written_down(settings, tmp_path):
+    poison = Poison({0, 5, 6})
+    run(tmp_path / "run", *settings, callbacks=(poison,))
+    unchanged = [
+        i for i, (a, b) in enumerate(zip(poison.states, poison.states[1:], strict=False), 1)
+        if all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+    ]  # fmt: skip
+    assert unchanged == [5, 6]
+    assert all(torch.isfinite(v).all() for v in poison.states[-1])
+    assert {int(row["skipped"]) for row in metrics(tmp_path / "run") if int(row["step"]) > 7} == {3}
+    found = incidents(tmp_path / "run")
+    assert [(line["step"], line["seed"], line["stage"]) for line in found] == [(s, 0, "smoke") for s in (0, 5, 6)]
+    assert found[0]["loss"] == "nan" and found[0]["reason"] == "the loss is not finite"
+    assert sorted(i for b in found[1]["micro_batches"] for i in b["tables"]) == list(range(8))
+    assert found[1]["replay"] == f"tabicl-replay run={tmp_path}/run step=5"
+    state = last(tmp_path / "run")["optimizer_states"][0]["state"].values()
+    assert {int(s["taken"]) for s in state if "taken" in s} == {13}
+
+
+def test_an_interrupted_run_has_the_same_incidents_and_averages(tmp_path):
+    averages = ("averages.last=2", "averages.every=5")
+    run(tmp_path / "whole", *averages, callbacks=(Poison({3, 9}),))
+    run(tmp_path / "torn", *averages, "trainer.max_steps=7", callbacks=(Poison({3, 9}),))
+    (tmp_path / "torn/incidents.jsonl").open("a").write('{"step": 8}\n{"ste')  # done again after the restart
+    run(tmp_path / "torn", *averages, callbacks=(Poison({3, 9}),))
+    assert_same_end(tmp_path / "torn", tmp_path / "whole")
+    a, b = (last(tmp_path / name)["callbacks"] for name in ("torn", "whole"))
+    assert a["Guard"] == b["Guard"] and a["Guard"]["skipped"] == 2
+    assert all(torch.equal(v, b["Averages"]["ema"][k]) for k, v in a["Averages"]["ema"].items())
+    assert len(a["Averages"]["points"]) == 2
+    for one, other in zip(a["Averages"]["points"], b["Averages"]["points"], strict=True):
+        assert all(torch.equal(v, other[k]) for k, v in one.items())
+    torn, whole = (
+        [line | {"time": 0, "replay": 0} for line in incidents(tmp_path / name)] for name in ("torn", "whole")
+    )
+    assert torn == whole and [line["step"] for line in torn] == [3, 9]
+
+
+def test_too_many_such_steps_stop_the_run_with_a_diagnosis(tmp_path):
+    with pytest.raises(Diverged, match=r"not finite in 3 steps in a row, .*incidents\.jsonl names them"):
+        run(tmp_path / "a", "guard.skipped_in_a_row=3", callbacks=(Poison({2, 5, 6, 7}),))
+    assert json.loads((tmp_path / "a/status.json").read_text())["status"] == "failed"
+    with pytest.raises(Diverged, match="not finite in 3 steps, "):
+        run(tmp_path / "b", "guard.skipped=3", callbacks=(Poison({2, 5, 9}),))
+
+
+def test_a_loss_above_the_limit_warns_once_or_stops(tmp_path, capsys):
+    limits = ("guard.after=6", "guard.loss=0.5")
+    run(tmp_path / "warn", *limits)
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("guard")]
+    assert len(told) == 1 and "step 6: the moving average of the loss is 2." in told[0]
+    assert [line["action"] for line in incidents(tmp_path / "warn")] == ["warn"]
+    with pytest.raises(Diverged, match="step 6: the moving average of the loss"):
+        run(tmp_path / "stop", *limits, "guard.action=stop")
+    run(tmp_path / "quiet", "guard.after=6", "guard.loss=100", "guard.multiplier=100")
+    assert not (tmp_path / "quiet/incidents.jsonl").exists()
+
+
+def test_a_runaway_multiplier_counts_only_while_the_loss_is_high(tmp_path, capsys):
+    limits = ("guard.after=6", "guard.loss=100", "guard.multiplier=0.001")
+    run(tmp_path / "low", *limits, "guard.multiplier_loss=50")
+    assert "guard " not in capsys.readouterr().err
+    with pytest.raises(Diverged, match=r"the multiplier of icl\.0 at 512 labelled rows is .* above guard"):
+        run(tmp_path / "high", *limits, "guard.action=stop")
+
+
+def test_a_run_is_rewound_to_the_last_good_checkpoint(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(guard, "HORIZON", 2)
+    monkeypatch.setattr(guard, "MEMORY", 0.5)
+    settings = ("guard.after=3", "guard.loss=10", "guard.action=rewind", "checkpoint.keep=9")
+    watch = Poison(set())
+    run(tmp_path / "run", *settings, callbacks=(Ruin(9), watch))
+    told = capsys.readouterr().err
+    assert "guard     back to the weights of step 8; steps up to 10 are skipped" in told
+    good = read(tmp_path / "run/checkpoints/step-00000008.ckpt")["state_dict"].values()
+    assert max(float(row["loss"]) for row in metrics(tmp_path / "run")[10:]) < 4
+    assert len(metrics(tmp_path / "run")) == 16
+    (incident,) = incidents(tmp_path / "run")
+    assert incident["step"] == 9 and incident["action"] == "rewind"
+    assert len(list(good)) > 0
+    with pytest.raises(Diverged, match="there is no checkpoint from before that"):
+        run(tmp_path / "early", *settings, callbacks=(Ruin(4),))
+    with pytest.raises(Diverged, match="after 0 rewinds"):
+        run(tmp_path / "never", *settings, "guard.rewinds=0", callbacks=(Ruin(9),))
+
+
+def test_ema_follows_its_formula_and_exports(tmp_path):
+    from tabicl_train.export import export
+    from tabicl_train.weights import load_public
+
+    watch = Poison(set())
+    run(tmp_path / "run", "averages.last=2", "averages.every=3", "trainer.max_steps=8", callbacks=(watch,))
+    names = list(last(tmp_path / "run")["callbacks"]["Averages"]["ema"])
+    count = len(names)
+    expected = [w.double() for w in watch.states[0][:count]]
+    for t, state in enumerate(watch.states, 1):
+        decay = min(0.9, (1 + t) / (10 + t))
+        expected = [decay * e + (1 - decay) * w for e, w in zip(expected, state[:count], strict=True)]
+    export(str(tmp_path / "run"), str(tmp_path / "ema.ckpt"), "ema")
+    export(str(tmp_path / "run"), str(tmp_path / "last.ckpt"), "last")
+    ema, mean = (load_public(tmp_path / f"{name}.ckpt")[1] for name in ("ema", "last"))
+    for i, name in enumerate(names):
+        torch.testing.assert_close(ema[name], expected[i].float(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(mean[name], (watch.states[2][i] + watch.states[5][i]) / 2)
