@@ -172,9 +172,9 @@ def step_of(path: Path) -> int:
     return int(path.stem.removeprefix("step-"))
 
 
-def newest_valid(folder: Path) -> tuple[Path, dict] | None:
+def newest_valid(folder: Path, among: list[Path] | None = None) -> tuple[Path, dict] | None:
     """The newest checkpoint that is whole, and its content. Damaged ones are told; raises ConfigError if all are."""
-    found = saved(folder)
+    found = saved(folder) if among is None else among
     for path in reversed(found):
         try:
             return path, read(path)

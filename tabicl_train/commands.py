@@ -48,6 +48,11 @@ def run_job(tree: Any) -> None:
             if config.trainer.devices * config.trainer.nodes > 1:
                 raise ConfigError(["a sweep (-m) runs its jobs in this process and cannot hold several ranks"])
             config.run_dir = HydraConfig.get().runtime.output_dir
+        if config.preflight:
+            from tabicl_train.preflight import preflight
+
+            preflight(config)
+            return
         from tabicl_train.guard import Diverged  # lightning takes 3 s to import
         from tabicl_train.train import train as run_training
         from tabicl_train.workers import WorkerDied
@@ -73,6 +78,22 @@ def export() -> None:
         from tabicl_train.export import export as write
 
         print(write(told.checkpoint, told.output, told.weights))
+
+
+@dataclass
+class ReplayCommand:
+    """tabicl-replay run=RUN_DIR step=N"""
+
+    run: str = MISSING
+    step: int = MISSING
+
+
+def replay() -> None:
+    with config_errors():
+        told = parse(ReplayCommand, sys.argv[1:])
+        from tabicl_train.replay import replay as run_again
+
+        run_again(told.run, told.step)
 
 
 @dataclass

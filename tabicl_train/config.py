@@ -263,6 +263,8 @@ class RunConfig:
     name: str = "run"
     seed: int = 0
     run_dir: str = "runs/${name}"
+    preflight: bool = False  # train a few steps in fp32 and in the configured precision, compare, and write nothing
+    preflight_steps: int = 50
     init_weights: str | None = None  # file in the public format (`tabicl-export`, released weights) to start from
     model: TabICLConfig = field(default_factory=TabICLConfig)
     prior: Any = None  # {name, options}; the schema is the prior's dataclass
@@ -276,7 +278,7 @@ class RunConfig:
     resume: ResumeConfig = field(default_factory=ResumeConfig)
 
     def problems(self) -> list[str]:
-        found = at_least(0, seed=self.seed)
+        found = at_least(0, seed=self.seed) + at_least(2, preflight_steps=self.preflight_steps)
         for part in ("model", "curriculum", "optimizer", "trainer", "stream", "checkpoint", "guard", "averages"):
             found += [f"{part}.{problem}" for problem in getattr(self, part).problems()]
         try:
@@ -335,6 +337,11 @@ def to_config(tree: DictConfig) -> RunConfig:
     if found := find_problems(tree):
         raise ConfigError(found)
     return to_dataclasses(tree)
+
+
+def from_values(values: dict) -> RunConfig:
+    """The configuration that a checkpoint keeps as plain values."""
+    return to_config(OmegaConf.merge(OmegaConf.structured(RunConfig), values))
 
 
 def find_problems(tree: DictConfig) -> list[str]:

@@ -95,6 +95,26 @@ def train_watched(config: RunConfig, stop: Stop) -> str:
     return outcome
 
 
+def run_steps(config: RunConfig, start: tuple[Path, dict] | None, until: int, watch: L.Callback) -> None:
+    """Train up to a step in this process, from a checkpoint or from the beginning, for somebody to watch; nothing is
+    written."""
+    quiet_lightning()
+    torch.set_num_threads(config.trainer.cpu_threads)
+    torch.manual_seed(config.seed)
+    config = dataclasses.replace(
+        config, trainer=dataclasses.replace(config.trainer, max_steps=until, devices=1, nodes=1)
+    )
+    path, content = start or (None, None)
+    trainer = build_trainer(config, [watch], checkpoint.CheckpointFiles(config.checkpoint, content))
+    steps = range(0 if path is None else checkpoint.step_of(path), until)
+    stream = StepStream(build_prior(config), config.curriculum, config.model, config.seed, steps)
+    with Loader(stream, config.stream, trainer.strategy.root_device) as loader:
+        module = Pretraining(config)
+        if config.init_weights is not None:
+            load_weights(module, config)
+        trainer.fit(module, loader, ckpt_path=path, weights_only=True)
+
+
 def build_trainer(config: RunConfig, callbacks: list[L.Callback], files: checkpoint.CheckpointFiles) -> L.Trainer:
     settings = config.trainer
     ranks = settings.devices * settings.nodes
@@ -177,7 +197,7 @@ def refuse_changes(config: RunConfig, saved: dict | None, first_step: int) -> No
         tell(f"changed   {key} was {before.get(key)}, is {now.get(key)}")
 
 
-HARMLESS = ("run_dir", "resume.allow_changes", "trainer.max_steps")
+HARMLESS = ("run_dir", "resume.allow_changes", "trainer.max_steps", "preflight", "preflight_steps")
 
 
 def flatten(values: dict, prefix: str = "") -> dict:
@@ -220,4 +240,5 @@ def quiet_lightning() -> None:
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint.*")
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # torch 2.13 about lightning 2.6

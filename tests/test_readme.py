@@ -18,7 +18,7 @@ TREE = next(block for _, block in BLOCKS if "pyproject.toml " in block)
 def test_the_readme_shows_the_commands_that_are_run_here():
     assert COMMANDS[:2] == ["launch/demo.sh", "launch/test.sh"]
     assert {command.split()[0] for command in COMMANDS[2:]} == {
-        "tabicl-train", "tabicl-export", "tabicl-evaluate", "tabicl-prior", "tabicl-figures",
+        "tabicl-train", "tabicl-export", "tabicl-evaluate", "tabicl-prior", "tabicl-figures", "tabicl-replay",
     }  # fmt: skip
 
 
