@@ -15,8 +15,10 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 from tiny_network import TINY, tiny_network
 
 from tabicl_train import TabICLClassifier
+from tabicl_train.classifier import Member
 from tabicl_train.config import ConfigError
 from tabicl_train.features import FeatureEncoder, Normalizer
+from tabicl_train.predict import predict_logits
 from tabicl_train.weights import save_public
 
 NETWORK = tiny_network()
@@ -74,27 +76,33 @@ def test_a_file_and_a_network_predict_alike_and_the_network_stays_as_it_was():
         TabICLClassifier("nowhere").fit(X, y)
 
 
-def test_one_estimator_is_one_pass_of_the_network():
+@pytest.mark.parametrize("features, shift", [([0, 1, 2, 3, 4, 5], 0), ([3, 1, 5, 0, 4, 2], 2)])
+def test_a_member_is_one_pass_of_the_network(features, shift):
     X, y = table()
     numbers = FeatureEncoder().fit(X[:40]).transform(X)
-    rows = Normalizer("none").fit(numbers[:40]).transform(numbers)
+    rows = torch.from_numpy(Normalizer("none").fit(numbers[:40]).transform(numbers)[:, features])
     classes, labels = np.unique(y[:40], return_inverse=True)
     with torch.no_grad():
-        logits = NETWORK.eval()(torch.from_numpy(rows)[None], torch.from_numpy(labels)[None])[0, :, :3]
+        logits = NETWORK.eval()(rows[None], torch.from_numpy((labels + shift) % 3)[None])[0, :, :3]
+    p = (logits / 0.5).softmax(-1)[:, [(c + shift) % 3 for c in range(3)]]
     model = classifier(n_estimators=1, norm_methods=("none",), softmax_temperature=0.5).fit(X[:40], y[:40])
-    assert np.allclose(model.predict_proba(X[40:]), (logits / 0.5).softmax(-1), atol=1e-6)
+    if shift:
+        model.members_ = [Member("none", np.array(features), shift)]
+    assert np.allclose(model.predict_proba(X[40:]), p, atol=1e-6)
     assert list(model.classes_) == list(classes) == ["maybe", "no", "yes"]
 
 
-def test_ensemble_averages_logits_of_different_views():
+@pytest.mark.parametrize("classes", [2, 3])
+def test_ensemble_averages_logits_of_different_views(classes):
     X, y = table()
-    whole = classifier(n_estimators=6).fit(X[:40], y[:40])
-    shifts = {(m.norm_method, m.shift) for m in whole.members_}
-    assert len(shifts) == 6  # both normalisations with each of the three shifts
-    assert len({tuple(m.features) for m in whole.members_}) == 6
+    y = np.arange(ROWS) % classes
+    options = dict(n_estimators=2 * classes)
+    whole = classifier(**options).fit(X[:40], y[:40])
+    assert len({(m.norm_method, m.shift) for m in whole.members_}) == 2 * classes  # each with each
+    assert len({tuple(m.features) for m in whole.members_}) == 2 * classes
     logs = []
     for member in whole.members_:
-        one = classifier(n_estimators=6).fit(X[:40], y[:40])
+        one = classifier(**options).fit(X[:40], y[:40])
         one.members_ = [member]
         logs.append(np.log(one.predict_proba(X[40:])))
     mean = np.exp(np.mean(logs, axis=0))
@@ -109,12 +117,21 @@ def test_random_state_decides():
 
 
 @pytest.mark.parametrize("classes", [3, 14])
-def test_memory_limit_changes_nothing(classes):
+def test_memory_limit_changes_nothing_but_the_size_of_batches(classes, monkeypatch):
+    batches = []
+
+    def watched(network, X, *rest):
+        batches.append(len(X))
+        return predict_logits(network, X, *rest)
+
+    monkeypatch.setattr("tabicl_train.classifier.predict_logits", watched)
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(400, 5)), np.arange(60) % classes
-    whole = classifier(n_estimators=4).fit(X[:60], y)
-    small = classifier(n_estimators=4, memory_gb=1e-4).fit(X[:60], y)
-    assert np.allclose(whole.predict_proba(X[60:]), small.predict_proba(X[60:]), atol=1e-5)
+    whole, some, single = (
+        classifier(n_estimators=4, memory_gb=gb).fit(X[:60], y).predict_proba(X[60:]) for gb in (4.0, 5e-3, 1e-4)
+    )
+    assert batches == [4, 2, 2, 1, 1, 1, 1]
+    assert np.allclose(whole, some, atol=1e-5) and np.allclose(whole, single, atol=1e-5)
 
 
 def test_query_rows_do_not_change_preprocessing():
