@@ -6,8 +6,9 @@ trains once for each argument, in turn. Beside the settings of tabicl-train one 
     oom=RANK,STEP,TABLES    on that rank from that step on, batches of at least so many tables do not fit into memory,
                             which is found out in the middle of the backward pass
     nan=RANK,STEP           an infinite cell in a table of that rank in that step
-    signal=RANK,STEP,N      the rank sends itself this signal before that step; step -1 is before training begins
-At the end every rank writes a digest of its weights to RUN_DIR/weights.RANK.
+    signal=RANK,STEP,N      the rank sends itself this signal before that step; STEP may be -1, before training begins,
+                            or -2, in the middle of its first save
+At the end every rank writes a digest of its weights to RUN_DIR/weights.RANK, and the first one adds a line to statuses.
 """
 
 import hashlib
@@ -49,15 +50,21 @@ class Faults(L.Callback):
         return rest if rank == int(os.environ.get("RANK", 0)) else None
 
     def setup(self, trainer, pretraining, stage) -> None:
-        if (told := self.mine("signal")) and told[0] == -1:
+        self.signal_at(-1)
+
+    def on_save_checkpoint(self, trainer, pretraining, checkpoint) -> None:
+        self.signal_at(-2)
+
+    def signal_at(self, step: int) -> None:
+        if (told := self.mine("signal")) and told[0] == step:
+            del self.faults["signal"]
             os.kill(os.getpid(), told[1])
 
     def on_train_batch_start(self, trainer, pretraining, item, _) -> None:
         self.step = item.step
         if self.mine("nan") == [item.step]:
             item.batches[-1].X[0, 0, 0] = math.inf
-        if (told := self.mine("signal")) and told[0] == item.step:
-            os.kill(os.getpid(), told[1])
+        self.signal_at(item.step)
 
     def query_loss(self, model, batch):
         loss = QUERY_LOSS(model, batch)
@@ -83,7 +90,11 @@ def train(overrides: list[str]) -> str:
         mock.patch.object(module, "query_loss", faults.query_loss),
         mock.patch.object(training, "run_callbacks", lambda *a: [faults, *RUN_CALLBACKS(*a)]),
     ):
-        return training.train(config)
+        status = training.train(config)
+    if int(os.environ.get("RANK", 0)) == 0:
+        with open(faults.run_dir / "statuses", "a") as file:
+            file.write((faults.run_dir / "status.json").read_text())
+    return status
 
 
 if __name__ == "__main__":

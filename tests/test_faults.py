@@ -1,6 +1,9 @@
 """Runs of two processes in which one of them meets trouble."""
 
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -8,8 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 from faults import train
-from runs import exact, last, metrics
+from runs import assert_same_end, exact, last, metrics
 
+# Rank, step (-1: at the start, -2: in a save) and signal; how many steps are done when the run has ended.
+STOPS = {
+    f"1,-1,{signal.SIGTERM:d}": 0,
+    f"0,-2,{signal.SIGUSR1:d}": 2,
+    f"1,3,{signal.SIGINT:d}": 4,
+    f"0,-1,{signal.SIGTERM:d}": 4,
+    f"1,-2,{signal.SIGTERM:d}": 6,
+    f"0,6,{signal.SIGUSR1:d}": 7,
+}
 SCRIPT = Path(__file__).with_name("faults.py")
 
 
@@ -20,7 +32,7 @@ def script(*runs: str, ranks: int = 2) -> subprocess.CompletedProcess:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Runs of two processes: undisturbed, out of memory on each rank, not finite on the second rank."""
+    """Runs of two processes: undisturbed, out of memory on each rank, not finite on the second rank, stopped."""
     folder = tmp_path_factory.mktemp("faults")
     two = "trainer.devices=2 trainer.accelerator=cpu"
     result = script(
@@ -28,6 +40,9 @@ def folder(tmp_path_factory) -> Path:
         f"{two} run_dir={folder}/oom-0 oom=0,2,2",
         f"{two} run_dir={folder}/oom-1 oom=1,4,2",
         f"{two} run_dir={folder}/nan nan=1,3",
+        *(f"{two} run_dir={folder}/torn signal={fault}" for fault in STOPS),
+        f"{two} run_dir={folder}/torn",
+        f"{two} run_dir={folder}/clock trainer.max_hours=1e-6",
     )
     assert result.returncode == 0, result.stderr
     (folder / "told").write_text(result.stderr)
@@ -68,3 +83,53 @@ def test_sizes_that_did_not_fit_are_remembered(tmp_path, capfd):
     assert len(found) <= 4  # of 4 tables, then 2; narrower ones where a column was constant
     with pytest.raises(torch.OutOfMemoryError, match=r"a table of \d+ rows and \d+ features \(step 0\) does not fit"):
         train([f"run_dir={tmp_path}/none", "oom=0,0,1"])
+
+
+def test_a_stop_signal_to_one_rank_in_any_phase_saves_and_loses_no_bit(folder):
+    statuses = [json.loads(line) for line in (folder / "torn/statuses").read_text().splitlines()]
+    assert [s["status"] for s in statuses] == ["preempted"] * len(STOPS) + ["finished"]
+    assert [s["step"] for s in statuses] == [*STOPS.values(), 8]
+    assert weights_agree(folder / "torn")
+    assert_same_end(folder / "torn", folder / "whole")
+
+
+def test_the_time_limit_does_the_same(folder):
+    status = json.loads((folder / "clock/status.json").read_text())
+    assert (status["status"], status["step"]) == ("preempted", 0)
+    assert (folder / "clock/checkpoints/step-00000000.ckpt").exists()
+
+
+def launch(run_dir: Path, *settings: str) -> list[subprocess.Popen]:
+    """Two ranks without anybody who would end one of them when the other is gone."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "test"}
+    two = f"trainer.devices=2 trainer.accelerator=cpu stream.num_workers=0 run_dir={run_dir}"
+    return [
+        subprocess.Popen(
+            [sys.executable, SCRIPT, " ".join([two, *settings])],
+            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+
+
+def test_a_rank_that_is_lost_or_hangs_does_not_keep_the_other_waiting(tmp_path):
+    lost = {
+        (rank, number): launch(tmp_path / f"{rank}-{number}", f"signal={rank},3,{number:d}", "trainer.timeout=15")
+        for rank, number in ((0, signal.SIGSTOP), (1, signal.SIGKILL))
+    }
+    try:
+        for (rank, number), processes in lost.items():
+            other = processes[1 - rank]
+            told = other.communicate(timeout=240)[1]
+            assert other.returncode != 0 and "all_reduce" in told
+            assert (processes[rank].poll() is None) == (number == signal.SIGSTOP)
+    finally:
+        for process in (p for pair in lost.values() for p in pair):
+            process.kill()
+            process.wait()
+            process.stderr.close()
