@@ -73,6 +73,28 @@ def test_what_comes_from_a_worker_is_aligned_and_writable():
                 tensor.zero_()
 
 
+def test_items_for_a_gpu_are_pinned_one_ahead_and_errors_come_through(undisturbed, monkeypatch):
+    pinned, devices = [], []
+
+    def pin(tensor):
+        pinned.append(tensor)
+        return tensor.clone()
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    device = torch.device("cuda", 1)
+    with Loader(stream(), StreamConfig(num_workers=2), device) as loader:
+        assert not devices  # nothing of CUDA before the first item is asked for
+        items = list(loader)
+    assert devices == [device] and len(pinned) == 2 * sum(len(item.batches) for item in items)
+    for a, b in zip(items, undisturbed, strict=True):
+        assert_same(a, b)
+    with Loader(stream_of(fail), StreamConfig(), device) as loader, pytest.raises(ZeroDivisionError):
+        list(loader)
+    with Loader(stream(), StreamConfig(num_workers=2), device) as loader:  # left while the thread waits for an item
+        next(loader)
+
+
 def test_drawing_leaves_thread_count_and_global_random_state_alone():
     np.random.seed(0)
     torch.manual_seed(0)
