@@ -1,11 +1,13 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from command_line import command
 from tiny_network import TINY
 
+from tabicl_train import TabICLClassifier
 from tabicl_train.export import export, load_checkpoint
 from tabicl_train.model import TabICL
 from tabicl_train.weights import load_public, save_public
@@ -31,6 +33,16 @@ def test_export_of_a_run_a_checkpoint_and_an_export_agree(run_dir, tmp_path):
         assert config == load_checkpoint(str(run_dir))[0]
         assert {f"model.{k}" for k in exported} == weights.keys()
         assert all(torch.equal(v, weights[f"model.{k}"]) for k, v in exported.items())
+
+
+def test_a_run_a_checkpoint_and_an_export_predict_alike(run_dir, tmp_path):
+    export(str(run_dir), str(tmp_path / "run.ckpt"))
+    X, y = np.random.default_rng(0).normal(size=(30, 3)), np.arange(30) % 3
+    files = (run_dir, run_dir / "checkpoints" / "step-00000003.ckpt", tmp_path / "run.ckpt")
+    p, *others = (TabICLClassifier(file, n_estimators=2).fit(X, y).predict_proba(X) for file in files)
+    assert all(np.array_equal(p, other) for other in others) and np.ptp(p) > 0
+    older = TabICLClassifier(run_dir / "checkpoints" / "step-00000002.ckpt", n_estimators=2).fit(X, y)
+    assert not np.array_equal(p, older.predict_proba(X))
 
 
 def test_an_export_can_start_a_run(run_dir, tmp_path):

@@ -69,8 +69,13 @@ def test_agreement_with_the_client(C, options):
     assert expected.std() > 0.1  # the classes are told apart at all
 
 
-def test_few_classes_are_the_networks_own_logits_in_any_parts():
-    network = small_network().eval()
+@pytest.mark.parametrize(
+    "options",
+    [{}, dict(col_grouping="disjoint"), dict(col_grouping="none", col_affine=True, col_target_aware=False)],
+    ids=["v2", "disjoint", "v1"],
+)
+def test_few_classes_are_the_networks_own_logits_in_any_parts(options):
+    network = small_network(**options).eval()
     X, y, _ = draw(3, 60, 7, 20, classes=6)
     with torch.no_grad():
         expected = network(X, y)[..., :6]
