@@ -300,6 +300,23 @@ def test_wrong_parameters_are_refused(options, words):
         classifier(**options).fit(X, Y)
 
 
+@pytest.mark.parametrize("method", ["none", "power"])
+@pytest.mark.parametrize("classes", [2, 10, 11, 25, 57, 101])
+def test_agreement_with_the_public_client(classes, method):
+    tabicl = pytest.importorskip("tabicl")
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, size=(5 * classes + 40, 6)) * [1, 10, 0.1, 5, 3, 2] + 1  # outliers are clamped differently
+    y = np.resize(np.arange(classes), 5 * classes)
+    client = tabicl.TabICLClassifier(
+        model_path=FILE, allow_auto_download=False, n_estimators=1, norm_methods=method,
+        feat_shuffle_method="none", class_shuffle_method="none", device="cpu",
+    )  # fmt: skip
+    expected = client.fit(X[: len(y)], y).predict_proba(X[len(y) :])
+    ours = TabICLClassifier(FILE, n_estimators=1, norm_methods=(method,), device="cpu").fit(X[: len(y)], y)
+    assert np.abs(ours.predict_proba(X[len(y) :]) - expected).max() < 1e-5
+    assert np.abs(expected - expected[0]).max() > 1e-3
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_gpu_agrees():
     on_gpu = classifier().fit(X, Y)
