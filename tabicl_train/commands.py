@@ -30,12 +30,14 @@ def train() -> None:
     """tabicl-train experiment=NAME run_dir=DIR key=value ..."""
     register()
     arguments, _ = get_args_parser().parse_known_args()
+    config = None
     with config_errors():
         if not arguments.multirun:  # a sweep's overrides hold several values; each of its jobs is checked below
             config = compose(arguments.overrides)
-    with watch_signals():  # from here on, since what follows takes seconds before the run itself begins
+    # From here on, since what follows takes seconds before the run begins; a preflight has nothing to save.
+    with contextlib.nullcontext() if config and config.preflight else watch_signals():
         hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="train")(run_job)()
-    if arguments.cfg == "job" and not arguments.multirun:  # Hydra has printed the configuration, and run nothing
+    if arguments.cfg == "job" and config:  # Hydra has printed the configuration, and run nothing
         from tabicl_train.run_plan import run_plan
 
         print("\n".join(run_plan(config)), file=sys.stderr)

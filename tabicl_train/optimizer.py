@@ -107,7 +107,8 @@ class MuonAdamW(torch.optim.Optimizer):
         for p in parameters:
             if "taken" not in self.state[p]:
                 self.state[p].update(taken=p.new_zeros(()), mean=torch.zeros_like(p), square=torch.zeros_like(p))
-        torch._foreach_add_([self.state[p]["taken"] for p in parameters], counts)
+        # A list: given one tensor, torch would wait for its value.
+        torch._foreach_add_([self.state[p]["taken"] for p in parameters], [counts] * len(parameters))
         gradients = [p.grad for p in parameters]
         means = [self.state[p]["mean"] for p in parameters]
         squares = [self.state[p]["square"] for p in parameters]

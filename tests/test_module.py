@@ -1,0 +1,118 @@
+"""One step of training: what it waits for, and its gradients."""
+
+import dataclasses
+import os
+import signal
+from types import SimpleNamespace
+
+import lightning as L
+import pytest
+import torch
+from runs import last, metrics
+from test_guard import run
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tabicl_train import preemption
+from tabicl_train.config import compose
+from tabicl_train.model import TabICL
+from tabicl_train.module import Pretraining, halves, query_loss
+from tabicl_train.replicas import Gradients
+from tabicl_train.stream import TableBatch
+
+
+class Waits(TorchDispatchMode):
+    """Counts the operations that read a value of a tensor, for which the host waits for the device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
+            self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+class CountWaits(L.Callback):
+    def __init__(self) -> None:
+        self.counts: dict[int, int] = {}
+
+    def on_train_batch_start(self, trainer, module, item, _) -> None:
+        self.mode = Waits()
+        self.mode.__enter__()
+
+
+class EndCount(L.Callback):
+    def __init__(self, counting: CountWaits) -> None:
+        self.counting = counting
+
+    def on_train_batch_end(self, trainer, module, *_) -> None:
+        self.counting.mode.__exit__(None, None, None)
+        self.counting.counts[trainer.global_step] = self.counting.mode.count
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_the_host_waits_for_the_device_at_logged_steps_and_saves_only(precision, tmp_path, monkeypatch):
+    from tabicl_train import train as training
+
+    monkeypatch.setattr(TabICL, "_check", lambda *_: None)  # reads labels where they are on the CPU
+    counting, chosen = CountWaits(), training.run_callbacks
+    monkeypatch.setattr(training, "run_callbacks", lambda *a: [counting, *chosen(*a), EndCount(counting)])
+    run(
+        tmp_path / "run", "trainer.log_every=5", "checkpoint.every=8", f"trainer.precision={precision}",
+        "averages.last=2", "averages.every=8", "model.dropout=0.1",
+    )  # fmt: skip
+    assert sorted(counting.counts) == list(range(1, 17))
+    waited = [step for step, count in counting.counts.items() if count]
+    assert waited and set(waited) <= {5, 8, 10, 15, 16} and 5 in waited
+
+
+def test_gradients_in_pieces_are_those_of_the_whole():
+    config = compose(["experiment=smoke", "trainer.accelerator=cpu"])
+    module = Pretraining(config)
+    X = torch.randn(5, 30, 4, generator=torch.Generator().manual_seed(0))
+    batch = TableBatch(X, (X[..., 0] > 0).long(), 20)
+    parameters = [p for p in module.model.parameters() if p.requires_grad]
+    whole, pieces = Gradients(parameters, []), Gradients(parameters, [])
+    module.backward(whole, batch, 5 / 8)
+    one, other = halves(batch)
+    assert torch.equal(torch.cat([one.X, other.X]), X) and one.train_size == 20
+    for piece in (one, *halves(other)):
+        module.backward(pieces, piece, piece.X.shape[0] / 8)
+    torch.testing.assert_close(pieces.flat, whole.flat, rtol=1e-4, atol=1e-6)
+    assert whole.flat.abs().max() > 0.01
+    expected = torch.autograd.grad(query_loss(module.model, batch) * 5 / 8, parameters)
+    for view, gradient in zip(whole.views, expected, strict=True):
+        torch.testing.assert_close(view, gradient)
+
+
+def test_recomputed_activations_and_frozen_parts_go_together(tmp_path):
+    frozen = "curriculum.stages.smoke.frozen=[column]"
+    run(tmp_path / "kept", frozen, "trainer.max_steps=3", "model.dropout=0.1")
+    run(tmp_path / "again", frozen, "trainer.max_steps=3", "model.dropout=0.1", "model.checkpoint_rows=1")
+    assert [r["loss"] for r in metrics(tmp_path / "kept")] == [r["loss"] for r in metrics(tmp_path / "again")]
+    start = Pretraining(compose(["experiment=smoke"])).state_dict().keys()
+    assert last(tmp_path / "again")["state_dict"].keys() == start
+
+
+def test_a_stopped_job_asks_slurm_to_start_again(tmp_path, monkeypatch, capsys):
+    class Signal(L.Callback):
+        def on_train_batch_start(self, trainer, module, item, _) -> None:
+            if item.step == 2:
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+    asked = []
+    answer = SimpleNamespace(returncode=0, stderr="")
+    fake = SimpleNamespace(run=lambda command, **_: asked.append(command) or answer)
+    monkeypatch.setattr(preemption, "subprocess", fake)
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    assert run(tmp_path / "a", callbacks=(Signal(),)) == "preempted" and asked == []
+    assert run(tmp_path / "b", "trainer.requeue=true", callbacks=(Signal(),)) == "preempted"
+    assert asked == [["scontrol", "requeue", "77"]]
+    assert "SLURM job 77 is asked to start again" in capsys.readouterr().err
+    assert run(tmp_path / "b", "trainer.requeue=true") == "finished" and len(asked) == 1
+
+
+def test_the_model_has_its_own_copy_of_the_configuration():
+    config = compose(["experiment=smoke"])
+    module = Pretraining(config)
+    module.model.config.checkpoint_rows = 7
+    assert config.model == dataclasses.replace(config.model, checkpoint_rows=20_000)
