@@ -31,10 +31,10 @@ def check_predictability(table: Table, rng: np.random.Generator, drop_unpredicta
     """
     from priors.graph.trees import ExtraTrees
 
-    X, y = table.X.T.cpu().numpy(), table.y.cpu().numpy()
+    X, y = table.X.cpu().numpy(), table.y.cpu().numpy()
     if not drop_trivial and len(y) > FIRST_ROWS:
         rows = rng.choice(len(y), FIRST_ROWS, replace=False)
-        if ExtraTrees(X[:, rows], y[rows], rng).grow(LOOKS[1]).z_score() > CERTAIN:
+        if ExtraTrees(X[rows], y[rows], rng).grow(LOOKS[1]).z_score() > CERTAIN:
             return
     trees = ExtraTrees(X, y, rng)
     for look in LOOKS[:-1]:

@@ -14,7 +14,6 @@ import torch
 Seed = int | tuple[int, ...]
 
 MIN_ROWS = 10
-BLOCK = 2**16
 MAX_CLASSES = 10
 
 
@@ -29,25 +28,18 @@ def rng_at(*address: Seed | str) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, dtype="<u8")))
 
 
-def normals(rng: np.random.Generator, *shape: int, device: str | torch.device = "cpu") -> torch.Tensor:
-    """Standard normal float32 tensor, for bulk: Box-Muller on the generator's raw bits.
+def normals(rng: np.random.Generator, *shape: int) -> torch.Tensor:
+    """Standard normal float32 tensor, 1 ns a value (rng.standard_normal: 9 ns)."""
+    from priors.floats import fill_normals
 
-    Six times faster than rng.standard_normal (17 ns a value against 2.7). On CUDA a generator of the device,
-    seeded from rng, draws instead.
-    """
-    if torch.device(device).type != "cpu":
-        generator = torch.Generator(device).manual_seed(int(rng.integers(2**63)))
-        return torch.randn(shape, generator=generator, device=device)
     out = torch.empty(shape)
-    for block in out.view(-1).split(BLOCK):  # blocks stay in the cache
-        half = (len(block) + 1) // 2
-        bits = torch.from_numpy(rng.bit_generator.random_raw(half).view(np.int32))
-        uniform = bits.float().mul_(2.0**-32)  # in [-1/2, 1/2]
-        radius = uniform[:half].add_(0.5).clamp_(min=2.0**-33).log_().mul_(-2).sqrt_()
-        angle = uniform[half:].mul_(2 * np.pi)
-        block[:half] = angle.cos().mul_(radius)
-        block[half:] = angle.sin_().mul_(radius)[: len(block) - half]
+    fill_normals(out.view(-1).numpy(), random_key(rng))
     return out
+
+
+def random_key(rng: np.random.Generator) -> int:
+    """A uint64 for compiled functions, which make their random numbers from it."""
+    return rng.bit_generator.random_raw()
 
 
 def as_seed(seed: int | Iterable[int]) -> tuple[int, ...]:

@@ -16,6 +16,23 @@ def one_hot_of_max(x: torch.Tensor, dim: int) -> torch.Tensor:
     return torch.zeros_like(x).scatter_(dim, x.argmax(dim, keepdim=True), 1.0)
 
 
+def ranks(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """int64 number of smaller values along dim; of equal ones the first is the smaller."""
+    if x.is_cuda or dim != 0:
+        return x.argsort(dim=dim, stable=True).argsort(dim)
+    from priors.graph import kernels
+
+    return torch.from_numpy(kernels.ranks(x.float().contiguous().numpy()))
+
+
+def invert_ranks(ranks: torch.Tensor, dim: int) -> torch.Tensor:
+    """The positions, in order of their ranks."""
+    shape = [1] * ranks.ndim
+    shape[dim] = -1
+    positions = torch.arange(ranks.shape[dim], device=ranks.device).view(shape).expand_as(ranks)
+    return torch.empty_like(ranks).scatter_(dim, ranks, positions)
+
+
 # name -> f(x, dim); dim is the axis along which the features of one row lie
 FIXED: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "tanh": lambda x, dim: x.tanh(),
@@ -37,13 +54,13 @@ FIXED: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "square": lambda x, dim: x.square(),
     "abs": lambda x, dim: x.abs(),
     "log_abs": lambda x, dim: x.abs().clamp(min=1e-6).log(),
-    "rank": lambda x, dim: x.argsort(dim).argsort(dim).to(x.dtype),
+    "rank": lambda x, dim: ranks(x, dim).to(x.dtype),
     "sigmoid": lambda x, dim: x.sigmoid(),
     "round": lambda x, dim: x.round(),
     "fraction": lambda x, dim: x - x.floor(),
     "softmax": lambda x, dim: x.softmax(dim),
     "one_hot_max": one_hot_of_max,
-    "argsort": lambda x, dim: x.argsort(dim).to(x.dtype),
+    "argsort": lambda x, dim: invert_ranks(ranks(x, dim), dim).to(x.dtype),
     "logsigmoid": lambda x, dim: F.logsigmoid(x),
 }
 KINDS = ("fixed",) * 4 + ("relu_power", "signed_power")

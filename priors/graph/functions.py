@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -12,9 +13,10 @@ import torch
 from priors.graph.activations import Activation
 from priors.graph.matrices import Matrix
 from priors.graph.nearest import nearest_centres, p_distances
-from priors.graph.noise import Noise, normals
+from priors.graph.noise import Noise
 from priors.graph.scalars import Scalars
 from priors.graph.weights import Weights
+from priors.table import normals
 
 CHUNK = 2**18  # float32 values of a temporary that is wider than its input and output: 1 MB stays in the cache
 CUDA_CHUNK = 2**26
@@ -23,6 +25,17 @@ CUDA_CHUNK = 2**26
 def row_chunks(x: torch.Tensor, width: int) -> tuple[torch.Tensor, ...]:
     """x (n, N) in pieces of rows for which a temporary of `width` values a row is small."""
     return x.split(max(64, (CUDA_CHUNK if x.is_cuda else CHUNK) // width), dim=1)
+
+
+def combine_features(
+    weights: torch.Tensor, features: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
+) -> torch.Tensor:
+    """weights (m, k) @ features(x) (k, N) -> (m, N), in chunks of rows."""
+    out = x.new_empty(len(weights), x.shape[1])
+    width = len(x) + weights.shape[1]
+    for chunk, part in zip(row_chunks(x, width), row_chunks(out, width), strict=True):
+        torch.mm(weights, features(chunk), out=part)
+    return out
 
 
 @dataclass
@@ -100,14 +113,14 @@ class Tree:
         u = noise.rng.random((self.trees, self.depth)) * cumulative[-1]
         dims = np.searchsorted(cumulative, u).clip(max=len(x) - 1)
         rows = noise.rng.integers(x.shape[1], size=dims.shape)
-        leaves = normals(noise.rng, self.trees, 2**self.depth, self.m)
+        leaves = noise.parameter(self.trees, 2**self.depth, self.m)
         if x.is_cuda:
             dims = noise.tensor(dims)
-            return oblivious_trees_torch(x, dims, x[dims, noise.tensor(rows)], noise.tensor(leaves))
+            return oblivious_trees_torch(x, dims, x[dims, noise.tensor(rows)], leaves)
         from priors.graph import kernels
 
         values = x.numpy()
-        return torch.from_numpy(kernels.oblivious_trees(values, dims, values[dims, rows], leaves))
+        return torch.from_numpy(kernels.oblivious_trees(values, dims, values[dims, rows], leaves.numpy()))
 
 
 def oblivious_trees_torch(
@@ -175,19 +188,27 @@ class GP:
         """float32 (256, n)."""
         if self.product_kernel:
             return self.radii(rng, (self.features, n))
-        directions = normals(rng, self.features, n)
+        directions = normals(rng, self.features, n).numpy()
         length = np.linalg.norm(directions, axis=1, keepdims=True).clip(1e-30)
         directions *= self.radii(rng, (self.features, 1)) / length
-        mixing = normals(rng, n, n) * self.axes.compute(rng)[0][:, None]
+        mixing = normals(rng, n, n).numpy() * self.axes.compute(rng)[0][:, None]
         return directions @ mixing.T * np.float32(self.scale)
 
     def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
-        frequencies = noise.tensor(self.frequencies(len(x), noise.rng))
-        phases = noise.tensor(noise.rng.uniform(0, 2 * math.pi, (self.features, 1)))
+        turns = noise.tensor(self.frequencies(len(x), noise.rng)).div_(2 * math.pi)
+        phases = noise.tensor(noise.rng.random(self.features))
         weights = noise.parameter(self.m, self.features).div_(math.sqrt(self.features))
-        return torch.cat(
-            [weights @ (frequencies @ chunk).add_(phases).cos_() for chunk in row_chunks(x, self.features)], dim=1
-        )
+        return combine_features(weights, lambda chunk: cos_turns(turns @ chunk, phases), x)
+
+
+def cos_turns(x: torch.Tensor, phases: torch.Tensor) -> torch.Tensor:
+    """cos(2 pi (x + phase)) in place: x (k, N), phases (k,)."""
+    if x.is_cuda:
+        return x.add_(phases[:, None]).mul_(2 * math.pi).cos_()
+    from priors.graph import kernels
+
+    kernels.cos_turns(x.numpy(), phases.numpy())
+    return x
 
 
 @dataclass
@@ -215,13 +236,17 @@ class Quadratic:
         i, j = np.triu_indices(size)
         pairs = noise.tensor((matrices + matrices.transpose(0, 2, 1))[:, i, j] * np.where(i == j, np.float32(0.5), 1))
         z = torch.cat([x, x.new_ones(1, x.shape[1])])
-        out = []
-        for chunk in row_chunks(z, len(i)):
-            products = chunk.new_empty(len(i), chunk.shape[1])
-            for first, part in enumerate(products.split(list(range(size, 0, -1)))):
-                torch.mul(chunk[first], chunk[first:], out=part)
-            out.append(pairs @ products)
-        return torch.cat(out, dim=1)
+        return combine_features(pairs, pair_products, z)
+
+
+def pair_products(z: torch.Tensor) -> torch.Tensor:
+    """z (n, N) -> (n (n + 1) / 2, N): z_i z_j for i <= j, by rows of the upper triangle."""
+    if z.is_cuda:
+        i, j = torch.triu_indices(len(z), len(z), device=z.device)
+        return z[i] * z[j]
+    from priors.graph import kernels
+
+    return torch.from_numpy(kernels.pair_products(z.contiguous().numpy()))
 
 
 @dataclass
@@ -249,8 +274,7 @@ class EM:
         centres = x[:, noise.rows(x.shape[1], self.components)] + noise.parameter(len(x), self.components)
         sigma = (noise.parameter(self.components, 1) * self.spread).exp_()
         weights = noise.tensor(self.linear.matrix.compute(noise.rng)[0])
-        out = [weights @ self.assignment(chunk, centres, sigma) for chunk in row_chunks(x, self.components)]
-        return torch.cat(out, dim=1)
+        return combine_features(weights, lambda chunk: self.assignment(chunk, centres, sigma), x)
 
     def assignment(self, x: torch.Tensor, centres: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
         """x (n, N), centres (n, k), sigma (k, 1) -> (k, N), columns summing to one."""

@@ -8,18 +8,12 @@ import numpy as np
 import torch
 
 from priors.graph.activations import PlainActivation
-from priors.graph.noise import normals
 from priors.graph.scalars import Scalars
 from priors.graph.weights import Weights
+from priors.table import normals, random_key
 
+ACTIVATION_NOISE = 1e-3  # beside which the 1e-6 of every kind is nothing
 KINDS = ("gaussian", "weights", "singular_values", "kernel", "activation")
-
-
-def normalise_rows(matrix: np.ndarray) -> np.ndarray:
-    """The last axis to L2 norm 1 (+1e-6), in place."""
-    norm = np.sqrt(np.einsum("...i,...i->...", matrix, matrix))
-    matrix /= (norm + np.float32(1e-6))[..., None]
-    return matrix
 
 
 @dataclass
@@ -36,17 +30,10 @@ class MixturePoints:
         return cls(dim, Weights.draw(scalars, components), Weights.draw(scalars, dim, batch=components))
 
     def compute(self, rng: np.random.Generator, size: int) -> np.ndarray:
-        """float32 (size, dim)."""
-        components = self.shares.size
-        centres = normals(rng, components, self.dim)
-        g, h = rng.standard_normal(2)
-        size_of = np.exp(g + h * rng.standard_normal(components)).astype(np.float32)
-        spread = normals(rng, components, self.dim, self.dim)
-        spread *= self.shapes.compute(rng)[:, None, :] * size_of[:, None, None]
-        shares = np.cumsum(self.shares.compute(rng)[0])
-        chosen = np.searchsorted(shares, rng.random(size) * shares[-1]).clip(max=components - 1)
-        points = normals(rng, size, self.dim)
-        return centres[chosen] + np.einsum("sij,sj->si", spread[chosen], points)
+        """float32 (dim, size)."""
+        from priors.graph.draws import mixture_points
+
+        return mixture_points(size, self.shares.compute(rng)[0], self.shapes.compute(rng), random_key(rng))
 
 
 @dataclass
@@ -84,28 +71,28 @@ class Matrix:
 
     def compute(self, rng: np.random.Generator) -> np.ndarray:
         """float32 (batch, n, m), each row of L2 norm 1."""
-        matrix = self._raw(rng)
-        if self.kind != "gaussian":  # where it would be the same distribution
-            matrix += np.float32(1e-6) * normals(rng, *matrix.shape)
-        return normalise_rows(matrix)
+        from priors.graph.draws import normalise_rows
+
+        matrix = self._raw(rng).reshape(self.batch * self.n, self.m)
+        # The kinds' noise of 1e-6, which gives rows of zeros a direction; a Gaussian matrix would be the same with it.
+        noise = {"gaussian": 0.0, "activation": ACTIVATION_NOISE}.get(self.kind, 1e-6)
+        normalise_rows(matrix, np.float32(noise), random_key(rng))
+        return matrix.reshape(self.batch, self.n, self.m)
 
     def _raw(self, rng: np.random.Generator) -> np.ndarray:
         shape = (self.batch, self.n, self.m)
         if self.kind == "gaussian":
-            return normals(rng, *shape)
+            return normals(rng, *shape).numpy()
         if self.kind == "weights":
-            return normals(rng, *shape) * self.weights.compute(rng).reshape(shape)
+            return self.weights.compute(rng).reshape(shape) * normals(rng, *shape).numpy()
         if self.kind == "singular_values":
             k = self.weights.size
-            left = normals(rng, self.batch, self.n, k)
-            right = normals(rng, self.batch, k, self.m)
+            left, right = normals(rng, self.batch, self.n, k).numpy(), normals(rng, self.batch, k, self.m).numpy()
             return (left * self.weights.compute(rng)[:, None, :]) @ right
         if self.kind == "kernel":
-            a = self.points[0].compute(rng, self.batch * self.n).reshape(self.batch, self.n, -1)
-            b = self.points[1].compute(rng, self.batch * self.m).reshape(self.batch, self.m, -1)
-            square = np.square(a).sum(-1)[:, :, None] + np.square(b).sum(-1)[:, None, :] - 2 * a @ b.transpose(0, 2, 1)
-            matrix = np.exp(np.float32(-self.decay) * np.sqrt(square.clip(min=0)))
-            matrix *= rng.integers(0, 2, shape, dtype=np.int8) * np.float32(2) - np.float32(1)
-            return matrix
-        matrix = self.activation(torch.from_numpy(self.inner.compute(rng)), -1).numpy()
-        return matrix + np.float32(1e-3) * normals(rng, *shape)
+            from priors.graph.draws import kernel_matrices
+
+            a = self.points[0].compute(rng, self.batch * self.n)
+            b = self.points[1].compute(rng, self.batch * self.m)
+            return kernel_matrices(a, b, self.batch, np.float32(self.decay), random_key(rng)).reshape(shape)
+        return np.ascontiguousarray(self.activation(torch.from_numpy(self.inner.compute(rng)), -1).numpy())

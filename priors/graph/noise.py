@@ -2,31 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 
-from priors.table import rng_at
-
-
-def normals(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    """Standard normal float32; large arrays by Box and Muller's formula, 5 ns a value (numpy's ziggurat: 10 ns)."""
-    size = math.prod(shape)
-    if size < 1024:
-        return rng.standard_normal(shape, dtype=np.float32)
-    u = rng.random((2, -(-size // 2)), dtype=np.float32)
-    radius, angle = u
-    np.subtract(1, radius, out=radius)
-    np.log(radius, out=radius)
-    radius *= -2
-    np.sqrt(radius, out=radius)
-    angle *= np.float32(2 * math.pi)
-    sine = np.sin(angle)
-    np.cos(angle, out=angle)
-    angle *= radius
-    radius *= sine
-    return u.reshape(-1)[:size].reshape(shape)
+from priors.table import normals, random_key, rng_at
 
 
 class Noise:
@@ -51,11 +30,11 @@ class Noise:
 
     def parameter(self, *shape: int) -> torch.Tensor:
         """A standard normal parameter on the table's device."""
-        return self.tensor(normals(self.rng, *shape))
+        return normals(self.rng, *shape).to(self.device)
 
     def normal(self, *shape: int) -> torch.Tensor:
         if self.generator is None:
-            return torch.from_numpy(normals(self.rng, *shape))
+            return normals(self.rng, *shape)
         return torch.randn(shape, generator=self.generator, device=self.device)
 
     def uniform(self, *shape: int) -> torch.Tensor:
@@ -69,4 +48,6 @@ class Noise:
 
     def distinct_rows(self, num_rows: int, size: int) -> torch.Tensor:
         """Indices of `size` different random rows."""
-        return self.tensor(self.rng.choice(num_rows, size, replace=False))
+        from priors.graph.draws import distinct_integers
+
+        return torch.from_numpy(distinct_integers(num_rows, size, random_key(self.rng))).to(self.device)

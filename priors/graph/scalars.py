@@ -51,6 +51,8 @@ class Scalars:
     def reals(
         self, name: str, size: int, low: float, high: float, log: bool = False, edges: bool = False
     ) -> np.ndarray:
+        if size == 1:  # most often: 1 us instead of 7
+            return np.array([self.real(name, low, high, log, edges)])
         u = self.rng.random(size) if name == LOCAL else self.rng.beta(*self.law(name), size)
         if edges:
             u = np.clip(1.2 * u - 0.1, 0.0, 1.0)

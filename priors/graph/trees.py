@@ -11,12 +11,11 @@ MAX_DEPTH = 6
 
 
 class ExtraTrees:
-    """A growing ensemble over one table: X float32 (M, N), y int64 (N,)."""
+    """A growing ensemble over one table: X float32 (N, M), y int64 (N,)."""
 
     def __init__(self, X: np.ndarray, y: np.ndarray, rng: np.random.Generator):
-        present, y = np.unique(y, return_inverse=True)
-        order = np.argsort(y, kind="stable")
-        self.X, self.y = np.ascontiguousarray(X[:, order], dtype=np.float32), y[order]  # rows sorted by class
+        present, self.y = np.unique(y, return_inverse=True)
+        self.X = np.ascontiguousarray(X, dtype=np.float32)
         self.rng = rng
         self.size = 0
         self.votes = np.zeros((len(y), len(present)), np.float32)  # sums of out-of-bag predictions
@@ -57,122 +56,95 @@ def next_random(state):
 
 @njit("void(f4[:, ::1], i8[::1], u8, f4[:, ::1], i4[::1])", cache=True, fastmath={"contract", "nsz", "reassoc"})
 def grow_tree(X, y, seed, votes, counts):
-    """Add one tree's out-of-bag predictions.
-
-    Rows are sorted by class and every partition is stable, so that within a node each class is one segment: class
-    counts left of a threshold are plain sums, which vectorise.
-    """
-    M, N = X.shape
+    """Add one tree's out-of-bag predictions. All features of a row are compared at once, which vectorises."""
+    N, M = X.shape
     C = votes.shape[1]
     state = np.uint64(seed)
     for _ in range(4):
         state, _u = next_random(state)
-    weight = np.zeros(N, np.int32)
+    weight = np.zeros(N, np.float32)
     for _ in range(N):
         state, u = next_random(state)
-        weight[min(int(np.float64(u) * N), N - 1)] += 1
+        weight[min(int(np.float64(u) * N), N - 1)] += np.float32(1.0)
 
     nodes = 2 ** (MAX_DEPTH + 1) - 1
     feature = np.full(nodes, -1, np.int64)
     threshold = np.zeros(nodes, np.float32)
     share = np.zeros((nodes, C), np.float32)
-    bounds = np.zeros((nodes, C + 1), np.int64)  # segment of each class in `rows`
-    rows = np.empty(N, np.int32)
-    spare = np.empty(N, np.int32)
-    size = 0
-    for i in range(N):
-        if weight[i] > 0:
-            rows[size] = i
-            size += 1
-            bounds[0, y[i] + 1] = size
-    for k in range(C):
-        bounds[0, k + 1] = max(bounds[0, k + 1], bounds[0, k])
+    bounds = np.zeros((nodes, 2), np.int64)  # the node's part of `rows`
+    rows = np.flatnonzero(weight).astype(np.int32)
+    spare = np.empty(len(rows), np.int32)
+    bounds[0, 1] = len(rows)
 
-    values = np.empty(N, np.float32)
-    w = np.empty(N, np.int32)
-    label = np.empty(N, np.int32)
+    low = np.empty(M, np.float32)
+    high = np.empty(M, np.float32)
+    cut = np.empty(M, np.float32)
+    left = np.empty((C, M), np.float32)  # weight of each class at or below the cut
     total = np.empty(C, np.float32)
-    left = np.empty(C, np.float32)
     for node in range(nodes):
-        start, stop = bounds[node, 0], bounds[node, C]
-        size = stop - start
-        if size == 0:
+        start, stop = bounds[node]
+        if start == stop:
             continue
-        all_weight = np.float32(0.0)
-        classes = 0
+        total[:] = np.float32(0.0)
         for j in range(start, stop):
-            w[j - start] = weight[rows[j]]
-            label[j - start] = y[rows[j]]
-        for k in range(C):
-            count = np.int32(0)
-            for j in range(bounds[node, k] - start, bounds[node, k + 1] - start):
-                count += w[j]
-            total[k] = count
-            all_weight += total[k]
-            classes += count > 0
+            total[y[rows[j]]] += weight[rows[j]]
+        all_weight = total.sum()
         for k in range(C):
             share[node, k] = total[k] / all_weight
-        if classes < 2 or node >= 2**MAX_DEPTH - 1:
+        if (total > 0).sum() < 2 or node >= 2**MAX_DEPTH - 1:
             continue
 
+        low[:] = np.float32(np.inf)
+        high[:] = np.float32(-np.inf)
+        for j in range(start, stop):
+            row = X[rows[j]]
+            for f in range(M):
+                low[f] = min(low[f], row[f])
+                high[f] = max(high[f], row[f])
+        for f in range(M):
+            if high[f] > low[f] + np.float32(1e-7):
+                state, u = next_random(state)
+                cut[f] = low[f] + u * (high[f] - low[f])
+                if cut[f] >= high[f]:
+                    cut[f] = low[f]
+        left[:] = np.float32(0.0)
+        for j in range(start, stop):
+            row, w, of_class = X[rows[j]], weight[rows[j]], left[y[rows[j]]]
+            for f in range(M):
+                of_class[f] += w if row[f] <= cut[f] else np.float32(0.0)
         best = np.float32(-1.0)
         for f in range(M):
-            low, high = np.float32(np.inf), np.float32(-np.inf)
-            for j in range(size):
-                value = X[f, rows[start + j]]
-                values[j] = value
-                low = min(low, value)
-                high = max(high, value)
-            if not high > low + np.float32(1e-7):
+            if not high[f] > low[f] + np.float32(1e-7):
                 continue
-            state, u = next_random(state)
-            cut = low + u * (high - low)
-            if cut >= high:
-                cut = low
-            if size >= 4 * C:
-                for k in range(C):
-                    count = np.int32(0)
-                    for j in range(bounds[node, k] - start, bounds[node, k + 1] - start):
-                        count += w[j] if values[j] <= cut else np.int32(0)
-                    left[k] = count
-            else:
-                left[:] = np.float32(0.0)
-                for j in range(size):
-                    left[label[j]] += w[j] if values[j] <= cut else np.int32(0)
             left_weight, left_square, right_square = np.float32(0.0), np.float32(0.0), np.float32(0.0)
             for k in range(C):
-                left_weight += left[k]
-                left_square += left[k] * left[k]
-                right_square += (total[k] - left[k]) * (total[k] - left[k])
+                left_weight += left[k, f]
+                left_square += left[k, f] * left[k, f]
+                right_square += (total[k] - left[k, f]) * (total[k] - left[k, f])
             gain = left_square / left_weight + right_square / (all_weight - left_weight)  # variance explained
             if gain > best:
-                best, feature[node], threshold[node] = gain, f, cut
+                best, feature[node], threshold[node] = gain, f, cut[f]
         if feature[node] < 0:
             continue
-        f, cut = feature[node], threshold[node]
+        f = feature[node]
         a, b = start, 0
-        for k in range(C):
-            bounds[2 * node + 1, k] = a
-            bounds[2 * node + 2, k] = b
-            for j in range(bounds[node, k], bounds[node, k + 1]):
-                row = rows[j]
-                if X[f, row] <= cut:
-                    rows[a] = row
-                    a += 1
-                else:
-                    spare[b] = row
-                    b += 1
-        rows[a : a + b] = spare[:b]
-        bounds[2 * node + 1, C] = a
-        bounds[2 * node + 2, C] = b
-        for k in range(C + 1):
-            bounds[2 * node + 2, k] += a
+        for j in range(start, stop):
+            row_index = rows[j]
+            if X[row_index, f] <= threshold[node]:
+                rows[a] = row_index
+                a += 1
+            else:
+                spare[b] = row_index
+                b += 1
+        rows[a:stop] = spare[:b]
+        bounds[2 * node + 1, 0], bounds[2 * node + 1, 1] = start, a
+        bounds[2 * node + 2, 0], bounds[2 * node + 2, 1] = a, stop
 
     for i in range(N):
         if weight[i] == 0:
             node = 0
             while feature[node] >= 0:
-                node = 2 * node + (1 if X[feature[node], i] <= threshold[node] else 2)
+                node = 2 * node + (1 if X[i, feature[node]] <= threshold[node] else 2)
             counts[i] += 1
             for k in range(C):
                 votes[i, k] += share[node, k]

