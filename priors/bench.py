@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from priors.prior import Prior
-from priors.table import TableSpec, rng_at
+from priors.table import TableSpec, one_thread, rng_at
 
 PlainTable = tuple[np.ndarray, np.ndarray, int]  # X float32 (num_rows, M), y int64 (num_rows,), train_size
 
@@ -86,9 +86,7 @@ def measure(sources: list[Iterator[PlainTable]], tables: int, rounds: int, clock
 
     CPU time of this process is counted, with one torch thread: tables a second of one core, whoever else computes.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         speeds = [Speed(tables, [], []) for _ in sources]
         for source in sources:
             next(source)
@@ -99,5 +97,3 @@ def measure(sources: list[Iterator[PlainTable]], tables: int, rounds: int, clock
                 speed.seconds.append(clock() - start)
                 speed.cells.append(sum(X.size for X, _, _ in drawn))
         return speeds
-    finally:
-        torch.set_num_threads(threads)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from priors.finish import Rejected, finish
-from priors.table import PriorError, Seed, Table, TableSpec, as_seed, rng_at
+from priors.table import PriorError, Seed, Table, TableSpec, as_seed, one_thread, rng_at
 
 MAX_REJECTIONS = 1000
 
@@ -40,6 +40,7 @@ class Prior:
     def accept(self, table: Table, seed: tuple[int, ...]) -> None:
         """Raise Rejected for a finished table that the prior's filters turn away."""
 
+    @one_thread()
     def sample(self, spec: TableSpec, seed: Seed) -> Table:
         """The table at an address: a pure function of options, spec and seed (an int or a tuple of ints).
 

@@ -97,13 +97,8 @@ Outcome = tuple[str, str | None]  # "written" or "kept", what was damaged before
 
 
 def fill_here(jobs: Iterator[Job], bar: tqdm) -> Iterator[Outcome]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # sums round differently with two; a table must not depend on who draws it
-    try:
-        for job in jobs:
-            yield fill_shard(job, bar.update)
-    finally:
-        torch.set_num_threads(threads)
+    for job in jobs:
+        yield fill_shard(job, bar.update)
 
 
 def fill_in_pool(jobs: Iterator[Job], bar: tqdm, processes: int) -> Iterator[Outcome]:
@@ -125,7 +120,6 @@ def fill_in_pool(jobs: Iterator[Job], bar: tqdm, processes: int) -> Iterator[Out
 def start_worker(count: Any) -> None:
     """Stop signals reach the whole process group; the first process decides when its workers end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
     global tables_done
     tables_done = count
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +41,17 @@ def normals(rng: np.random.Generator, *shape: int) -> torch.Tensor:
 def random_key(rng: np.random.Generator) -> int:
     """A uint64 for compiled functions, which make their random numbers from it."""
     return rng.bit_generator.random_raw()
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch on one thread: with two, sums and decompositions round differently, and tables depend on who draws them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def as_seed(seed: int | Iterable[int]) -> tuple[int, ...]:

@@ -5,7 +5,6 @@ The items depend on (seed, step) alone, so they are the same whoever draws them:
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -72,14 +71,13 @@ class StepStream:
         """The item of a step; `drawing` is told the number of each table before it is drawn."""
         plan = plan_step(self.curriculum, self.model, self.seed, step)
         item = StepItem(step, plan.stage, plan.tables, [])
-        with one_thread():
-            for micro_batch in plan.of_rank(self.rank, self.ranks):
-                tables = []
-                for index in micro_batch.tables:
-                    drawing(index)
-                    tables.append(draw_table(self.prior, micro_batch, self.seed, step, index))
-                    item.rejections.update(tables[-1].rejections)
-                item.batches += stack(tables)
+        for micro_batch in plan.of_rank(self.rank, self.ranks):
+            tables = []
+            for index in micro_batch.tables:
+                drawing(index)
+                tables.append(draw_table(self.prior, micro_batch, self.seed, step, index))
+                item.rejections.update(tables[-1].rejections)
+            item.batches += stack(tables)
         return item
 
     def size(self, step: int) -> int:
@@ -114,14 +112,3 @@ def stack(tables: list[Table]) -> list[TableBatch]:
         TableBatch(torch.stack([t.X for t in same]), torch.stack([t.y for t in same]), same[0].train_size)
         for same in by_width.values()
     ]
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Sums and decompositions round differently with two threads; a table must not depend on who draws it."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

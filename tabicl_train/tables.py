@@ -13,7 +13,7 @@ from tqdm import tqdm
 from priors import Table
 from tabicl_train.config import ConfigError, RunConfig, build_prior
 from tabicl_train.curriculum import plan_step, stage_at
-from tabicl_train.stream import draw_table, one_thread
+from tabicl_train.stream import draw_table
 
 
 def run_tables(config: RunConfig, count: int) -> Iterator[tuple[tuple[int, int], Table]]:
@@ -24,10 +24,9 @@ def run_tables(config: RunConfig, count: int) -> Iterator[tuple[tuple[int, int],
         for step in range(config.total_steps)
         for batch in plan_step(config.curriculum, config.model, config.seed, step).micro_batches
     )
-    with one_thread():
-        for step, batch in tqdm(itertools.islice(addresses, count), total=count, unit="table", file=sys.stderr):
-            index = batch.tables[0]
-            yield (step, index), draw_table(prior, batch, config.seed, step, index)
+    for step, batch in tqdm(itertools.islice(addresses, count), total=count, unit="table", file=sys.stderr):
+        index = batch.tables[0]
+        yield (step, index), draw_table(prior, batch, config.seed, step, index)
 
 
 def describe(config: RunConfig, told: Any) -> None:
@@ -55,8 +54,7 @@ def show(config: RunConfig, told: Any) -> None:
     batch = next((b for b in plan.micro_batches if told.table in b.tables), None)
     if batch is None:
         raise ConfigError([f"table is {told.table}; a step has the tables 0..{plan.tables - 1}"])
-    with one_thread():
-        table = draw_table(build_prior(config), batch, config.seed, told.step, told.table)
+    table = draw_table(build_prior(config), batch, config.seed, told.step, told.table)
     print(f"seed {config.seed}, step {told.step}, table {told.table} (stage {plan.stage}): {batch.spec}")
     print(f"draws rejected before it: {dict(table.rejections) or 'none'}\n\n{table.plan}\n")
     for row, label in list(zip(table.X.tolist(), table.y.tolist(), strict=True))[:5]:

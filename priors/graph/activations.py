@@ -19,10 +19,14 @@ def one_hot_of_max(x: torch.Tensor, dim: int) -> torch.Tensor:
 def ranks(x: torch.Tensor, dim: int) -> torch.Tensor:
     """int64 number of smaller values along dim; of equal ones the first is the smaller."""
     if x.is_cuda or dim != 0:
-        return x.argsort(dim=dim, stable=True).argsort(dim)
+        return ranks_torch(x, dim)
     from priors.graph import kernels
 
     return torch.from_numpy(kernels.ranks(x.float().contiguous().numpy()))
+
+
+def ranks_torch(x: torch.Tensor, dim: int) -> torch.Tensor:
+    return x.argsort(dim=dim, stable=True).argsort(dim)
 
 
 def invert_ranks(ranks: torch.Tensor, dim: int) -> torch.Tensor:

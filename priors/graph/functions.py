@@ -204,11 +204,15 @@ class GP:
 def cos_turns(x: torch.Tensor, phases: torch.Tensor) -> torch.Tensor:
     """cos(2 pi (x + phase)) in place: x (k, N), phases (k,)."""
     if x.is_cuda:
-        return x.add_(phases[:, None]).mul_(2 * math.pi).cos_()
+        return cos_turns_torch(x, phases)
     from priors.graph import kernels
 
     kernels.cos_turns(x.numpy(), phases.numpy())
     return x
+
+
+def cos_turns_torch(x: torch.Tensor, phases: torch.Tensor) -> torch.Tensor:
+    return x.add_(phases[:, None]).mul_(2 * math.pi).cos_()
 
 
 @dataclass
@@ -242,11 +246,15 @@ class Quadratic:
 def pair_products(z: torch.Tensor) -> torch.Tensor:
     """z (n, N) -> (n (n + 1) / 2, N): z_i z_j for i <= j, by rows of the upper triangle."""
     if z.is_cuda:
-        i, j = torch.triu_indices(len(z), len(z), device=z.device)
-        return z[i] * z[j]
+        return pair_products_torch(z)
     from priors.graph import kernels
 
     return torch.from_numpy(kernels.pair_products(z.contiguous().numpy()))
+
+
+def pair_products_torch(z: torch.Tensor) -> torch.Tensor:
+    i, j = torch.triu_indices(len(z), len(z), device=z.device)
+    return z[i] * z[j]
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """CPU loops compiled by numba: sums of |x - c|^p, nearest centres, oblivious trees.
 
 All take feature-major arrays, (n, N), so that the inner loop runs over rows and vectorises. Rows go in blocks whose
-accumulators stay in the first-level cache, and inner loops index one-dimensional views: with two indices they ran at half
-the speed. Signatures are explicit: other layouts are an error, not a recompilation.
+accumulators stay in the first-level cache. Inner loops index one-dimensional views: with two indices they took twice
+the time. Signatures are explicit: other layouts are an error, not a recompilation.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from priors.graph import kernels
-from priors.graph.functions import oblivious_trees_torch
+from priors.graph.activations import ranks, ranks_torch
+from priors.graph.functions import cos_turns_torch, oblivious_trees_torch, pair_products_torch
 from priors.graph.nearest import nearest_centres, nearest_centres_torch, p_distances, p_distances_torch
 from priors.table import rng_at
 
@@ -154,3 +155,39 @@ def test_the_torch_path_is_the_same_in_chunks(rng, monkeypatch):
     whole = nearest_centres_torch(x, centres, 1.5)
     monkeypatch.setattr("priors.graph.nearest.CHUNK", 100)
     assert (nearest_centres_torch(x, centres, 1.5) == whole).all()
+
+
+@pytest.mark.parametrize("scale", [0.1, 3.0, 1e3])
+def test_cosines_of_turns_are_those_of_float64(rng, scale: float):
+    x = (rng.standard_normal((5, 700)) * scale).astype(np.float32)
+    phases = rng.random(5, dtype=np.float32)
+    exact = np.cos(2 * np.pi * (x.astype(np.float64) + phases[:, None]))
+    error = 3e-6 + 2 * np.pi * scale * 5 * 2.0**-23  # that of the sum in float32
+    np.testing.assert_allclose(cos_turns_torch(*map(torch.from_numpy, (x.copy(), phases))), exact, atol=4 * error)
+    kernels.cos_turns(x, phases)
+    np.testing.assert_allclose(x, exact, atol=error)
+
+
+def test_products_of_pairs_are_the_upper_triangle(rng):
+    for n in (1, 2, 7):
+        z = rng.standard_normal((n, 50)).astype(np.float32)
+        expected = np.stack([z[i] * z[j] for i in range(n) for j in range(i, n)])
+        np.testing.assert_array_equal(kernels.pair_products(z), expected)
+        np.testing.assert_array_equal(pair_products_torch(torch.from_numpy(z)), expected)
+
+
+def test_ranks_count_smaller_values_and_earlier_equal_ones(rng):
+    for n, size in ((1, 5), (2, 600), (23, 513)):
+        x = torch.from_numpy(rng.integers(0, 12, (n, size)).astype(np.float32))  # with ties
+        earlier = torch.arange(n)[:, None] < torch.arange(n)[None]
+        smaller = (x[:, None] < x[None]) | ((x[:, None] == x[None]) & earlier[:, :, None])
+        for found in (ranks(x, 0), ranks_torch(x, 0), ranks(x.T, 1).T):
+            assert torch.equal(found, smaller.sum(0))
+
+
+def test_trees_of_many_outputs_are_summed_over_small_blocks(rng):
+    x = rng.standard_normal((2, 1000)).astype(np.float32)
+    leaves = rng.standard_normal((6, 2, 300)).astype(np.float32)  # 300 outputs: blocks of 32 rows
+    dims, thresholds = np.zeros((6, 1), np.int64), np.zeros((6, 1), np.float32)
+    expected = leaves.mean(0)[(x[0] > 0).astype(int)].T
+    np.testing.assert_allclose(kernels.oblivious_trees(x, dims, thresholds, leaves), expected, atol=2e-6)
