@@ -8,7 +8,7 @@ import pytest
 import torch
 from runs import assert_same_end, last, metrics
 
-from tabicl_train import guard
+from tabicl_train import guard, module
 from tabicl_train import train as training
 from tabicl_train.checkpoint import read
 from tabicl_train.config import compose
@@ -48,6 +48,19 @@ class Ruin(L.Callback):
                     p.mul_(1000)
 
 
+class Look(L.Callback):
+    """Weights and optimiser state before a step."""
+
+    def __init__(self, before: int) -> None:
+        self.before = before
+
+    def on_train_batch_start(self, trainer, module, item, _) -> None:
+        if item.step == self.before:
+            self.weights = {k: v.clone() for k, v in module.state_dict().items()}
+            states = trainer.optimizers[0].state_dict()["state"]
+            self.optimizer = {i: {k: v.clone() for k, v in state.items()} for i, state in states.items()}
+
+
 def run(run_dir: Path, *overrides: str, callbacks: tuple = ()) -> str:
     chosen = training.run_callbacks
     with mock.patch.object(training, "run_callbacks", lambda *a: [*callbacks, *chosen(*a)]):
@@ -76,6 +89,35 @@ def test_steps_that_are_not_finite_change_nothing_and_are_written_down(settings,
     assert found[1]["replay"] == f"tabicl-replay run={tmp_path}/run step=5"
     state = last(tmp_path / "run")["optimizer_states"][0]["state"].values()
     assert {int(s["taken"]) for s in state if "taken" in s} == {13}
+    saved = read(tmp_path / "run/checkpoints/step-00000008.ckpt")  # all that was known by then, logged or not
+    assert saved["callbacks"]["Guard"]["skipped"] == 3
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient norm"])
+def test_loss_or_gradient_alone_is_enough(what, tmp_path, monkeypatch):
+    query_loss, calls = module.query_loss, []
+
+    def poisoned(model, batch):
+        calls.append(None)
+        loss = query_loss(model, batch)
+        if len(calls) > 1:
+            return loss
+        if what == "loss":
+            return loss + math.nan  # its gradients are those of the loss
+        loss.register_hook(lambda gradient: gradient * math.inf)
+        return loss
+
+    monkeypatch.setattr(module, "query_loss", poisoned)
+    watch = Poison(set())
+    torch.manual_seed(0)
+    start = list(module.Pretraining(compose(SETTINGS)).model.parameters())
+    run(tmp_path / "run", "trainer.max_steps=2", callbacks=(watch,))
+    (incident,) = incidents(tmp_path / "run")
+    assert incident["step"] == 0 and incident["reason"] == f"the {what} is not finite"
+    first, second = watch.states
+    assert all(torch.equal(a, b) for a, b in zip(start, first[: len(start)], strict=True))
+    assert not any(v.any() for v in first[len(start) :])  # momenta and counts of steps
+    assert any(not torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def test_an_interrupted_run_has_the_same_incidents_and_averages(tmp_path):
@@ -129,16 +171,19 @@ def test_a_run_is_rewound_to_the_last_good_checkpoint(tmp_path, monkeypatch, cap
     monkeypatch.setattr(guard, "HORIZON", 2)
     monkeypatch.setattr(guard, "MEMORY", 0.5)
     settings = ("guard.after=3", "guard.loss=10", "guard.action=rewind", "checkpoint.keep=9")
-    watch = Poison(set())
-    run(tmp_path / "run", *settings, callbacks=(Ruin(9), watch))
+    after = Look(10)
+    run(tmp_path / "run", *settings, callbacks=(Ruin(9), after))
     told = capsys.readouterr().err
     assert "guard     back to the weights of step 8; steps up to 10 are skipped" in told
-    good = read(tmp_path / "run/checkpoints/step-00000008.ckpt")["state_dict"].values()
+    good = read(tmp_path / "run/checkpoints/step-00000008.ckpt")
+    assert all(torch.equal(v, good["state_dict"][k]) for k, v in after.weights.items())
+    states = good["optimizer_states"][0]["state"]
+    assert after.optimizer.keys() == states.keys()
+    assert all(torch.equal(v, states[i][k]) for i, state in after.optimizer.items() for k, v in state.items())
     assert max(float(row["loss"]) for row in metrics(tmp_path / "run")[10:]) < 4
     assert len(metrics(tmp_path / "run")) == 16
     (incident,) = incidents(tmp_path / "run")
     assert incident["step"] == 9 and incident["action"] == "rewind"
-    assert len(list(good)) > 0
     with pytest.raises(Diverged, match="there is no checkpoint from before that"):
         run(tmp_path / "early", *settings, callbacks=(Ruin(4),))
     with pytest.raises(Diverged, match="after 0 rewinds"):
