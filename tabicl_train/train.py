@@ -185,7 +185,7 @@ def refuse_changes(config: RunConfig, saved: dict | None, first_step: int) -> No
     stage, _, _ = stage_at(config.curriculum, min(first_step, config.total_steps - 1))
     stages = list(config.curriculum.stages)
     started = [f"curriculum.stages.{name}." for name in stages[: stages.index(stage) + 1]]
-    breaking = tuple(["model.", "prior.", "seed", *started])
+    breaking = ("model.", "prior.", "seed", "optimizer.name", *started)
     order = [key.split(".")[2] for key in before if key.startswith("curriculum.stages.")]
     found = [f"{key} was {before.get(key)}, is {now.get(key)}" for key in changed if key.startswith(breaking)]
     if list(dict.fromkeys(order))[: len(started)] != stages[: len(started)]:

@@ -11,7 +11,7 @@ from runs import assert_same_end, last, metrics
 from tabicl_train import guard, module
 from tabicl_train import train as training
 from tabicl_train.checkpoint import read
-from tabicl_train.config import compose
+from tabicl_train.config import ConfigError, compose
 from tabicl_train.guard import Diverged
 
 SETTINGS = [
@@ -73,17 +73,17 @@ def incidents(run_dir: Path) -> list[dict]:
 
 @pytest.mark.parametrize("settings", [(), ("optimizer=adamw",), ("trainer.log_every=7",)])
 def test_steps_that_are_not_finite_change_nothing_and_are_written_down(settings, tmp_path):
-    poison = Poison({0, 5, 6})
+    poison = Poison({0, 5, 7})
     run(tmp_path / "run", *settings, callbacks=(poison,))
     unchanged = [
         i for i, (a, b) in enumerate(zip(poison.states, poison.states[1:], strict=False), 1)
         if all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
     ]  # fmt: skip
-    assert unchanged == [5, 6]
+    assert unchanged == [5, 7]
     assert all(torch.isfinite(v).all() for v in poison.states[-1])
-    assert {int(row["skipped"]) for row in metrics(tmp_path / "run") if int(row["step"]) > 7} == {3}
+    assert {int(row["skipped"]) for row in metrics(tmp_path / "run") if int(row["step"]) > 8} == {3}
     found = incidents(tmp_path / "run")
-    assert [(line["step"], line["seed"], line["stage"]) for line in found] == [(s, 0, "smoke") for s in (0, 5, 6)]
+    assert [(line["step"], line["seed"], line["stage"]) for line in found] == [(s, 0, "smoke") for s in (0, 5, 7)]
     assert found[0]["loss"] == "nan" and found[0]["reason"] == "the loss is not finite"
     assert sorted(i for b in found[1]["micro_batches"] for i in b["tables"]) == list(range(8))
     assert found[1]["replay"] == f"tabicl-replay run={tmp_path}/run step=5"
@@ -202,9 +202,16 @@ def test_ema_follows_its_formula_and_exports(tmp_path):
     for t, state in enumerate(watch.states, 1):
         decay = min(0.9, (1 + t) / (10 + t))
         expected = [decay * e + (1 - decay) * w for e, w in zip(expected, state[:count], strict=True)]
+    with pytest.raises(ConfigError, match="weights is 'best'; it must be one of trained, ema, last"):
+        export(str(tmp_path / "run"), str(tmp_path / "best.ckpt"), "best")
     export(str(tmp_path / "run"), str(tmp_path / "ema.ckpt"), "ema")
     export(str(tmp_path / "run"), str(tmp_path / "last.ckpt"), "last")
     ema, mean = (load_public(tmp_path / f"{name}.ckpt")[1] for name in ("ema", "last"))
     for i, name in enumerate(names):
         torch.testing.assert_close(ema[name], expected[i].float(), rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(mean[name], (watch.states[2][i] + watch.states[5][i]) / 2)
+    with pytest.raises(ConfigError, match="holds one set of weights"):
+        export(str(tmp_path / "ema.ckpt"), str(tmp_path / "again.ckpt"), "ema")
+    run(tmp_path / "none", "averages.ema=0", "trainer.max_steps=1")
+    with pytest.raises(ConfigError, match=r"keeps no such average: averages\.ema was 0"):
+        export(str(tmp_path / "none"), str(tmp_path / "none.ckpt"), "ema")
