@@ -1,4 +1,5 @@
 import errno
+import importlib.metadata
 import os
 import random
 import signal
@@ -77,7 +78,7 @@ def test_a_checkpoint_tells_what_it_is(whole):
     assert (run_facts["step"], run_facts["stage"], run_facts["stage_step"], run_facts["address"]) == (
         9, "smoke", 9, [0, 9],
     )  # fmt: skip
-    assert run_facts["versions"]["torch"] == torch.__version__.split("+")[0] or run_facts["versions"]["torch"]
+    assert run_facts["versions"]["torch"] == importlib.metadata.version("torch")
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
     assert run_facts["commit"] == (head.stdout.strip() or None)
     assert run_facts["command"] == sys.argv and "diff" in run_facts
@@ -120,6 +121,18 @@ def test_resuming_reads_the_checkpoint_once(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "load", lambda *a, load=torch.load, **k: reads.append("load") or load(*a, **k))
     run(tmp_path / "run", "trainer.max_steps=3")
     assert [getattr(r, "name", r) for r in reads] == ["step-00000002.ckpt", "load"]
+
+
+def test_two_ranks_fall_back_to_the_same_checkpoint(tmp_path):
+    run_dir = tmp_path / "run"
+    two = [sys.executable, "-m", "tabicl_train", *SETTINGS, f"run_dir={run_dir}", "trainer.devices=2"]
+    for steps in (6, 8):
+        result = subprocess.run([*two, f"trainer.max_steps={steps}"], capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        if steps == 6:
+            saved(run_dir / "checkpoints")[-1].write_bytes(b"cut off")
+    assert "step-00000006.ckpt is damaged" in result.stderr and "resumed at step 3" in result.stderr
+    assert newest_valid(run_dir / "checkpoints")[1]["run"]["ranks"] == 2
 
 
 @pytest.mark.parametrize("place", ["write", "fsync"])
