@@ -37,6 +37,7 @@ ROW_DISTRIBUTIONS = ("uniform", "log_uniform")
 PARTS = ("column", "row", "icl")  # of the network, as stages can freeze them
 OPTIMIZERS = ("muon", "muon_all", "adamw")
 GUARD_ACTIONS = ("warn", "stop", "rewind")
+BEST = ("real", "synthetic")
 ACCELERATORS = ("auto", "cpu", "cuda")
 
 
@@ -252,6 +253,28 @@ class AveragesConfig:
 
 
 @dataclass
+class ValidationConfig:
+    """How good the network is while it is trained: on synthetic tables that no step has, and on real data."""
+
+    every: int = 0  # steps; 0: never
+    rows: list[int] = field(default_factory=lambda: [128, 512, 1024])  # of the synthetic tables; []: none of them
+    tables: int = 16  # of each number of rows
+    features: list[int] = field(default_factory=lambda: [2, 30])  # uniform
+    real_rows: int = 200  # the most that are used of each of scikit-learn's bundled sets; 0: none of them
+    best: str = "real"  # or synthetic: the weights that are best by it are kept in checkpoints/best.ckpt
+
+    def problems(self) -> list[str]:
+        found = at_least(0, every=self.every) + at_least(1, tables=self.tables) + one_of("best", self.best, BEST)
+        found += ordered_pair("features", self.features, 1)
+        found += [problem for rows in self.rows for problem in at_least(MIN_ROWS, rows=rows)]
+        if self.real_rows != 0:  # of ten classes, a split of 30 % shows each
+            found += at_least(50, real_rows=self.real_rows)
+        if self.every and not (self.real_rows if self.best == "real" else self.rows):
+            found.append(f"best is {self.best!r}, but {'real_rows is 0' if self.best == 'real' else 'rows is empty'}")
+        return found
+
+
+@dataclass
 class ResumeConfig:
     allow_changes: bool = False  # continue although the model, the seed, the prior or a started stage is another one
 
@@ -275,16 +298,21 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
     averages: AveragesConfig = field(default_factory=AveragesConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
     resume: ResumeConfig = field(default_factory=ResumeConfig)
 
     def problems(self) -> list[str]:
         found = at_least(0, seed=self.seed) + at_least(2, preflight_steps=self.preflight_steps)
-        for part in ("model", "curriculum", "optimizer", "trainer", "stream", "checkpoint", "guard", "averages"):
-            found += [f"{part}.{problem}" for problem in getattr(self, part).problems()]
+        for name, part in vars(self).items():
+            if hasattr(part, "problems"):
+                found += [f"{name}.{problem}" for problem in part.problems()]
         try:
             build_prior(self)
         except priors.PriorError as error:
             found.append(f"prior: {error}")
+        else:
+            if self.prior["name"] == "disk" and self.validation.every and self.validation.rows:
+                found.append("validation.rows must be [] with prior=disk, which has the tables of a run's steps only")
         if self.init_weights is not None and not Path(self.init_weights).is_file():
             found.append(f"init_weights is {self.init_weights!r}; there is no such file")
         ranks = self.trainer.devices * self.trainer.nodes

@@ -79,14 +79,14 @@ def is_logged(config: RunConfig, step: int) -> bool:
     return step % config.trainer.log_every == 0 or step == config.total_steps
 
 
-def append(path: Path, row: dict) -> None:
-    """One row of a CSV file, whose first column is the step; repr of a float reads back as the same float."""
+def append(path: Path, *rows: dict) -> None:
+    """Rows of a CSV file, whose first column is the step; repr of a float reads back as the same float."""
     new = not path.exists()
     with open(path, "a", newline="") as file:
         writer = csv.writer(file)
         if new:
-            writer.writerow(row)
-        writer.writerow([repr(value) if isinstance(value, float) else value for value in row.values()])
+            writer.writerow(rows[0])
+        writer.writerows([repr(value) if isinstance(value, float) else value for value in row.values()] for row in rows)
 
 
 def rewind(path: Path, step: int) -> None:

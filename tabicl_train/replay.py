@@ -13,7 +13,7 @@ from tabicl_train.config import ConfigError, RunConfig, build_prior, from_values
 from tabicl_train.curriculum import plan_step
 from tabicl_train.module import Pretraining
 from tabicl_train.replicas import Gradients
-from tabicl_train.stream import StepItem, TableBatch, draw_table, one_thread
+from tabicl_train.stream import StepItem, TableBatch, draw_table
 from tabicl_train.train import run_steps
 
 COLUMNS = ("table", "rows", "labelled", "features", "max |x|", "loss", "gradient norm")
@@ -51,8 +51,7 @@ class Dissection(L.Callback):
         gradients = Gradients([p for p in module.model.parameters() if p.requires_grad], [])
         for batch in plan.micro_batches:
             for index in batch.tables:
-                with one_thread():
-                    table = draw_table(build_prior(config), batch, config.seed, self.step, index)
+                table = draw_table(build_prior(config), batch, config.seed, self.step, index)
                 alone = TableBatch(table.X[None], table.y[None], table.train_size).to(module.device)
                 gradients.flat.zero_()
                 with module.precision.autocast(module.device.type):

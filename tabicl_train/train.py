@@ -31,6 +31,7 @@ from tabicl_train.replicas import Replicas
 from tabicl_train.run_plan import run_plan
 from tabicl_train.signals import Stop, watch_signals
 from tabicl_train.stream import StepStream
+from tabicl_train.validation import Validation
 from tabicl_train.weights import load_public
 from tabicl_train.workers import Loader
 
@@ -58,7 +59,8 @@ def train_watched(config: RunConfig, stop: Stop) -> str:
     files = checkpoint.CheckpointFiles(config.checkpoint, content)
     del content
     origin = describe_origin()
-    trainer = build_trainer(config, callbacks := run_callbacks(config, run_dir, files, origin, stop), files)
+    callbacks, validation = run_callbacks(config, run_dir, files, origin, stop), Validation(config, run_dir)
+    trainer = build_trainer(config, [*callbacks, validation], files)
     stream = StepStream(
         build_prior(config),
         config.curriculum,
@@ -70,7 +72,10 @@ def train_watched(config: RunConfig, stop: Stop) -> str:
     )
     # Workers draw while the model is made, and are forked before this process has threads or a CUDA context; forked
     # late, workers of a released trainer took 13 s instead of 0.1 s a batch.
-    with Loader(stream, config.stream, trainer.strategy.root_device) as loader:
+    with (
+        Loader(stream, config.stream, trainer.strategy.root_device) as loader,
+        validation.drawing(trainer.is_global_zero),
+    ):
         module = Pretraining(config)
         if config.init_weights is not None:
             load_weights(module, config)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from faults import train
-from runs import assert_same_end, exact, last, metrics
+from runs import assert_same_end, exact, last, metrics, read
 
 # Rank, step (-1: at the start, -2: in a save) and signal; how many steps are done when the run has ended.
 STOPS = {
@@ -35,13 +35,18 @@ def folder(tmp_path_factory) -> Path:
     """Runs of two processes: undisturbed, out of memory on each rank, not finite on the second rank, stopped."""
     folder = tmp_path_factory.mktemp("faults")
     two = "trainer.devices=2 trainer.accelerator=cpu"
+    validated = (
+        "validation.every=3 validation.rows=[40,60] validation.tables=4 validation.features=[2,4] "
+        "validation.real_rows=50"
+    )
     result = script(
         f"{two} run_dir={folder}/whole",
+        f"{two} run_dir={folder}/validated {validated}",
         f"{two} run_dir={folder}/oom-0 oom=0,2,2",
         f"{two} run_dir={folder}/oom-1 oom=1,4,2",
         f"{two} run_dir={folder}/nan nan=1,3",
-        *(f"{two} run_dir={folder}/torn signal={fault}" for fault in STOPS),
-        f"{two} run_dir={folder}/torn",
+        *(f"{two} run_dir={folder}/torn {validated} signal={fault}" for fault in STOPS),
+        f"{two} run_dir={folder}/torn {validated}",
         f"{two} run_dir={folder}/clock trainer.max_hours=1e-6",
     )
     assert result.returncode == 0, result.stderr
@@ -91,6 +96,14 @@ def test_a_stop_signal_to_one_rank_in_any_phase_saves_and_loses_no_bit(folder):
     assert [s["step"] for s in statuses] == [*STOPS.values(), 8]
     assert weights_agree(folder / "torn")
     assert_same_end(folder / "torn", folder / "whole")
+
+
+def test_validation_changes_nothing_and_loses_nothing(folder):
+    assert weights_agree(folder / "validated")
+    assert_same_end(folder / "validated", folder / "whole")
+    rows = read(folder / "validated/validation.csv")
+    assert [int(row["step"]) for row in rows[::6]] == [3, 6, 8] and len(rows) == 18
+    assert (folder / "torn/validation.csv").read_text() == (folder / "validated/validation.csv").read_text()
 
 
 def test_the_time_limit_does_the_same(folder):

@@ -1,0 +1,196 @@
+"""Validation during training: what it computes, keeps and says, and that training knows nothing of it."""
+
+import json
+import math
+from pathlib import Path
+from unittest import mock
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from runs import assert_same_end, read
+from sklearn.metrics import log_loss, roc_auc_score
+from sklearn.model_selection import train_test_split
+
+from priors.dummy import Dummy
+from tabicl_train import TabICLClassifier
+from tabicl_train import train as training
+from tabicl_train.config import ConfigError, compose
+from tabicl_train.export import load_checkpoint, load_model
+from tabicl_train.module import query_loss
+from tabicl_train.validation import COLUMNS, SYNTHETIC, Validation, frozen_stream, read_scores
+
+SETTINGS = [
+    "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=8", "checkpoint.every=2",
+    "trainer.accelerator=cpu", "model.dropout=0.1", "averages.ema=0.9",
+]  # fmt: skip
+VALIDATED = [
+    "validation.every=2", "validation.rows=[40,60]", "validation.tables=6", "validation.features=[2,4]",
+    "validation.real_rows=60",
+]  # fmt: skip
+REAL = ["iris", "wine", "breast_cancer", "digits"]
+
+
+class States(L.Callback):
+    """The random states at the start of every step."""
+
+    def __init__(self) -> None:
+        self.seen = []
+
+    def on_train_batch_start(self, trainer, module, *_) -> None:
+        self.seen.append((torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), module.model.training))
+
+
+def run(run_dir: Path, *overrides: str, callbacks: tuple = ()) -> str:
+    chosen = training.run_callbacks
+    with mock.patch.object(training, "run_callbacks", lambda *a: [*callbacks, *chosen(*a)]):
+        return training.train(compose([*SETTINGS, f"run_dir={run_dir}", *overrides]))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """One run twice, once with validation; the random states of both."""
+    folder = tmp_path_factory.mktemp("validation")
+    for name, settings in (("plain", []), ("validated", [*VALIDATED, "stream.num_workers=1"])):
+        np.random.seed(0)
+        run(folder / name, *settings, callbacks=(states := States(),))
+        (folder / f"{name}.states").write_text(json.dumps(states.seen))
+    return folder
+
+
+def test_a_run_with_validation_is_the_run_without_to_the_bit(folder):
+    assert_same_end(folder / "validated", folder / "plain")
+    assert (folder / "validated.states").read_text() == (folder / "plain.states").read_text()
+    assert not (folder / "plain/validation.csv").exists() and not (folder / "plain/checkpoints/best.ckpt").exists()
+
+
+def test_rows_are_loss_and_accuracy_of_the_network_at_that_step(folder):
+    rows = read(folder / "validated/validation.csv")
+    assert tuple(rows[0]) == COLUMNS
+    assert [(row["step"], row["data"]) for row in rows] == [
+        (str(step), data) for step in (2, 4, 6, 8) for data in (SYNTHETIC, SYNTHETIC, *REAL)
+    ]
+    assert [row["rows"] for row in rows[:6]] == ["40", "60", "60", "60", "60", "60"]
+    network = load_model(str(folder / "validated"))
+    stream = frozen_stream(compose([*SETTINGS, *VALIDATED]))
+    for row, item in zip(rows[-6:-4], stream, strict=True):
+        losses, right = [], []
+        for batch in item.batches:
+            for X, y in zip(batch.X[:, None], batch.y[:, None], strict=True):
+                one = type(batch)(X, y, batch.train_size)
+                with torch.no_grad():
+                    losses.append(query_loss(network, one).item())
+                    p = network(X, y[:, : batch.train_size])
+                right.append((p.argmax(-1) == y[:, batch.train_size :]).float().mean().item())
+        assert len(losses) == 6
+        assert float(row["loss"]) == pytest.approx(np.mean(losses), rel=1e-5)
+        assert float(row["accuracy"]) == pytest.approx(np.mean(right), rel=1e-5)
+        assert row["roc_auc"] == ""
+
+
+def test_the_probe_is_the_classifier_with_one_estimator_on_a_held_out_part(folder):
+    row = read(folder / "validated/validation.csv")[-3]  # wine, of which a stratified 60 rows are used
+    assert row["data"] == "wine"
+    validation = Validation(compose([*SETTINGS, *VALIDATED]), folder / "validated")
+    (task,) = [task for task in validation.tasks if task.name == "wine"]
+    train, query = train_test_split(np.arange(60), test_size=0.3, stratify=task.y, random_state=0)
+    classifier = TabICLClassifier(folder / "validated", n_estimators=1).fit(task.X.iloc[train], task.y[train])
+    p = classifier.predict_proba(task.X.iloc[query])
+    assert float(row["loss"]) == pytest.approx(log_loss(task.y[query], p), rel=1e-4)
+    assert float(row["roc_auc"]) == pytest.approx(roc_auc_score(task.y[query], p, multi_class="ovr"), abs=1e-3)
+
+
+def test_the_frozen_tables_are_those_of_every_run_and_of_no_step(monkeypatch):
+    streams = [frozen_stream(compose([*SETTINGS, *VALIDATED, *more])) for more in ([], ["seed=5", "model=small"])]
+    for a, b in zip(*streams, strict=True):
+        assert [x.X.shape[0] for x in a.batches] == [x.X.shape[0] for x in b.batches]
+        assert all(torch.equal(x.X, z.X) and torch.equal(x.y, z.y) for x, z in zip(a.batches, b.batches, strict=True))
+    addresses, plan = [], Dummy.plan
+    monkeypatch.setattr(Dummy, "plan", lambda self, spec, seed: addresses.append(seed) or plan(self, spec, seed))
+    assert len(list(streams[0])) == 2
+    assert {tuple(a[:3]) for a in addresses} == {(-1, k, i) for k in range(2) for i in range(6)}
+    with pytest.raises(ConfigError, match="seed is -1"):  # so no step's table has such an address
+        compose([*SETTINGS, "seed=-1"])
+
+
+@pytest.mark.parametrize("killed", ["between the save and the validation", "after another validation"])
+def test_a_run_in_two_parts_writes_the_same_rows(killed, folder, tmp_path):
+    torn, whole = tmp_path / "torn", folder / "validated"
+    run(torn, *VALIDATED, "trainer.max_steps=4")
+    written = (whole / "validation.csv").read_bytes().splitlines(keepends=True)
+    assert (torn / "validation.csv").read_bytes() == b"".join(written[:13])
+    left = written[:7] if "between" in killed else written[:15]
+    (torn / "validation.csv").write_bytes(b"".join(left))
+    run(torn, *VALIDATED)
+    assert (torn / "validation.csv").read_bytes() == b"".join(written)
+    assert_same_end(torn, whole)
+
+
+def scripted(losses: list[float], roc_aucs: list[float]) -> list:
+    """Patches that make the validations of steps 1, 2, ... find these scores."""
+
+    def synthetic(self, network, module, item):
+        return SYNTHETIC, 40, losses[module.global_step - 1], 0.5, None
+
+    def real(self, network, module, task):
+        return task.name, 60, 1.0, 0.5, roc_aucs[module.global_step - 1]
+
+    return mock.patch.multiple(Validation, score_synthetic=synthetic, score_real=real)
+
+
+LOSSES = [1.5, 1.4, 1.3, 1.1, 1.2, 1.1, math.nan, 1.3]
+ROC_AUCS = [0.6, 0.8, 0.7, 0.6, 0.5, 0.4, math.nan, 0.7]
+
+
+@pytest.mark.parametrize(("best", "step"), [("real", 2), ("synthetic", 4)])
+def test_best_weights_are_kept_and_three_falls_in_a_row_are_told(best, step, tmp_path, capfd):
+    settings = [*VALIDATED, "validation.every=1", f"validation.best={best}", "checkpoint.keep=8", "checkpoint.every=1"]
+    with scripted(LOSSES, ROC_AUCS):
+        run(tmp_path / "run", *settings, "trainer.max_steps=6")
+        run(tmp_path / "run", *settings)
+    kept = tmp_path / "run/checkpoints/best.ckpt"
+    for weights in ("trained", "ema"):
+        _, found = load_checkpoint(str(kept), weights)
+        _, expected = load_checkpoint(str(tmp_path / f"run/checkpoints/step-{step:08d}.ckpt"), weights)
+        assert all(torch.equal(found[name], w) for name, w in expected.items()) and found.keys() == expected.keys()
+    told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning")]
+    assert told == [
+        f"warning   step {at}: the mean ROC AUC on real data fell 3 times in a row: {values}"
+        for at, values in ((5, "0.8000, 0.7000, 0.6000, 0.5000"), (6, "0.7000, 0.6000, 0.5000, 0.4000"))
+    ]
+    incidents = [json.loads(line) for line in (tmp_path / "run/incidents.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in incidents] == [4, 5] and "fell 3 times" in incidents[0]["reason"]
+    scores = read_scores(tmp_path / "run/validation.csv")
+    assert scores[4] == {"synthetic": 1.1, "real": 0.6} and list(scores) == list(range(1, 9))
+
+
+def test_a_single_kind_of_tables_or_a_broken_network_is_no_error(tmp_path, capfd):
+    class Break(L.Callback):
+        def on_train_batch_end(self, trainer, module, *_) -> None:
+            with torch.no_grad():
+                module.model.icl_predictor.decoder[-1].bias.fill_(math.nan)
+
+    run(tmp_path / "broken", *VALIDATED, "validation.rows=[]", "trainer.max_steps=2", callbacks=(Break(),))
+    rows = read(tmp_path / "broken/validation.csv")
+    assert [row["data"] for row in rows] == REAL and {row["roc_auc"] for row in rows} == {"nan"}
+    assert "iris could not be scored" in capfd.readouterr().err
+    assert not (tmp_path / "broken/checkpoints/best.ckpt").exists()
+    settings = ["validation.real_rows=0", "validation.best=synthetic"]
+    run(tmp_path / "synthetic", *VALIDATED, *settings, "trainer.max_steps=2")
+    assert [row["rows"] for row in read(tmp_path / "synthetic/validation.csv")] == ["40", "60"]
+    assert (tmp_path / "synthetic/checkpoints/best.ckpt").exists()
+
+
+def test_settings_that_cannot_be_are_refused():
+    with pytest.raises(ConfigError) as caught:
+        compose(["experiment=smoke", "validation.every=5", "validation.rows=[5]", "validation.real_rows=0",
+                 "validation.features=[3,2]", "validation.tables=0"])  # fmt: skip
+    assert len(caught.value.problems) == 4 and all(p.startswith("validation.") for p in caught.value.problems)
+    assert any("best is 'real', but real_rows is 0" in p for p in caught.value.problems)
+
+
+def test_tables_on_disk_have_no_frozen_ones(tmp_path):
+    (tmp_path / "steps-00000000.safetensors").touch()
+    with pytest.raises(ConfigError, match=r"validation.rows must be \[\] with prior=disk"):
+        compose(["experiment=smoke", "prior=disk", f"prior.folder={tmp_path}", "validation.every=5"])
