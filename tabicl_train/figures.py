@@ -46,9 +46,10 @@ def draw_scaling(run_dir: Path) -> Figure:
         axes.add_collection(segments)
         axes.set(xscale="log", title=layer, ylim=(0, 1.08 * ends[:, [1, 3]].max()))
         axes.set_xlim(ends[:, 0].min() / 1.1, ends[:, 2].max() * 1.1)
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.tick_params(labelsize="small")
     for axes in list(panels)[len(layers) :]:
         axes.set_axis_off()
     figure.supxlabel("labelled rows n (log scale)")
