@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import importlib.util
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ PARTS = ("column", "row", "icl")  # of the network, as stages can freeze them
 OPTIMIZERS = ("muon", "muon_all", "adamw")
 GUARD_ACTIONS = ("warn", "stop", "rewind")
 BEST = ("real", "synthetic")
+WANDB_MODES = ("disabled", "offline", "online")
 ACCELERATORS = ("auto", "cpu", "cuda")
 
 
@@ -275,6 +277,21 @@ class ValidationConfig:
 
 
 @dataclass
+class WandbConfig:
+    """Weights and Biases, beside metrics.csv."""
+
+    mode: str = "disabled"  # or offline, or online, which becomes offline where there is no account or no network
+    project: str = "tabicl-train"
+    timeout: float = 30.0  # seconds that its start and its end may take
+
+    def problems(self) -> list[str]:
+        found = one_of("mode", self.mode, WANDB_MODES) + at_least(1, timeout=self.timeout)
+        if self.mode != "disabled" and importlib.util.find_spec("wandb") is None:
+            found.append(f"mode is {self.mode!r}, but wandb is not installed: pip install 'tabicl-train[wandb]'")
+        return found
+
+
+@dataclass
 class ResumeConfig:
     allow_changes: bool = False  # continue although the model, the seed, the prior or a started stage is another one
 
@@ -299,6 +316,7 @@ class RunConfig:
     guard: GuardConfig = field(default_factory=GuardConfig)
     averages: AveragesConfig = field(default_factory=AveragesConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
+    wandb: WandbConfig = field(default_factory=WandbConfig)
     resume: ResumeConfig = field(default_factory=ResumeConfig)
 
     def problems(self) -> list[str]:

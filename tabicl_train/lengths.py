@@ -28,6 +28,7 @@ class Lengths(L.Callback):
         self.batches, self.scaling = run_dir / "batches.csv", run_dir / "scaling.csv"
         self.gates: dict[str, list[torch.Tensor]] = {}
         self.hooks: list = []
+        self.multipliers: dict[str, float] = {}  # of the last logged step, a layer, at its largest n
 
     def on_train_start(self, trainer: L.Trainer, module: Pretraining) -> None:
         if trainer.is_global_zero:
@@ -64,5 +65,6 @@ class Lengths(L.Callback):
                 std = max(square - mean**2, 0.0) ** 0.5
             else:
                 mean, std = 1.0, 0.0
+            self.multipliers[name] = base[1]
             values = (step, item.stage, name, smallest, largest, *base, mean, std)
             append(self.scaling, dict(zip(SCALING, values, strict=True)))

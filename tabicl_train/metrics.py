@@ -65,6 +65,7 @@ class Metrics(L.Callback):
                 "skipped": int(module.skipped),
             }
             self.start_window(trainer)
+            self.row = row
             if trainer.is_global_zero:
                 append(self.path, {column: row[column] for column in COLUMNS})
                 self.progress.show(row)

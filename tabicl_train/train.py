@@ -32,6 +32,7 @@ from tabicl_train.run_plan import run_plan
 from tabicl_train.signals import Stop, watch_signals
 from tabicl_train.stream import StepStream
 from tabicl_train.validation import Validation
+from tabicl_train.wandb_log import WandbLog
 from tabicl_train.weights import load_public
 from tabicl_train.workers import Loader
 
@@ -157,10 +158,13 @@ def build_trainer(config: RunConfig, callbacks: list[L.Callback], files: checkpo
 def run_callbacks(
     config: RunConfig, run_dir: Path, files: checkpoint.CheckpointFiles, origin: dict, stop: Stop
 ) -> list[L.Callback]:
+    metrics, lengths = Metrics(config, run_dir / "metrics.csv"), Lengths(run_dir)
+    logs = [] if config.wandb.mode == "disabled" else [WandbLog(config, run_dir, metrics, lengths)]
     return [  # the guard may change the weights, and everything is changed when it is saved
         Guard(config, run_dir, files),
-        Metrics(config, run_dir / "metrics.csv"),
-        Lengths(run_dir),
+        metrics,
+        lengths,
+        *logs,
         Averages(config.averages),
         checkpoint.Checkpoints(run_dir / "checkpoints", files, config, origin),
         Preemption(stop, config.trainer),

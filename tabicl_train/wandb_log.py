@@ -1,0 +1,107 @@
+"""The logged steps of a run in Weights and Biases, beside its files. Nothing here can stop or hold up a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+
+from tabicl_train.config import RunConfig
+from tabicl_train.lengths import Lengths
+from tabicl_train.messages import tell
+from tabicl_train.metrics import Metrics, is_logged
+from tabicl_train.module import Pretraining
+
+
+class WandbLog(L.Callback):
+    """Logs the row of metrics.csv and the multipliers of scaling.csv, on the first rank.
+
+    wandb.json in the run's folder holds the id, with which a resumed run continues the same one, and the last step
+    logged: steps that are done again after an interruption are not logged again.
+    """
+
+    def __init__(self, config: RunConfig, run_dir: Path, metrics: Metrics, lengths: Lengths) -> None:
+        self.config, self.run_dir, self.metrics, self.lengths = config, run_dir, metrics, lengths
+        self.path = run_dir / "wandb.json"
+        self.run: Any = None
+
+    def on_train_start(self, trainer: L.Trainer, module: Pretraining) -> None:
+        if not trainer.is_global_zero:
+            return
+        self.state = {"id": secrets.token_hex(8), "logged": 0}
+        if self.path.exists():
+            self.state = json.loads(self.path.read_text())
+        self.write()
+        self.run = start(self.config, self.run_dir, self.state["id"])
+
+    def on_train_batch_end(self, trainer: L.Trainer, module: Pretraining, *_: object) -> None:
+        step = trainer.global_step
+        if self.run is None or not is_logged(self.config, step) or step <= self.state["logged"]:
+            return
+        row = {key: value for key, value in self.metrics.row.items() if key != "step"}
+        self.run.log(row | {f"multiplier/{k}": v for k, v in self.lengths.multipliers.items()}, step=step)
+        self.state["logged"] = step
+        self.write()
+
+    def write(self) -> None:
+        aside = self.path.with_suffix(".tmp")
+        aside.write_text(json.dumps(self.state))
+        aside.replace(self.path)
+
+    def teardown(self, trainer: L.Trainer, module: Pretraining, stage: str) -> None:
+        if self.run is not None:
+            self.run.finish()
+            if self.run.settings.mode == "offline":
+                tell(f"wandb     to upload: wandb sync {self.run.settings.sync_dir}")
+
+
+def start(config: RunConfig, run_dir: Path, run_id: str) -> Any:
+    """A run of wandb, offline where online cannot be had; None, and a message, where there can be none."""
+    import wandb
+
+    wanted = config.wandb
+    settings = wandb.Settings(silent=True, console="off", init_timeout=wanted.timeout, finish_timeout=wanted.timeout)
+    mode = wanted.mode
+    if mode == "online" and (obstacle := why_offline(wanted.timeout)):
+        tell(f"wandb     the run is logged offline: {obstacle}")
+        mode = "offline"
+    try:
+        return wandb.init(
+            project=wanted.project,
+            id=run_id,
+            name=config.name,
+            dir=run_dir,
+            mode=mode,
+            resume="allow",
+            config=dataclasses.asdict(config),
+            settings=settings,
+        )
+    except Exception as error:  # a run is worth more than its log
+        tell(f"wandb     the run is not logged: {first_line(error)}")
+        return None
+
+
+def why_offline(timeout: float) -> str | None:
+    """What keeps a run from being logged online. wandb itself would ask for an account, or try for minutes."""
+    import wandb
+
+    if not wandb.login(prompt=False, verify=False):
+        return "no account is logged in (wandb login)"
+    server = wandb.setup().settings.base_url
+    try:
+        urllib.request.urlopen(server, timeout=timeout)
+    except urllib.error.HTTPError:
+        return None  # it answers
+    except OSError as error:
+        return f"{server} cannot be reached ({first_line(error)})"
+    return None
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
