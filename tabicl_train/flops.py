@@ -6,8 +6,12 @@ D row representation, C classes.
 
 from __future__ import annotations
 
+import torch
+
 from tabicl_train.model.config import TabICLConfig
 
+# 10^12 FLOPs a second of dense matrix products at most, as the makers tell: 16-bit formats, fp32 without TF32
+PEAK_TFLOPS = {"H200": (989, 67), "H100": (989, 67), "A100": (312, 19.5), "L40S": (362, 91.6), "4090": (165, 82.6)}
 GATE_HIDDEN = 64  # width of the scalable softmax's small networks
 
 
@@ -62,3 +66,12 @@ def icl_flops(config: TabICLConfig, N: int, n: int) -> float:
     decoder = 2 * queries * (D * 2 * D + 2 * D * config.max_classes)
     labels = 2 * n * config.max_classes * D
     return (config.icl_num_blocks - 1) * inner + last + decoder + labels
+
+
+def peak_flops(device: torch.device, precision: str) -> float | None:
+    """FLOPs a second that a device can do at most, where that is known."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    found = next((peaks for part, peaks in PEAK_TFLOPS.items() if part in name), None)
+    return None if found is None else found[precision == "fp32"] * 1e12

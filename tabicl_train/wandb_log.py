@@ -44,7 +44,7 @@ class WandbLog(L.Callback):
         step = trainer.global_step
         if self.run is None or not is_logged(self.config, step) or step <= self.state["logged"]:
             return
-        row = {key: value for key, value in self.metrics.row.items() if key != "step"}
+        row = {key: value for key, value in self.metrics.row.items() if key != "step" and value != ""}
         self.run.log(row | {f"multiplier/{k}": v for k, v in self.lengths.multipliers.items()}, step=step)
         self.state["logged"] = step
         self.write()

@@ -5,7 +5,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from tabicl_train.flops import forward_flops
+from tabicl_train.flops import forward_flops, peak_flops
 from tabicl_train.model import TabICL, TabICLConfig
 
 SMALL = TabICLConfig(
@@ -29,3 +29,10 @@ def test_flops_agree_with_a_count_of_the_kernels(config, rows, train, features):
         model(X, y)
     # left out: once a forward pass, the projection and gate of the inducing vectors, and label embeddings of columns
     assert 4 * forward_flops(config, rows, train, features) == pytest.approx(counter.get_total_flops(), rel=0.02)
+
+
+def test_peaks_are_those_of_the_device_and_format(monkeypatch):
+    assert peak_flops(torch.device("cpu"), "fp32") is None
+    for name, peaks in {"NVIDIA H200": (989e12, 67e12), "Some Other GPU": (None, None)}.items():
+        monkeypatch.setattr("torch.cuda.get_device_name", lambda device, name=name: name)
+        assert (peak_flops(torch.device("cuda"), "bf16"), peak_flops(torch.device("cuda"), "fp32")) == peaks

@@ -13,13 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 from runs import assert_same_end, last, metrics, read, run
+from tqdm import tqdm
 
 from priors.dummy import Dummy
 from tabicl_train import train as training
 from tabicl_train.checkpoint import saved
 from tabicl_train.config import compose
 from tabicl_train.export import load_model
-from tabicl_train.metrics import COLUMNS, append, rewind
+from tabicl_train.metrics import COLUMNS, Progress, append, rewind
+from tabicl_train.run_plan import expected_work
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +40,8 @@ def test_smoke_run_leaves_a_whole_run_directory(undisturbed):
         assert math.isfinite(float(row["loss"])) and float(row["grad_norm"]) > 0
         assert 0 <= float(row["data_wait"]) <= 1 and 0 < float(row["accept_rate"]) <= 1
         assert repr(float(row["loss"])) == row["loss"]
+        assert float(row["clipped"]) == (float(row["grad_norm"]) > 10.0)
+        assert float(row["tflops_per_s"]) > 0 and row["peak_share"] == "" and 0.1 < float(row["memory_gb"]) < 10
     assert json.loads((undisturbed / "status.json").read_text())["status"] == "finished"
     assert [f.name for f in saved(undisturbed / "checkpoints")] == [f"step-{n:08d}.ckpt" for n in (8, 16, 20)]
     assert "name: smoke" in (undisturbed / "config.yaml").read_text()
@@ -227,8 +231,20 @@ def test_rewinding_metrics_drops_later_and_broken_rows(tmp_path):
     assert float(rows[0]["loss"]) == 0.1 + 1
 
 
+def test_time_left_counts_the_work_of_later_stages(monkeypatch):
+    config = compose(["experiment=demo", "curriculum=mini_v2"])
+    progress = Progress(config, 0)
+    one, two, three = (expected_work(config, stage)[1] for stage in config.curriculum.stages.values())
+    monkeypatch.setattr("tabicl_train.metrics.time.perf_counter", lambda: progress.started + 600)
+    minutes = 10 * (0.5 * one + two + three) / (0.5 * one)
+    assert progress.time_left({"step": 1500, "stage": "stage1"}) == (
+        f"{tqdm.format_interval(minutes * 60)} left ({tqdm.format_interval(600)} of stage1)"
+    )
+    assert progress.time_left({"step": config.total_steps, "stage": "stage3"}) == "00:00 left"
+
+
 def test_progress_tells_loss_rate_wait_and_time_left(undisturbed, tmp_path):
     told = run(tmp_path / "run", "trainer.max_steps=3").stderr
     line = told.strip().splitlines()[-1]
-    assert re.fullmatch(r"smoke step 3/3: loss \d\.\d+, \d+ tables/s, data wait \d+\.\d%, 00:00 left", line)
+    assert re.fullmatch(r"smoke step 3/3: loss \d\.\d+, \d+ tables/s, data wait \d+\.\d%, \d\.\d GB, 00:00 left", line)
     assert "precision fp32 (the default on a CPU)" in told and "parameters" in told
