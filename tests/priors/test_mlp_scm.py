@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from scipy.special import expit, log1p
+from closed_forms import SHARED_FORMS
 from scipy.stats import kstest
 
 from priors import PriorError, TableSpec, build_prior
@@ -16,26 +16,11 @@ from priors.table import rng_at
 
 SPEC = TableSpec(num_rows=200, train_size=100, num_features=6, group_seed=(5,))
 
-ALPHA, LAMBDA = 1.6732632423543772, 1.0507009873554805
 CLOSED_FORMS = {  # float64 -> float64
-    "tanh": np.tanh,
-    "leaky_relu": lambda x: np.maximum(x, 0.01 * x),
-    "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
-    "identity": lambda x: x,
-    "selu": lambda x: LAMBDA * np.where(x > 0, x, ALPHA * np.expm1(np.minimum(x, 0))),
-    "silu": lambda x: x * expit(x),
-    "relu": lambda x: np.maximum(x, 0),
-    "softplus": lambda x: np.maximum(x, 0) + log1p(np.exp(-np.abs(x))),
-    "relu6": lambda x: np.clip(x, 0, 6),
-    "hardtanh": lambda x: np.clip(x, -1, 1),
-    "sign": lambda x: np.where(x >= 0, 1, -1),
+    **SHARED_FORMS,
     "gaussian": lambda x: np.exp(-(x**2)),
-    "exp": np.exp,
     "sqrt_abs": lambda x: np.sqrt(np.abs(x)),
     "indicator": lambda x: (np.abs(x) <= 1).astype(float),
-    "sin": np.sin,
-    "square": lambda x: x**2,
-    "abs": np.abs,
 }
 
 
