@@ -277,6 +277,17 @@ class ValidationConfig:
 
 
 @dataclass
+class ProfileConfig:
+    """A trace of some steps, and on a GPU a snapshot of its memory, in the run's folder `profile`."""
+
+    step: int | None = None  # the first one, counted from 0; none is profiled without it
+    steps: int = 3
+
+    def problems(self) -> list[str]:
+        return at_least(1, steps=self.steps) + (at_least(0, step=self.step) if self.step is not None else [])
+
+
+@dataclass
 class WandbConfig:
     """Weights and Biases, beside metrics.csv."""
 
@@ -317,6 +328,7 @@ class RunConfig:
     averages: AveragesConfig = field(default_factory=AveragesConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
     resume: ResumeConfig = field(default_factory=ResumeConfig)
 
     def problems(self) -> list[str]:

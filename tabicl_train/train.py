@@ -26,6 +26,7 @@ from tabicl_train.metrics import Metrics
 from tabicl_train.module import Pretraining
 from tabicl_train.precision import choose, uses_cuda
 from tabicl_train.preemption import Preemption
+from tabicl_train.profile import Profile
 from tabicl_train.provenance import describe_origin
 from tabicl_train.replicas import Replicas
 from tabicl_train.run_plan import run_plan
@@ -159,12 +160,16 @@ def run_callbacks(
     config: RunConfig, run_dir: Path, files: checkpoint.CheckpointFiles, origin: dict, stop: Stop
 ) -> list[L.Callback]:
     metrics, lengths = Metrics(config, run_dir / "metrics.csv"), Lengths(run_dir)
-    logs = [] if config.wandb.mode == "disabled" else [WandbLog(config, run_dir, metrics, lengths)]
+    wanted: list[L.Callback] = []
+    if config.wandb.mode != "disabled":
+        wanted.append(WandbLog(config, run_dir, metrics, lengths))
+    if config.profile.step is not None:
+        wanted.append(Profile(config.profile, run_dir))
     return [  # the guard may change the weights, and everything is changed when it is saved
         Guard(config, run_dir, files),
         metrics,
         lengths,
-        *logs,
+        *wanted,
         Averages(config.averages),
         checkpoint.Checkpoints(run_dir / "checkpoints", files, config, origin),
         Preemption(stop, config.trainer),
