@@ -148,6 +148,31 @@ def figures() -> None:
         print("\n".join(map(str, save_figures(Path(told.run_dir)))))
 
 
+@dataclass
+class ReportCommand:
+    """tabicl-report run_dir=DIR or run_dir=[DIR,DIR,...] [output=FILE.html]    (needs the extra "plots")
+
+    One page about a run, or several beside each other, in DIR/report.html if not told otherwise, DIR the first run.
+    """
+
+    run_dir: Any = MISSING
+    output: str | None = None
+
+
+def report() -> None:
+    with config_errors():
+        told = parse(ReportCommand, sys.argv[1:])
+        require_matplotlib()
+        from tabicl_train.report import write_report
+
+        folders = [Path(str(name)) for name in (told.run_dir if isinstance(told.run_dir, list) else [told.run_dir])]
+        if not folders:
+            raise ConfigError(["run_dir is []; name at least one run"])
+        output = Path(told.output or folders[0] / "report.html")
+        write_report(folders, output)
+        print(output)
+
+
 def require_matplotlib() -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(["pictures need matplotlib: pip install 'tabicl-train[plots]'"])

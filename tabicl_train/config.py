@@ -38,7 +38,8 @@ ROW_DISTRIBUTIONS = ("uniform", "log_uniform")
 PARTS = ("column", "row", "icl")  # of the network, as stages can freeze them
 OPTIMIZERS = ("muon", "muon_all", "adamw")
 GUARD_ACTIONS = ("warn", "stop", "rewind")
-BEST = ("real", "synthetic")
+SYNTHETIC = "synthetic"  # tables of a validation, as opposed to real ones
+BEST = ("real", SYNTHETIC)
 WANDB_MODES = ("disabled", "offline", "online")
 ACCELERATORS = ("auto", "cpu", "cuda")
 
@@ -356,6 +357,14 @@ class RunConfig:
         """Optimiser steps of the run: all stages, cut at trainer.max_steps."""
         steps = sum(stage.steps for stage in self.curriculum.stages.values())
         return steps if self.trainer.max_steps is None else min(steps, self.trainer.max_steps)
+
+
+def flatten(values: dict, prefix: str = "") -> dict:
+    """Nested values by their dotted names."""
+    flat = {}
+    for key, value in values.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
 
 
 def build_prior(config: RunConfig) -> priors.Prior:

@@ -114,8 +114,9 @@ def weighted_means(keys: np.ndarray, values: np.ndarray, weights: np.ndarray) ->
 
 
 def read(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file; a kill may have cut the last one."""
     with open(path, newline="") as file:
-        return list(csv.DictReader(file))
+        return [row for row in csv.DictReader(file) if None not in row.values()]
 
 
 # By name: the file that it is drawn from, and the function. Without a scalable softmax a run has no scaling.csv.

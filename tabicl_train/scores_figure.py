@@ -14,6 +14,11 @@ from tabicl_train.scores import BUCKETS, bootstrap, by_bucket, by_task, summaris
 
 def save_figure(results: pd.DataFrame, path: Path) -> None:
     """Writes a picture; the format is that of the ending, such as .png."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draw_scores(results).savefig(path, dpi=110)
+
+
+def draw_scores(results: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(15, 8.5), layout="constrained")
     (means, wins, leads), buckets = figure.subplots(2, 3)
     draw_means(means, results)
@@ -21,8 +26,7 @@ def save_figure(results: pd.DataFrame, path: Path) -> None:
     draw_leads(leads, results)
     for axes, quantity in zip(buckets, BUCKETS, strict=True):
         draw_buckets(axes, results, quantity)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    return figure
 
 
 def draw_means(axes: Axes, results: pd.DataFrame) -> None:

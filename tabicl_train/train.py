@@ -17,7 +17,7 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from tabicl_train import checkpoint
 from tabicl_train.averages import Averages
-from tabicl_train.config import ConfigError, RunConfig, build_prior
+from tabicl_train.config import ConfigError, RunConfig, build_prior, flatten
 from tabicl_train.curriculum import stage_at
 from tabicl_train.guard import Guard
 from tabicl_train.lengths import Lengths
@@ -212,14 +212,6 @@ def refuse_changes(config: RunConfig, saved: dict | None, first_step: int) -> No
 
 
 HARMLESS = ("run_dir", "resume.allow_changes", "trainer.max_steps", "preflight", "preflight_steps")
-
-
-def flatten(values: dict, prefix: str = "") -> dict:
-    """Nested values by their dotted names."""
-    flat = {}
-    for key, value in values.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 FREE_TO_CHANGE = ("dropout", "checkpoint_rows", "col_attention_fp32", "scaling_bound")  # weights load all the same

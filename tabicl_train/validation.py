@@ -30,7 +30,7 @@ import torch.nn.functional as F
 
 from tabicl_train.averages import Averages
 from tabicl_train.checkpoint import DISK_ERRORS, first_line, to_host
-from tabicl_train.config import CurriculumConfig, RunConfig, StageConfig, build_prior
+from tabicl_train.config import SYNTHETIC, CurriculumConfig, RunConfig, StageConfig, build_prior
 from tabicl_train.messages import tell
 from tabicl_train.metrics import append, rewind
 from tabicl_train.model import TabICL
@@ -41,7 +41,6 @@ from tabicl_train.weights import save_atomically
 from tabicl_train.workers import Loader
 
 COLUMNS = ("step", "data", "rows", "loss", "accuracy", "roc_auc")
-SYNTHETIC = "synthetic"
 FROZEN = -1  # in place of a run's seed, which is at least 0: tables that no step has, the same ones in every run
 FALLS = 3  # in a row of the mean ROC AUC on real data, after which there is a warning
 

@@ -19,6 +19,7 @@ def test_the_readme_shows_the_commands_that_are_run_here():
     assert COMMANDS[:2] == ["launch/demo.sh", "launch/test.sh"]
     assert {command.split()[0] for command in COMMANDS[2:]} == {
         "tabicl-train", "tabicl-export", "tabicl-evaluate", "tabicl-prior", "tabicl-figures", "tabicl-replay",
+        "tabicl-report",
     }  # fmt: skip
 
 
@@ -31,7 +32,8 @@ def test_demo_from_another_directory_twice(tmp_path):
         assert result.returncode == 0, result.stderr
         assert told in result.stderr and "\nmean " in result.stdout and "\nthis model " in result.stdout
     assert {f.name for f in tmp_path.iterdir()} == {"run"}
-    assert {"model.ckpt", "evaluation.csv", "metrics.csv"} <= {f.name for f in (tmp_path / "run").iterdir()}
+    written = {"model.ckpt", "evaluation.csv", "metrics.csv", "report.html"}
+    assert written <= {f.name for f in (tmp_path / "run").iterdir()}
 
 
 def test_ci_and_readme_name_the_same_test_command():

@@ -16,10 +16,10 @@ from sklearn.model_selection import train_test_split
 from priors.dummy import Dummy
 from tabicl_train import TabICLClassifier
 from tabicl_train import train as training
-from tabicl_train.config import ConfigError, compose
+from tabicl_train.config import SYNTHETIC, ConfigError, compose
 from tabicl_train.export import load_checkpoint, load_model
 from tabicl_train.module import query_loss
-from tabicl_train.validation import COLUMNS, SYNTHETIC, Validation, frozen_stream, read_scores
+from tabicl_train.validation import COLUMNS, Validation, frozen_stream, read_scores
 
 SETTINGS = [
     "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=8", "checkpoint.every=2",
