@@ -40,7 +40,7 @@ table { border-collapse: collapse; margin: .8em 0; font-size: 13px; font-variant
 th, td { padding: .2em .7em; border-bottom: 1px solid #e4e4e4; text-align: right; vertical-align: top; }
 th:first-child, td:first-child, .text { text-align: left; }
 td, th { overflow-wrap: normal; }
-td.text { max-width: 42em; overflow-wrap: anywhere; }
+td.text { max-width: 42em; overflow-wrap: break-word; }
 thead th { border-bottom: 1px solid #888; }
 .missing { color: #777; font-style: italic; }
 """
@@ -92,21 +92,26 @@ def read_run(folder: Path, name: str) -> Run:
 
 
 def read_lines(path: Path) -> list[dict]:
-    lines = path.read_text().splitlines() if path.is_file() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]  # a kill may have cut the last one
+    return [json.loads(line) for line in whole_lines(path).splitlines()]
 
 
 def read_table(path: Path) -> pd.DataFrame | None:
-    """A CSV file without its last line, if a kill has cut that; None where there are no rows."""
-    text = path.read_text() if path.is_file() else ""
-    return pd.read_csv(io.StringIO(text[: text.rfind("\n") + 1])) if text.count("\n") > 1 else None
+    """A CSV file; None where there are no rows."""
+    lines = whole_lines(path)
+    return pd.read_csv(io.StringIO(lines)) if lines.count("\n") > 1 else None
+
+
+def whole_lines(path: Path) -> str:
+    """A file, if it is there, up to its last line break: a kill may have cut the line after it."""
+    content = path.read_text() if path.is_file() else ""
+    return content[: content.rfind("\n") + 1]
 
 
 def page(runs: list[Run]) -> str:
     parts = {
         "Overview": overview(runs),
         "Configuration": configuration(runs),
-        "Curriculum": each(runs, curriculum),
+        "Curriculum": curriculum(runs),
         "Loss": together(runs, "metrics", draw_training, "metrics.csv") + each(runs, loss_by_rows),
         "Multipliers": each(runs, multipliers),
         "Throughput": together(runs, "metrics", draw_throughput, "metrics.csv") + throughput(runs),
@@ -132,7 +137,10 @@ def anchor(name: str) -> str:
 
 
 def overview(runs: list[Run]) -> str:
-    return table(pd.DataFrame({run.name: pd.Series(facts(run), dtype=object) for run in runs}))
+    found = {run.name: facts(run) for run in runs}
+    keys = dict.fromkeys(key for row in found.values() for key in row)
+    columns = {name: [row.get(key) for key in keys] for name, row in found.items()}
+    return table(pd.DataFrame(columns, list(keys), dtype=object))
 
 
 def facts(run: Run) -> dict[str, Any]:
@@ -190,14 +198,24 @@ def setting_table(rows: dict[str, list], names: list[str]) -> str:
     return table(pd.DataFrame.from_dict(shown, orient="index", columns=names))
 
 
-def curriculum(run: Run) -> str:
-    """A row a setting, a column a stage."""
-    stages: dict[str, dict[str, str]] = {}
-    for key, value in (run.config or {}).items():
+def curriculum(runs: list[Run]) -> str:
+    """A row a setting, a column a stage; of every run where they are not the same."""
+    settings = {run.name: stages(run.config) for run in runs if run.config is not None}
+    if not settings:
+        return missing("There is no config.yaml.")
+    first, *others = settings.values()
+    if all(other == first for other in others):
+        return table(pd.DataFrame(first))
+    return table(pd.DataFrame({f"{run}: {name}": told for run, s in settings.items() for name, told in s.items()}))
+
+
+def stages(config: dict[str, Any]) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for key, value in config.items():
         if key.startswith(STAGES):
             stage, _, setting = key.removeprefix(STAGES).rpartition(".")
-            stages.setdefault(stage, {})[setting] = str(value)
-    return table(pd.DataFrame(stages)) if stages else missing("There is no config.yaml.")
+            found.setdefault(stage, {})[setting] = str(value)
+    return found
 
 
 def loss_by_rows(run: Run) -> str:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from tabicl_train.config import SYNTHETIC
 
-WINDOWS = 40  # parts of a run; a smooth line is a moving average over one
+WINDOWS = 40  # parts of the longest run; a smooth line is a moving average over one
 
 Runs = dict[str, pd.DataFrame]
 
@@ -40,11 +40,12 @@ def draw_throughput(runs: Runs) -> Figure:
 
 def draw_lines(axes: Axes, runs: Runs, column: str, smooth: bool = True) -> None:
     """A line a run: what was logged, faintly, and its moving average; where there is one run, its stages."""
+    window = max(1, max(map(len, runs.values())) // WINDOWS)
     for i, (name, metrics) in enumerate(runs.items()):
         values = metrics[column].where(np.isfinite(metrics[column]))
         if smooth:
             axes.plot(metrics["step"], values, color=f"C{i}", alpha=0.25, linewidth=0.8)
-            values = values.rolling(max(1, len(values) // WINDOWS), min_periods=1).mean()
+            values = values.rolling(window, min_periods=1).mean()
         axes.plot(metrics["step"], values, color=f"C{i}", label=name)
     if len(runs) > 1:
         axes.legend(fontsize="small")

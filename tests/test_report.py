@@ -103,7 +103,7 @@ def runs(tmp_path_factory) -> list[Path]:
         write_scores(folder, lead=0.1 * (seed + 1))
     incident = {"time": "now", "step": 4, "stage": "smoke", "reason": "the <loss> is not finite", "replay": "again"}
     fall = {"time": "then", "step": 8, "reason": "the mean ROC AUC on real data fell 3 times in a row"}
-    (folders[0] / "incidents.jsonl").write_text(f"{json.dumps(incident)}\n{json.dumps(fall)}\n{{torn")
+    (folders[0] / "incidents.jsonl").write_text(f"{json.dumps(incident)}\n{json.dumps(fall)}\n{{'torn': {{}}")
     return folders
 
 
