@@ -106,9 +106,9 @@ class Validation(L.Callback):
         rows += [self.score_real(network, module, task) for task in self.tasks]
         append(self.path, *(dict(zip(COLUMNS, (step, *row), strict=True)) for row in rows))
         scores = read_scores(self.path)
-        loss, roc_auc = scores[step]["synthetic"], scores[step]["real"]
-        seconds = time.perf_counter() - started
-        tell(f"validation step {step}: loss {loss:.4f}, ROC AUC on real data {roc_auc:.4f} ({seconds:.1f} s)")
+        told = [f"loss {scores[step]['synthetic']:.4f}"] if self.items else []
+        told += [f"ROC AUC on real data {scores[step]['real']:.4f}"] if self.tasks else []
+        tell(f"validation step {step}: {', '.join(told)} ({time.perf_counter() - started:.1f} s)")
         if is_best(scores, self.settings.best):
             self.keep(trainer, module)
         if (fall := falling(scores)) is not None:
