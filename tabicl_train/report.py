@@ -243,11 +243,19 @@ def multipliers(run: Run) -> str:
     return picture(draw_scaling(run.folder), "multipliers of the scalable softmax against labelled rows")
 
 
+RATES = {
+    "tables_per_s": "tables/s",
+    "cells_per_s": "cells/s",
+    "tflops_per_s": "TFLOP/s",
+    "data_wait": "share of time waiting for tables",
+    "accept_rate": "share of draws accepted",
+    "memory_gb": "memory, GB",
+}
+
+
 def throughput(runs: list[Run]) -> str:
-    columns = {"tables_per_s": "tables/s", "cells_per_s": "cells/s", "data_wait": "share of time waiting for tables",
-               "accept_rate": "share of draws accepted"}  # fmt: skip
-    medians = {run.name: run.metrics[[*columns]].median() for run in runs if run.metrics is not None}
-    return "<p>Medians:</p>" + table(pd.DataFrame(medians).rename(columns).T) if medians else ""
+    medians = {run.name: run.metrics.reindex(columns=RATES).median() for run in runs if run.metrics is not None}
+    return "<p>Medians:</p>" + table(pd.DataFrame(medians).rename(RATES).T) if medians else ""
 
 
 def incidents(run: Run) -> str:
