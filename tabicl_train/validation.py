@@ -67,8 +67,9 @@ class Validation(L.Callback):
         if not self.here:
             yield
             return
-        workers = dataclasses.replace(self.config.stream, num_workers=min(1, self.config.stream.num_workers))
-        with Loader(frozen_stream(self.config), workers) as self.loader:
+        stream, told = frozen_stream(self.config), self.config.stream
+        workers = dataclasses.replace(told, num_workers=min(1, told.num_workers), prefetch=max(1, len(stream.steps)))
+        with Loader(stream, workers) as self.loader:
             yield
 
     @cached_property
