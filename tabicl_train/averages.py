@@ -29,7 +29,7 @@ class Averages(L.Callback):
         self.ema, self.points = state["ema"], state["points"]
 
     def on_train_batch_end(self, trainer: L.Trainer, module: Pretraining, *_) -> None:
-        if not trainer.is_global_zero:
+        if not trainer.is_global_zero or not (self.config.ema or self.config.last):
             return
         step = trainer.global_step
         weights = module.model.state_dict()
@@ -47,7 +47,7 @@ class Averages(L.Callback):
 
 def averaged(state: dict, kind: str) -> dict[str, Tensor]:
     """The weights of a checkpoint's averages, `ema` or `last`; empty when the run keeps none."""
-    if kind == "ema" or not state["points"]:
-        return state["ema"] if kind == "ema" else {}
-    names = state["points"][0]
-    return {name: torch.stack([point[name] for point in state["points"]]).mean(0) for name in names}
+    if kind == "ema":
+        return state["ema"]
+    points = state["points"]
+    return {name: torch.stack([point[name] for point in points]).mean(0) for name in (points[0] if points else {})}

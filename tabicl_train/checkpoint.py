@@ -21,7 +21,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from tabicl_train.config import CheckpointConfig, ConfigError, RunConfig
 from tabicl_train.curriculum import last_of_stage, stage_at
-from tabicl_train.messages import tell
+from tabicl_train.messages import first_line, tell
 from tabicl_train.weights import save_atomically
 
 # Of a full or failing disk. torch reports some of them as RuntimeError; anything else is an error of the program.
@@ -157,10 +157,6 @@ def read(path: Path) -> dict:
         raise
     except Exception as error:  # zipfile and torch raise many kinds for a damaged file
         raise DamagedCheckpoint(f"{path} is damaged: {first_line(error)}") from None
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def saved(folder: Path) -> list[Path]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
@@ -19,7 +18,7 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from priors import PriorError
-from tabicl_train.config import CONFIG_DIR, ConfigError, compose, register, to_config, unknown
+from tabicl_train.config import CONFIG_DIR, ConfigError, compose, register, require_matplotlib, to_config, unknown
 from tabicl_train.config import first_lines as first_lines_of
 from tabicl_train.signals import watch_signals
 
@@ -171,11 +170,6 @@ def report() -> None:
         output = Path(told.output or folders[0] / "report.html")
         write_report(folders, output)
         print(output)
-
-
-def require_matplotlib() -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError(["pictures need matplotlib: pip install 'tabicl-train[plots]'"])
 
 
 @dataclass

@@ -56,6 +56,11 @@ class ConfigError(Exception):
         self.problems = problems
 
 
+def require_matplotlib() -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError(["pictures need matplotlib: pip install 'tabicl-train[plots]'"])
+
+
 def one_of(name: str, value: str, choices: tuple[str, ...]) -> list[str]:
     return [] if value in choices else [f"{name} is {value!r}; it must be one of {', '.join(choices)}"]
 

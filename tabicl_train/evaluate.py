@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from tabicl_train.baselines import BASELINES, public_client
 from tabicl_train.classifier import TabICLClassifier
-from tabicl_train.config import ConfigError, at_least
+from tabicl_train.config import ConfigError, at_least, require_matplotlib
 from tabicl_train.export import load_model
 from tabicl_train.scores import BUCKETS, METRICS, by_bucket, by_task, score, summarise
 from tabicl_train.suites import Task, load_suite
@@ -69,13 +69,6 @@ def evaluate(
 
         save_figure(results, Path(figure))
     return results
-
-
-def require_matplotlib() -> None:
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise ConfigError(["figure needs matplotlib: pip install 'tabicl-train[plots]'"]) from None
 
 
 def score_task(task: Task, methods: dict[str, Callable[[], ClassifierMixin]], splits: int) -> list[dict]:

@@ -12,6 +12,7 @@ import numpy as np
 from tabicl_train.config import ConfigError
 
 if TYPE_CHECKING:  # matplotlib is an extra
+    import pandas as pd
     from matplotlib.figure import Figure
 
 LINES = 150  # logged steps in the picture of the multipliers, evenly over the run
@@ -73,7 +74,7 @@ def draw_loss_by_rows(run_dir: Path) -> Figure:
             lambda row: int(row["step"]),
             lambda row: int(row["tables"]),
             lambda row: float(row["loss"]),
-            lambda row: int(row["rows"]).bit_length() - 1,
+            lambda row: bucket_of(int(row["rows"])),
         )
     )
     stages = np.array([row["stage"] for row in rows])
@@ -90,7 +91,7 @@ def draw_loss_by_rows(run_dir: Path) -> Figure:
         mine = stages == name
         if name != names[0]:
             over_time.axvline(step[mine].min(), color="0.7", linewidth=0.8, zorder=0)
-        late = mine & (step >= step[mine].max() - (step[mine].max() - step[mine].min()) / 4)
+        late = mine & (step >= last_quarter(step[mine]))
         means = weighted_means(bucket[late], loss[late], tables[late])
         by_rows.plot([1.5 * 2**b for b in means], list(means.values()), marker="o", label=name)
     over_time.set(xlabel="step (grey: a new stage)", ylabel="loss, mean over tables", title="over training")
@@ -102,6 +103,16 @@ def draw_loss_by_rows(run_dir: Path) -> Figure:
     over_time.legend(title="rows", fontsize="small")
     by_rows.legend(fontsize="small")
     return figure
+
+
+def last_quarter(steps: np.ndarray | pd.Series) -> float:
+    """The step with which the last quarter of a stage begins."""
+    return steps.max() - (steps.max() - steps.min()) / 4
+
+
+def bucket_of(rows: int) -> int:
+    """Buckets are powers of two."""
+    return rows.bit_length() - 1
 
 
 def bucket_name(bucket: int) -> str:

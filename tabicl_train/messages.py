@@ -9,3 +9,7 @@ import sys
 def tell(line: str) -> None:
     if int(os.environ.get("LOCAL_RANK", 0)) == 0:
         print(line, file=sys.stderr, flush=True)
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -49,9 +49,10 @@ class Dissection(L.Callback):
         print(f"weights not finite: {wrong}")
         print("".join(f"{name:>14}" for name in COLUMNS))
         gradients = Gradients([p for p in module.model.parameters() if p.requires_grad], [])
+        prior = build_prior(config)
         for batch in plan.micro_batches:
             for index in batch.tables:
-                table = draw_table(build_prior(config), batch, config.seed, self.step, index)
+                table = draw_table(prior, batch, config.seed, self.step, index)
                 alone = TableBatch(table.X[None], table.y[None], table.train_size).to(module.device)
                 gradients.flat.zero_()
                 with module.precision.autocast(module.device.type):

@@ -19,7 +19,7 @@ import pandas as pd
 import yaml
 
 from tabicl_train.config import SYNTHETIC, ConfigError, RunConfig, flatten
-from tabicl_train.figures import bucket_name, draw_loss_by_rows, draw_scaling
+from tabicl_train.figures import bucket_name, bucket_of, draw_loss_by_rows, draw_scaling, last_quarter
 from tabicl_train.report_figures import draw_throughput, draw_training, draw_validation
 from tabicl_train.scores import by_task, summarise
 from tabicl_train.scores_figure import draw_scores
@@ -228,9 +228,9 @@ def loss_table(batches: pd.DataFrame) -> str:
     """Mean loss over the tables of the last quarter of each stage, a row a bucket of rows."""
     parts = []
     for stage, mine in batches.groupby("stage", sort=False):
-        late = mine[mine["step"] >= mine["step"].max() - (mine["step"].max() - mine["step"].min()) / 4]
+        late = mine[mine["step"] >= last_quarter(mine["step"])]
         weighted = late.assign(loss=late["loss"] * late["tables"])
-        sums = weighted.groupby(late["rows"].map(lambda rows: int(rows).bit_length() - 1))[["loss", "tables"]].sum()
+        sums = weighted.groupby(late["rows"].map(bucket_of))[["loss", "tables"]].sum()
         parts.append((sums["loss"] / sums["tables"]).rename(stage))
     losses = pd.concat(parts, axis=1).sort_index()
     losses.index = [bucket_name(bucket) + " rows" for bucket in losses.index]

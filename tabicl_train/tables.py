@@ -11,7 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from priors import Table
-from tabicl_train.config import ConfigError, RunConfig, build_prior
+from tabicl_train.config import ConfigError, RunConfig, build_prior, require_matplotlib
 from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.stream import draw_table
 
@@ -36,10 +36,7 @@ def describe(config: RunConfig, told: Any) -> None:
 
 
 def gallery(config: RunConfig, told: Any) -> None:
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise ConfigError(["the gallery needs matplotlib: pip install 'tabicl-train[plots]'"]) from None
+    require_matplotlib()
     from priors.gallery import save_gallery
 
     tables = [(f"step {s}, table {i}", table) for (s, i), table in run_tables(config, told.tables or 24)]

@@ -55,9 +55,7 @@ def train_watched(config: RunConfig, stop: Stop) -> str:
         return "finished"
     refuse_changes(config, content, first_step)
 
-    quiet_lightning()
-    torch.set_num_threads(config.trainer.cpu_threads)
-    torch.manual_seed(config.seed)
+    begin(config)
     files = checkpoint.CheckpointFiles(config.checkpoint, content)
     del content
     origin = describe_origin()
@@ -78,9 +76,7 @@ def train_watched(config: RunConfig, stop: Stop) -> str:
         Loader(stream, config.stream, trainer.strategy.root_device) as loader,
         validation.drawing(trainer.is_global_zero),
     ):
-        module = Pretraining(config)
-        if config.init_weights is not None:
-            load_weights(module, config)
+        module = build_module(config)
         if trainer.is_global_zero:
             checkpoint.sweep(checkpoints)
             (run_dir / "config.yaml").write_text(yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
@@ -105,9 +101,7 @@ def train_watched(config: RunConfig, stop: Stop) -> str:
 def run_steps(config: RunConfig, start: tuple[Path, dict] | None, until: int, watch: L.Callback) -> None:
     """Train up to a step in this process, from a checkpoint or from the beginning, for somebody to watch; nothing is
     written."""
-    quiet_lightning()
-    torch.set_num_threads(config.trainer.cpu_threads)
-    torch.manual_seed(config.seed)
+    begin(config)
     config = dataclasses.replace(
         config, trainer=dataclasses.replace(config.trainer, max_steps=until, devices=1, nodes=1)
     )
@@ -116,10 +110,22 @@ def run_steps(config: RunConfig, start: tuple[Path, dict] | None, until: int, wa
     steps = range(0 if path is None else checkpoint.step_of(path), until)
     stream = StepStream(build_prior(config), config.curriculum, config.model, config.seed, steps)
     with Loader(stream, config.stream, trainer.strategy.root_device) as loader:
-        module = Pretraining(config)
-        if config.init_weights is not None:
-            load_weights(module, config)
+        module = build_module(config)
         trainer.fit(module, loader, ckpt_path=path, weights_only=True)
+
+
+def begin(config: RunConfig) -> None:
+    """What a process that trains sets for itself."""
+    quiet_lightning()
+    torch.set_num_threads(config.trainer.cpu_threads)
+    torch.manual_seed(config.seed)
+
+
+def build_module(config: RunConfig) -> Pretraining:
+    module = Pretraining(config)
+    if config.init_weights is not None:
+        load_weights(module, config)
+    return module
 
 
 def build_trainer(config: RunConfig, callbacks: list[L.Callback], files: checkpoint.CheckpointFiles) -> L.Trainer:

@@ -29,9 +29,9 @@ import torch
 import torch.nn.functional as F
 
 from tabicl_train.averages import Averages
-from tabicl_train.checkpoint import DISK_ERRORS, first_line, to_host
+from tabicl_train.checkpoint import DISK_ERRORS, to_host
 from tabicl_train.config import SYNTHETIC, CurriculumConfig, RunConfig, StageConfig, build_prior
-from tabicl_train.messages import tell
+from tabicl_train.messages import first_line, tell
 from tabicl_train.metrics import append, rewind
 from tabicl_train.model import TabICL
 from tabicl_train.module import Pretraining

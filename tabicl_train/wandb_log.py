@@ -14,7 +14,7 @@ import lightning as L
 
 from tabicl_train.config import RunConfig
 from tabicl_train.lengths import Lengths
-from tabicl_train.messages import tell
+from tabicl_train.messages import first_line, tell
 from tabicl_train.metrics import Metrics, is_logged
 from tabicl_train.module import Pretraining
 
@@ -101,7 +101,3 @@ def why_offline(timeout: float) -> str | None:
     except OSError as error:
         return f"{server} cannot be reached ({first_line(error)})"
     return None
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -34,9 +34,9 @@ import torch
 from torch import Tensor
 
 from tabicl_train.config import StreamConfig
+from tabicl_train.signals import SIGNALS
 from tabicl_train.stream import StepItem, StepStream, TableBatch
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 ALIGNMENT = 64  # bytes, as torch allocates: matrix products may round by alignment
 
 
@@ -131,7 +131,7 @@ def work(
     stream: StepStream, config: StreamConfig, number: int, connection: Connection, drawing: Any, others: list
 ) -> None:
     """A worker's life. Stop signals reach the whole process group; the training process decides when workers end."""
-    for stop in STOP_SIGNALS:
+    for stop in SIGNALS:
         signal.signal(stop, signal.SIG_IGN)
     for other in others:  # a fork inherits them, and would keep a pipe open whose training process is gone
         other.close()
