@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,46 +63,44 @@ def draw_scaling(run_dir: Path) -> Figure:
 ENDS = ("smallest", "largest")
 
 
-def draw_loss_by_rows(run_dir: Path) -> Figure:
-    """Loss by the rows of a table, in buckets of powers of two: over training, and at each stage's end."""
+def draw_losses(run_dir: Path, by: str) -> Figure:
+    """Loss by rows, in buckets of powers of two, or by classes: over training, and at each stage's end."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
+    group_of, name_of = GROUPS[by]
     rows = read(run_dir / "batches.csv")
-    step, tables, loss, bucket = (
+    step, tables, loss, group = (
         np.array([convert(row) for row in rows])
         for convert in (
             lambda row: int(row["step"]),
             lambda row: int(row["tables"]),
             lambda row: float(row["loss"]),
-            lambda row: bucket_of(int(row["rows"])),
+            lambda row: group_of(int(row[by])),
         )
     )
     stages = np.array([row["stage"] for row in rows])
-    buckets = np.unique(bucket)
+    groups = np.unique(group)
     figure = Figure(figsize=(11, 4), layout="constrained")
-    over_time, by_rows = figure.subplots(1, 2, width_ratios=[3, 2], sharey=True)
+    over_time, at_end = figure.subplots(1, 2, width_ratios=[3, 2], sharey=True)
     window = np.minimum(step * WINDOWS // (step.max() + 1), WINDOWS - 1)
-    for b, colour in zip(buckets, colormaps["viridis"](np.linspace(0, 0.95, len(buckets))), strict=True):
-        means = weighted_means(window[bucket == b], loss[bucket == b], tables[bucket == b])
+    for g, colour in zip(groups, colormaps["viridis"](np.linspace(0, 0.95, len(groups))), strict=True):
+        means = weighted_means(window[group == g], loss[group == g], tables[group == g])
         at = [(w + 0.5) * step.max() / WINDOWS for w in means]
-        over_time.plot(at, list(means.values()), marker=".", color=colour, label=bucket_name(b))
+        over_time.plot(at, list(means.values()), marker=".", color=colour, label=name_of(g))
     names = list(dict.fromkeys(stages))
     for name in names:
         mine = stages == name
         if name != names[0]:
             over_time.axvline(step[mine].min(), color="0.7", linewidth=0.8, zorder=0)
         late = mine & (step >= last_quarter(step[mine]))
-        means = weighted_means(bucket[late], loss[late], tables[late])
-        by_rows.plot([1.5 * 2**b for b in means], list(means.values()), marker="o", label=name)
+        means = weighted_means(group[late], loss[late], tables[late])
+        at_end.plot(list(means), list(means.values()), marker="o", label=name)
     over_time.set(xlabel="step (grey: a new stage)", ylabel="loss, mean over tables", title="over training")
-    by_rows.set(xlabel="rows", xscale="log", title="last quarter of each stage")
-    by_rows.set_xticks(
-        [2.0**b for b in [*buckets, buckets[-1] + 1]], [f"{2**b:,}" for b in [*buckets, buckets[-1] + 1]]
-    )
-    by_rows.minorticks_off()
-    over_time.legend(title="rows", fontsize="small")
-    by_rows.legend(fontsize="small")
+    at_end.set(xlabel=by, title="last quarter of each stage")
+    at_end.set_xticks(groups, [name_of(g) for g in groups], fontsize="small")
+    over_time.legend(title=by, fontsize="small")
+    at_end.legend(fontsize="small")
     return figure
 
 
@@ -130,10 +129,17 @@ def read(path: Path) -> list[dict[str, str]]:
         return [row for row in csv.DictReader(file) if None not in row.values()]
 
 
+# What losses are told by: the group of a table, and its name.
+GROUPS: dict[str, tuple[Callable[[int], int], Callable[[int], str]]] = {
+    "rows": (bucket_of, bucket_name),
+    "classes": (int, str),
+}
+
 # By name: the file that it is drawn from, and the function. Without a scalable softmax a run has no scaling.csv.
 FIGURES: dict[str, tuple[str, Callable[[Path], Figure]]] = {
     "scaling": ("scaling.csv", draw_scaling),
-    "loss_by_rows": ("batches.csv", draw_loss_by_rows),
+    "loss_by_rows": ("batches.csv", partial(draw_losses, by="rows")),
+    "loss_by_classes": ("batches.csv", partial(draw_losses, by="classes")),
 }
 
 

@@ -1,8 +1,8 @@
-"""How a run exercises the length scaling: multipliers and gates of the scalable softmax, and loss by rows.
+"""Loss by rows and classes, and how a run exercises the length scaling: multipliers and gates of the softmax.
 
 Two files beside metrics.csv, written at the logged steps by the first rank, of its share of the step:
 
-batches.csv   a row a micro-batch: rows, labelled rows n, features, tables, loss
+batches.csv   a row a micro-batch and number of classes: rows, labelled rows n, features, classes, tables, mean loss
 scaling.csv   a row a layer: for the smallest and the largest n of the step the base multiplier, max |base(n)| over
               heads and elements, and over all queries the mean and standard deviation of the gate 1 + tanh(MLP(q))
 """
@@ -14,12 +14,13 @@ from pathlib import Path
 
 import lightning as L
 import torch
+import torch.nn.functional as F
 
 from tabicl_train.metrics import append, is_logged, rewind
 from tabicl_train.module import Pretraining
 from tabicl_train.stream import StepItem
 
-BATCHES = ("step", "stage", "rows", "n", "features", "tables", "loss")
+BATCHES = ("step", "stage", "rows", "n", "features", "classes", "tables", "loss")
 SCALING = ("step", "stage", "layer", "n_smallest", "n_largest", "at_smallest", "at_largest", "gate_mean", "gate_std")
 
 
@@ -28,6 +29,7 @@ class Lengths(L.Callback):
         self.batches, self.scaling = run_dir / "batches.csv", run_dir / "scaling.csv"
         self.gates: dict[str, list[torch.Tensor]] = {}
         self.hooks: list = []
+        self.losses: list[dict] = []  # rows of batches.csv of the last logged step
         self.multipliers: dict[str, float] = {}  # of the last logged step, a layer, at its largest n
 
     def on_train_start(self, trainer: L.Trainer, module: Pretraining) -> None:
@@ -53,10 +55,15 @@ class Lengths(L.Callback):
             return
         while self.hooks:
             self.hooks.pop().remove()
-        for batch, loss in zip(item.batches, module.batch_losses, strict=True):
-            tables, rows, features = batch.X.shape
-            values = (step, item.stage, rows, batch.train_size, features, tables, loss.item())
-            append(self.batches, dict(zip(BATCHES, values, strict=True)))
+        self.losses = []
+        for batch, losses in zip(item.batches, module.table_losses, strict=True):
+            _, rows, features = batch.X.shape
+            classes = F.one_hot(batch.y).amax(1).sum(1)  # (B, N, C) -> (B,)
+            for c in classes.unique().tolist():
+                same = losses[classes == c]
+                values = (step, item.stage, rows, batch.train_size, features, c, len(same), same.mean().item())
+                self.losses.append(dict(zip(BATCHES, values, strict=True)))
+        append(self.batches, *self.losses)
         smallest, largest = (f(batch.train_size for batch in item.batches) for f in (min, max))
         for name, scaling in module.model.named_scalings():
             base = [scaling.multipliers(n).abs().max().item() for n in (smallest, largest)]

@@ -30,7 +30,7 @@ class Pretraining(L.LightningModule):
     """Optimises a TabICL on the stream; manual optimisation, so that steps, items and checkpoints count alike.
 
     After a step, on the device: `loss` (mean over the tables of all ranks), `grad_norm` (before clipping) and `finite`
-    (whether both were, so that the step was taken) are equal on all ranks; `batch_losses` are this rank's.
+    (whether both were, so that the step was taken) are equal on all ranks; `table_losses` are this rank's.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -42,7 +42,7 @@ class Pretraining(L.LightningModule):
         self.loss = torch.zeros(())
         self.grad_norm = torch.zeros(())
         self.finite = torch.ones((), dtype=torch.bool)
-        self.batch_losses: list[Tensor] = []  # one a micro-batch of this rank
+        self.table_losses: list[Tensor] = []  # (B,) a micro-batch of this rank
         self.skipped = torch.zeros((), dtype=torch.int64)  # steps not taken, all in all
         self.loss_scale = LossScale(self.precision.name == "fp16", torch.device("cpu"))
         self.too_large: set[tuple[int, int, int]] = set()  # tables, rows and features that did not fit into memory
@@ -77,7 +77,7 @@ class Pretraining(L.LightningModule):
         gradients.flat.zero_()
         # One context over all micro-batches, since it keeps the weights that it has cast.
         with self.precision.autocast(self.device.type):
-            self.batch_losses = [self.accumulate(gradients, item, k) for k in range(len(item.batches))]
+            self.table_losses = [self.accumulate(gradients, item, k) for k in range(len(item.batches))]
         gradients.exchange()
 
         views = gradients.views
@@ -104,13 +104,13 @@ class Pretraining(L.LightningModule):
         return self.gradients
 
     def accumulate(self, gradients: Gradients, item: StepItem, number: int) -> Tensor:
-        """Add the gradients of micro-batch `number`, in pieces that fit into memory; returns its mean loss.
+        """Add the gradients of micro-batch `number`, in pieces that fit into memory; returns its tables' losses, (B,).
 
         A piece that does not fit is halved. Its gradients have not been added then, and no other rank has been
         waited for, so nothing is lost but time. Raises torch.OutOfMemoryError for a single table that does not fit.
         """
         batch = item.batches[number]
-        pieces, mean, done = [batch], 0.0, 0
+        pieces, found, done = [batch], [], 0
         while pieces:
             piece = pieces.pop(0)
             tables, rows, features = shape = tuple(piece.X.shape)
@@ -121,33 +121,34 @@ class Pretraining(L.LightningModule):
                 rng = rng_at(self.config.seed, item.step, self.global_rank, number, done, "dropout")
                 torch.manual_seed(int(rng.integers(2**63)))
             try:
-                loss = self.backward(gradients, piece, tables / item.tables)
+                losses = self.backward(gradients, piece, tables / item.tables)
             except torch.OutOfMemoryError as error:
                 if tables == 1:
                     raise torch.OutOfMemoryError(
                         f"a table of {rows} rows and {features} features (step {item.step}) does not fit into memory: "
                         f"lower the curriculum's rows or model.checkpoint_rows; {error}"
                     ) from None
-                loss = None
-            if loss is None:  # outside of the handler, whose traceback holds the activations
+                losses = None
+            if losses is None:  # outside of the handler, whose traceback holds the activations
                 self.too_large.add(shape)
                 torch.cuda.empty_cache()
                 what = f"{tables} tables of {rows} rows and {features} features did not fit at step {item.step}"
                 print(f"memory    {what} on rank {self.global_rank}; halved from now on", file=sys.stderr, flush=True)
                 pieces[:0] = halves(piece)
                 continue
-            mean = mean + loss * (tables / batch.X.shape[0])
+            found.append(losses)
             done += tables
-        return mean
+        return torch.cat(found)
 
     def backward(self, gradients: Gradients, batch: TableBatch, weight: float) -> Tensor:
-        """Add a batch's weighted gradients, all of them or none; returns its loss."""
-        loss = query_loss(self.model, batch)
+        """Add the gradients of a batch's mean loss, weighted, all of them or none; returns its tables' losses, (B,)."""
+        losses = query_losses(self.model, batch)
+        loss = losses.mean()
         with torch.autocast(self.device.type, enabled=False):  # fp32 parts have fp32 gradients only without it
             scaled = loss * (weight * self.loss_scale.scale)
             found = torch.autograd.grad(scaled, gradients.parameters, materialize_grads=True)
             gradients.add(found, loss.detach() * weight)
-        return loss.detach()
+        return losses.detach()
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         checkpoint["skipped"] = self.skipped
@@ -164,7 +165,7 @@ def halves(batch: TableBatch) -> list[TableBatch]:
     return [TableBatch(batch.X[s], batch.y[s], batch.train_size) for s in (slice(0, middle), slice(middle, None))]
 
 
-def query_loss(model: torch.nn.Module, batch: TableBatch) -> Tensor:
-    """Mean cross entropy over the query rows of a TableBatch, (), in fp32."""
-    logits = model(batch.X, batch.y[:, : batch.train_size])  # (B, n_query, C)
-    return F.cross_entropy(logits.flatten(0, 1).float(), batch.y[:, batch.train_size :].flatten())
+def query_losses(model: torch.nn.Module, batch: TableBatch) -> Tensor:
+    """Cross entropy of each table of a TableBatch, mean over its query rows, (B,), in fp32."""
+    logits, y = model(batch.X, batch.y[:, : batch.train_size]), batch.y[:, batch.train_size :]  # (B, n_query, C)
+    return F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), reduction="none").view(y.shape).mean(1)

@@ -19,7 +19,7 @@ import pandas as pd
 import yaml
 
 from tabicl_train.config import SYNTHETIC, ConfigError, RunConfig, flatten
-from tabicl_train.figures import bucket_name, bucket_of, draw_loss_by_rows, draw_scaling, last_quarter
+from tabicl_train.figures import GROUPS, draw_losses, draw_scaling, last_quarter
 from tabicl_train.report_figures import draw_throughput, draw_training, draw_validation
 from tabicl_train.scores import by_task, summarise
 from tabicl_train.scores_figure import draw_scores
@@ -112,7 +112,7 @@ def page(runs: list[Run]) -> str:
         "Overview": overview(runs),
         "Configuration": configuration(runs),
         "Curriculum": curriculum(runs),
-        "Loss": together(runs, "metrics", draw_training, "metrics.csv") + each(runs, loss_by_rows),
+        "Loss": together(runs, "metrics", draw_training, "metrics.csv") + each(runs, losses),
         "Multipliers": each(runs, multipliers),
         "Throughput": together(runs, "metrics", draw_throughput, "metrics.csv") + throughput(runs),
         "Incidents": each(runs, incidents),
@@ -218,23 +218,27 @@ def stages(config: dict[str, Any]) -> dict[str, dict[str, str]]:
     return found
 
 
-def loss_by_rows(run: Run) -> str:
+def losses(run: Run) -> str:
     if run.batches is None:
         return missing("There is no batches.csv.")
-    return picture(draw_loss_by_rows(run.folder), "loss by the rows of a table") + loss_table(run.batches)
+    return "".join(
+        picture(draw_losses(run.folder, by), f"loss by the {by} of a table") + loss_table(run.batches, by)
+        for by in GROUPS
+    )
 
 
-def loss_table(batches: pd.DataFrame) -> str:
-    """Mean loss over the tables of the last quarter of each stage, a row a bucket of rows."""
+def loss_table(batches: pd.DataFrame, by: str) -> str:
+    """Mean loss over the tables of the last quarter of each stage, by their rows or classes."""
+    group_of, name_of = GROUPS[by]
     parts = []
     for stage, mine in batches.groupby("stage", sort=False):
         late = mine[mine["step"] >= last_quarter(mine["step"])]
         weighted = late.assign(loss=late["loss"] * late["tables"])
-        sums = weighted.groupby(late["rows"].map(bucket_of))[["loss", "tables"]].sum()
+        sums = weighted.groupby(late[by].map(group_of))[["loss", "tables"]].sum()
         parts.append((sums["loss"] / sums["tables"]).rename(stage))
-    losses = pd.concat(parts, axis=1).sort_index()
-    losses.index = [bucket_name(bucket) + " rows" for bucket in losses.index]
-    return "<p>Mean loss over the last quarter of each stage:</p>" + table(losses)
+    means = pd.concat(parts, axis=1).sort_index()
+    means.index = [f"{name_of(group)} {by}" for group in means.index]
+    return "<p>Mean loss over the last quarter of each stage:</p>" + table(means)
 
 
 def multipliers(run: Run) -> str:

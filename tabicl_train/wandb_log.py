@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 
 from tabicl_train.config import RunConfig
+from tabicl_train.figures import GROUPS, weighted_means
 from tabicl_train.lengths import Lengths
 from tabicl_train.messages import first_line, tell
 from tabicl_train.metrics import Metrics, is_logged
@@ -20,7 +22,7 @@ from tabicl_train.module import Pretraining
 
 
 class WandbLog(L.Callback):
-    """Logs the row of metrics.csv and the multipliers of scaling.csv, on the first rank.
+    """Logs the row of metrics.csv, its losses by rows and classes, and the multipliers, on the first rank.
 
     wandb.json in the run's folder holds the id, with which a resumed run continues the same one, and the last step
     logged: steps that are done again after an interruption are not logged again.
@@ -45,7 +47,9 @@ class WandbLog(L.Callback):
         if self.run is None or not is_logged(self.config, step) or step <= self.state["logged"]:
             return
         row = {key: value for key, value in self.metrics.row.items() if key != "step" and value != ""}
-        self.run.log(row | {f"multiplier/{k}": v for k, v in self.lengths.multipliers.items()}, step=step)
+        losses = {key: mean for by in GROUPS for key, mean in losses_by(by, self.lengths.losses).items()}
+        multipliers = {f"multiplier/{layer}": value for layer, value in self.lengths.multipliers.items()}
+        self.run.log(row | losses | multipliers, step=step)
         self.state["logged"] = step
         self.write()
 
@@ -59,6 +63,15 @@ class WandbLog(L.Callback):
             self.run.finish()
             if self.run.settings.mode == "offline":
                 tell(f"wandb     to upload: wandb sync {self.run.settings.sync_dir}")
+
+
+def losses_by(what: str, rows: list[dict]) -> dict[str, float]:
+    """Mean losses over the tables of rows of batches.csv, by their rows or classes."""
+    group_of, name_of = GROUPS[what]
+    group, loss, tables = (
+        np.array(values) for values in zip(*((group_of(r[what]), r["loss"], r["tables"]) for r in rows), strict=True)
+    )
+    return {f"loss_by_{what}/{name_of(g).replace(',', '')}": m for g, m in weighted_means(group, loss, tables).items()}
 
 
 def start(config: RunConfig, run_dir: Path, run_id: str) -> Any:

@@ -66,8 +66,8 @@ class Faults(L.Callback):
             item.batches[-1].X[0, 0, 0] = math.inf
         self.signal_at(item.step)
 
-    def query_loss(self, model, batch):
-        loss = QUERY_LOSS(model, batch)
+    def query_losses(self, model, batch):
+        loss = QUERY_LOSSES(model, batch)
         if (told := self.mine("oom")) and self.step >= told[0] and batch.X.shape[0] >= told[1]:
             return loss + 0 * Fails.apply(model.row_interactor.cls_tokens).sum()
         return loss
@@ -77,7 +77,7 @@ class Faults(L.Callback):
         (self.run_dir / f"weights.{trainer.global_rank}").write_text(hashlib.sha256(values).hexdigest())
 
 
-QUERY_LOSS = module.query_loss
+QUERY_LOSSES = module.query_losses
 RUN_CALLBACKS = training.run_callbacks
 
 
@@ -87,7 +87,7 @@ def train(overrides: list[str]) -> str:
     config = compose([*SETTINGS, *(text for text in overrides if text.partition("=")[0] not in FAULTS)])
     faults = Faults(Path(config.run_dir), told)
     with (
-        mock.patch.object(module, "query_loss", faults.query_loss),
+        mock.patch.object(module, "query_losses", faults.query_losses),
         mock.patch.object(training, "run_callbacks", lambda *a: [faults, *RUN_CALLBACKS(*a)]),
     ):
         status = training.train(config)

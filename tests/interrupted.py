@@ -46,15 +46,15 @@ class StopItself(L.Callback):
         self.left = AT[1] if item.step == AT[0] and trainer.global_rank == trainer.world_size - 1 else None
         assert self.left is None or len(item.batches) > AT[1]
 
-    def query_loss(self, *arguments):
+    def query_losses(self, *arguments):
         if self.left is not None:
             if self.left == 0:
                 os.kill(os.getpid(), self.number)
             self.left -= 1
-        return QUERY_LOSS(*arguments)
+        return QUERY_LOSSES(*arguments)
 
 
-QUERY_LOSS = module.query_loss
+QUERY_LOSSES = module.query_losses
 
 
 def train(folder: Path, overrides: list[str]) -> str:
@@ -67,7 +67,7 @@ def train(folder: Path, overrides: list[str]) -> str:
         return [*watching, *RUN_CALLBACKS(*arguments)]
 
     with (
-        mock.patch.object(module, "query_loss", stop.query_loss),
+        mock.patch.object(module, "query_losses", stop.query_losses),
         mock.patch.object(training, "run_callbacks", callbacks),
     ):
         return training.train(config)

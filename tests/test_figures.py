@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from tabicl_train.figures import draw_loss_by_rows, draw_scaling, save_figures
+from tabicl_train.figures import draw_losses, draw_scaling, save_figures
 from tabicl_train.lengths import BATCHES, SCALING
 
 
@@ -17,7 +17,9 @@ def run_dir(tmp_path):
     for step in range(1, 161):
         stage = "short" if step <= 80 else "long"
         for rows in (100, 120) if step <= 80 else (100, 300):
-            batches.append((step, stage, rows, rows // 2, 4, int(generator.integers(1, 5)), rows / 100 + step / 1000))
+            classes = 2 + step % 3
+            shape = (rows, rows // 2, 4, classes, int(generator.integers(1, 5)))
+            batches.append((step, stage, *shape, rows / 100 + classes + step / 1000))
         for layer in ("column.0", "icl.0"):
             scaling.append((step, stage, layer, 20, 60, step + 20.0, step + 60.0, 1.0, 0.0))
     for name, columns, rows in (("batches", BATCHES, batches), ("scaling", SCALING, scaling)):
@@ -41,7 +43,7 @@ def test_multipliers_are_lines_from_the_smallest_to_the_largest_n(run_dir):
 def test_losses_are_means_over_tables_by_rows(run_dir):
     with open(run_dir / "batches.csv") as file:
         rows = list(csv.DictReader(file))
-    over_time, by_rows = draw_loss_by_rows(run_dir).axes
+    over_time, by_rows = draw_losses(run_dir, "rows").axes
     lines = {line.get_label(): line for line in over_time.get_lines() if "..." not in line.get_label()}
     assert {"64..127", "256..511"} <= set(lines)
     first = [row for row in rows if int(row["step"]) <= 4]  # a fortieth of the run
@@ -53,8 +55,19 @@ def test_losses_are_means_over_tables_by_rows(run_dir):
         line.get_label(): dict(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in by_rows.get_lines()
     }
     assert list(ends) == ["short", "long"]
-    assert list(ends["short"]) == [96] and list(ends["long"]) == [96, 384]
-    assert ends["long"][384] == pytest.approx(3.15, abs=0.011)  # the last 20 steps around 150
+    assert list(ends["short"]) == [6] and list(ends["long"]) == [6, 8]
+    assert [label.get_text() for label in by_rows.get_xticklabels()] == ["64..127", "256..511"]
+    assert 5 < ends["long"][8] < 7.2 and 3 < ends["long"][6] < 5.2  # 2 to 4 more than rows / 100, by the classes
+
+
+def test_losses_are_means_over_tables_by_classes(run_dir):
+    over_time, by_classes = draw_losses(run_dir, "classes").axes
+    assert [line.get_label() for line in over_time.get_lines()][:3] == ["2", "3", "4"]
+    with open(run_dir / "batches.csv") as file:
+        late = [row for row in csv.DictReader(file) if int(row["step"]) >= 140.25 and row["classes"] == "3"]
+    expected = np.average([float(row["loss"]) for row in late], weights=[int(row["tables"]) for row in late])
+    (long,) = [line for line in by_classes.get_lines() if line.get_label() == "long"]
+    assert list(long.get_xdata()) == [2, 3, 4] and long.get_ydata()[1] == pytest.approx(expected)
 
 
 def test_the_command_writes_pictures_or_says_what_is_missing(run_dir):
@@ -62,13 +75,14 @@ def test_the_command_writes_pictures_or_says_what_is_missing(run_dir):
         code = "from tabicl_train.commands import figures; figures()"
         return subprocess.run([sys.executable, "-c", code, f"run_dir={folder}"], capture_output=True, text=True)
 
+    names = ("scaling", "loss_by_rows", "loss_by_classes")
     written = figures(run_dir).stdout.splitlines()
-    assert written == [f"{run_dir}/figures/{name}.png" for name in ("scaling", "loss_by_rows")]
-    assert all((run_dir / "figures" / name).stat().st_size > 10_000 for name in ("scaling.png", "loss_by_rows.png"))
+    assert written == [f"{run_dir}/figures/{name}.png" for name in names]
+    assert all((run_dir / "figures" / f"{name}.png").stat().st_size > 10_000 for name in names)
     missing = figures(run_dir / "nowhere")
     assert missing.returncode == 2 and "there is no" in missing.stderr and "Traceback" not in missing.stderr
 
 
-def test_a_run_without_scalable_softmax_has_the_other_figure(run_dir):
+def test_a_run_without_scalable_softmax_has_the_other_figures(run_dir):
     (run_dir / "scaling.csv").unlink()
-    assert save_figures(run_dir) == [run_dir / "figures" / "loss_by_rows.png"]
+    assert save_figures(run_dir) == [run_dir / "figures" / f"loss_by_{by}.png" for by in ("rows", "classes")]

@@ -95,11 +95,11 @@ def test_steps_that_are_not_finite_change_nothing_and_are_written_down(settings,
 
 @pytest.mark.parametrize("what", ["loss", "gradient norm"])
 def test_loss_or_gradient_alone_is_enough(what, tmp_path, monkeypatch):
-    query_loss, calls = module.query_loss, []
+    query_losses, calls = module.query_losses, []
 
     def poisoned(model, batch):
         calls.append(None)
-        loss = query_loss(model, batch)
+        loss = query_losses(model, batch)
         if len(calls) > 1:
             return loss
         if what == "loss":
@@ -107,7 +107,7 @@ def test_loss_or_gradient_alone_is_enough(what, tmp_path, monkeypatch):
         loss.register_hook(lambda gradient: gradient * math.inf)
         return loss
 
-    monkeypatch.setattr(module, "query_loss", poisoned)
+    monkeypatch.setattr(module, "query_losses", poisoned)
     watch = Poison(set())
     torch.manual_seed(0)
     start = list(module.Pretraining(compose(SETTINGS)).model.parameters())

@@ -23,7 +23,7 @@ MEASURE = """
 import json, os, resource, sys, torch
 from tabicl_train.config import OptimizerConfig
 from tabicl_train.model import TabICL, TabICLConfig
-from tabicl_train.module import query_loss
+from tabicl_train.module import query_losses
 from tabicl_train.optimizer import build_optimizer
 from tabicl_train.stream import TableBatch
 
@@ -32,7 +32,7 @@ def step(config, tables, rows, train_size, features):
     optimizer = build_optimizer(model, OptimizerConfig())
     batch = TableBatch(torch.randn(tables, rows, features), torch.randint(0, 10, (tables, rows)), train_size)
     for _ in range(2):
-        query_loss(model, batch).backward()
+        query_losses(model, batch).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
     return sum(p.numel() for p in model.parameters())

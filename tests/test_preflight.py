@@ -14,7 +14,7 @@ from tabicl_train.replay import replay
 from tabicl_train.stream import draw_table
 
 SETTINGS = ["experiment=smoke", "stream.num_workers=0", "trainer.accelerator=cpu", "preflight_steps=8"]
-QUERY_LOSS = module.query_loss
+QUERY_LOSSES = module.query_losses
 
 
 def test_bf16_passes_and_nothing_is_written(tmp_path, capsys):
@@ -36,9 +36,9 @@ def test_fp32_has_nothing_to_compare(capsys):
 @pytest.mark.parametrize(("factor", "words"), [(1.2, "the loss of bf16 is"), (math.nan, "bf16 gives loss nan")])
 def test_what_differs_from_fp32_is_refused(factor, words, monkeypatch):
     def worse_in_bf16(model, batch):
-        return QUERY_LOSS(model, batch) * (factor if torch.is_autocast_enabled("cpu") else 1.0)
+        return QUERY_LOSSES(model, batch) * (factor if torch.is_autocast_enabled("cpu") else 1.0)
 
-    monkeypatch.setattr(module, "query_loss", worse_in_bf16)
+    monkeypatch.setattr(module, "query_losses", worse_in_bf16)
     with pytest.raises(ConfigError, match=words):
         preflight(compose([*SETTINGS, "trainer.precision=bf16"]))
 
@@ -91,9 +91,9 @@ def test_a_replay_names_the_table_that_is_not_finite(tmp_path, capsys, monkeypat
 
     def poisoned(model, batch):
         found = batch.X.shape[1:] == bad.X.shape and any(torch.equal(X, bad.X) for X in batch.X)
-        return QUERY_LOSS(model, batch) * (math.nan if found else 1.0)
+        return QUERY_LOSSES(model, batch) * (math.nan if found else 1.0)
 
-    monkeypatch.setattr(module, "query_loss", poisoned)
+    monkeypatch.setattr(module, "query_losses", poisoned)
     replay(str(tmp_path / "run"), 2)
     told = capsys.readouterr().out
     assert [line.split()[0] for line in told.splitlines() if line.endswith("<- not finite")] == [str(batch.tables[1])]

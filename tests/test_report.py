@@ -162,7 +162,7 @@ def test_several_runs_stand_beside_each_other(pages):
     assert seeds == ["seed", "0", "1"]
     assert sum(t[-1][0] == "checkpoint_rows" for t in page.tables) == 1  # one curriculum for both
     assert list(page.table("method", "roc auc")) == [*names, "random <forest>"]
-    assert len(page.pictures) == 8  # loss by rows and multipliers of each, the others for both
+    assert len(page.pictures) == 10  # loss by rows, loss by classes and multipliers of each, the others for both
     assert "two: " not in page.said
 
 

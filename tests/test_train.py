@@ -51,6 +51,7 @@ def test_lengths_are_recorded_with_multiplier_and_gate_of_every_layer(undisturbe
     batches, scaling = read(undisturbed / "batches.csv"), read(undisturbed / "scaling.csv")
     for row in metrics(undisturbed):
         mine = [b for b in batches if b["step"] == row["step"]]
+        assert all(2 <= int(b["classes"]) <= 10 for b in mine)
         assert sum(int(b["tables"]) for b in mine) == 8
         assert sum(int(b["tables"]) * float(b["loss"]) for b in mine) / 8 == pytest.approx(float(row["loss"]), rel=1e-6)
         layers = [s for s in scaling if s["step"] == row["step"]]

@@ -4,7 +4,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from runs import metrics, run
+from runs import metrics, read, run
 
 from tabicl_train.wandb_log import why_offline
 
@@ -57,6 +57,13 @@ def test_a_resumed_run_is_one_run_offline_without_steps_twice(tmp_path, no_accou
     for row, told in zip(rows, metrics(run_dir), strict=True):
         assert row["loss"] == float(told["loss"]) and row["stage"] == told["stage"]
         assert row["multiplier/icl.0"] > 0
+    last = [b for b in read(run_dir / "batches.csv") if b["step"] == "14"]
+    by_classes = {key.split("/")[1]: value for key, value in rows[-1].items() if key.startswith("loss_by_classes/")}
+    assert set(by_classes) == {b["classes"] for b in last} and any(key.startswith("loss_by_rows/") for key in rows[-1])
+    for classes, loss in by_classes.items():
+        mine = [b for b in last if b["classes"] == classes]
+        weighted = sum(float(b["loss"]) * int(b["tables"]) for b in mine)
+        assert loss == pytest.approx(weighted / sum(int(b["tables"]) for b in mine))
 
 
 def test_online_without_an_account_is_offline(no_account):

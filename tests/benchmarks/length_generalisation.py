@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from priors import TableSpec
 from tabicl_train.config import build_prior, compose
 from tabicl_train.model import TabICL, attention
-from tabicl_train.module import query_loss
+from tabicl_train.module import query_losses
 from tabicl_train.optimizer import build_optimizer
 from tabicl_train.schedules import learning_rate
 from tabicl_train.stream import StepStream
@@ -80,7 +80,7 @@ def take_step(model: TabICL, optimizer, stage, item, smooth: float | None) -> fl
         group["weight_decay"] = stage.weight_decay if group["decayed"] else 0.0
     total = 0.0
     for batch in item.batches:
-        loss = query_loss(model, batch) * (len(batch.X) / item.tables)
+        loss = query_losses(model, batch).mean() * (len(batch.X) / item.tables)
         loss.backward()
         total += loss.item()
     torch.nn.utils.clip_grad_norm_(model.parameters(), stage.clip)
