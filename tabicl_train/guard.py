@@ -18,6 +18,7 @@ from tabicl_train.averages import Averages
 from tabicl_train.checkpoint import CheckpointFiles, DamagedCheckpoint, read, saved, step_of
 from tabicl_train.config import RunConfig
 from tabicl_train.curriculum import plan_step, stage_at
+from tabicl_train.files import append_text
 from tabicl_train.messages import tell
 from tabicl_train.metrics import is_logged
 from tabicl_train.module import Pretraining
@@ -103,8 +104,7 @@ class Guard(L.Callback):
         ]
         line = {"step": step, "stage": plan.stage, "seed": self.config.seed, "reason": reason, **facts}
         line |= {"replay": f"tabicl-replay run={self.config.run_dir} step={step}", "micro_batches": batches}
-        with open(self.path, "a") as file:
-            file.write(json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **line}) + "\n")
+        append_text(self.path, json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **line}) + "\n")
 
     def judge(self, trainer: L.Trainer, module: Pretraining) -> None:
         limits = self.limits

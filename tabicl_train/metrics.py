@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import resource
 import sys
 import time
@@ -15,6 +16,7 @@ from tqdm import tqdm
 
 from tabicl_train.config import RunConfig
 from tabicl_train.curriculum import stage_at
+from tabicl_train.files import append_text
 from tabicl_train.flops import forward_flops, peak_flops
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.module import Pretraining
@@ -115,12 +117,12 @@ def is_logged(config: RunConfig, step: int) -> bool:
 
 def append(path: Path, *rows: dict) -> None:
     """Rows of a CSV file, whose first column is the step; repr of a float reads back as the same float."""
-    new = not path.exists()
-    with open(path, "a", newline="") as file:
-        writer = csv.writer(file)
-        if new:
-            writer.writerow(rows[0])
-        writer.writerows([repr(value) if isinstance(value, float) else value for value in row.values()] for row in rows)
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    if not path.exists():
+        writer.writerow(rows[0])
+    writer.writerows([repr(value) if isinstance(value, float) else value for value in row.values()] for row in rows)
+    append_text(path, text.getvalue())
 
 
 def rewind(path: Path, step: int) -> None:

@@ -157,6 +157,8 @@ class Pretraining(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict) -> None:
         self.skipped = checkpoint["skipped"].to(self.skipped.device)
         self.loss_scale.load_state_dict(checkpoint["loss_scale"])
+        if checkpoint["config"]["optimizer"]["name"] != self.config.optimizer.name:  # allowed by resume.allow_changes
+            checkpoint["optimizer_states"] = []  # means another thing in each
 
 
 def halves(batch: TableBatch) -> list[TableBatch]:

@@ -19,6 +19,7 @@ from tabicl_train import checkpoint
 from tabicl_train.averages import Averages
 from tabicl_train.config import ConfigError, RunConfig, build_prior, flatten
 from tabicl_train.curriculum import stage_at
+from tabicl_train.files import replace_text
 from tabicl_train.guard import Guard
 from tabicl_train.lengths import Lengths
 from tabicl_train.messages import tell
@@ -190,9 +191,7 @@ class RunStatus:
 
     def write(self, status: str, step: int) -> None:
         if self.writes:
-            aside = self.path.with_suffix(".tmp")
-            aside.write_text(json.dumps({"status": status, "step": step, "pid": os.getpid()}) + "\n")
-            aside.replace(self.path)
+            replace_text(self.path, json.dumps({"status": status, "step": step, "pid": os.getpid()}) + "\n")
 
 
 def refuse_changes(config: RunConfig, saved: dict | None, first_step: int) -> None:

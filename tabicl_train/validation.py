@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from tabicl_train.averages import Averages
 from tabicl_train.checkpoint import DISK_ERRORS, to_host
 from tabicl_train.config import SYNTHETIC, CurriculumConfig, RunConfig, StageConfig, build_prior
+from tabicl_train.files import append_text
 from tabicl_train.messages import first_line, tell
 from tabicl_train.metrics import append, rewind
 from tabicl_train.model import TabICL
@@ -107,6 +108,8 @@ class Validation(L.Callback):
         rows += [self.score_real(network, module, task) for task in self.tasks]
         append(self.path, *(dict(zip(COLUMNS, (step, *row), strict=True)) for row in rows))
         scores = read_scores(self.path)
+        if step not in scores:
+            return  # no space left
         told = [f"loss {scores[step]['synthetic']:.4f}"] if self.items else []
         told += [f"ROC AUC on real data {scores[step]['real']:.4f}"] if self.tasks else []
         tell(f"validation step {step}: {', '.join(told)} ({time.perf_counter() - started:.1f} s)")
@@ -115,8 +118,7 @@ class Validation(L.Callback):
         if (fall := falling(scores)) is not None:
             tell(f"warning   step {step}: {fall}")
             line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "step": step - 1, "reason": fall}
-            with open(self.incidents, "a") as file:
-                file.write(json.dumps(line) + "\n")
+            append_text(self.incidents, json.dumps(line) + "\n")
 
     def score_synthetic(self, network: TabICL, module: Pretraining, item: StepItem) -> Row:
         losses, accuracies, tables = [], [], []

@@ -15,6 +15,7 @@ import numpy as np
 
 from tabicl_train.config import RunConfig
 from tabicl_train.figures import GROUPS, weighted_means
+from tabicl_train.files import replace_text
 from tabicl_train.lengths import Lengths
 from tabicl_train.messages import first_line, tell
 from tabicl_train.metrics import Metrics, is_logged
@@ -54,9 +55,7 @@ class WandbLog(L.Callback):
         self.write()
 
     def write(self) -> None:
-        aside = self.path.with_suffix(".tmp")
-        aside.write_text(json.dumps(self.state))
-        aside.replace(self.path)
+        replace_text(self.path, json.dumps(self.state))
 
     def teardown(self, trainer: L.Trainer, module: Pretraining, stage: str) -> None:
         if self.run is not None:
