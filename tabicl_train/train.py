@@ -207,10 +207,11 @@ def refuse_changes(config: RunConfig, saved: dict | None, first_step: int) -> No
     breaking = ("model.", "prior.", "seed", "optimizer.name", *started)
     order = [key.split(".")[2] for key in before if key.startswith("curriculum.stages.")]
     found = [f"{key} was {before.get(key)}, is {now.get(key)}" for key in changed if key.startswith(breaking)]
+    unfit = [key for key in changed if key.startswith("model.") and key.removeprefix("model.") not in FREE_TO_CHANGE]
     if list(dict.fromkeys(order))[: len(started)] != stages[: len(started)]:
         found.append(f"the stages were {list(dict.fromkeys(order))}, are {stages}")
-    if found and not config.resume.allow_changes:
-        advice = "choose a new run_dir, or say resume.allow_changes=true"
+    if found and (unfit or not config.resume.allow_changes):
+        advice = "choose a new run_dir" + ("" if unfit else ", or say resume.allow_changes=true")
         raise ConfigError([f"{config.run_dir} is another run: {line}; {advice}" for line in found])
     for key in changed:
         tell(f"changed   {key} was {before.get(key)}, is {now.get(key)}")

@@ -99,3 +99,17 @@ def test_changes_on_resume_are_told_and_breaking_ones_refused(two_stages, tmp_pa
         assert words in broken.stderr
     allowed = run(run_dir, "curriculum.stages.stage1.clip=3.0", "resume.allow_changes=true")
     assert allowed.returncode == 0 and "changed   curriculum.stages.stage1.clip" in allowed.stderr
+
+
+def test_a_changed_optimiser_starts_anew_and_a_changed_model_is_always_refused(tmp_path):
+    run_dir = tmp_path / "run"
+    assert run(run_dir, "trainer.max_steps=2").returncode == 0
+    other = ("resume.allow_changes=true", "trainer.max_steps=4")
+    refused = run(run_dir, "model.icl_num_blocks=1", *other)
+    assert refused.returncode == 2 and "model.icl_num_blocks was 2, is 1; choose a new run_dir\n" in refused.stderr
+    allowed = run(run_dir, "optimizer=adamw", *other)
+    assert allowed.returncode == 0 and "changed   optimizer.name was muon, is adamw" in allowed.stderr
+    before, after = checkpoint(run_dir, "step-00000002"), checkpoint(run_dir, "step-00000004")
+    assert steps_in_optimizer(before) == steps_in_optimizer(after) == {2}
+    moved = max((after["state_dict"][k] - v).abs().max() for k, v in before["state_dict"].items())
+    assert 0 < moved < 0.1  # from the weights of the run, not from new ones
