@@ -2,8 +2,9 @@
 
     python tests/benchmarks/stability.py [folder=runs/stability] [share=0.17] [processes=2]
 
-share: of each stage's steps; with 0.17 all eight take 34 minutes. Two runs at a time, one thread each; runs that are done are not run again. Prints a line
-a run: mean loss of the last tenth of the logged steps, largest multiplier of any layer, incidents, steps skipped.
+share: of each stage's steps; with 0.17 all eight take 34 minutes. Two runs at a time, one thread each; runs that are
+done are not run again. Prints a line a run: mean loss of the last tenth of the logged steps, largest multiplier of any
+layer, incidents, steps skipped.
 """
 
 from __future__ import annotations
