@@ -99,7 +99,7 @@ def draw_losses(run_dir: Path, by: str) -> Figure:
     over_time.set(xlabel="step (grey: a new stage)", ylabel="loss, mean over tables", title="over training")
     at_end.set(xlabel=by, title="last quarter of each stage")
     at_end.set_xticks(groups, [name_of(g) for g in groups], fontsize="small")
-    over_time.legend(title=by, fontsize="small")
+    over_time.legend(title=by, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     at_end.legend(fontsize="small")
     return figure
 
