@@ -119,7 +119,7 @@ def pages(runs, tmp_path_factory) -> dict[int, Path]:
 def test_a_page_needs_nothing_but_itself(pages):
     page = Page(pages[1])
     assert page.ids == SECTIONS and page.links == [f"#{name}" for name in SECTIONS]
-    assert len(page.pictures) == 6 and all(min(p.shape[:2]) > 200 and p.std() > 0.05 for p in page.pictures)
+    assert len(page.pictures) == 7 and all(min(p.shape[:2]) > 200 and p.std() > 0.05 for p in page.pictures)
     assert not re.search(r"https?:|url\(|@import|//[a-z]", re.sub(r"base64,[^\"]*", "", page.source))
     assert "default-src 'none'" in page.source and page.source.isascii()
 
@@ -140,6 +140,11 @@ def test_a_page_says_what_the_files_say(runs, pages):
     late = batches[(batches["step"] >= 7) & (batches["rows"] >= 64)]
     losses = next(t for t in page.tables if t[-1][0] == "64..127 rows")
     assert float(losses[-1][1]) == pytest.approx(np.average(late["loss"], weights=late["tables"]), rel=1e-3)
+    late = batches[batches["step"] >= 7]
+    losses = next(t for t in page.tables if t[-1][0].endswith(" classes"))
+    for classes, mine in late.groupby("classes"):
+        (told,) = [row[1] for row in losses if row[0] == f"{classes} classes"]
+        assert float(told) == pytest.approx(np.average(mine["loss"], weights=mine["tables"]), rel=1e-3)
     assert "the <loss> is not finite" in page.table("time", "reason")["now"]["reason"]
     real = validation[validation["data"] != "synthetic"].groupby("step")["roc_auc"].mean()
     told = page.table("", "best at step")["ROC AUC on real data"]
@@ -230,7 +235,7 @@ def test_a_browser_shows_it(width, pages, tmp_path):
     (tmp_path / "look.html").write_text(source.replace(policy, "").replace("</body>", LOOK))
     document = browse(f"--window-size={width},900", "--virtual-time-budget=10000", "--dump-dom", tmp_path / "look.html")
     seen = json.loads(re.search(r"<title>(.*?)</title>", document)[1])
-    assert seen["pictures"] == [True] * 8
+    assert seen["pictures"] == [True] * 10
     assert seen["overflow"] <= 0
     browse(f"--window-size={width},{seen['height']}", f"--screenshot={tmp_path}/page.png", pages[2])
     shown = matplotlib.image.imread(tmp_path / "page.png")[..., :3]
