@@ -9,6 +9,7 @@ import io
 import json
 import math
 import numbers
+import os
 import shlex
 import time
 from dataclasses import dataclass
@@ -69,7 +70,8 @@ def write_report(folders: list[Path], output: Path) -> None:
         raise ConfigError(problems)
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
-        names = [str(folder) for folder in folders]
+        above = os.path.commonpath([folder.resolve() for folder in folders])
+        names = [str(folder.resolve().relative_to(above)) for folder in folders]  # whole paths would fill the figures
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(page([read_run(*both) for both in zip(folders, names, strict=True)]), encoding="utf-8")
 
