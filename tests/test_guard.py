@@ -212,6 +212,9 @@ def test_ema_follows_its_formula_and_exports(tmp_path):
         torch.testing.assert_close(mean[name], (watch.states[2][i] + watch.states[5][i]) / 2)
     with pytest.raises(ConfigError, match="holds one set of weights"):
         export(str(tmp_path / "ema.ckpt"), str(tmp_path / "again.ckpt"), "ema")
-    run(tmp_path / "none", "averages.ema=0", "trainer.max_steps=1")
+    run(tmp_path / "one", "averages.ema=0", "averages.last=1", "averages.every=1", "trainer.max_steps=1")
     with pytest.raises(ConfigError, match=r"keeps no such average: averages\.ema was 0"):
-        export(str(tmp_path / "none"), str(tmp_path / "none.ckpt"), "ema")
+        export(str(tmp_path / "one"), str(tmp_path / "none.ckpt"), "ema")
+    export(str(tmp_path / "one"), str(tmp_path / "one.ckpt"), "last")
+    trained = last(tmp_path / "one")["state_dict"]
+    assert all(torch.equal(w, trained[f"model.{name}"]) for name, w in load_public(tmp_path / "one.ckpt")[1].items())

@@ -348,7 +348,7 @@ def test_softmax_categories_have_the_frequencies_of_the_softmax():
     values = torch.tensor([[0.0, 1.0, 0.0, 2.0], [1.0, 0.0, 0.0, -1.0], [0.0, 0.0, 1.0, 0.5]])
     group = torch.arange(20000) % 4
     x = values[:, group]
-    converter = Categorical("softmax_id", 3, 3, factor=0.8, shares=Weights(3, np.array([0.7]), np.array([0.5])))
+    converter = Categorical("softmax_id", 3, 3, factor=0.8, shares=Weights(3, np.array([3.0]), np.array([0.5])))
     index, flow = converter(x.clone(), Noise(("s",)))
     assert torch.equal(flow, x) and index.dtype == torch.int64
     shares = converter.shares.compute(Noise(("s",)).rng)[0].astype(np.float64)
