@@ -1,6 +1,7 @@
 """One step of training: what it waits for, and its gradients."""
 
 import dataclasses
+import math
 import os
 import signal
 from types import SimpleNamespace
@@ -63,6 +64,15 @@ def test_the_host_waits_for_the_device_at_logged_steps_and_saves_only(precision,
     assert sorted(counting.counts) == list(range(1, 17))
     waited = [step for step, count in counting.counts.items() if count]
     assert waited and set(waited) <= {5, 8, 10, 15, 16} and 5 in waited
+
+
+def test_losses_are_cross_entropies_of_the_query_rows_of_each_table():
+    logits = torch.randn(3, 6, 4, generator=torch.Generator().manual_seed(0))
+    y = torch.randint(4, (3, 20), generator=torch.Generator().manual_seed(1))
+    losses = query_losses(lambda X, labelled: logits.half(), TableBatch(torch.zeros(3, 20, 2), y, 14))
+    p = logits.half().double().softmax(-1)
+    expected = [-sum(math.log(p[b, i, y[b, 14 + i]]) for i in range(6)) / 6 for b in range(3)]
+    assert losses.dtype == torch.float32 and losses.tolist() == pytest.approx(expected, rel=1e-5)
 
 
 def test_gradients_in_pieces_are_those_of_the_whole():
