@@ -46,6 +46,14 @@ class TabICLClassifier(ClassifierMixin, BaseEstimator):
     random_state: seed of the ensemble
 
     X may be an array or a data frame, with numbers, booleans, times, strings, categories and missing values.
+
+    With one estimator and the same normalisation the public client's probabilities and ours agree to 1e-5, except where
+
+    - a value lies about four standard deviations or more from the mean of the labelled rows: here it is moved to that
+      distance, as in the tables that networks are trained on; the client adds the logarithm of how far away it is. Next
+      to two labelled rows most rows are that far away, and "quantile" always puts the extremes there;
+    - a column has a standard deviation of 0.001 or less: the client adds 1e-6 to it, so that a column in small units
+      fades; here units make no difference.
     """
 
     def __init__(

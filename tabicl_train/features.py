@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Hashable, Iterable
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,7 @@ from sklearn.utils import assert_all_finite
 MISSING = -1.0  # the code of a missing category, where labelled rows lack it too
 OUTLIER_STDS = 4.0  # as in the tables that networks are trained with
 MIN_STD = 1e-6
+TINY = 1e-150  # smaller numbers count as 0
 
 NORM_METHODS: dict[str, Callable] = {  # by the number of labelled rows
     "none": lambda rows: FunctionTransformer(),
@@ -24,7 +26,8 @@ class FeatureEncoder:
     """Columns as numbers without gaps.
 
     What reads as a number is one, and so is a time; a missing one becomes the mean. Other values are categories,
-    numbered in their sorted order, or that of a pandas category. One that no labelled row holds becomes the mean.
+    numbered in their sorted order, or that of a pandas category. One that no labelled row holds becomes the mean, and
+    so does a value that is no number in a column of numbers, with a warning.
     """
 
     def fit(self, X: pd.DataFrame) -> FeatureEncoder:
@@ -46,19 +49,29 @@ class FeatureEncoder:
         return np.where(np.isnan(numbers), self.means, numbers)
 
     def encode(self, X: pd.DataFrame, columns: Iterable[int]) -> np.ndarray:
-        """float64 (rows, columns), NaN where nothing is known"""
-        numbers = np.column_stack([self.codes(X.iloc[:, j], j) for j in columns])
+        """float64 (rows, columns), NaN where nothing is known; warns of values that should be numbers and are not"""
+        unreadable: dict[Hashable, object] = {}  # the first such value of a column
+        numbers = np.column_stack([self.codes(X.iloc[:, j], j, unreadable) for j in columns])
+        if unreadable:
+            examples = ", ".join(f"{name!r} ({value!r})" for name, value in unreadable.items())
+            warnings.warn(
+                f"X has values that are not numbers in columns that held numbers in fit: {examples}; "
+                "they are treated as missing",
+                stacklevel=4,  # where predict or predict_proba is called
+            )
         with np.errstate(over="ignore"):
             assert_all_finite(numbers.astype(np.float32), allow_nan=True, input_name="X")
         return numbers
 
-    def codes(self, column: pd.Series, j: int) -> np.ndarray:
+    def codes(self, column: pd.Series, j: int, unreadable: dict[Hashable, object]) -> np.ndarray:
         known = self.categories[j]
         if known is None:
             try:
                 return as_numbers(column)
-            except (ValueError, TypeError) as error:
-                raise ValueError(f"Column {column.name!r} of X held numbers in fit: {error}") from None
+            except (ValueError, TypeError):
+                numbers = pd.to_numeric(column.astype(object), errors="coerce").to_numpy(float, na_value=np.nan)
+                unreadable[column.name] = column[np.isnan(numbers) & column.notna()].iloc[0]
+                return numbers
         if known.inferred_type == "string" and pd.api.types.is_numeric_dtype(column) and column.notna().any():
             raise ValueError(f"Column {column.name!r} of X held strings in fit, now it holds numbers")
         codes = known.get_indexer(column.astype(object)).astype(float)
@@ -105,8 +118,8 @@ class Normalizer:
         self.method = method
 
     def fit(self, numbers: np.ndarray) -> Normalizer:
-        self.scaler = StandardScaler().fit(numbers)
-        scaled = self.scaler.transform(numbers)
+        self.scaler = StandardScaler().fit(without_tiny(numbers))
+        scaled = self.scaler.transform(without_tiny(numbers))
         self.shaper = NORM_METHODS[self.method](len(numbers)).fit(scaled)
         shaped = self.shaper.transform(scaled)
         inside = np.abs(shaped - shaped.mean(axis=0)) <= OUTLIER_STDS * shaped.std(axis=0)
@@ -119,5 +132,10 @@ class Normalizer:
 
     def transform(self, numbers: np.ndarray) -> np.ndarray:
         """float32, of the shape of `numbers`"""
-        shaped = self.shaper.transform(self.scaler.transform(numbers)).clip(self.low, self.high)
+        shaped = self.shaper.transform(self.scaler.transform(without_tiny(numbers))).clip(self.low, self.high)
         return ((shaped - self.mean) / self.std).astype(np.float32)
+
+
+def without_tiny(numbers: np.ndarray) -> np.ndarray:
+    """With 0 for numbers whose squares underflow: a column of them would have no variance, yet different values."""
+    return np.where(np.abs(numbers) < TINY, 0.0, numbers)

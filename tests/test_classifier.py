@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from scipy import sparse
+from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PowerTransformer, StandardScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
@@ -132,6 +133,21 @@ def test_memory_limit_changes_nothing_but_the_size_of_batches(classes, monkeypat
     )
     assert batches == [4, 2, 2, 1, 1, 1, 1]
     assert np.allclose(whole, some, atol=1e-5) and np.allclose(whole, single, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["none", "power", "quantile"])
+def test_units_of_columns_make_no_difference(method):
+    rng = np.random.default_rng(0)
+    X, y = rng.uniform(-1, 1, size=(60, 5)), np.arange(40) % 3
+
+    def predict(units: list[float]) -> np.ndarray:
+        model = classifier(norm_methods=(method,)).fit(X[:40] * units, y)
+        return model.predict_proba(X[40:] * units)
+
+    expected = predict([1, 1, 1, 1, 1])
+    assert np.allclose(predict([1e-8, 1, 1e20, 1e-100, 1e8]), expected, atol=1e-5)
+    tiny = predict([1, 1e-200, 1, 1e-160, 1e-310])  # whose squares underflow
+    assert np.isfinite(tiny).all() and np.abs(tiny - tiny[0]).max() > 1e-3
 
 
 def test_query_rows_do_not_change_preprocessing():
@@ -261,12 +277,35 @@ def test_malformed_tables_are_refused(fault):
         classifier().fit(X, y)
 
 
+def test_values_that_are_no_numbers_count_as_missing_with_one_warning():
+    model = classifier().fit(X, Y)
+    strange = X.astype({"number": object, "integer": object})
+    strange.loc[[3, 7], "number"] = ["much", "more"]
+    strange.loc[5, "integer"] = "many"
+    missing = X.copy()
+    missing.loc[[3, 7], "number"] = np.nan
+    missing.loc[5, "integer"] = pd.NA
+    with pytest.warns(UserWarning) as record:
+        p = model.predict_proba(strange)
+    (message,) = [str(warning.message) for warning in record]
+    assert "that held numbers in fit: 'number' ('much'), 'integer' ('many'); they are treated as missing" in message
+    assert record[0].filename == __file__
+    assert np.array_equal(p, model.predict_proba(missing))
+
+
+def test_a_string_among_numbers_in_one_fold_does_not_stop_cross_validation():
+    text = X[["number"]].astype(str)
+    text.loc[4, "number"] = "unknown"
+    with pytest.warns(UserWarning, match="'number' .'unknown'.; they are treated as missing"):
+        scores = cross_val_score(classifier(), text, Y, cv=3, error_score="raise")
+    assert np.isfinite(scores).all()
+
+
 QUERY_FAULTS = {
     "no rows": (X[:0], r"Found array with 0 sample\(s\)"),
     "infinity": (X.assign(number=-np.inf), "Input X contains infinity"),
     "column lacks": (X.drop(columns="number"), "The feature names should match those that were passed during fit"),
     "other order": (X[X.columns[::-1]], "The feature names should match those that were passed during fit"),
-    "strings for numbers": (X.assign(number="much"), "Column 'number' of X held numbers in fit: .*'much'"),
     "numbers for strings": (X.assign(string=1.5), "Column 'string' of X held strings in fit, now it holds numbers"),
 }
 
@@ -300,21 +339,38 @@ def test_wrong_parameters_are_refused(options, words):
         classifier(**options).fit(X, Y)
 
 
-@pytest.mark.parametrize("method", ["none", "power"])
-@pytest.mark.parametrize("classes", [2, 10, 11, 25, 57, 101])
-def test_agreement_with_the_public_client(classes, method):
+def client_and_ours(X: np.ndarray, y: np.ndarray, method: str, units: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities of the rows without a label; ours with the columns in other units."""
     tabicl = pytest.importorskip("tabicl")
-    rng = np.random.default_rng(0)
-    X = rng.uniform(-1, 1, size=(5 * classes + 40, 6)) * [1, 10, 0.1, 5, 3, 2] + 1  # outliers are clamped differently
-    y = np.resize(np.arange(classes), 5 * classes)
     client = tabicl.TabICLClassifier(
         model_path=FILE, allow_auto_download=False, n_estimators=1, norm_methods=method,
         feat_shuffle_method="none", class_shuffle_method="none", device="cpu",
     )  # fmt: skip
-    expected = client.fit(X[: len(y)], y).predict_proba(X[len(y) :])
-    ours = TabICLClassifier(FILE, n_estimators=1, norm_methods=(method,), device="cpu").fit(X[: len(y)], y)
-    assert np.abs(ours.predict_proba(X[len(y) :]) - expected).max() < 1e-5
-    assert np.abs(expected - expected[0]).max() > 1e-3
+    ours = TabICLClassifier(FILE, n_estimators=1, norm_methods=(method,), device="cpu")
+    n = len(y)
+    return client.fit(X[:n], y).predict_proba(X[n:]), ours.fit(X[:n] * units, y).predict_proba(X[n:] * units)
+
+
+@pytest.mark.parametrize("method", ["none", "power"])
+@pytest.mark.parametrize("classes", [2, 10, 11, 25, 57, 101])
+def test_agreement_with_the_public_client(classes, method):
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, size=(5 * classes + 40, 6)) * [1, 10, 0.1, 5, 3, 2] + 1  # outliers are clamped differently
+    y = np.resize(np.arange(classes), 5 * classes)
+    client, ours = client_and_ours(X, y, method)
+    assert np.abs(ours - client).max() < 1e-5
+    assert np.abs(client - client[0]).max() > 1e-3
+
+
+@pytest.mark.parametrize("method", ["none", "power"])
+def test_agreement_with_the_public_client_on_small_units_and_two_labelled_rows(method):
+    X, y = np.random.default_rng(0).uniform(-1, 1, size=(60, 6)), np.arange(40) % 3
+    client, ours = client_and_ours(X, y, method, units=1e-8)  # where the client itself would let the columns fade
+    assert np.abs(ours - client).max() < 1e-5
+    X[:2] = [[-1] * 6, [1] * 6]  # two labelled rows, and none further away than they are
+    client, ours = client_and_ours(X, np.arange(2), method)
+    assert np.abs(ours - client).max() < 1e-5
+    assert np.abs(client - client[0]).max() > 1e-3
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
