@@ -66,7 +66,7 @@ def run_job(tree: Any) -> None:
 
 @dataclass
 class ExportCommand:
-    """tabicl-export checkpoint=RUN_DIR_OR_FILE output=FILE [weights=trained|ema|last]"""
+    """tabicl-export checkpoint=RUN_DIR_OR_FILE output=FILE.ckpt [weights=trained|ema|last]"""
 
     checkpoint: str = MISSING
     output: str = MISSING

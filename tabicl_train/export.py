@@ -7,12 +7,14 @@ from pathlib import Path
 import torch
 
 from tabicl_train.averages import averaged
-from tabicl_train.checkpoint import DamagedCheckpoint, read, resolve
+from tabicl_train.checkpoint import DISK_ERRORS, DamagedCheckpoint, read, resolve
 from tabicl_train.config import ConfigError
+from tabicl_train.messages import first_line
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.weights import load_public, save_public
 
 WEIGHTS = ("trained", "ema", "last")
+SUFFIXES = (".ckpt", ".pt", ".pth")  # a public file is one that torch.save wrote
 
 
 def load_checkpoint(checkpoint: str, weights: str = "trained") -> tuple[TabICLConfig, dict[str, torch.Tensor]]:
@@ -51,9 +53,18 @@ def load_model(checkpoint: str) -> TabICL:
 
 
 def export(checkpoint: str, output: str, weights: str = "trained") -> str:
-    """Write the public file; returns a line that says what was written."""
-    config, found = load_checkpoint(checkpoint, weights)
-    Path(output).parent.mkdir(parents=True, exist_ok=True)
-    save_public(config, found, output)
-    count = sum(w.numel() for w in found.values())
+    """Write the public file; returns a line that says what was written. Raises ConfigError where it cannot be."""
+    if Path(output).suffix not in SUFFIXES:
+        raise ConfigError(
+            [f"output is {output!r}; the format is torch's, so the name must end in {', '.join(SUFFIXES)}"]
+        )
+    if Path(output).is_dir():
+        raise ConfigError([f"output is {output!r}, a folder; name a file in it"])
+    config, tensors = load_checkpoint(checkpoint, weights)
+    try:
+        Path(output).parent.mkdir(parents=True, exist_ok=True)
+        save_public(config, tensors, output)
+    except DISK_ERRORS as error:
+        raise ConfigError([f"output is {output!r}; it cannot be written ({first_line(error)})"]) from None
+    count = sum(tensor.numel() for tensor in tensors.values())
     return f"{output}: {count:,} parameters, loads with tabicl.TabICLClassifier(model_path={output!r})"

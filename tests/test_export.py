@@ -1,3 +1,6 @@
+import contextlib
+import io
+import re
 import subprocess
 import sys
 
@@ -7,7 +10,7 @@ import torch
 from command_line import command
 from tiny_network import TINY
 
-from tabicl_train import TabICLClassifier
+from tabicl_train import TabICLClassifier, commands
 from tabicl_train.export import export, load_checkpoint
 from tabicl_train.model import TabICL
 from tabicl_train.weights import load_public, save_public
@@ -73,7 +76,7 @@ def test_weights_of_another_model_do_not_start_a_run(tmp_path):
     [
         ([], "checkpoint is missing"),
         (["checkpont=x", "output=y"], "checkpont: no such setting; did you mean checkpoint?"),
-        (["checkpoint=nowhere", "output=y"], "there is no such file or run directory"),
+        (["checkpoint=nowhere", "output=y.ckpt"], "there is no such file or run directory"),
     ],
 )
 def test_wrong_commands_end_with_2_and_no_trace(arguments, words):
@@ -81,8 +84,45 @@ def test_wrong_commands_end_with_2_and_no_trace(arguments, words):
     assert told.returncode == 2 and words in told.stderr and "Traceback" not in told.stderr
 
 
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        ("m.safetensors", r"the format is torch's, so the name must end in \.ckpt, \.pt, \.pth"),
+        ("m.onnx", "the name must end in"),
+        ("m", "the name must end in"),
+        ("folder.ckpt", "a folder; name a file in it"),
+        ("file/m.ckpt", r"it cannot be written \(\[Errno"),
+        ("full/m.ckpt", "it cannot be written"),
+    ],
+)
+def test_an_output_that_cannot_be_is_refused(output, words, tmp_path, monkeypatch):
+    save_public(TINY, TabICL(TINY).state_dict(), tmp_path / "tiny.ckpt")
+    (tmp_path / "folder.ckpt").mkdir()
+    (tmp_path / "file").touch()
+    if output.startswith("full"):
+        monkeypatch.setattr("tabicl_train.weights.open", lambda _, mode: io.FileIO("/dev/full", mode), raising=False)
+    monkeypatch.setattr(sys, "argv", ["", f"checkpoint={tmp_path}/tiny.ckpt", f"output={tmp_path}/{output}"])
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), pytest.raises(SystemExit, match="2"):
+        commands.export()
+    assert re.search(words, said.getvalue()) and said.getvalue().count("\n") == 1
+    assert not (tmp_path / output).is_file()
+
+
+@pytest.mark.parametrize("suffix", [".ckpt", ".pt", ".pth"])
+def test_the_client_loads_files_of_all_names(suffix, tmp_path):
+    tabicl = pytest.importorskip("tabicl")
+    save_public(TINY, TabICL(TINY).state_dict(), tmp_path / "tiny.ckpt")
+    export(str(tmp_path / "tiny.ckpt"), str(tmp_path / f"again{suffix}"))
+    client = tabicl.TabICLClassifier(
+        n_estimators=1, model_path=tmp_path / f"again{suffix}", allow_auto_download=False, device="cpu"
+    )
+    X = np.random.default_rng(0).normal(size=(20, 3))
+    assert client.fit(X, np.arange(20) % 2).predict_proba(X).shape == (20, 2)
+
+
 def test_a_damaged_checkpoint_is_named(run_dir, tmp_path):
     whole = (run_dir / "checkpoints" / "step-00000003.ckpt").read_bytes()
     (tmp_path / "half.ckpt").write_bytes(whole[: len(whole) // 2])
-    told = command("export", f"checkpoint={tmp_path}/half.ckpt", f"output={tmp_path}/x")
+    told = command("export", f"checkpoint={tmp_path}/half.ckpt", f"output={tmp_path}/x.ckpt")
     assert told.returncode == 2 and f"{tmp_path}/half.ckpt" in told.stderr and "Traceback" not in told.stderr
