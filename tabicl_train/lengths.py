@@ -4,12 +4,12 @@ Two files beside metrics.csv, written at the logged steps by the first rank, of 
 
 batches.csv   a row a micro-batch and number of classes: rows, labelled rows n, features, classes, tables, mean loss
 scaling.csv   a row a layer: for the smallest and the largest n of the step the base multiplier, max |base(n)| over
-              heads and elements, and over all queries the mean and standard deviation of the gate 1 + tanh(MLP(q))
+              heads and elements, and over all queries the mean and standard deviation of the gate 1 + tanh(MLP(q));
+              empty where a rule has no gate
 """
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import lightning as L
@@ -27,8 +27,6 @@ SCALING = ("step", "stage", "layer", "n_smallest", "n_largest", "at_smallest", "
 class Lengths(L.Callback):
     def __init__(self, run_dir: Path) -> None:
         self.batches, self.scaling = run_dir / "batches.csv", run_dir / "scaling.csv"
-        self.gates: dict[str, list[torch.Tensor]] = {}
-        self.hooks: list = []
         self.losses: list[dict] = []  # rows of batches.csv of the last logged step
         self.multipliers: dict[str, float] = {}  # of the last logged step, a layer, at its largest n
 
@@ -40,21 +38,13 @@ class Lengths(L.Callback):
     def on_train_batch_start(self, trainer: L.Trainer, module: Pretraining, item: StepItem, _: int) -> None:
         if not trainer.is_global_zero or not is_logged(module.config, item.step + 1):
             return
-        self.gates.clear()
-        for name, scaling in module.model.named_scalings():
-            if scaling.query_mlp is not None:
-                self.hooks.append(scaling.query_mlp.register_forward_hook(partial(self.keep_gate, name)))
-
-    def keep_gate(self, layer: str, module, inputs, output: torch.Tensor) -> None:
-        gate = 1 + torch.tanh(output.detach())
-        self.gates.setdefault(layer, []).append(torch.stack([gate.mean(), gate.square().mean()]))
+        for _, scaling in module.model.named_scalings():
+            scaling.gate_sums = torch.zeros(3, device=module.device)
 
     def on_train_batch_end(self, trainer: L.Trainer, module: Pretraining, _, item: StepItem, __: int) -> None:
         step = trainer.global_step
         if not trainer.is_global_zero or not is_logged(module.config, step):
             return
-        while self.hooks:
-            self.hooks.pop().remove()
         self.losses = []
         for batch, losses in zip(item.batches, module.table_losses, strict=True):
             _, rows, features = batch.X.shape
@@ -67,11 +57,17 @@ class Lengths(L.Callback):
         smallest, largest = (f(batch.train_size for batch in item.batches) for f in (min, max))
         for name, scaling in module.model.named_scalings():
             base = [scaling.multipliers(n).abs().max().item() for n in (smallest, largest)]
-            if name in self.gates:
-                mean, square = torch.stack(self.gates[name]).mean(0).tolist()
-                std = max(square - mean**2, 0.0) ** 0.5
-            else:
-                mean, std = 1.0, 0.0
+            gate = gate_statistics(scaling.gate_sums)
+            scaling.gate_sums = None
             self.multipliers[name] = base[1]
-            values = (step, item.stage, name, smallest, largest, *base, mean, std)
+            values = (step, item.stage, name, smallest, largest, *base, *gate)
             append(self.scaling, dict(zip(SCALING, values, strict=True)))
+
+
+def gate_statistics(sums: torch.Tensor) -> tuple[float, float] | tuple[str, str]:
+    """Mean and standard deviation of a gate from Scaling.gate_sums; empty cells where no forward pass had one."""
+    mean, square, passes = sums.tolist()
+    if passes == 0:
+        return "", ""
+    mean, square = mean / passes, square / passes
+    return mean, max(square - mean**2, 0.0) ** 0.5

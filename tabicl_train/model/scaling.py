@@ -26,11 +26,16 @@ def _mlp(in_dim: int, out_dim: int) -> nn.Sequential:
 
 
 class Scaling(nn.Module):
-    """One of the rules above other than `none`; the multiplier of a query is base(n) * gate(query)."""
+    """One of the rules above other than `none`; the multiplier of a query is base(n) * gate(query).
+
+    gate_sums: None, or a float tensor (3,), to which each forward pass adds the gate's mean over its queries, the mean
+        of the gate's square, and 1. A tensor and no hook, since hooks do not fire in compiled blocks
+    """
 
     def __init__(self, rule: str, num_heads: int, head_dim: int, bound: float | None = None):
         super().__init__()
         self.num_heads, self.bound = num_heads, bound
+        self.gate_sums: Tensor | None = None
         width = head_dim if rule.endswith("_elementwise") else 1
         self.query_mlp = None
         if rule == "ssmax":
@@ -52,7 +57,12 @@ class Scaling(nn.Module):
             wide = q.float()
             scaled = wide * self.base(log_n)
             if self.query_mlp is not None:
-                scaled = scaled * (1 + torch.tanh(self.query_mlp(wide)))
+                gate = 1 + torch.tanh(self.query_mlp(wide))
+                scaled = scaled * gate
+                if self.gate_sums is not None:
+                    gate = gate.detach()
+                    moments = [gate.mean(), gate.square().mean(), gate.new_ones(())]
+                    self.gate_sums = self.gate_sums + torch.stack(moments)
             return scaled.to(q.dtype)
 
     def base(self, log_n: Tensor) -> Tensor:

@@ -129,3 +129,16 @@ def test_gradients_of_the_scaling_are_fp32_under_autocast():
             scaled = layer(q, torch.tensor([6.0]))
         found.append(torch.autograd.grad((scaled * weights).float().sum(), list(layer.parameters())))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_gates_are_summed_where_asked_for_and_change_nothing():
+    layer = make("qassmax_elementwise")
+    q = torch.randn(2, 5, 3, 8)
+    plain = layer(q, log_count(700, q))
+    assert layer.gate_sums is None
+    layer.gate_sums = torch.zeros(3)
+    assert torch.equal(layer(q, log_count(700, q)), plain) and torch.equal(layer(q, log_count(700, q)), plain)
+    gate = 1 + torch.tanh(mlp(layer.query_mlp, q.double()))
+    expected = 2 * torch.stack([gate.mean(), gate.square().mean(), torch.tensor(1.0)])
+    torch.testing.assert_close(layer.gate_sums.double(), expected, rtol=1e-6, atol=0)
+    assert not layer.gate_sums.requires_grad
