@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
 
 def tell(line: str) -> None:
+    """Print a line. One that cannot be printed is lost: a log on a full disk, or a closed terminal, ends no run."""
     if int(os.environ.get("LOCAL_RANK", 0)) == 0:
-        print(line, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            print(line, file=sys.stderr, flush=True)
 
 
 def first_line(error: Exception) -> str:

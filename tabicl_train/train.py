@@ -19,7 +19,6 @@ from tabicl_train import checkpoint
 from tabicl_train.averages import Averages
 from tabicl_train.config import ConfigError, RunConfig, build_prior, flatten
 from tabicl_train.curriculum import stage_at
-from tabicl_train.files import replace_text
 from tabicl_train.guard import Guard
 from tabicl_train.lengths import Lengths
 from tabicl_train.messages import tell
@@ -29,6 +28,7 @@ from tabicl_train.precision import choose, uses_cuda
 from tabicl_train.preemption import Preemption
 from tabicl_train.profile import Profile
 from tabicl_train.provenance import describe_origin
+from tabicl_train.records import Records
 from tabicl_train.replicas import Replicas
 from tabicl_train.run_plan import run_plan
 from tabicl_train.signals import Stop, watch_signals
@@ -60,7 +60,8 @@ def train_watched(config: RunConfig, stop: Stop) -> str:
     files = checkpoint.CheckpointFiles(config.checkpoint, content)
     del content
     origin = describe_origin()
-    callbacks, validation = run_callbacks(config, run_dir, files, origin, stop), Validation(config, run_dir)
+    records = Records(run_dir)
+    callbacks, validation = run_callbacks(config, records, files, origin, stop), Validation(config, records)
     trainer = build_trainer(config, [*callbacks, validation], files)
     stream = StepStream(
         build_prior(config),
@@ -80,11 +81,10 @@ def train_watched(config: RunConfig, stop: Stop) -> str:
         module = build_module(config)
         if trainer.is_global_zero:
             checkpoint.sweep(checkpoints)
-            (run_dir / "config.yaml").write_text(yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
-            with open(run_dir / "provenance.jsonl", "a") as file:
-                file.write(json.dumps({"step": first_step, **origin}) + "\n")
+            records.replace("config.yaml", yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
+            records.append_line("provenance.jsonl", {"step": first_step, **origin})
             introduce(config, trainer, first_step)
-        status = RunStatus(run_dir / "status.json", trainer)
+        status = RunStatus(records, trainer)
         status.write("running", first_step)
         try:
             trainer.fit(module, loader, ckpt_path=resumed, weights_only=True)
@@ -164,21 +164,21 @@ def build_trainer(config: RunConfig, callbacks: list[L.Callback], files: checkpo
 
 
 def run_callbacks(
-    config: RunConfig, run_dir: Path, files: checkpoint.CheckpointFiles, origin: dict, stop: Stop
+    config: RunConfig, records: Records, files: checkpoint.CheckpointFiles, origin: dict, stop: Stop
 ) -> list[L.Callback]:
-    metrics, lengths = Metrics(config, run_dir / "metrics.csv"), Lengths(run_dir)
+    metrics, lengths = Metrics(config, records), Lengths(records)
     wanted: list[L.Callback] = []
     if config.wandb.mode != "disabled":
-        wanted.append(WandbLog(config, run_dir, metrics, lengths))
+        wanted.append(WandbLog(config, records, metrics, lengths))
     if config.profile.step is not None:
-        wanted.append(Profile(config.profile, run_dir))
+        wanted.append(Profile(config.profile, records.folder))
     return [  # the guard may change the weights, and everything is changed when it is saved
-        Guard(config, run_dir, files),
+        Guard(config, records, files),
         metrics,
         lengths,
         *wanted,
         Averages(config.averages),
-        checkpoint.Checkpoints(run_dir / "checkpoints", files, config, origin),
+        checkpoint.Checkpoints(records.folder / "checkpoints", files, config, origin),
         Preemption(stop, config.trainer),
     ]
 
@@ -186,12 +186,13 @@ def run_callbacks(
 class RunStatus:
     """status.json: running, finished, preempted or failed, and the steps done; exit codes cannot tell."""
 
-    def __init__(self, path: Path, trainer: L.Trainer) -> None:
-        self.path, self.writes = path, trainer.is_global_zero
+    def __init__(self, records: Records, trainer: L.Trainer) -> None:
+        self.records, self.writes = records, trainer.is_global_zero
 
     def write(self, status: str, step: int) -> None:
         if self.writes:
-            replace_text(self.path, json.dumps({"status": status, "step": step, "pid": os.getpid()}) + "\n")
+            values = {"status": status, "step": step, "pid": os.getpid()}
+            self.records.replace("status.json", json.dumps(values) + "\n")
 
 
 def refuse_changes(config: RunConfig, saved: dict | None, first_step: int) -> None:

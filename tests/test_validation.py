@@ -19,6 +19,7 @@ from tabicl_train import train as training
 from tabicl_train.config import SYNTHETIC, ConfigError, compose
 from tabicl_train.export import load_checkpoint, load_model
 from tabicl_train.module import query_losses
+from tabicl_train.records import Records
 from tabicl_train.validation import COLUMNS, Validation, frozen_stream, read_scores
 
 SETTINGS = [
@@ -161,7 +162,7 @@ def test_best_weights_are_kept_and_three_falls_in_a_row_are_told(best, step, tmp
     ]
     incidents = [json.loads(line) for line in (tmp_path / "run/incidents.jsonl").read_text().splitlines()]
     assert [line["step"] for line in incidents] == [4, 5] and "fell 3 times" in incidents[0]["reason"]
-    scores = read_scores(tmp_path / "run/validation.csv")
+    scores = read_scores(Records(tmp_path / "run").rows("validation.csv"))
     assert scores[4] == {"synthetic": 1.1, "real": 0.6} and list(scores) == list(range(1, 9))
 
 
