@@ -93,7 +93,7 @@ def test_rows_are_loss_and_accuracy_of_the_network_at_that_step(folder):
 def test_the_probe_is_the_classifier_with_one_estimator_on_a_held_out_part(folder):
     row = read(folder / "validated/validation.csv")[-3]  # wine, of which a stratified 60 rows are used
     assert row["data"] == "wine"
-    validation = Validation(compose([*SETTINGS, *VALIDATED]), folder / "validated")
+    validation = Validation(compose([*SETTINGS, *VALIDATED]), Records(folder / "validated"))
     (task,) = [task for task in validation.tasks if task.name == "wine"]
     train, query = train_test_split(np.arange(60), test_size=0.3, stratify=task.y, random_state=0)
     classifier = TabICLClassifier(folder / "validated", n_estimators=1).fit(task.X.iloc[train], task.y[train])
