@@ -13,7 +13,6 @@ from pathlib import Path
 import lightning as L
 import torch
 import yaml
-from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from tabicl_train import checkpoint
 from tabicl_train.averages import Averages
@@ -27,9 +26,10 @@ from tabicl_train.metrics import Metrics
 from tabicl_train.module import Pretraining
 from tabicl_train.precision import choose, uses_cuda
 from tabicl_train.preemption import Preemption
+from tabicl_train.processes import Processes, Stopped, join, one_process
 from tabicl_train.profile import Profile
 from tabicl_train.provenance import describe_origin
-from tabicl_train.replicas import Replicas
+from tabicl_train.replicas import Joined, Replicas
 from tabicl_train.run_plan import run_plan
 from tabicl_train.signals import Stop, watch_signals
 from tabicl_train.stream import StepStream
@@ -42,10 +42,15 @@ from tabicl_train.workers import Loader
 def train(config: RunConfig) -> str:
     """Run, or continue, the run in config.run_dir. Returns its status: finished or preempted."""
     with watch_signals() as stop:
-        return train_watched(config, stop)
+        try:
+            with join(config.trainer, stop, Path(config.run_dir)) as processes:
+                return train_watched(config, stop, processes)
+        except Stopped:
+            return "preempted"
 
 
-def train_watched(config: RunConfig, stop: Stop) -> str:
+def train_watched(config: RunConfig, stop: Stop, processes: Processes) -> str:
+    processes.agree(next(iter(config.too_few_tables(processes.size)), None))
     run_dir = Path(config.run_dir)
     checkpoints = run_dir / "checkpoints"
     checkpoints.mkdir(parents=True, exist_ok=True)
@@ -61,15 +66,15 @@ def train_watched(config: RunConfig, stop: Stop) -> str:
     del content
     origin = describe_origin()
     callbacks, validation = run_callbacks(config, run_dir, files, origin, stop), Validation(config, run_dir)
-    trainer = build_trainer(config, [*callbacks, validation], files)
+    trainer = build_trainer(config, [*callbacks, validation], files, processes)
     stream = StepStream(
         build_prior(config),
         config.curriculum,
         config.model,
         config.seed,
         range(first_step, config.total_steps),
-        trainer.global_rank,
-        trainer.world_size,
+        processes.rank,
+        processes.size,
     )
     # Workers draw while the model is made, and are forked before this process has threads or a CUDA context; forked
     # late, workers of a released trainer took 13 s instead of 0.1 s a batch.
@@ -103,11 +108,9 @@ def run_steps(config: RunConfig, start: tuple[Path, dict] | None, until: int, wa
     """Train up to a step in this process, from a checkpoint or from the beginning, for somebody to watch; nothing is
     written."""
     begin(config)
-    config = dataclasses.replace(
-        config, trainer=dataclasses.replace(config.trainer, max_steps=until, devices=1, nodes=1)
-    )
+    config = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, max_steps=until))
     path, content = start or (None, None)
-    trainer = build_trainer(config, [watch], checkpoint.CheckpointFiles(config.checkpoint, content))
+    trainer = build_trainer(config, [watch], checkpoint.CheckpointFiles(config.checkpoint, content), one_process())
     steps = range(0 if path is None else checkpoint.step_of(path), until)
     stream = StepStream(build_prior(config), config.curriculum, config.model, config.seed, steps)
     with Loader(stream, config.stream, trainer.strategy.root_device) as loader:
@@ -129,28 +132,26 @@ def build_module(config: RunConfig) -> Pretraining:
     return module
 
 
-def build_trainer(config: RunConfig, callbacks: list[L.Callback], files: checkpoint.CheckpointFiles) -> L.Trainer:
+def build_trainer(
+    config: RunConfig, callbacks: list[L.Callback], files: checkpoint.CheckpointFiles, processes: Processes
+) -> L.Trainer:
     settings = config.trainer
-    ranks = settings.devices * settings.nodes
     on_cuda = uses_cuda(settings)
     # cuDNN attention plans for every new shape and crashed for others; flash and memory-efficient attention remain.
     torch.backends.cuda.enable_cudnn_sdp(False)
     backend = "nccl" if on_cuda else "gloo"
-    plugins: list = [files]
-    if SLURMEnvironment.detect():
-        plugins.append(SLURMEnvironment(auto_requeue=False))  # Lightning's would save in the middle of a step
     trainer = L.Trainer(
         accelerator="cuda" if on_cuda else "cpu",
-        devices=settings.devices,
-        num_nodes=settings.nodes,
+        devices=processes.local_size,
+        num_nodes=processes.nodes,
         strategy=Replicas(process_group_backend=backend, timeout=timedelta(seconds=settings.timeout))
-        if ranks > 1
+        if processes.size > 1
         else "auto",
         max_steps=config.total_steps,
         max_epochs=-1,
         use_distributed_sampler=False,
         callbacks=callbacks,
-        plugins=plugins,
+        plugins=[files, Joined(processes)],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
