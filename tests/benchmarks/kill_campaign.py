@@ -12,6 +12,7 @@ start that is refused, counts as a failure.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import functools
 import os
@@ -52,7 +53,8 @@ PLACES = [
     ("replace", "best.ckpt", 1),
 ]
 POINTS = [f"{function},{pattern},{count},{side}" for function, pattern, count in PLACES for side in ("before", "after")]
-POINTS += [f"append,{name},{count},middle" for name in ("metrics.csv", "batches.csv", "validation.csv") for count in (0, 3)]
+FILES = ("metrics.csv", "batches.csv", "validation.csv")
+POINTS += [f"append,{name},{count},middle" for name in FILES for count in (0, 3)]
 END = 120.0  # seconds in which processes must end by themselves once one of them is gone
 
 
@@ -200,10 +202,8 @@ def random_kills(folder: Path, kills: int, life: float, rng: random.Random) -> N
             chosen = [rng.choice(pids[1:] or pids)]
         if victim != "none":
             for pid in chosen:
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
             since += 1
             wait_for_end(process, pids, f"{name}, kill {kill} ({victim})")
         process.wait()
