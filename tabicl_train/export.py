@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from tabicl_train.averages import averaged
-from tabicl_train.checkpoint import DISK_ERRORS, DamagedCheckpoint, read, resolve
+from tabicl_train.checkpoint import load
 from tabicl_train.config import ConfigError
 from tabicl_train.messages import first_line
 from tabicl_train.model import TabICL, TabICLConfig
@@ -24,11 +24,7 @@ def load_checkpoint(checkpoint: str, weights: str = "trained") -> tuple[TabICLCo
     """
     if weights not in WEIGHTS:
         raise ConfigError([f"weights is {weights!r}; it must be one of {', '.join(WEIGHTS)}"])
-    path = resolve(checkpoint)
-    try:
-        content = read(path)
-    except DamagedCheckpoint as error:
-        raise ConfigError([str(error)]) from None
+    path, content = load(checkpoint)
     if not is_run_checkpoint(content):
         if weights != "trained":
             raise ConfigError([f"{path} holds one set of weights; weights={weights} needs a checkpoint of a run"])
@@ -64,7 +60,7 @@ def export(checkpoint: str, output: str, weights: str = "trained") -> str:
     try:
         Path(output).parent.mkdir(parents=True, exist_ok=True)
         save_public(config, tensors, output)
-    except DISK_ERRORS as error:
+    except OSError as error:
         raise ConfigError([f"output is {output!r}; it cannot be written ({first_line(error)})"]) from None
     count = sum(tensor.numel() for tensor in tensors.values())
     return f"{output}: {count:,} parameters, loads with tabicl.TabICLClassifier(model_path={output!r})"

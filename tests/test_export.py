@@ -100,7 +100,7 @@ def test_an_output_that_cannot_be_is_refused(output, words, tmp_path, monkeypatc
     (tmp_path / "folder.ckpt").mkdir()
     (tmp_path / "file").touch()
     if output.startswith("full"):
-        monkeypatch.setattr("tabicl_train.weights.open", lambda _, mode: io.FileIO("/dev/full", mode), raising=False)
+        monkeypatch.setattr("tabicl_train.atomic.open", lambda _, mode: io.FileIO("/dev/full", mode), raising=False)
     monkeypatch.setattr(sys, "argv", ["", f"checkpoint={tmp_path}/tiny.ckpt", f"output={tmp_path}/{output}"])
     said = io.StringIO()
     with contextlib.redirect_stderr(said), pytest.raises(SystemExit, match="2"):
