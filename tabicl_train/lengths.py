@@ -2,7 +2,8 @@
 
 Two files beside metrics.csv, written at the logged steps by the first rank, of its share of the step:
 
-batches.csv   a row a micro-batch and number of classes: rows, labelled rows n, features, classes, tables, mean loss
+batches.csv   a row a micro-batch and number of classes: rows, labelled rows n, features, classes, tables, mean loss,
+              and mean loss of guessing the frequencies of the labels (see guess_losses)
 scaling.csv   a row a layer: for the smallest and the largest n of the step the base multiplier, max |base(n)| over
               heads and elements, and over all queries the mean and standard deviation of the gate 1 + tanh(MLP(q));
               empty where a rule has no gate
@@ -19,7 +20,7 @@ from tabicl_train.module import Pretraining
 from tabicl_train.records import Records
 from tabicl_train.stream import StepItem
 
-BATCHES = ("step", "stage", "rows", "n", "features", "classes", "tables", "loss")
+BATCHES = ("step", "stage", "rows", "n", "features", "classes", "tables", "loss", "guess_loss")
 SCALING = ("step", "stage", "layer", "n_smallest", "n_largest", "at_smallest", "at_largest", "gate_mean", "gate_std")
 
 
@@ -47,10 +48,11 @@ class Lengths(L.Callback):
         self.losses = []
         for batch, losses in zip(item.batches, module.table_losses, strict=True):
             _, rows, features = batch.X.shape
-            classes = F.one_hot(batch.y).amax(1).sum(1)  # (B, N, C) -> (B,)
+            classes, guesses = num_classes(batch.y), guess_losses(batch.y, batch.train_size)
             for c in classes.unique().tolist():
-                same = losses[classes == c]
-                values = (step, item.stage, rows, batch.train_size, features, c, len(same), same.mean().item())
+                same = classes == c
+                means = (losses[same].mean().item(), guesses[same].mean().item())
+                values = (step, item.stage, rows, batch.train_size, features, c, int(same.sum()), *means)
                 self.losses.append(dict(zip(BATCHES, values, strict=True)))
         self.records.append_rows("batches.csv", *self.losses)
         smallest, largest = (f(batch.train_size for batch in item.batches) for f in (min, max))
@@ -70,3 +72,20 @@ def gate_statistics(sums: torch.Tensor) -> tuple[float, float] | tuple[str, str]
         return "", ""
     mean, square = mean / passes, square / passes
     return mean, max(square - mean**2, 0.0) ** 0.5
+
+
+def num_classes(y: torch.Tensor) -> torch.Tensor:
+    """The number of different labels in each table of y (B, N), (B,)."""
+    return F.one_hot(y).amax(1).sum(1)  # (B, N, C) -> (B,)
+
+
+def guess_losses(y: torch.Tensor, train_size: int) -> torch.Tensor:
+    """Cross entropy of each table when every query row is guessed by the frequencies of the labels, (B,), in fp32.
+
+    A class that n_c of the n labelled rows have gets the probability (n_c + 1) / (n + C) in a table of C classes, so
+    that one which only query rows have is not impossible. y: (B, N), labelled rows first.
+    """
+    labelled, queries = y.split([train_size, y.shape[1] - train_size], dim=1)
+    counts = F.one_hot(labelled, int(y.max()) + 1).sum(1)  # (B, C)
+    p = (counts + 1) / (train_size + num_classes(y)[:, None])
+    return -p.log().gather(1, queries).mean(1)

@@ -114,7 +114,7 @@ def page(runs: list[Run]) -> str:
         "Overview": overview(runs),
         "Configuration": configuration(runs),
         "Curriculum": curriculum(runs),
-        "Loss": together(runs, "metrics", draw_training, "metrics.csv") + each(runs, losses),
+        "Loss": training(runs) + each(runs, losses),
         "Multipliers": each(runs, multipliers),
         "Throughput": together(runs, "metrics", draw_throughput, "metrics.csv") + throughput(runs),
         "Incidents": each(runs, incidents),
@@ -218,6 +218,16 @@ def stages(config: dict[str, Any]) -> dict[str, dict[str, str]]:
             stage, _, setting = key.removeprefix(STAGES).rpartition(".")
             found.setdefault(stage, {})[setting] = str(value)
     return found
+
+
+def training(runs: list[Run]) -> str:
+    metrics, batches, validation = (tables_of(runs, file) for file in ("metrics", "batches", "validation"))
+    if not metrics:
+        return missing("There is no metrics.csv.")
+    return picture(draw_training(metrics, batches, validation), "loss, gradient norm and learning rate") + (
+        "<p>Guessing gives every class its share of the labelled rows, (n_c + 1) / (n + C): a ratio of 1 means that "
+        "nothing is learned, and tables of few and of many classes are comparable.</p>"
+    )
 
 
 def losses(run: Run) -> str:
@@ -338,8 +348,12 @@ def each(runs: list[Run], part) -> str:
 
 
 def together(runs: list[Run], source: str, draw, file: str) -> str:
-    found = {run.name: getattr(run, source) for run in runs if getattr(run, source) is not None}
+    found = tables_of(runs, source)
     return picture(draw(found), source) if found else missing(f"There is no {file}.")
+
+
+def tables_of(runs: list[Run], source: str) -> dict[str, pd.DataFrame]:
+    return {run.name: getattr(run, source) for run in runs if getattr(run, source) is not None}
 
 
 def picture(figure: Figure, what: str) -> str:

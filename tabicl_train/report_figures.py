@@ -12,19 +12,56 @@ from matplotlib.figure import Figure
 from tabicl_train.config import SYNTHETIC
 
 WINDOWS = 40  # parts of the longest run; a smooth line is a moving average over one
+RATIO_WINDOWS = 20
 
 Runs = dict[str, pd.DataFrame]
 
 
-def draw_training(runs: Runs) -> Figure:
-    """Loss, gradient norm and learning rate of metrics.csv."""
+def draw_training(metrics: Runs, batches: Runs, validation: Runs) -> Figure:
+    """Loss, gradient norm and learning rate of metrics.csv; beside the loss its ratio to that of guessing, where a run
+    has measured it."""
+    ratios = {name: loss_ratios(rows) for name, rows in batches.items() if "guess_loss" in rows}
+    points = {
+        name: loss_ratios(rows[rows["data"] == SYNTHETIC].assign(tables=1))
+        for name, rows in validation.items()
+        if "guess_loss" in rows
+    }
     figure = Figure(figsize=(11, 6), layout="constrained")
-    panels = figure.subplot_mosaic([["loss", "loss"], ["grad_norm", "lr"]], height_ratios=[3, 2])
+    top = ["loss", "ratio"] if ratios else ["loss", "loss"]
+    panels = figure.subplot_mosaic([top, ["grad_norm", "lr"]], height_ratios=[3, 2])
     for column, title in (("loss", "loss"), ("grad_norm", "gradient norm before clipping"), ("lr", "learning rate")):
-        draw_lines(panels[column], runs, column, smooth=column != "lr")
+        draw_lines(panels[column], metrics, column, smooth=column != "lr")
         panels[column].set(title=title, xlabel="step")
     panels["grad_norm"].set_yscale("log")
+    if ratios:
+        draw_ratios(panels["ratio"], list(metrics), ratios, points)
     return figure
+
+
+def loss_ratios(rows: pd.DataFrame) -> pd.DataFrame:
+    """By step: the loss and that of guessing the frequencies of the labels, sums over tables, and their ratio, which
+    tables of few and of many classes have in common."""
+    sums = rows[["loss", "guess_loss"]].mul(rows["tables"], axis=0).groupby(rows["step"]).sum(min_count=1)
+    sums = sums[np.isfinite(sums).all(axis=1)]
+    return sums.assign(ratio=sums["loss"] / sums["guess_loss"])
+
+
+def draw_ratios(axes: Axes, names: list[str], ratios: Runs, points: Runs) -> None:
+    """A line a run: every step, faintly, and a moving ratio of sums; and the validations' points."""
+    alone = len(names) == 1
+    for i, name in enumerate(names):
+        if name in ratios:
+            steps, label = ratios[name], "training" if alone else name
+            # centred, since the points of the validation are not behind either
+            windows = steps.rolling(max(1, len(steps) // RATIO_WINDOWS), min_periods=1, center=True).sum()
+            axes.plot(steps.index, steps["ratio"], color=f"C{i}", alpha=0.25, linewidth=0.8)
+            axes.plot(steps.index, windows["loss"] / windows["guess_loss"], color=f"C{i}", label=label)
+        if name in points:
+            colour, label = ("C1", "validation, synthetic tables") if alone else (f"C{i}", f"{name}, validation")
+            axes.plot(points[name]["ratio"], "o", color=colour, markeredgecolor="white", label=label)
+    axes.axhline(1, color="0.7", linewidth=0.8, zorder=0)
+    axes.set(title="loss / loss of guessing the frequencies of the labels", xlabel="step")
+    axes.legend(fontsize="small")
 
 
 def draw_throughput(runs: Runs) -> Figure:

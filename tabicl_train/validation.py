@@ -7,6 +7,7 @@ data            "synthetic", or the name of a real table
 rows            of a table
 loss, accuracy  of the query rows: mean cross entropy, share predicted right; of synthetic tables the means
 roc_auc         one versus rest, of real tables
+guess_loss      of guessing the frequencies of the labels, on synthetic tables; see lengths.guess_losses
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tabicl_train.atomic import save_atomically
 from tabicl_train.averages import Averages
 from tabicl_train.checkpoint import to_host
 from tabicl_train.config import SYNTHETIC, CurriculumConfig, RunConfig, StageConfig, build_prior
+from tabicl_train.lengths import guess_losses
 from tabicl_train.messages import first_line, tell
 from tabicl_train.model import TabICL
 from tabicl_train.module import Pretraining
@@ -37,11 +39,11 @@ from tabicl_train.records import Records
 from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.workers import Loader
 
-COLUMNS = ("step", "data", "rows", "loss", "accuracy", "roc_auc")
+COLUMNS = ("step", "data", "rows", "loss", "accuracy", "roc_auc", "guess_loss")
 FROZEN = -1  # in place of a run's seed, which is at least 0: tables that no step has, the same ones in every run
 FALLS = 3  # in a row of the mean ROC AUC on real data, after which there is a warning
 
-Row = tuple[str, int, float, float, float | None]  # COLUMNS without the step
+Row = tuple[str, int, float, float, float | None, float | None]  # COLUMNS without the step
 
 
 class Validation(L.Callback):
@@ -116,16 +118,17 @@ class Validation(L.Callback):
             self.records.append_line("incidents.jsonl", line)
 
     def score_synthetic(self, network: TabICL, module: Pretraining, item: StepItem) -> Row:
-        losses, accuracies, tables = [], [], []
+        losses, accuracies, guesses, tables = [], [], [], []
         for batch in (b.to(module.device) for b in item.batches):
             n = batch.train_size
             with module.precision.autocast(module.device.type):
                 logits = predict_logits(network, batch.X, batch.y[:, :n], network.config.max_classes).float()
             losses.append(F.cross_entropy(logits.flatten(0, 1), batch.y[:, n:].flatten()).item())
             accuracies.append((logits.argmax(-1) == batch.y[:, n:]).float().mean().item())
+            guesses.append(guess_losses(batch.y, n).mean().item())
             tables.append(batch.X.shape[0])
-        loss, accuracy = (statistics.fmean(values, tables) for values in (losses, accuracies))
-        return SYNTHETIC, batch.X.shape[1], loss, accuracy, None
+        loss, accuracy, guess = (statistics.fmean(values, tables) for values in (losses, accuracies, guesses))
+        return SYNTHETIC, batch.X.shape[1], loss, accuracy, None, guess
 
     def score_real(self, network: TabICL, module: Pretraining, task) -> Row:
         from tabicl_train.classifier import TabICLClassifier
@@ -137,7 +140,7 @@ class Validation(L.Callback):
         except (ValueError, torch.OutOfMemoryError) as error:  # such as probabilities that are not numbers
             tell(f"warning   {task.name} could not be scored: {first_line(error)}")
             scores = dict.fromkeys(("log_loss", "accuracy", "roc_auc"), math.nan)
-        return task.name, len(task.y), scores["log_loss"], scores["accuracy"], scores["roc_auc"]
+        return task.name, len(task.y), scores["log_loss"], scores["accuracy"], scores["roc_auc"], None
 
     def keep(self, trainer: L.Trainer, module: Pretraining) -> None:
         averages = next(callback for callback in trainer.callbacks if isinstance(callback, Averages))

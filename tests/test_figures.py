@@ -19,7 +19,7 @@ def run_dir(tmp_path):
         for rows in (100, 120) if step <= 80 else (100, 300):
             classes = 2 + step % 3
             shape = (rows, rows // 2, 4, classes, int(generator.integers(1, 5)))
-            batches.append((step, stage, *shape, rows / 100 + classes + step / 1000))
+            batches.append((step, stage, *shape, rows / 100 + classes + step / 1000, 6.0))
         for layer in ("column.0", "icl.0"):
             scaling.append((step, stage, layer, 20, 60, step + 20.0, step + 60.0, 1.0, 0.0))
     for name, columns, rows in (("batches", BATCHES, batches), ("scaling", SCALING, scaling)):

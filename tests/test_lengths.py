@@ -1,5 +1,6 @@
-"""What a run measures of its length scaling."""
+"""What a run measures of its tables and of its length scaling."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,10 @@ from runs import read
 
 from tabicl_train import module
 from tabicl_train import train as training
-from tabicl_train.config import compose
-from tabicl_train.lengths import SCALING
+from tabicl_train.config import build_prior, compose
+from tabicl_train.lengths import SCALING, guess_losses
 from tabicl_train.model import TabICL
+from tabicl_train.stream import StepStream
 
 
 def train(run_dir: Path, *overrides: str) -> list[dict]:
@@ -45,3 +47,21 @@ def test_a_layer_without_a_gate_has_empty_cells(tmp_path):
     rows = train(tmp_path, "model.icl_scaling=ssmax")
     gates = {row["layer"]: (row["gate_mean"], row["gate_std"]) for row in rows}
     assert gates["icl.0"] == gates["icl.1"] == ("", "") and float(gates["column.0"][1]) > 0
+
+
+def test_guessing_the_frequencies_of_the_labels():
+    y = torch.tensor([[0, 0, 1, 0, 1, 2, 0], [1, 1, 1, 0, 1, 1, 1]])  # four labelled rows; class 2 is not among them
+    first = -(math.log(2 / 7) + math.log(1 / 7) + math.log(4 / 7)) / 3
+    assert guess_losses(y, 4).tolist() == pytest.approx([first, -math.log(4 / 6)])
+
+
+def test_every_row_has_the_loss_of_guessing_its_tables(tmp_path):
+    train(tmp_path)
+    config = compose(["experiment=smoke", "prior=dummy"])
+    stream = StepStream(build_prior(config), config.curriculum, config.model, config.seed, range(4))
+    for step, item in zip((2, 4), list(stream)[1::2], strict=True):
+        found = [row for row in read(tmp_path / "batches.csv") if int(row["step"]) == step]
+        expected = torch.cat([guess_losses(batch.y, batch.train_size) for batch in item.batches])
+        assert len(expected) == sum(int(row["tables"]) for row in found) == 8
+        mean = sum(int(row["tables"]) * float(row["guess_loss"]) for row in found) / 8
+        assert mean == pytest.approx(expected.mean().item(), rel=1e-6)

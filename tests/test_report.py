@@ -19,6 +19,7 @@ from command_line import command
 from tabicl_train import train as training
 from tabicl_train.config import ConfigError, compose
 from tabicl_train.report import merge, read_run, write_report
+from tabicl_train.report_figures import draw_training
 from tabicl_train.scores import METRICS, summarise
 
 VOID = {"meta", "img", "br"}
@@ -158,6 +159,30 @@ def test_a_page_says_what_the_files_say(runs, pages):
     assert float(scores["this model"]["roc auc"]) == pytest.approx(expected.loc["this model", "roc_auc"], rel=1e-3)
     assert scores["random <forest>"]["win rate"] == "1" and scores["this model"]["win rate"] == ""
     assert list(page.table("data", "this model")) == TASKS
+
+
+def test_the_loss_stands_beside_its_ratio_to_that_of_guessing(runs):
+    """Ratios of sums over tables: the noise of few and many classes cancels, and the validation has the same scale."""
+    steps = np.repeat(np.arange(1, 201), 2)
+    generator = np.random.default_rng(0)
+    tables, guess_loss = generator.integers(1, 9, 400), generator.choice([0.5, 2.0], 400)
+    learned = 1 - steps / 400  # the share that is left falls from 1 to 1/2
+    batches = pd.DataFrame({"step": steps, "tables": tables, "loss": guess_loss * learned, "guess_loss": guess_loss})
+    validation = pd.DataFrame({
+        "step": [100, 100, 100, 200, 200], "data": ["synthetic", "synthetic", "iris", "synthetic", "synthetic"],
+        "loss": [0.3, 0.9, 9.0, 0.2, 0.7], "guess_loss": [0.6, 1.0, np.nan, 0.6, 1.2],
+    })  # fmt: skip
+    metrics = pd.read_csv(runs[0] / "metrics.csv")
+    figure = draw_training({"a": metrics}, {"a": batches}, {"a": validation})
+    (axes,) = [axes for axes in figure.axes if "guessing" in axes.get_title()]
+    every, smooth, points, one = axes.get_lines()
+    assert np.allclose(every.get_ydata(), 1 - np.arange(1, 201) / 400)
+    assert list(smooth.get_xdata()) == list(range(1, 201))
+    assert np.abs(np.diff(smooth.get_ydata())).max() < 0.01 and np.allclose(smooth.get_ydata(), learned[::2], atol=0.03)
+    assert points.get_xydata().tolist() == [[100, pytest.approx(1.2 / 1.6)], [200, pytest.approx(0.5)]]
+    assert set(one.get_ydata()) == {1}
+    older = draw_training({"a": metrics}, {"a": batches.drop(columns="guess_loss")}, {})  # written without the column
+    assert not [axes for axes in older.axes if "guessing" in axes.get_title()]
 
 
 def test_several_runs_stand_beside_each_other(pages):

@@ -18,6 +18,7 @@ from tabicl_train import TabICLClassifier
 from tabicl_train import train as training
 from tabicl_train.config import SYNTHETIC, ConfigError, compose
 from tabicl_train.export import load_checkpoint, load_model
+from tabicl_train.lengths import guess_losses
 from tabicl_train.module import query_losses
 from tabicl_train.records import Records
 from tabicl_train.validation import COLUMNS, Validation, frozen_stream, read_scores
@@ -77,6 +78,7 @@ def test_rows_are_loss_and_accuracy_of_the_network_at_that_step(folder):
     stream = frozen_stream(compose([*SETTINGS, *VALIDATED]))
     for row, item in zip(rows[-6:-4], stream, strict=True):
         losses, right = [], []
+        guesses = torch.cat([guess_losses(batch.y, batch.train_size) for batch in item.batches])
         for batch in item.batches:
             for X, y in zip(batch.X[:, None], batch.y[:, None], strict=True):
                 one = type(batch)(X, y, batch.train_size)
@@ -87,7 +89,9 @@ def test_rows_are_loss_and_accuracy_of_the_network_at_that_step(folder):
         assert len(losses) == 6
         assert float(row["loss"]) == pytest.approx(np.mean(losses), rel=1e-5)
         assert float(row["accuracy"]) == pytest.approx(np.mean(right), rel=1e-5)
+        assert float(row["guess_loss"]) == pytest.approx(guesses.mean().item(), rel=1e-6)
         assert row["roc_auc"] == ""
+    assert rows[-1]["guess_loss"] == ""
 
 
 def test_the_probe_is_the_classifier_with_one_estimator_on_a_held_out_part(folder):
@@ -132,10 +136,10 @@ def scripted(losses: list[float], roc_aucs: list[float]) -> list:
     """Patches that make the validations of steps 1, 2, ... find these scores."""
 
     def synthetic(self, network, module, item):
-        return SYNTHETIC, 40, losses[module.global_step - 1], 0.5, None
+        return SYNTHETIC, 40, losses[module.global_step - 1], 0.5, None, 1.6
 
     def real(self, network, module, task):
-        return task.name, 60, 1.0, 0.5, roc_aucs[module.global_step - 1]
+        return task.name, 60, 1.0, 0.5, roc_aucs[module.global_step - 1], None
 
     return mock.patch.multiple(Validation, score_synthetic=synthetic, score_real=real)
 
