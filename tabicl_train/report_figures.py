@@ -60,6 +60,8 @@ def draw_ratios(axes: Axes, names: list[str], ratios: Runs, points: Runs) -> Non
             colour, label = ("C1", "validation, synthetic tables") if alone else (f"C{i}", f"{name}, validation")
             axes.plot(points[name]["ratio"], "o", color=colour, markeredgecolor="white", label=label)
     axes.axhline(1, color="0.7", linewidth=0.8, zorder=0)
+    low, high = axes.get_ylim()
+    axes.set_ylim(top=min(high, 1.3 * max(low, 1)))  # the first steps lose up to three times as much as guessing
     axes.set(title="loss / loss of guessing the frequencies of the labels", xlabel="step")
     axes.legend(fontsize="small")
 
