@@ -68,10 +68,13 @@ def run_job(tree: Any) -> None:
         from tabicl_train.workers import WorkerDied
 
         try:
-            status = run_training(config)
+            with watch_signals() as stop:
+                status = run_training(config)
         except (PriorError, WorkerDied, Diverged, ProcessLost) as error:
             sys.exit("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]))
-        if status == "preempted" and "TORCHELASTIC_RUN_ID" not in os.environ:
+        # A job of a sweep that has used up its hours does not end the others.
+        ended = stop.asked or HydraConfig.get().mode != RunMode.MULTIRUN
+        if status == "preempted" and ended and "TORCHELASTIC_RUN_ID" not in os.environ:
             sys.exit(EXIT_PREEMPTED)
 
 
