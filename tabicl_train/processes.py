@@ -184,15 +184,21 @@ class Processes:
             try:
                 value = function()
             except Exception as error:
-                self.shared = error
+                self.share(error)
                 self.put(key, (None, sendable(error)))
                 raise
             self.put(key, (value, None))
             return value
-        value, self.shared = self.take(key)
-        if self.shared is not None:
-            raise self.shared
+        value, error = self.take(key)
+        if error is not None:
+            self.share(error)
+            raise error
         return value
+
+    def share(self, error: Exception) -> None:
+        self.shared = error
+        if isinstance(error, ConfigError):
+            error.everywhere = True
 
     def agree(self, problem: str | None) -> None:
         """Raises the same ConfigError on all processes, naming the ranks, if any of them has a problem."""
@@ -359,8 +365,6 @@ class Processes:
             return ProcessLost(f"{self.name(0)} failed; rank {self.rank} ends with it")
         if isinstance(error, (ProcessLost, ConfigError, Stopped)):
             result, line = error, first_line(error)
-            if isinstance(error, ConfigError):
-                error.everywhere = False
         else:
             where = self.keep(error)
             if lost := self.cause(error):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -122,21 +123,17 @@ def test_a_problem_of_one_process_is_raised_on_all_and_names_its_rank(tmp_path):
 
 
 def test_others_wait_as_long_as_the_first_lives(tmp_path):
-    with joined(tmp_path, size=2, timeout=0.5) as ((first, second), on_all):
+    with joined(tmp_path, size=2, timeout=2.0) as ((first, second), on_all):
 
         def long_work():
             started, beats = time.monotonic(), first.beats
-            until(lambda: time.monotonic() > started + 1.5 and first.beats > beats + 1)
+            until(lambda: time.monotonic() > started + 3.0 and first.beats > beats + 1)
             return "done"
 
-        module.BEAT, beat = 0.05, module.BEAT
-        try:
-            assert [f.result() for f in on_all(lambda p: p.from_first(long_work))] == ["done"] * 2
-            first.requests.put((None, None))  # its thread ends, as with the process
-            with pytest.raises(ProcessLost, match=r"rank 0 on .* has not answered for \d s; rank 1 ends with it"):
-                second.take("never")
-        finally:
-            module.BEAT = beat
+        assert [f.result() for f in on_all(lambda p: p.from_first(long_work))] == ["done"] * 2
+        first.requests.put((None, None))  # its thread ends, as with the process
+        with pytest.raises(ProcessLost, match=r"rank 0 on .* has not answered for \d s; rank 1 ends with it"):
+            second.take("never")
 
 
 def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -196,14 +193,9 @@ def test_waiting_for_others_is_said_and_given_up(tmp_path, capsys):
     with pytest.raises(ProcessLost) as lost, join(settings, Stop(), tmp_path):
         pass
     place = rf"{socket.gethostname()}:\d+"
-    assert_matches(rf"gave up after 1 s: 1 of 2 processes \(rank 1\) did not come to {place}", str(lost.value))
-    assert_matches(rf"waiting for 1 of 2 processes at {place}\n", capsys.readouterr().err)
-
-
-def assert_matches(pattern: str, text: str) -> None:
-    import re
-
-    assert re.fullmatch(pattern, text), text
+    gave_up = rf"gave up after \d s: 1 of 2 processes \(rank 1\) did not come to {place}"
+    assert re.fullmatch(gave_up, str(lost.value)), lost.value
+    assert re.fullmatch(rf"waiting for 1 of 2 processes at {place}\n", capsys.readouterr().err)
 
 
 def test_waiting_for_the_first_process_is_said_and_given_up(tmp_path, capsys, monkeypatch):
@@ -212,9 +204,9 @@ def test_waiting_for_the_first_process_is_said_and_given_up(tmp_path, capsys, mo
         port = free.getsockname()[1]
     for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_PORT": port}.items():
         monkeypatch.setenv(name, str(value))
-    with pytest.raises(ProcessLost, match=f"gave up .* did not come to 127.0.0.1:{port}"):
-        with join(TrainerConfig(timeout=1.0), Stop(), tmp_path):
-            pass
+    gave_up = pytest.raises(ProcessLost, match=f"gave up .* did not come to 127.0.0.1:{port}")
+    with gave_up, join(TrainerConfig(timeout=1.0), Stop(), tmp_path):
+        pass
     assert capsys.readouterr().err == f"waiting for the first of 2 processes at 127.0.0.1:{port}\n"
 
 
@@ -226,3 +218,78 @@ def test_a_stop_signal_ends_the_wait(tmp_path, capsys):
         pass
     noticing.join()
     assert capsys.readouterr().err == "stop      SIGTERM: no longer waiting for the other processes\n"
+
+
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+from tabicl_train.config import TrainerConfig
+from tabicl_train.processes import join
+from tabicl_train.signals import die_with_launcher, watch_signals
+
+die_with_launcher()
+folder = Path(sys.argv[1])
+with watch_signals() as stop, join(TrainerConfig(devices=2), stop, folder) as processes:
+    (folder / str(processes.rank)).write_text(str(os.getpid()))
+    time.sleep(600) if sys.argv[2:] else processes.take("never")
+"""
+LAUNCHERS = {
+    "plain": [],
+    "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
+}
+
+
+def started(launcher: str, folder: Path, *arguments: str) -> tuple[subprocess.Popen, list[int]]:
+    """Two processes that have joined and wait for ever, and their numbers; with an argument, for nobody."""
+    script = folder / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, *LAUNCHERS[launcher], str(script), str(folder), *arguments]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    numbers = [folder / "0", folder / "1"]
+    until(lambda: process.poll() is not None or all(f.exists() and f.read_text() for f in numbers))
+    assert process.poll() is None, process.stderr.read()
+    return process, [int(f.read_text()) for f in numbers]
+
+
+def lives(pid: int) -> bool:
+    return replace(Member.this(), pid=pid).lives()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_no_process_outlives_its_launcher(launcher, tmp_path):
+    process, numbers = started(launcher, tmp_path, "stuck")
+    with process:
+        process.kill()
+        until(lambda: not any(map(lives, numbers)), module.GRACE / 2)  # by then they would end by themselves
+
+
+WORKER = """
+import time
+from priors.dummy import Dummy
+from tabicl_train.config import StreamConfig, build_prior, compose
+from tabicl_train.stream import StepStream
+from tabicl_train.workers import Loader
+
+Dummy.plan = lambda *_: time.sleep(600)
+config = compose(["experiment=smoke", "prior=dummy"])
+with Loader(StepStream(build_prior(config), config.curriculum, config.model, 0, range(8)), StreamConfig()) as loader:
+    print(loader.workers[0].process.pid, flush=True)
+    next(loader)
+"""
+
+
+def test_a_worker_dies_with_its_process_in_the_middle_of_a_table():
+    with subprocess.Popen([sys.executable, "-c", WORKER], stdout=subprocess.PIPE, text=True) as process:
+        worker = int(process.stdout.readline())
+        assert lives(worker)
+        process.kill()
+    until(lambda: not lives(worker))
+
+
+def test_a_plain_process_ends_when_its_child_is_killed_and_says_so(tmp_path):
+    process, (_, child) = started("plain", tmp_path)
+    with process:
+        os.kill(child, signal.SIGKILL)
+        told = process.stderr.read()
+    assert process.returncode == 1
+    assert re.search(r"rank 1 on \S+ (is gone|was killed by SIGKILL); rank 0 ends with it\n$", told)
