@@ -36,7 +36,7 @@ def train() -> None:
     register()
     arguments, _ = get_args_parser().parse_known_args()
     config = None
-    with config_errors():
+    with config_errors(alike=True):
         if not arguments.multirun:  # a sweep's overrides hold several values; each of its jobs is checked below
             config = compose(arguments.overrides)
     # From here on, since what follows takes seconds before the run begins; a preflight has nothing to save.
@@ -69,10 +69,13 @@ def run_job(tree: Any) -> None:
         from tabicl_train.workers import WorkerDied
 
         try:
-            status = run_training(config)
+            with watch_signals() as stop:
+                status = run_training(config)
         except (PriorError, WorkerDied, Diverged, ProcessLost, LostLock) as error:
             sys.exit("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]))
-        if status == "preempted" and "TORCHELASTIC_RUN_ID" not in os.environ:
+        # A job of a sweep that has used up its hours does not end the others.
+        ended = stop.asked or HydraConfig.get().mode != RunMode.MULTIRUN
+        if status == "preempted" and ended and "TORCHELASTIC_RUN_ID" not in os.environ:
             sys.exit(EXIT_PREEMPTED)
 
 
@@ -253,11 +256,13 @@ def parse(command: type, arguments: list[str]) -> Any:
 
 
 @contextlib.contextmanager
-def config_errors() -> Iterator[None]:
-    """Ends the command with exit code 2 and the list of problems, without a stack trace."""
+def config_errors(alike: bool = False) -> Iterator[None]:
+    """Ends the command with exit code 2 and the list of problems, without a stack trace. What all processes of a run
+    find alike is printed by the first."""
     try:
         yield
     except ConfigError as error:
-        for problem in error.problems if is_first() or not error.everywhere else []:
-            print(f"error: {problem}", file=sys.stderr)
+        if is_first() or not (alike or error.everywhere):
+            for problem in error.problems:
+                print(f"error: {problem}", file=sys.stderr)
         sys.exit(EXIT_CONFIG)

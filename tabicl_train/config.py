@@ -54,7 +54,7 @@ class ConfigError(Exception):
     everywhere: all processes of a run raise it alike, and the first one prints it
     """
 
-    everywhere = True
+    everywhere = False
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__(problems)
