@@ -30,6 +30,7 @@ from tabicl_train.config import (
     compose,
     compose_sweep,
     make_folder,
+    register,
     require_matplotlib,
     to_config,
     unknown,
@@ -52,10 +53,12 @@ def train() -> None:
     if arguments.config_path is not None:  # Hydra takes it from this file's folder, a person from the working directory
         arguments.config_path = os.path.abspath(arguments.config_path)
     config = None
-    questions = (arguments.help, arguments.hydra_help, arguments.shell_completion, arguments.info)
     with config_errors():
-        if not any(questions):
+        if arguments.hydra_help or arguments.shell_completion:
+            sys.argv[0] = "tabicl-train"  # completion works for the installed command, not for python -m tabicl_train
+        else:
             config = check(arguments)
+    register()
     arguments.overrides = add_stages(arguments.overrides)
     hydra_version.setbase("1.3")
     # From here on, since what follows takes seconds before the run begins; a preflight has nothing to save.
@@ -72,11 +75,11 @@ def check(arguments: Any) -> RunConfig:
     files = (arguments.config_name, arguments.config_path, arguments.config_dir)
     sweep = arguments.multirun or "hydra.mode=MULTIRUN" in arguments.overrides
     configs = compose_sweep(arguments.overrides, *files) if sweep else [compose(arguments.overrides, *files)]
-    if not arguments.cfg:
+    if not (arguments.cfg or arguments.help or arguments.info):
         if found := [problem for config in configs for problem in config.start_problems()]:
             raise ConfigError(list(dict.fromkeys(found)))
         if not sweep:
-            make_folder("run_dir", Path(configs[0].run_dir))
+            make_folder(Path(configs[0].run_dir), f"run_dir is {configs[0].run_dir!r}")
     return configs[0]
 
 

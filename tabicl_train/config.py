@@ -83,25 +83,26 @@ def unusable_folder(path: Path) -> str | None:
     return None if os.access(existing, os.W_OK | os.X_OK) else f"{existing} is not writable"
 
 
-def make_folder(key: str, path: Path) -> None:
-    """The folder that the setting `key` names; raises ConfigError where files cannot be made in it."""
+def make_folder(path: Path, setting: str) -> None:
+    """Raises ConfigError, beginning with `setting`, where files cannot be made in the folder."""
     problem = unusable_folder(path)
     if problem is None:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:  # os.access knows nothing of names too long, or of file systems like /proc
-            problem = f"it cannot be made ({error.strerror})"
+            problem = f"{path} cannot be made ({error.strerror})"
     if problem:
-        raise ConfigError([f"{key} is {str(path)!r}; {problem}"])
+        raise ConfigError([f"{setting}; {problem}"])
 
 
 def check_output(path: Path) -> None:
     """Make the folder of a file to be written, before the work for it begins; raises ConfigError."""
+    setting = f"output is {str(path)!r}"
     if path.is_dir():
-        raise ConfigError([f"output is {str(path)!r}; it is a folder, not a file"])
+        raise ConfigError([f"{setting}; it is a folder, not a file"])
     if path.exists() and not os.access(path, os.W_OK):
-        raise ConfigError([f"output is {str(path)!r}; it is not writable"])
-    make_folder("output", path.parent)
+        raise ConfigError([f"{setting}; it is not writable"])
+    make_folder(path.parent, setting)
 
 
 def one_of(name: str, value: str, choices: tuple[str, ...]) -> list[str]:
@@ -469,17 +470,22 @@ def compose(
         return compose_one(config_name, add_stages(overrides), also)
 
 
-def compose_sweep(overrides: list[str], config_name: str, config_path: str | None, config_dir: str | None) -> list:
-    """The checked configurations of all jobs of a sweep; raises ConfigError with the problems of all, each once."""
-    configs, found = [], []
+def compose_sweep(
+    overrides: list[str], config_name: str, config_path: str | None, config_dir: str | None
+) -> list[RunConfig]:
+    """The checked configurations of all jobs of a sweep; raises ConfigError with their problems, each once."""
+    configs: list[RunConfig] = []
+    found: dict[str, None] = {}
     with config_files(config_name, config_path, config_dir):
         for combination in combinations(add_stages(overrides)):
             try:
                 configs.append(compose_one(config_name, combination))
             except ConfigError as error:
-                found += error.problems
+                if found.keys() >= set(error.problems):
+                    break  # a typo is in every job; to sort one out takes a second
+                found |= dict.fromkeys(error.problems)
     if found:
-        raise ConfigError(list(dict.fromkeys(found)))
+        raise ConfigError(list(found))
     return configs
 
 
@@ -529,7 +535,7 @@ def combinations(overrides: list[str]) -> Iterator[list[str]]:
     for text in overrides:
         choices.append([text])
         with contextlib.suppress(HydraException):  # what cannot be read is told where it is composed
-            override = parser.parse_override(text)
+            override = parser.parse_overrides([text])[0]
             if override.is_discrete_sweep():
                 choices[-1] = [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
             elif override.is_interval_sweep():

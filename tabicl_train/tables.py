@@ -48,9 +48,9 @@ def gallery(config: RunConfig, told: Any) -> None:
     require_matplotlib()
     from priors.gallery import save_gallery
 
-    picture = Path(told.output or f"{config.prior['name']}.png").with_suffix(".png")
-    check_output(picture)
-    check_output(picture.with_suffix(".html"))
+    picture = Path(told.output or f"{config.prior['name']}.png")
+    for path in (picture, picture.with_suffix(".png"), picture.with_suffix(".html")):
+        check_output(path)
     tables = [(f"step {s}, table {i}", table) for (s, i), table in run_tables(config, told.tables or 24)]
     for path in save_gallery(tables, picture):
         print(path)
@@ -106,7 +106,7 @@ def dump(config: RunConfig, told: Any) -> None:
         found.append(f"first_step is {told.first_step}; it must be a multiple of {SHARD_SIZE}, the steps of a file")
     if found:
         raise ConfigError(found)
-    make_folder("output", Path(told.output))
+    make_folder(Path(told.output), f"output is {told.output!r}")
     steps = range(told.first_step, min(told.first_step + told.steps, config.total_steps))
     tables = sum(stage_at(config.curriculum, step)[1].tables for step in steps)
     requests = (
