@@ -143,6 +143,15 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
+def test_a_process_that_has_left_is_not_missed(tmp_path):
+    with joined(tmp_path, size=2) as ((first, second), _):
+        second.leave()
+        second.close()
+        beats = first.beats
+        until(lambda: first.beats > beats + 3)
+        assert first.gone(2.5 * module.BEAT) is None
+
+
 def test_a_process_that_is_gone_is_named_on_the_others(tmp_path):
     with joined(tmp_path) as (members, on_all):
         with subprocess.Popen(["true"]) as gone:
@@ -173,8 +182,8 @@ def test_an_error_is_one_line_for_all_and_a_trace_in_a_file(tmp_path):
         f"rank 1 on {host} failed: ZeroDivisionError: no such luck; while drawing table 3; "
         f"the whole trace is in {tmp_path}/rank-1.log"
     )
-    assert first == f"rank 1 on {host} is gone; rank 0 ends with it"
-    assert last == f"rank 1 on {host} is gone; rank 2 ends with it"
+    assert first == f"rank 1 on {host} failed; rank 0 ends with it"
+    assert last == f"rank 1 on {host} failed; rank 2 ends with it"
     trace = (tmp_path / "rank-1.log").read_text()
     assert "in fail" in trace and "no such luck\nat all\nwhile drawing table 3" in trace
     assert [f.name for f in tmp_path.iterdir()] == ["rank-1.log"]
@@ -296,7 +305,7 @@ def test_a_plain_process_ends_when_its_child_is_killed_and_says_so(tmp_path):
         os.kill(child, signal.SIGKILL)
         told = process.stderr.read()
     assert process.returncode == 1
-    assert re.search(r"rank 1 on \S+ (is gone|was killed by SIGKILL); rank 0 ends with it\n$", told)
+    assert re.search(r"rank 1 on \S+ was killed by SIGKILL; rank 0 ends with it\n$", told)
 
 
 REFUSED = """
