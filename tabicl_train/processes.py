@@ -34,11 +34,13 @@ import torch.distributed as dist
 from tabicl_train.config import ConfigError, TrainerConfig
 from tabicl_train.messages import first_line
 from tabicl_train.signals import PARENT, Stop
+from tabicl_train.workers import sendable
 
 BEAT = 1.0  # seconds between two looks at the others
 SILENT = 5.0  # seconds without a beat after which a process is suspected, once an exchange with it has failed
 PATIENCE = 5.0  # seconds of waiting before the first line about it; then there is one every minute
 GRACE = 20.0  # seconds that a process has to end by itself, once another one is gone
+AGENT = -1  # in place of a rank, torchrun as the host of the store
 
 Value = TypeVar("Value")
 
@@ -155,15 +157,16 @@ class Processes:
         self.size, self.rank, self.nodes = launch.size, launch.rank, launch.nodes
         self.local_size, self.local_rank = launch.local_size, launch.local_rank
         self.log, self.line = log, line
-        self.host = socket.gethostname()
         self.children: dict[int, subprocess.Popen] = {}  # by rank
         self.members: list[Member] = []  # by rank, once all are there
         self.calls = 0
         self.shared: Exception | None = None  # raised on all processes alike
-        self.failure: tuple[int, str] | None = None  # the rank that failed first, and what is said about it
+        self.failure: tuple[int, str] | None = None  # the rank that failed first, and how
+        self.store_host = AGENT if launch.agent else 0
         self.broken = False  # the store cannot be reached
         self.beats, self.contact = 0, time.monotonic()  # our beats, and the time of the last answer of the store
         self.seen: dict[int, tuple[bytes, float]] = {}  # by rank: its last beat, and when it was first seen
+        self.left: set[int] = set()  # ranks that are done
         self.ending: float | None = None  # since when this process should end
         self.requests: queue.SimpleQueue = queue.SimpleQueue()
         if self.size > 1:
@@ -241,7 +244,7 @@ class Processes:
         try:
             return reply.result(self.timeout if seconds is None else seconds)
         except (TimeoutError, RuntimeError, OSError):
-            raise ProcessLost(self.lost(0.0) or f"{self.store_name()} is gone") from None
+            raise ProcessLost(self.lost(0.0) or f"{self.name(self.store_host)} does not answer") from None
 
     def talk(self) -> None:
         """The thread's life. Once the store is gone it is left alone: torch prints a stack trace for every attempt."""
@@ -267,48 +270,57 @@ class Processes:
     def beat(self) -> None:
         """Say that this process is alive, and look whether the others are."""
         if self.failure is None and self.store.check(["failure"]):
-            self.failure = json.loads(self.store.get("failure"))
+            self.failure = tuple(json.loads(self.store.get("failure")))
         if not self.members:
             return
         self.beats += 1
         self.store.set(f"beat/{self.rank}", str(self.beats))
-        others = [rank for rank in range(self.size) if rank != self.rank]
+        others = [rank for rank in range(self.size) if rank != self.rank and rank not in self.left]
         now = time.monotonic()
         if now - self.contact > 5 * BEAT:  # this process was stopped for a while, perhaps all were
             self.seen.clear()
-        watched = others if self.rank == 0 else [0]
-        for rank, beat in zip(watched, self.store.multi_get([f"beat/{rank}" for rank in watched]), strict=True):
+        watched = others if self.rank == 0 else [rank for rank in others if rank == 0]
+        beats = self.store.multi_get([f"beat/{rank}" for rank in watched]) if watched else []
+        for rank, beat in zip(watched, beats, strict=True):
             if beat != self.seen.get(rank, (None,))[0]:
                 self.seen[rank] = beat, now
+            elif self.has_left(rank):
+                del self.seen[rank]
         for rank in others:
             member = self.members[rank]
             if member.machine == self.members[self.rank].machine and not member.lives() and not self.has_left(rank):
-                self.claim(rank, f"{self.name(rank)} is gone")
+                self.claim(rank, ended(self.children[rank]) if rank in self.children else "is gone")
 
     def has_left(self, rank: int) -> bool:
-        return self.store.check([f"left/{rank}"])
+        if self.store.check([f"left/{rank}"]):
+            self.left.add(rank)
+        return rank in self.left
 
-    def claim(self, rank: int, line: str) -> None:
+    def claim(self, rank: int, how: str) -> None:
         """Make it known that a rank has failed, unless a failure is known already."""
-        self.failure = json.loads(self.store.compare_set("failure", "", json.dumps([rank, line])))
+        self.failure = tuple(json.loads(self.store.compare_set("failure", "", json.dumps([rank, how]))))
+
+    def gone(self, patience: float) -> tuple[int, str] | None:
+        """Another process that failed, is gone, or has not answered for `patience` seconds: its rank, and which of
+        these."""
+        if self.failure is not None:
+            return None if self.failure[0] == self.rank else self.failure
+        if not self.members:
+            for rank, child in self.children.items():
+                if child.poll() is not None:
+                    return rank, ended(child)
+        if self.broken:
+            return self.store_host, "is gone"
+        now = time.monotonic()
+        silent = [(now - self.contact, self.store_host)]
+        silent += [(now - since, rank) for rank, (_, since) in list(self.seen.items())]
+        seconds, rank = max(silent)
+        return (rank, f"has not answered for {seconds:.0f} s") if seconds > patience else None
 
     def lost(self, patience: float) -> str | None:
-        """A line about another process that failed, is gone, or has not answered for `patience` seconds."""
-        mine = f"rank {self.rank} ends with it"
-        for rank, child in self.children.items():
-            if self.failure is None and child.poll():
-                how = f"was killed by {signal.Signals(-child.returncode).name}" if child.returncode < 0 else "has ended"
-                return f"{self.name(rank)} {how}; {mine}"
-        if self.failure is not None:
-            rank, _ = self.failure
-            return f"{self.name(rank)} is gone; {mine}" if rank != self.rank else None
-        if self.broken:
-            return f"{self.store_name()} is gone; {mine}"
-        now = time.monotonic()
-        silent = [(now - self.contact, self.store_name())]
-        silent += [(now - since, self.name(rank)) for rank, (_, since) in list(self.seen.items())]
-        seconds, name = max(silent)
-        return f"{name} has not answered for {seconds:.0f} s; {mine}" if seconds > patience else None
+        """The same as a line."""
+        gone = self.gone(patience)
+        return f"{self.name(gone[0])} {gone[1]}; rank {self.rank} ends with it" if gone else None
 
     def end_if_stuck(self) -> None:
         """End a process that does not by itself, as in an exchange that waits for one that is gone."""
@@ -320,10 +332,9 @@ class Processes:
             end_now(1)
 
     def name(self, rank: int) -> str:
+        if rank == AGENT:
+            return f"torchrun at {self.launch.address}:{self.launch.port}"
         return f"rank {rank} on {self.members[rank].host}" if self.members else f"rank {rank}"
-
-    def store_name(self) -> str:
-        return f"torchrun at {self.launch.address}:{self.launch.port}" if self.launch.agent else self.name(0)
 
     def meet(self, stop: Stop) -> None:
         """Returns once all processes are there; raises Stopped, and ProcessLost after the time limit."""
@@ -363,18 +374,18 @@ class Processes:
             return error
         if error is self.shared and self.rank > 0:
             return ProcessLost(f"{self.name(0)} failed; rank {self.rank} ends with it")
-        if isinstance(error, (ProcessLost, ConfigError, Stopped)):
-            result, line = error, first_line(error)
-        else:
+        failed = self.rank, "was stopped" if isinstance(error, Stopped) else "failed"
+        if not isinstance(error, (ProcessLost, ConfigError, Stopped)):
             where = self.keep(error)
-            if lost := self.cause(error):
-                return ProcessLost(lost)
-            said = "; ".join([first_line(error), *getattr(error, "__notes__", [])])
-            line = f"{self.name(self.rank)} failed: {type(error).__name__}: {said}; the whole trace is in {where}"
-            result = ProcessLost(line)
+            if gone := self.cause(error):
+                failed, error = gone, ProcessLost(f"{self.name(gone[0])} {gone[1]}; rank {self.rank} ends with it")
+            else:
+                said = "; ".join([first_line(error), *getattr(error, "__notes__", [])])
+                line = f"{self.name(self.rank)} failed: {type(error).__name__}: {said}; the whole trace is in {where}"
+                error = ProcessLost(line)
         with contextlib.suppress(ProcessLost):
-            self.ask(lambda: self.claim(self.rank, line), SILENT)
-        return result
+            self.ask(lambda: self.claim(*failed), SILENT)
+        return error
 
     def keep(self, error: BaseException) -> Path | str:
         """Write the stack trace to this rank's file; returns where it is."""
@@ -388,16 +399,16 @@ class Processes:
             return "the lines above"
         return self.log
 
-    def cause(self, error: BaseException) -> str | None:
-        """The other process that an error is due to. The exchange of gradients fails before anybody is known to be
-        gone, where that is on another machine."""
+    def cause(self, error: BaseException) -> tuple[int, str] | None:
+        """The other process that an error is due to, as `gone` says it. An exchange of gradients fails before a process
+        of another machine is known to be gone."""
         exchange = isinstance(error, RuntimeError) and re.search("gloo|nccl|store", str(error), re.IGNORECASE)
         deadline = time.monotonic() + (SILENT + 3 * BEAT if exchange else 0.0)
         while True:
             with contextlib.suppress(ProcessLost):
                 self.ask(self.beat, SILENT)
-            if lost := self.lost(SILENT if exchange else self.timeout):
-                return lost
+            if gone := self.gone(SILENT if exchange else self.timeout):
+                return gone
             if time.monotonic() >= deadline:
                 return None
             time.sleep(0.2)
@@ -406,6 +417,8 @@ class Processes:
         if self.size > 1:
             self.requests.put((None, None))
             self.thread.join(1.0)  # it may be waiting for a host that does not answer
+            if self.line is not None:
+                self.line.close()
         for child in self.children.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(5.0)
@@ -529,6 +542,11 @@ def start_children(launch: Launch) -> dict[int, subprocess.Popen]:
     return children
 
 
+def ended(child: subprocess.Popen) -> str:
+    code = child.wait()
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
 def end_now(code: int) -> None:
     """End this process and its workers on the spot, whatever the main thread is doing."""
     for worker in multiprocessing.active_children():
@@ -538,12 +556,3 @@ def end_now(code: int) -> None:
 
 def listed(ranks: list[int]) -> str:
     return f" ({'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))})"
-
-
-def sendable(error: Exception) -> Exception:
-    """The error, or one that says the same, if it cannot be sent."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error

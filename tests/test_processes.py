@@ -143,6 +143,15 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
+def test_a_process_that_has_left_is_not_missed(tmp_path):
+    with joined(tmp_path, size=2) as ((first, second), _):
+        second.leave()
+        second.close()
+        beats = first.beats
+        until(lambda: first.beats > beats + 3)
+        assert first.gone(2.5 * module.BEAT) is None
+
+
 def test_a_process_that_is_gone_is_named_on_the_others(tmp_path):
     with joined(tmp_path) as (members, on_all):
         with subprocess.Popen(["true"]) as gone:
@@ -173,8 +182,8 @@ def test_an_error_is_one_line_for_all_and_a_trace_in_a_file(tmp_path):
         f"rank 1 on {host} failed: ZeroDivisionError: no such luck; while drawing table 3; "
         f"the whole trace is in {tmp_path}/rank-1.log"
     )
-    assert first == f"rank 1 on {host} is gone; rank 0 ends with it"
-    assert last == f"rank 1 on {host} is gone; rank 2 ends with it"
+    assert first == f"rank 1 on {host} failed; rank 0 ends with it"
+    assert last == f"rank 1 on {host} failed; rank 2 ends with it"
     trace = (tmp_path / "rank-1.log").read_text()
     assert "in fail" in trace and "no such luck\nat all\nwhile drawing table 3" in trace
     assert [f.name for f in tmp_path.iterdir()] == ["rank-1.log"]
@@ -198,10 +207,14 @@ def test_waiting_for_others_is_said_and_given_up(tmp_path, capsys):
     assert re.fullmatch(rf"waiting for 1 of 2 processes at {place}\n", capsys.readouterr().err)
 
 
-def test_waiting_for_the_first_process_is_said_and_given_up(tmp_path, capsys, monkeypatch):
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        return free.getsockname()[1]
+
+
+def test_waiting_for_the_first_process_is_said_and_given_up(tmp_path, capsys, monkeypatch):
+    port = free_port()
     for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_PORT": port}.items():
         monkeypatch.setenv(name, str(value))
     gave_up = pytest.raises(ProcessLost, match=f"gave up .* did not come to 127.0.0.1:{port}")
@@ -292,4 +305,71 @@ def test_a_plain_process_ends_when_its_child_is_killed_and_says_so(tmp_path):
         os.kill(child, signal.SIGKILL)
         told = process.stderr.read()
     assert process.returncode == 1
-    assert re.search(r"rank 1 on \S+ (is gone|was killed by SIGKILL); rank 0 ends with it\n$", told)
+    assert re.search(r"rank 1 on \S+ was killed by SIGKILL; rank 0 ends with it\n$", told)
+
+
+REFUSED = """
+from pathlib import Path
+from tabicl_train.commands import config_errors
+from tabicl_train.config import TrainerConfig
+from tabicl_train.processes import join
+from tabicl_train.signals import Stop
+
+with config_errors(), join(TrainerConfig(devices=3), Stop(), Path("none")):
+    pass
+"""
+
+
+def test_what_is_wrong_with_all_processes_is_printed_by_one():
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NNODES": "1", "SLURM_STEP_NODELIST": "localhost"}
+    place = {"MASTER_PORT": str(free_port())}
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, "-c", REFUSED],
+            env=os.environ | step | place | {"SLURM_PROCID": rank, "SLURM_LOCALID": rank},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    told = [task.communicate(timeout=120)[1] for task in tasks]
+    assert [task.returncode for task in tasks] == [2, 2], told
+    assert told == ["error: trainer.devices is 3, but srun gives 2; leave it out\n", ""]
+
+
+# In place of python: prints a configuration, or stands for torchrun, which ends with an error after a signal.
+PYTHON = """#!/usr/bin/env bash
+status() { echo "{\\"status\\": \\"$1\\"}" > "a run/status.json"; }
+echo "$*" >> calls
+case "$*" in
+*--cfg*) echo "run_dir: a run" ;;
+*fail*) exit 1 ;;
+*signal*)
+    trap 'status preempted; exit 1' TERM
+    touch ready
+    while true; do sleep 0.1; done ;;
+*) for last; do true; done; status "$last" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("argument", "code"), [("finished", 0), ("preempted", 75), ("fail", 1), ("signal", 75), ("one", 0)]
+)
+def test_the_launch_script_ends_as_the_run_did(argument, code, tmp_path):
+    (tmp_path / "local.sh").write_text((Path(__file__).parent.parent / "launch/local.sh").read_text())
+    (tmp_path / "setup.sh").write_text('set -euo pipefail\ncd "$(dirname "${BASH_SOURCE[0]}")"\nPATH=$PWD:$PATH\n')
+    (tmp_path / "python").write_text(PYTHON)
+    (tmp_path / "python").chmod(0o755)
+    (tmp_path / "a run").mkdir()
+    (tmp_path / "a run/status.json").write_text('{"status": "preempted"}')  # of the time before
+    os.utime(tmp_path / "a run/status.json", (0, 0))
+    devices = [] if argument == "one" else ["2"]
+    with subprocess.Popen(["bash", tmp_path / "local.sh", *devices, argument]) as process:
+        if argument == "signal":
+            until((tmp_path / "ready").exists)
+            process.terminate()
+    assert process.returncode == code
+    started = (tmp_path / "calls").read_text().splitlines()[-1]
+    ranks = "-m torch.distributed.run --standalone --nproc-per-node 2 " if devices else ""
+    assert started == f"{ranks}-m tabicl_train {argument}"

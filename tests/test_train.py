@@ -181,7 +181,7 @@ def test_an_error_on_one_rank_ends_both_and_names_the_table(tmp_path):
         rf"the whole trace is in {tmp_path}/run/rank-1.log\n"
     )
     assert re.search(failed, result.stderr), result.stderr
-    assert re.search(r"error: rank 1 on \S+ is gone; rank 0 ends with it\n", result.stderr), result.stderr
+    assert re.search(r"error: rank 1 on \S+ failed; rank 0 ends with it\n", result.stderr), result.stderr
     assert "in fail_on_rank_1" in (tmp_path / "run/rank-1.log").read_text()
 
 
