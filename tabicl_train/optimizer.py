@@ -116,13 +116,26 @@ class MuonAdamW(torch.optim.Optimizer):
         torch._foreach_add_(means, gradients, alpha=1 - beta1)
         torch._foreach_mul_(squares, 1 - counts * (1 - beta2))
         torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
-        # All parameters of a group have taken the same steps; none so far if the first one does not count.
-        taken = self.state[parameters[0]]["taken"].double().clamp(min=1)
         denominators = torch._foreach_sqrt(squares)
-        torch._foreach_div_(denominators, (1 - beta2**taken).sqrt().to(counts.dtype))
+        # Parameters that were frozen for a while have taken fewer steps; none so far if the first one does not count.
+        taken = torch.stack([self.state[p]["taken"] for p in parameters]).double().clamp(min=1)
+        bias1, bias2 = spread(torch.stack([1 - beta1**taken, (1 - beta2**taken).sqrt()]).to(counts.dtype), parameters)
+        torch._foreach_div_(denominators, bias2)
         torch._foreach_add_(denominators, self.eps)
-        torch._foreach_mul_(denominators, (1 - beta1**taken).to(counts.dtype))
+        torch._foreach_mul_(denominators, bias1)
         return list(torch._foreach_div(means, denominators))
+
+
+def spread(values: Tensor, parameters: list[Tensor]) -> list[list[Tensor]]:
+    """Fill a tensor of each parameter's shape with its value: values (V, parameters) -> V lists of tensors.
+
+    torch's foreach functions take tensors of one shape in a few kernels, but launch one kernel for each parameter that
+    meets a scalar tensor of its own.
+    """
+    sizes = [p.numel() for p in parameters]
+    columns = zip(values.split(1, dim=1), sizes, strict=True)
+    flat = torch.cat([column.expand(-1, size) for column, size in columns], dim=1)  # (V, entries)
+    return [[piece.view_as(p) for piece, p in zip(row.split(sizes), parameters, strict=True)] for row in flat]
 
 
 def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
