@@ -1,3 +1,4 @@
+import copy
 import math
 
 import pytest
@@ -66,12 +67,21 @@ def test_parameters_unfrozen_at_different_steps_have_bias_corrections_of_their_o
         a.step(taken=torch.tensor(counts))
         if counts:
             b.step()
-        if step == 35:
-            a.load_state_dict(a.state_dict())
+        if step in (5, 35):  # as a checkpoint does it, which holds a count for each parameter
+            state = copy.deepcopy(a.state_dict())
+            for values in state["state"].values():
+                values["taken"] = values["taken"].clone()
+            a.load_state_dict(state)
         for p, q in zip(ours, theirs, strict=True):
             torch.testing.assert_close(p.double(), q, rtol=1e-5, atol=1e-6)
     assert [int(a.state[p]["taken"]) for p in ours] == [8, 20, 28]
     assert all(a.state[p].keys() == {"taken", "mean", "square"} for p in ours)
+    assert len(a.by_steps_taken(ours)) == 3
+    together = copy.deepcopy(a.state_dict())
+    for values in together["state"].values():
+        values["taken"] = torch.tensor(7.0)
+    a.load_state_dict(together)
+    assert len(a.by_steps_taken(ours)) == 1  # the kernels of one set, also after a restart
 
 
 def test_muon_follows_its_formula():
