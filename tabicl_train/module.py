@@ -5,7 +5,6 @@ Nothing here waits for the device: whether a step counts is decided there, and c
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 
 import lightning as L
@@ -38,7 +37,7 @@ class Pretraining(L.LightningModule):
         self.automatic_optimization = False
         self.config = config
         self.precision = choose(config.trainer)
-        self.model = TabICL(dataclasses.replace(config.model))  # its own copy: stages set checkpoint_rows
+        self.model = TabICL(config.model)
         self.loss = torch.zeros(())
         self.grad_norm = torch.zeros(())
         self.finite = torch.ones((), dtype=torch.bool)
@@ -67,8 +66,6 @@ class Pretraining(L.LightningModule):
         optimizer = self.optimizers()
         if stage_step == 0 and stage.fresh_optimizer:
             optimizer.state.clear()
-        if stage.checkpoint_rows is not None:
-            self.model.config.checkpoint_rows = stage.checkpoint_rows
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(stage, stage_step)
             group["weight_decay"] = stage.weight_decay if group["decayed"] else 0.0
@@ -77,7 +74,9 @@ class Pretraining(L.LightningModule):
         gradients.flat.zero_()
         # One context over all micro-batches, since it keeps the weights that it has cast.
         with self.precision.autocast(self.device.type):
-            self.table_losses = [self.accumulate(gradients, item, k) for k in range(len(item.batches))]
+            self.table_losses = [
+                self.accumulate(gradients, item, k, stage.checkpoint_rows) for k in range(len(item.batches))
+            ]
         gradients.exchange()
 
         views = gradients.views
@@ -103,7 +102,9 @@ class Pretraining(L.LightningModule):
             self.gradients = Gradients(trained, frozen)
         return self.gradients
 
-    def accumulate(self, gradients: Gradients, item: StepItem, number: int) -> Tensor:
+    def accumulate(
+        self, gradients: Gradients, item: StepItem, number: int, checkpoint_rows: int | None = None
+    ) -> Tensor:
         """Add the gradients of micro-batch `number`, in pieces that fit into memory; returns its tables' losses, (B,).
 
         A piece that does not fit is halved. Its gradients have not been added then, and no other rank has been
@@ -121,7 +122,7 @@ class Pretraining(L.LightningModule):
                 rng = rng_at(self.config.seed, item.step, self.global_rank, number, done, "dropout")
                 torch.manual_seed(int(rng.integers(2**63)))
             try:
-                losses = self.backward(gradients, piece, tables / item.tables)
+                losses = self.backward(gradients, piece, tables / item.tables, checkpoint_rows)
             except torch.OutOfMemoryError as error:
                 if tables == 1:
                     raise torch.OutOfMemoryError(
@@ -140,9 +141,14 @@ class Pretraining(L.LightningModule):
             done += tables
         return torch.cat(found)
 
-    def backward(self, gradients: Gradients, batch: TableBatch, weight: float) -> Tensor:
-        """Add the gradients of a batch's mean loss, weighted, all of them or none; returns its tables' losses, (B,)."""
-        losses = query_losses(self.model, batch)
+    def backward(
+        self, gradients: Gradients, batch: TableBatch, weight: float, checkpoint_rows: int | None = None
+    ) -> Tensor:
+        """Add the gradients of a batch's mean loss, weighted, all of them or none; returns its tables' losses, (B,).
+
+        checkpoint_rows: recompute the activations of tables with more rows; by default the model's value
+        """
+        losses = query_losses(self.model, batch, checkpoint_rows)
         loss = losses.mean()
         with torch.autocast(self.device.type, enabled=False):  # fp32 parts have fp32 gradients only without it
             scaled = loss * (weight * self.loss_scale.scale)
@@ -167,7 +173,8 @@ def halves(batch: TableBatch) -> list[TableBatch]:
     return [TableBatch(batch.X[s], batch.y[s], batch.train_size) for s in (slice(0, middle), slice(middle, None))]
 
 
-def query_losses(model: torch.nn.Module, batch: TableBatch) -> Tensor:
+def query_losses(model: torch.nn.Module, batch: TableBatch, checkpoint_rows: int | None = None) -> Tensor:
     """Cross entropy of each table of a TableBatch, mean over its query rows, (B,), in fp32."""
-    logits, y = model(batch.X, batch.y[:, : batch.train_size]), batch.y[:, batch.train_size :]  # (B, n_query, C)
+    labelled, y = batch.y.split([batch.train_size, batch.y.shape[1] - batch.train_size], dim=1)
+    logits = model(batch.X, labelled, checkpoint_rows)  # (B, n_query, C)
     return F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), reduction="none").view(y.shape).mean(1)
