@@ -56,8 +56,7 @@ class Pretraining(L.LightningModule):
 
     def on_fit_start(self) -> None:
         self.skipped = self.skipped.to(self.device)
-        scale, self.loss_scale = self.loss_scale, LossScale(self.loss_scale.wanted, self.device)
-        self.loss_scale.load_state_dict(scale.state_dict())
+        self.loss_scale.to(self.device)
 
     def training_step(self, item: StepItem, _: int) -> None:
         if item.step != self.global_step:
@@ -102,9 +101,7 @@ class Pretraining(L.LightningModule):
             self.gradients = Gradients(trained, frozen)
         return self.gradients
 
-    def accumulate(
-        self, gradients: Gradients, item: StepItem, number: int, checkpoint_rows: int | None = None
-    ) -> Tensor:
+    def accumulate(self, gradients: Gradients, item: StepItem, number: int, checkpoint_rows: int | None) -> Tensor:
         """Add the gradients of micro-batch `number`, in pieces that fit into memory; returns its tables' losses, (B,).
 
         A piece that does not fit is halved. Its gradients have not been added then, and no other rank has been
@@ -162,9 +159,14 @@ class Pretraining(L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
         self.skipped = checkpoint["skipped"].to(self.skipped.device)
-        self.loss_scale.load_state_dict(checkpoint["loss_scale"])
+        self.load_loss_scale(checkpoint)
         if checkpoint["config"]["optimizer"]["name"] != self.config.optimizer.name:  # allowed by resume.allow_changes
             checkpoint["optimizer_states"] = []  # means another thing in each
+
+    def load_loss_scale(self, checkpoint: dict) -> None:
+        """Of a checkpoint in fp16, where this run is in fp16 too; a change of precision starts with a new scale."""
+        if self.precision.name == checkpoint["config"]["trainer"]["precision"] == "fp16":  # never what auto chooses
+            self.loss_scale.load_state_dict(checkpoint["loss_scale"])
 
 
 def halves(batch: TableBatch) -> list[TableBatch]:
