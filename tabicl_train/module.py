@@ -163,6 +163,19 @@ class Pretraining(L.LightningModule):
         if checkpoint["config"]["optimizer"]["name"] != self.config.optimizer.name:  # allowed by resume.allow_changes
             checkpoint["optimizer_states"] = []  # means another thing in each
 
+    def go_back(self, checkpoint: dict, step: int) -> None:
+        """Weights, optimiser and loss scale of a checkpoint of this run, which is to go on at a later step."""
+        self.load_state_dict(checkpoint["state_dict"])
+        steps = range(checkpoint["global_step"], step)
+        begun = (stage for _, stage, number in (stage_at(self.config.curriculum, s) for s in steps) if number == 0)
+        optimizer = self.trainer.optimizers[0]
+        other = checkpoint["config"]["optimizer"]["name"] != self.config.optimizer.name
+        if other or any(stage.fresh_optimizer for stage in begun):
+            optimizer.state.clear()
+        else:
+            optimizer.load_state_dict(checkpoint["optimizer_states"][0])
+        self.load_loss_scale(checkpoint)
+
     def load_loss_scale(self, checkpoint: dict) -> None:
         """Of a checkpoint in fp16, where this run is in fp16 too; a change of precision starts with a new scale."""
         if self.precision.name == checkpoint["config"]["trainer"]["precision"] == "fp16":  # never what auto chooses
