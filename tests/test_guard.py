@@ -161,6 +161,17 @@ def test_too_many_such_steps_stop_the_run_with_a_diagnosis(tmp_path):
         run(tmp_path / "b", "guard.skipped=3", callbacks=(Poison({2, 5, 9}),))
 
 
+@pytest.mark.parametrize("limit", ["skipped_in_a_row", "skipped"])
+def test_a_fault_between_two_looks_stops_the_run_and_none_that_is_over(limit, tmp_path):
+    settings = (f"guard.{limit}=3", "trainer.log_every=10")
+    with pytest.raises(Diverged, match="not finite in 3 steps"):
+        run(tmp_path / "run", *settings, callbacks=(Poison({5, 6, 7}),))
+    assert last(tmp_path / "run")["callbacks"]["Guard"]["skipped"] == 3  # saved after step 8
+    with pytest.raises(Diverged, match="not finite in 4 steps"):
+        run(tmp_path / "run", *settings, callbacks=(Poison({8}),))
+    assert run(tmp_path / "run", *settings) == "finished"
+
+
 def test_a_loss_above_the_limit_warns_once_or_stops(tmp_path, capsys):
     limits = ("guard.after=6", "guard.loss=0.5")
     run(tmp_path / "warn", *limits)
