@@ -13,7 +13,9 @@ from tabicl_train import train as training
 from tabicl_train.averages import Averages
 from tabicl_train.checkpoint import read
 from tabicl_train.config import ConfigError, compose
+from tabicl_train.export import export
 from tabicl_train.guard import Diverged
+from tabicl_train.weights import load_public
 
 SETTINGS = [
     "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=16",
@@ -287,9 +289,6 @@ def test_a_rewind_across_the_boundary_of_stages_has_the_optimiser_of_its_stage(
 
 
 def test_ema_follows_its_formula_and_exports(tmp_path):
-    from tabicl_train.export import export
-    from tabicl_train.weights import load_public
-
     watch = Poison(set())
     run(tmp_path / "run", "averages.last=2", "averages.every=3", "trainer.max_steps=8", callbacks=(watch,))
     names = list(last(tmp_path / "run")["callbacks"]["Averages"]["ema"])
@@ -314,3 +313,20 @@ def test_ema_follows_its_formula_and_exports(tmp_path):
     export(str(tmp_path / "one"), str(tmp_path / "one.ckpt"), "last")
     trained = last(tmp_path / "one")["state_dict"]
     assert all(torch.equal(w, trained[f"model.{name}"]) for name, w in load_public(tmp_path / "one.ckpt")[1].items())
+
+
+def test_an_average_that_was_switched_off_is_gone_and_starts_anew(tmp_path):
+    for settings in (("trainer.max_steps=4",), ("averages.ema=0", "averages.last=0", "trainer.max_steps=6")):
+        run(tmp_path / "run", "averages.last=2", "averages.every=1", *settings)
+    for weights in ("ema", "last"):
+        with pytest.raises(ConfigError, match=rf"keeps no such average: averages\.{weights} was 0"):
+            export(str(tmp_path / "run"), str(tmp_path / "off.ckpt"), weights)
+    watch = Poison(set())
+    settings = ("averages.last=9", "averages.every=1", "trainer.max_steps=8")
+    run(tmp_path / "run", *settings, callbacks=(watch,))
+    averages = last(tmp_path / "run")["callbacks"]["Averages"]
+    assert len(averages["points"]) == 2
+    decay = 3 / 12
+    for (name, value), first, second in zip(averages["ema"].items(), *watch.states, strict=False):
+        assert torch.equal(averages["points"][0][name], first)
+        torch.testing.assert_close(value, decay * first + (1 - decay) * second, rtol=1e-5, atol=1e-7)
