@@ -6,7 +6,6 @@ limits are those that worked in a published run of 500,000 steps on one GPU; see
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from pathlib import Path
@@ -18,11 +17,11 @@ from tabicl_train.averages import Averages
 from tabicl_train.checkpoint import CheckpointFiles, DamagedCheckpoint, read, saved, step_of
 from tabicl_train.config import RunConfig
 from tabicl_train.curriculum import plan_step
-from tabicl_train.files import append_text
 from tabicl_train.messages import tell
 from tabicl_train.metrics import is_logged
 from tabicl_train.model import TabICL
 from tabicl_train.module import Pretraining
+from tabicl_train.records import Records
 from tabicl_train.stream import StepItem
 
 MEMORY = 0.99  # of the moving average of the loss: half of its weight is on the last 69 steps
@@ -42,9 +41,9 @@ class Guard(L.Callback):
     incidents.jsonl: a line an incident, with the address of the step and what its tables are.
     """
 
-    def __init__(self, config: RunConfig, run_dir: Path, files: CheckpointFiles) -> None:
+    def __init__(self, config: RunConfig, records: Records, files: CheckpointFiles) -> None:
         self.config, self.limits, self.files = config, config.guard, files
-        self.path, self.checkpoints = run_dir / "incidents.jsonl", run_dir / "checkpoints"
+        self.records, self.checkpoints = records, records.folder / "checkpoints"
         self.unread: list[tuple[int, torch.Tensor]] = []
         self.average: float | None = None  # of the loss
         self.low: float | None = None  # follows the average down at once, and up slowly
@@ -63,10 +62,8 @@ class Guard(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, module: Pretraining) -> None:
         self.writes = trainer.is_global_zero
-        if self.writes and self.path.exists():  # steps after the checkpoint are done again, and so are their incidents
-            lines = self.path.read_text().splitlines()
-            kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] < trainer.global_step]
-            self.path.write_text("".join(f"{line}\n" for line in kept))
+        if self.writes:
+            self.records.rewind("incidents.jsonl", trainer.global_step)
 
     def on_train_batch_end(self, trainer: L.Trainer, module: Pretraining, _, item: StepItem, __: int) -> None:
         scale = module.loss_scale.scale if module.loss_scale.wanted else module.loss.new_zeros(())
@@ -111,7 +108,7 @@ class Guard(L.Callback):
         ]
         line = {"step": step, "stage": plan.stage, "seed": self.config.seed, "reason": reason, **facts}
         line |= {"replay": f"tabicl-replay run={self.config.run_dir} step={step}", "micro_batches": batches}
-        append_text(self.path, json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **line}) + "\n")
+        self.records.append_line("incidents.jsonl", {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **line})
 
     def judge(self, trainer: L.Trainer, module: Pretraining) -> None:
         limits = self.limits
@@ -122,8 +119,8 @@ class Guard(L.Callback):
             if self.longest and count >= most:  # a fault that is over stops nothing
                 raise Diverged(
                     f"loss or gradient norm was not finite in {count} {what}, the last ones before step "
-                    f"{trainer.global_step}; {self.path} names them. Replay one; lower the learning rate or use "
-                    "trainer.precision=fp32, and continue from an earlier checkpoint"
+                    f"{trainer.global_step}; {self.records.folder}/incidents.jsonl names them. Replay one; lower the "
+                    "learning rate or use trainer.precision=fp32, and continue from an earlier checkpoint"
                 )
         self.longest = 0
         reason = self.passed_limit(module.model, self.average) if trainer.global_step >= limits.after else None
@@ -198,8 +195,8 @@ class Guard(L.Callback):
                 continue
             try:
                 content = read(path)
-            except DamagedCheckpoint as error:
-                tell(f"warning   {error}")
+            except (DamagedCheckpoint, OSError) as error:
+                tell(f"warning   {error}; an older checkpoint is looked for")
                 continue
             state = content["callbacks"][self.state_key]
             average, low = state["average"], state.get("low", state["average"])

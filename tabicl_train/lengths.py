@@ -10,14 +10,14 @@ scaling.csv   a row a layer: for the smallest and the largest n of the step the 
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import lightning as L
 import torch
 import torch.nn.functional as F
 
-from tabicl_train.metrics import append, is_logged, rewind
+from tabicl_train.metrics import is_logged
 from tabicl_train.module import Pretraining
+from tabicl_train.records import Records
 from tabicl_train.stream import StepItem
 
 BATCHES = ("step", "stage", "rows", "n", "features", "classes", "tables", "loss")
@@ -25,8 +25,8 @@ SCALING = ("step", "stage", "layer", "n_smallest", "n_largest", "at_smallest", "
 
 
 class Lengths(L.Callback):
-    def __init__(self, run_dir: Path) -> None:
-        self.batches, self.scaling = run_dir / "batches.csv", run_dir / "scaling.csv"
+    def __init__(self, records: Records) -> None:
+        self.records = records
         self.gates: dict[str, list[torch.Tensor]] = {}
         self.hooks: list = []
         self.losses: list[dict] = []  # rows of batches.csv of the last logged step
@@ -34,8 +34,8 @@ class Lengths(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, module: Pretraining) -> None:
         if trainer.is_global_zero:
-            rewind(self.batches, trainer.global_step)
-            rewind(self.scaling, trainer.global_step)
+            self.records.rewind("batches.csv", trainer.global_step, BATCHES)
+            self.records.rewind("scaling.csv", trainer.global_step, SCALING)
 
     def on_train_batch_start(self, trainer: L.Trainer, module: Pretraining, item: StepItem, _: int) -> None:
         if not trainer.is_global_zero or not is_logged(module.config, item.step + 1):
@@ -63,7 +63,7 @@ class Lengths(L.Callback):
                 same = losses[classes == c]
                 values = (step, item.stage, rows, batch.train_size, features, c, len(same), same.mean().item())
                 self.losses.append(dict(zip(BATCHES, values, strict=True)))
-        append(self.batches, *self.losses)
+        self.records.append_rows("batches.csv", *self.losses)
         smallest, largest = (f(batch.train_size for batch in item.batches) for f in (min, max))
         for name, scaling in module.model.named_scalings():
             base = [scaling.multipliers(n).abs().max().item() for n in (smallest, largest)]
@@ -74,4 +74,4 @@ class Lengths(L.Callback):
                 mean, std = 1.0, 0.0
             self.multipliers[name] = base[1]
             values = (step, item.stage, name, smallest, largest, *base, mean, std)
-            append(self.scaling, dict(zip(SCALING, values, strict=True)))
+            self.records.append_rows("scaling.csv", dict(zip(SCALING, values, strict=True)))

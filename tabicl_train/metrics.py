@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import resource
 import sys
 import time
-from pathlib import Path
 
 import lightning as L
 import torch
@@ -17,10 +14,11 @@ from tqdm import tqdm
 
 from tabicl_train.config import RunConfig
 from tabicl_train.curriculum import stage_at
-from tabicl_train.files import append_text
 from tabicl_train.flops import forward_flops, peak_flops
+from tabicl_train.messages import tell
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.module import Pretraining
+from tabicl_train.records import Records
 from tabicl_train.run_plan import expected_work
 from tabicl_train.schedules import learning_rate
 from tabicl_train.stream import StepItem, TableBatch
@@ -43,13 +41,13 @@ class Metrics(L.Callback):
     that this process has had, on the device or, on a CPU, resident.
     """
 
-    def __init__(self, config: RunConfig, path: Path) -> None:
-        self.config, self.path = config, path
+    def __init__(self, config: RunConfig, records: Records) -> None:
+        self.config, self.records = config, records
 
     def on_train_start(self, trainer: L.Trainer, module: Pretraining) -> None:
         self.start_window(trainer)
         if trainer.is_global_zero:
-            rewind(self.path, trainer.global_step)
+            self.records.rewind("metrics.csv", trainer.global_step, COLUMNS)
             self.progress = Progress(self.config, trainer.global_step)
 
     def start_window(self, trainer: L.Trainer) -> None:
@@ -90,7 +88,7 @@ class Metrics(L.Callback):
             self.start_window(trainer)
             self.row = row
             if trainer.is_global_zero:
-                append(self.path, {column: row[column] for column in COLUMNS})
+                self.records.append_rows("metrics.csv", {column: row[column] for column in COLUMNS})
                 self.progress.show(row)
 
     def on_train_end(self, trainer: L.Trainer, module: Pretraining) -> None:
@@ -114,29 +112,6 @@ def peak_memory(device: torch.device) -> float:
 def is_logged(config: RunConfig, step: int) -> bool:
     """Whether the files of a run get rows after this many steps."""
     return step % config.trainer.log_every == 0 or step == config.total_steps
-
-
-def append(path: Path, *rows: dict) -> None:
-    """Rows of a CSV file, whose first column is the step; repr of a float reads back as the same float."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    if not path.exists():
-        writer.writerow(rows[0])
-    writer.writerows([repr(value) if isinstance(value, float) else value for value in row.values()] for row in rows)
-    append_text(path, text.getvalue())
-
-
-def rewind(path: Path, step: int) -> None:
-    """Drop the rows after a step: a resumed run writes them again."""
-    if not path.exists():
-        return
-    with open(path, newline="") as file:
-        header, *rows = list(csv.reader(file))
-    kept = [row for row in rows if len(row) == len(header) and int(row[0]) <= step]
-    aside = path.with_suffix(".tmp")
-    with open(aside, "w", newline="") as file:
-        csv.writer(file).writerows([header, *kept])
-    aside.replace(path)
 
 
 class Progress:
@@ -186,7 +161,7 @@ class Progress:
         now = time.perf_counter()
         if now - self.last_line >= PLAIN_LINE_EVERY or row["step"] == self.total:
             self.last_line = now
-            print(f"{row['stage']} step {row['step']}/{self.total}: {told}", file=sys.stderr, flush=True)
+            tell(f"{row['stage']} step {row['step']}/{self.total}: {told}")
 
     def close(self) -> None:
         if self.bar is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from tabicl_train import checkpoint
 from tabicl_train.config import ConfigError, RunConfig, build_prior, from_values
 from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.module import Pretraining
+from tabicl_train.records import Records
 from tabicl_train.replicas import Gradients
 from tabicl_train.stream import StepItem, TableBatch, draw_table
 from tabicl_train.train import run_steps
@@ -31,15 +31,23 @@ def replay(run: str, step: int) -> None:
     if newest is None:
         raise ConfigError([f"run is {run!r}; there is no checkpoint in it"])
     rewinds = [(good, at) for good, at in rewinds_of(Path(run), newest[1]) if at <= step]
-    before = [path for path in checkpoint.saved(folder) if checkpoint.step_of(path) <= step]
-    abandoned = [path for path in before if any(good < checkpoint.step_of(path) < at for good, at in rewinds)]
-    start = checkpoint.newest_valid(folder, [path for path in before if path not in abandoned])
+    start, first = newest_before(folder, step, rewinds)
     config = from_values((start or newest)[1]["config"])
     if not 0 <= step < config.total_steps:
         raise ConfigError([f"step is {step}; the run has the steps 0..{config.total_steps - 1}"])
-    first = checkpoint.step_of(start[0]) if start else 0
     ahead = [(good, at) for good, at in rewinds if at > first]
     run_steps(config, start, step + 1, Dissection(config, step, ahead))
+
+
+def newest_before(folder: Path, step: int, rewinds: list[tuple[int, int]]) -> tuple[tuple[Path, dict] | None, int]:
+    """The newest checkpoint before a step that no rewind has abandoned, if any, and its steps."""
+    while (start := checkpoint.newest_valid(folder, until=step)) is not None:
+        first = checkpoint.step_of(start[0])
+        abandoned = [good for good, at in rewinds if good < first < at]
+        if not abandoned:
+            return start, first
+        step = min(abandoned)
+    return None, 0
 
 
 def rewinds_of(run_dir: Path, newest: dict) -> list[tuple[int, int]]:
@@ -48,9 +56,7 @@ def rewinds_of(run_dir: Path, newest: dict) -> list[tuple[int, int]]:
     A checkpoint knows those before it, incidents.jsonl also one since the newest checkpoint.
     """
     rewinds = {(good, at) for good, at in newest["callbacks"]["Guard"].get("abandoned", [])}
-    path = run_dir / "incidents.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    for incident in (json.loads(line) for line in lines if line.endswith("}")):
+    for incident in Records(run_dir).lines("incidents.jsonl"):
         if "back_to" in incident:
             rewinds.add((incident["back_to"], incident["step"] + 1))
     return sorted(rewinds, key=lambda rewind: rewind[1])

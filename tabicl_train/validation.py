@@ -13,32 +13,28 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import csv
 import dataclasses
 import itertools
-import json
 import math
 import statistics
 import time
 from collections.abc import Iterator
 from functools import cached_property
-from pathlib import Path
 
 import lightning as L
 import torch
 import torch.nn.functional as F
 
+from tabicl_train.atomic import save_atomically
 from tabicl_train.averages import Averages
-from tabicl_train.checkpoint import DISK_ERRORS, to_host
+from tabicl_train.checkpoint import to_host
 from tabicl_train.config import SYNTHETIC, CurriculumConfig, RunConfig, StageConfig, build_prior
-from tabicl_train.files import append_text
 from tabicl_train.messages import first_line, tell
-from tabicl_train.metrics import append, rewind
 from tabicl_train.model import TabICL
 from tabicl_train.module import Pretraining
 from tabicl_train.predict import predict_logits
+from tabicl_train.records import Records
 from tabicl_train.stream import StepItem, StepStream
-from tabicl_train.weights import save_atomically
 from tabicl_train.workers import Loader
 
 COLUMNS = ("step", "data", "rows", "loss", "accuracy", "roc_auc")
@@ -55,10 +51,9 @@ class Validation(L.Callback):
     bit as one without. checkpoints/best.ckpt holds the weights and averages that were best so far.
     """
 
-    def __init__(self, config: RunConfig, run_dir: Path) -> None:
+    def __init__(self, config: RunConfig, records: Records) -> None:
         self.config, self.settings = config, config.validation
-        self.path, self.best = run_dir / "validation.csv", run_dir / "checkpoints" / "best.ckpt"
-        self.incidents = run_dir / "incidents.jsonl"
+        self.records, self.best = records, records.folder / "checkpoints" / "best.ckpt"
         self.here = False
 
     @contextlib.contextmanager
@@ -85,7 +80,7 @@ class Validation(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, module: Pretraining) -> None:
         if self.here:
-            rewind(self.path, trainer.global_step)
+            self.records.rewind("validation.csv", trainer.global_step, COLUMNS)
             self.validate_if_due(trainer, module)  # the run may have ended between the save and the validation
 
     def on_train_batch_end(self, trainer: L.Trainer, module: Pretraining, *_) -> None:
@@ -98,7 +93,7 @@ class Validation(L.Callback):
             return
         if trainer.should_stop and step != total:
             return  # a run that was told to stop has little time; the next one begins with the validation
-        if step not in read_scores(self.path):
+        if step not in read_scores(self.records.rows("validation.csv")):
             self.validate(trainer, module)
 
     def validate(self, trainer: L.Trainer, module: Pretraining) -> None:
@@ -106,8 +101,8 @@ class Validation(L.Callback):
         network = copy.deepcopy(module.model).eval()
         rows = [self.score_synthetic(network, module, item) for item in self.items]
         rows += [self.score_real(network, module, task) for task in self.tasks]
-        append(self.path, *(dict(zip(COLUMNS, (step, *row), strict=True)) for row in rows))
-        scores = read_scores(self.path)
+        self.records.append_rows("validation.csv", *(dict(zip(COLUMNS, (step, *row), strict=True)) for row in rows))
+        scores = read_scores(self.records.rows("validation.csv"))
         if step not in scores:
             return  # no space left
         told = [f"loss {scores[step]['synthetic']:.4f}"] if self.items else []
@@ -118,7 +113,7 @@ class Validation(L.Callback):
         if (fall := falling(scores)) is not None:
             tell(f"warning   step {step}: {fall}")
             line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "step": step - 1, "reason": fall}
-            append_text(self.incidents, json.dumps(line) + "\n")
+            self.records.append_line("incidents.jsonl", line)
 
     def score_synthetic(self, network: TabICL, module: Pretraining, item: StepItem) -> Row:
         losses, accuracies, tables = [], [], []
@@ -154,7 +149,7 @@ class Validation(L.Callback):
         }
         try:
             save_atomically(to_host(content), self.best)
-        except DISK_ERRORS as error:
+        except OSError as error:
             tell(f"warning   {self.best.name} could not be written ({first_line(error)})")
 
 
@@ -169,19 +164,16 @@ def frozen_stream(config: RunConfig) -> StepStream:
     return StepStream(build_prior(config), CurriculumConfig(stages), config.model, FROZEN, range(len(stages)))
 
 
-def read_scores(path: Path) -> dict[int, dict[str, float]]:
-    """By step: the mean loss on synthetic tables (`synthetic`) and the mean ROC AUC on real ones (`real`); nan where
-    there are none."""
-    if not path.exists():
-        return {}
+def read_scores(rows: list[dict[str, str]]) -> dict[int, dict[str, float]]:
+    """Scores by step, from the rows of validation.csv: the mean loss on synthetic tables (`synthetic`) and the mean
+    ROC AUC on real ones (`real`); nan where there are none."""
     by_step: dict[int, dict[str, list[float]]] = {}
-    with open(path, newline="") as file:
-        for row in csv.DictReader(file):
-            found = by_step.setdefault(int(row["step"]), {"synthetic": [], "real": []})
-            if row["data"] == SYNTHETIC:
-                found["synthetic"].append(float(row["loss"]))
-            else:
-                found["real"].append(float(row["roc_auc"]))
+    for row in rows:
+        found = by_step.setdefault(int(row["step"]), {"synthetic": [], "real": []})
+        if row["data"] == SYNTHETIC:
+            found["synthetic"].append(float(row["loss"]))
+        else:
+            found["real"].append(float(row["roc_auc"]))
     return {
         step: {kind: statistics.fmean(values) if values else math.nan for kind, values in found.items()}
         for step, found in by_step.items()

@@ -15,11 +15,11 @@ import numpy as np
 
 from tabicl_train.config import RunConfig
 from tabicl_train.figures import GROUPS, weighted_means
-from tabicl_train.files import replace_text
 from tabicl_train.lengths import Lengths
 from tabicl_train.messages import first_line, tell
 from tabicl_train.metrics import Metrics, is_logged
 from tabicl_train.module import Pretraining
+from tabicl_train.records import Records
 
 
 class WandbLog(L.Callback):
@@ -29,19 +29,16 @@ class WandbLog(L.Callback):
     logged: steps that are done again after an interruption are not logged again.
     """
 
-    def __init__(self, config: RunConfig, run_dir: Path, metrics: Metrics, lengths: Lengths) -> None:
-        self.config, self.run_dir, self.metrics, self.lengths = config, run_dir, metrics, lengths
-        self.path = run_dir / "wandb.json"
+    def __init__(self, config: RunConfig, records: Records, metrics: Metrics, lengths: Lengths) -> None:
+        self.config, self.records, self.metrics, self.lengths = config, records, metrics, lengths
         self.run: Any = None
 
     def on_train_start(self, trainer: L.Trainer, module: Pretraining) -> None:
         if not trainer.is_global_zero:
             return
-        self.state = {"id": secrets.token_hex(8), "logged": 0}
-        if self.path.exists():
-            self.state = json.loads(self.path.read_text())
+        self.state = self.records.json("wandb.json") or {"id": secrets.token_hex(8), "logged": 0}
         self.write()
-        self.run = start(self.config, self.run_dir, self.state["id"])
+        self.run = start(self.config, self.records.folder, self.state["id"])
 
     def on_train_batch_end(self, trainer: L.Trainer, module: Pretraining, *_: object) -> None:
         step = trainer.global_step
@@ -55,7 +52,7 @@ class WandbLog(L.Callback):
         self.write()
 
     def write(self) -> None:
-        replace_text(self.path, json.dumps(self.state))
+        self.records.replace("wandb.json", json.dumps(self.state))
 
     def teardown(self, trainer: L.Trainer, module: Pretraining, stage: str) -> None:
         if self.run is not None:

@@ -15,6 +15,7 @@ from tabicl_train.checkpoint import read
 from tabicl_train.config import ConfigError, compose
 from tabicl_train.export import export
 from tabicl_train.guard import Diverged
+from tabicl_train.records import Records
 from tabicl_train.weights import load_public
 
 SETTINGS = [
@@ -198,14 +199,18 @@ def pretend_to_have_saved(run_dir: Path, states: dict[int, dict], model: torch.n
     (run_dir / "checkpoints").mkdir(parents=True)
     weights = {f"model.{name}": w for name, w in model.state_dict().items()}
     for step, state in states.items():
+        path = run_dir / f"checkpoints/step-{step:08d}.ckpt"
+        if state is None:
+            path.write_bytes(b"damaged")
+            continue
         content = {"callbacks": {"Guard": {"average": 0.5, "low": 0.5, **state}}, "state_dict": weights}
-        torch.save(content, run_dir / f"checkpoints/step-{step:08d}.ckpt")
+        torch.save(content, path)
 
 
 @pytest.mark.parametrize(
     ("states", "abandoned", "chosen"),
     [
-        ({600: {}, 800: {}, 950: {}}, [], 800),  # 950 may be in the rise already
+        ({600: {}, 800: {}, 850: None, 950: {}}, [], 800),  # 850 is damaged, and 950 may be in the rise already
         ({600: {}, 700: {}, 800: {}}, [[600, 900]], 600),  # saved in the rise of an earlier rewind
         ({600: {}, 700: {}, 800: {}}, [[600, 700], [700, 750]], 800),  # 700 and 800 are behind the rises
         ({600: {}, 800: {"average": 0.75}}, [], 600),  # more than half of the way from 0.5 to 0.9
@@ -221,7 +226,7 @@ def test_a_rewind_goes_back_to_the_newest_good_checkpoint(states, abandoned, cho
     config = compose([*SETTINGS, f"run_dir={tmp_path}", *limits])
     model = module.Pretraining(config).model
     pretend_to_have_saved(tmp_path, states, model)
-    watch = guard.Guard(config, tmp_path, None)
+    watch = guard.Guard(config, Records(tmp_path), None)
     watch.abandoned = [] if limits else abandoned
     path = watch.choose(1000, model)
     assert path == (chosen and tmp_path / f"checkpoints/step-{chosen:08d}.ckpt")

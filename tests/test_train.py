@@ -20,7 +20,8 @@ from tabicl_train import train as training
 from tabicl_train.checkpoint import saved
 from tabicl_train.config import compose
 from tabicl_train.export import load_model
-from tabicl_train.metrics import COLUMNS, Progress, append, rewind
+from tabicl_train.metrics import COLUMNS, Progress
+from tabicl_train.records import Records
 from tabicl_train.run_plan import expected_work
 
 
@@ -81,9 +82,10 @@ def test_a_finished_run_is_left_as_it_is(undisturbed):
 def test_an_interrupted_run_ends_as_an_undisturbed_one(undisturbed, tmp_path):
     run_dir = tmp_path / "run"
     run(run_dir, "trainer.max_steps=7", "stream.num_workers=0")
-    assert json.loads((run_dir / "status.json").read_text()) | {"pid": 0} == {"status": "finished", "step": 7, "pid": 0}
+    status = json.loads((run_dir / "status.json").read_text())
+    assert (status["status"], status["step"]) == ("finished", 7)
     (run_dir / "checkpoints" / ".step-00000009.ckpt.1.tmp").write_text("left by a kill")
-    append(run_dir / "metrics.csv", {c: 9 for c in COLUMNS})  # steps after the last checkpoint are done again
+    Records(run_dir).append_rows("metrics.csv", {c: 9 for c in COLUMNS})  # done again
     run(run_dir, "stream.num_workers=3", "trainer.max_steps=13")
     result = run(run_dir, "checkpoint.every=8")
     assert "resumed at step 13" in result.stderr
@@ -219,17 +221,6 @@ def test_bf16_stays_near_fp32(undisturbed, tmp_path):
         assert float(b["loss"]) == pytest.approx(float(a["loss"]), rel=0.03)
     weights = last(tmp_path / "run")["state_dict"].values()
     assert all(w.dtype == torch.float32 for w in weights)
-
-
-def test_rewinding_metrics_drops_later_and_broken_rows(tmp_path):
-    path = tmp_path / "metrics.csv"
-    for step in (1, 2, 3):
-        append(path, {c: step for c in COLUMNS} | {"loss": 0.1 + step})
-    path.write_text(path.read_text() + "4,smoke,0.")  # killed while writing
-    rewind(path, 2)
-    rows = read(path)
-    assert [row["step"] for row in rows] == ["1", "2"]
-    assert float(rows[0]["loss"]) == 0.1 + 1
 
 
 def test_time_left_counts_the_work_of_later_stages(monkeypatch):

@@ -19,6 +19,7 @@ from tabicl_train import train as training
 from tabicl_train.config import SYNTHETIC, ConfigError, compose
 from tabicl_train.export import load_checkpoint, load_model
 from tabicl_train.module import query_losses
+from tabicl_train.records import Records
 from tabicl_train.validation import COLUMNS, Validation, frozen_stream, read_scores
 
 SETTINGS = [
@@ -92,7 +93,7 @@ def test_rows_are_loss_and_accuracy_of_the_network_at_that_step(folder):
 def test_the_probe_is_the_classifier_with_one_estimator_on_a_held_out_part(folder):
     row = read(folder / "validated/validation.csv")[-3]  # wine, of which a stratified 60 rows are used
     assert row["data"] == "wine"
-    validation = Validation(compose([*SETTINGS, *VALIDATED]), folder / "validated")
+    validation = Validation(compose([*SETTINGS, *VALIDATED]), Records(folder / "validated"))
     (task,) = [task for task in validation.tasks if task.name == "wine"]
     train, query = train_test_split(np.arange(60), test_size=0.3, stratify=task.y, random_state=0)
     classifier = TabICLClassifier(folder / "validated", n_estimators=1).fit(task.X.iloc[train], task.y[train])
@@ -161,7 +162,7 @@ def test_best_weights_are_kept_and_three_falls_in_a_row_are_told(best, step, tmp
     ]
     incidents = [json.loads(line) for line in (tmp_path / "run/incidents.jsonl").read_text().splitlines()]
     assert [line["step"] for line in incidents] == [4, 5] and "fell 3 times" in incidents[0]["reason"]
-    scores = read_scores(tmp_path / "run/validation.csv")
+    scores = read_scores(Records(tmp_path / "run").rows("validation.csv"))
     assert scores[4] == {"synthetic": 1.1, "real": 0.6} and list(scores) == list(range(1, 9))
 
 
