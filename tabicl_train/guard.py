@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from pathlib import Path
 
 import lightning as L
 import torch
@@ -15,16 +16,19 @@ import torch
 from tabicl_train.averages import Averages
 from tabicl_train.checkpoint import CheckpointFiles, DamagedCheckpoint, read, saved, step_of
 from tabicl_train.config import RunConfig
-from tabicl_train.curriculum import plan_step, stage_at
+from tabicl_train.curriculum import plan_step
 from tabicl_train.messages import tell
 from tabicl_train.metrics import is_logged
+from tabicl_train.model import TabICL
 from tabicl_train.module import Pretraining
 from tabicl_train.records import Records
 from tabicl_train.stream import StepItem
 
 MEMORY = 0.99  # of the moving average of the loss: half of its weight is on the last 69 steps
+LOW_MEMORY = 0.999  # of its low: it halves its distance to a level that stays higher within 693 steps
 HORIZON = 100  # steps that the moving average looks back; a good checkpoint is older than a rise that it shows
 MULTIPLIER_AT = 512  # labelled rows, at which the limit of the multiplier was published
+STATE = ("average", "low", "skipped", "in_a_row", "abandoned")
 
 
 class Diverged(Exception):
@@ -42,16 +46,19 @@ class Guard(L.Callback):
         self.records, self.checkpoints = records, records.folder / "checkpoints"
         self.unread: list[tuple[int, torch.Tensor]] = []
         self.average: float | None = None  # of the loss
-        self.skipped = self.in_a_row = self.longest = self.rewinds = 0
+        self.low: float | None = None  # follows the average down at once, and up slowly
+        self.skipped = self.in_a_row = 0  # steps that were not finite: all of them, and the last ones without a break
+        self.longest = 0  # most of them in a row since the last judgement; over after it, so not kept in checkpoints
+        self.abandoned: list[list[int]] = []  # of each rewind the steps of its checkpoint, and the steps then done
         self.warned: str | None = None
 
     def state_dict(self) -> dict:
         self.look()
-        return {key: getattr(self, key) for key in ("average", "skipped", "in_a_row", "longest", "rewinds")}
+        return {key: getattr(self, key) for key in STATE}
 
     def load_state_dict(self, state: dict) -> None:
-        for key, value in state.items():
-            setattr(self, key, value)
+        for key in STATE:
+            setattr(self, key, state.get(key, getattr(self, key)))
 
     def on_train_start(self, trainer: L.Trainer, module: Pretraining) -> None:
         self.writes = trainer.is_global_zero
@@ -72,7 +79,8 @@ class Guard(L.Callback):
         values = torch.stack([v for _, v in self.unread]).tolist()
         for (step, _), (loss, norm, scale) in zip(self.unread, values, strict=True):
             if math.isfinite(loss) and math.isfinite(norm):
-                self.average = loss if self.average is None else MEMORY * self.average + (1 - MEMORY) * loss
+                self.average = follow(self.average, loss, MEMORY)
+                self.low = min(self.average, follow(self.low, self.average, LOW_MEMORY))
                 self.in_a_row = 0
                 continue
             self.in_a_row += 1
@@ -108,39 +116,44 @@ class Guard(L.Callback):
             (self.longest, limits.skipped_in_a_row, "steps in a row"),
             (self.skipped, limits.skipped, "steps"),
         ):
-            if count >= most:
+            if self.longest and count >= most:  # a fault that is over stops nothing
                 raise Diverged(
                     f"loss or gradient norm was not finite in {count} {what}, the last ones before step "
                     f"{trainer.global_step}; {self.records.folder}/incidents.jsonl names them. Replay one; lower the "
                     "learning rate or use trainer.precision=fp32, and continue from an earlier checkpoint"
                 )
-        reason = self.passed_limit(module) if trainer.global_step >= limits.after else None
+        self.longest = 0
+        reason = self.passed_limit(module.model, self.average) if trainer.global_step >= limits.after else None
         if reason is None:
             self.warned = None
             return
-        action = limits.action
-        if action == "rewind" and self.rewinds >= limits.rewinds:
-            action, reason = "stop", f"{reason}, after {self.rewinds} rewinds"
+        action, good, facts = limits.action, None, {}
+        if action == "rewind" and len(self.abandoned) >= limits.rewinds:
+            action, reason = "stop", f"{reason}, after {len(self.abandoned)} rewinds"
+        elif action == "rewind" and (good := self.last_good(trainer, module.model)) is None:
+            action, reason = "stop", f"{reason}, and there is no checkpoint from before that to go back to"
+        elif action == "rewind":
+            facts["back_to"] = good["global_step"]
         if action == "warn" and self.warned is not None:
             return
         self.warned = reason
-        self.report(trainer.global_step - 1, reason, action=action)
+        self.report(trainer.global_step - 1, reason, action=action, **facts)
         tell(f"guard     step {trainer.global_step}: {reason}; {action}")
         if action == "stop":
             raise Diverged(
                 f"step {trainer.global_step}: {reason}. Lower the learning rate, raise the stage's weight_decay, bound "
                 "the multiplier (model.scaling_bound), or set guard.action=rewind"
             )
-        if action == "rewind":
-            self.rewind(trainer, module)
+        if good is not None:
+            self.rewind(trainer, module, good)
 
-    def passed_limit(self, module: Pretraining) -> str | None:
-        limits, average = self.limits, self.average
+    def passed_limit(self, model: TabICL, average: float | None) -> str | None:
+        limits = self.limits
         if average is None:
             return None
         if average > limits.loss:
             return f"the moving average of the loss is {average:.3f}, above guard.loss={limits.loss}"
-        scaling = dict(module.model.named_scalings()).get("icl.0")
+        scaling = dict(model.named_scalings()).get("icl.0")
         if scaling is None or average <= limits.multiplier_loss:
             return None
         multiplier = scaling.multipliers(MULTIPLIER_AT).abs().max().item()
@@ -151,39 +164,49 @@ class Guard(L.Callback):
             f"guard.multiplier={limits.multiplier}, and the moving average of the loss {average:.3f}"
         )
 
-    def rewind(self, trainer: L.Trainer, module: Pretraining) -> None:
-        """Weights and optimiser as they were at the last good checkpoint; the steps since then count as done, so
-        their tables are not seen again."""
-        self.files.wait()
-        trainer.strategy.barrier("rewind")
+    def rewind(self, trainer: L.Trainer, module: Pretraining, good: dict) -> None:
+        """Weights and optimiser as they were at a checkpoint; the steps since then count as done, so their tables are
+        not seen again."""
         step = trainer.global_step
-        good = self.last_good(step)
-        if good is None:
-            raise Diverged(f"step {step}: {self.warned}; there is no checkpoint from before that to go back to")
-        weights = {k.removeprefix("model."): v for k, v in good["state_dict"].items()}
-        module.model.load_state_dict(weights)
-        optimizer = trainer.optimizers[0]
-        optimizer.load_state_dict(good["optimizer_states"][0])
-        name, stage, _ = stage_at(self.config.curriculum, step - 1)
-        if good["run"]["stage"] != name and stage.fresh_optimizer:
-            optimizer.state.clear()
+        module.go_back(good, step)
         for callback in trainer.callbacks:
             if isinstance(callback, Averages):
                 callback.load_state_dict(good["callbacks"][callback.state_key])
-        self.average = good["callbacks"][self.state_key]["average"]
-        self.rewinds += 1
+        state = good["callbacks"][self.state_key]
+        self.average, self.low = state["average"], state.get("low")
+        self.abandoned.append([good["global_step"], step])
         tell(f"guard     back to the weights of step {good['global_step']}; steps up to {step} are skipped")
 
-    def last_good(self, step: int) -> dict | None:
+    def last_good(self, trainer: L.Trainer, model: TabICL) -> dict | None:
+        """The checkpoint to go back to, which the first rank chooses; the model has its weights then."""
+        self.files.wait()
+        trainer.strategy.barrier("rewind")
+        path = self.choose(trainer.global_step, model) if trainer.is_global_zero else None
+        path = trainer.strategy.broadcast(path)
+        return None if path is None else read(path)
+
+    def choose(self, step: int, model: TabICL) -> Path | None:
+        """The newest good checkpoint: no limit is passed in it, the average of the loss has not come half of the way
+        up to its limit, and it was not saved in a rise that a rewind has abandoned."""
         for path in reversed(saved(self.checkpoints)):
-            if step_of(path) > step - HORIZON:
+            done = step_of(path)
+            # The one saved right after a rewind has the weights that the rewind has brought back.
+            if done > step - HORIZON or any(good < done < rewound for good, rewound in self.abandoned):
                 continue
             try:
                 content = read(path)
-            except DamagedCheckpoint as error:
-                tell(f"warning   {error}")
+            except (DamagedCheckpoint, OSError) as error:
+                tell(f"warning   {error}; an older checkpoint is looked for")
                 continue
-            average = content["callbacks"][self.state_key]["average"]
-            if average is None or average <= self.limits.loss:
-                return content
+            state = content["callbacks"][self.state_key]
+            average, low = state["average"], state.get("low", state["average"])
+            if average is not None and average > (low + self.limits.loss) / 2:
+                continue
+            model.load_state_dict({k.removeprefix("model."): v for k, v in content["state_dict"].items()})
+            if self.passed_limit(model, average) is None:
+                return path
         return None
+
+
+def follow(average: float | None, value: float, memory: float) -> float:
+    return value if average is None else memory * average + (1 - memory) * value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
 import time
@@ -121,7 +122,7 @@ class Progress:
         # A step of a later stage takes longer, so what is left is counted in FLOPs.
         self.step_work = {n: expected_work(config, s)[1] / s.steps for n, s in config.curriculum.stages.items()}
         self.first_work = self.work(step)
-        self.last_line, self.smooth = self.started, None
+        self.last_line, self.smooth = self.started, math.nan
         layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
         self.bar = None
         if sys.stderr.isatty():
@@ -147,7 +148,10 @@ class Progress:
 
     def show(self, row: dict) -> None:
         # Single steps are noisy (a step's tables may be easy or hard): half of the weight is on the last 7 rows.
-        self.smooth = row["loss"] if self.smooth is None else 0.9 * self.smooth + 0.1 * row["loss"]
+        if not math.isfinite(self.smooth):
+            self.smooth = row["loss"]
+        elif math.isfinite(row["loss"]):
+            self.smooth = 0.9 * self.smooth + 0.1 * row["loss"]
         told = f"loss {self.smooth:.3f}, {row['tables_per_s']:.0f} tables/s, data wait {row['data_wait']:.1%}"
         told += f", {row['memory_gb']:.1f} GB, {self.time_left(row)}"
         if self.bar is not None:

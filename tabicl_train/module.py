@@ -5,7 +5,6 @@ Nothing here waits for the device: whether a step counts is decided there, and c
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 
 import lightning as L
@@ -38,7 +37,7 @@ class Pretraining(L.LightningModule):
         self.automatic_optimization = False
         self.config = config
         self.precision = choose(config.trainer)
-        self.model = TabICL(dataclasses.replace(config.model))  # its own copy: stages set checkpoint_rows
+        self.model = TabICL(config.model)
         self.loss = torch.zeros(())
         self.grad_norm = torch.zeros(())
         self.finite = torch.ones((), dtype=torch.bool)
@@ -57,8 +56,7 @@ class Pretraining(L.LightningModule):
 
     def on_fit_start(self) -> None:
         self.skipped = self.skipped.to(self.device)
-        scale, self.loss_scale = self.loss_scale, LossScale(self.loss_scale.wanted, self.device)
-        self.loss_scale.load_state_dict(scale.state_dict())
+        self.loss_scale.to(self.device)
 
     def training_step(self, item: StepItem, _: int) -> None:
         if item.step != self.global_step:
@@ -67,8 +65,6 @@ class Pretraining(L.LightningModule):
         optimizer = self.optimizers()
         if stage_step == 0 and stage.fresh_optimizer:
             optimizer.state.clear()
-        if stage.checkpoint_rows is not None:
-            self.model.config.checkpoint_rows = stage.checkpoint_rows
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(stage, stage_step)
             group["weight_decay"] = stage.weight_decay if group["decayed"] else 0.0
@@ -77,7 +73,9 @@ class Pretraining(L.LightningModule):
         gradients.flat.zero_()
         # One context over all micro-batches, since it keeps the weights that it has cast.
         with self.precision.autocast(self.device.type):
-            self.table_losses = [self.accumulate(gradients, item, k) for k in range(len(item.batches))]
+            self.table_losses = [
+                self.accumulate(gradients, item, k, stage.checkpoint_rows) for k in range(len(item.batches))
+            ]
         gradients.exchange()
 
         views = gradients.views
@@ -103,7 +101,7 @@ class Pretraining(L.LightningModule):
             self.gradients = Gradients(trained, frozen)
         return self.gradients
 
-    def accumulate(self, gradients: Gradients, item: StepItem, number: int) -> Tensor:
+    def accumulate(self, gradients: Gradients, item: StepItem, number: int, checkpoint_rows: int | None) -> Tensor:
         """Add the gradients of micro-batch `number`, in pieces that fit into memory; returns its tables' losses, (B,).
 
         A piece that does not fit is halved. Its gradients have not been added then, and no other rank has been
@@ -121,7 +119,7 @@ class Pretraining(L.LightningModule):
                 rng = rng_at(self.config.seed, item.step, self.global_rank, number, done, "dropout")
                 torch.manual_seed(int(rng.integers(2**63)))
             try:
-                losses = self.backward(gradients, piece, tables / item.tables)
+                losses = self.backward(gradients, piece, tables / item.tables, checkpoint_rows)
             except torch.OutOfMemoryError as error:
                 if tables == 1:
                     raise torch.OutOfMemoryError(
@@ -140,9 +138,14 @@ class Pretraining(L.LightningModule):
             done += tables
         return torch.cat(found)
 
-    def backward(self, gradients: Gradients, batch: TableBatch, weight: float) -> Tensor:
-        """Add the gradients of a batch's mean loss, weighted, all of them or none; returns its tables' losses, (B,)."""
-        losses = query_losses(self.model, batch)
+    def backward(
+        self, gradients: Gradients, batch: TableBatch, weight: float, checkpoint_rows: int | None = None
+    ) -> Tensor:
+        """Add the gradients of a batch's mean loss, weighted, all of them or none; returns its tables' losses, (B,).
+
+        checkpoint_rows: recompute the activations of tables with more rows; by default the model's value
+        """
+        losses = query_losses(self.model, batch, checkpoint_rows)
         loss = losses.mean()
         with torch.autocast(self.device.type, enabled=False):  # fp32 parts have fp32 gradients only without it
             scaled = loss * (weight * self.loss_scale.scale)
@@ -156,9 +159,27 @@ class Pretraining(L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
         self.skipped = checkpoint["skipped"].to(self.skipped.device)
-        self.loss_scale.load_state_dict(checkpoint["loss_scale"])
+        self.load_loss_scale(checkpoint)
         if checkpoint["config"]["optimizer"]["name"] != self.config.optimizer.name:  # allowed by resume.allow_changes
             checkpoint["optimizer_states"] = []  # means another thing in each
+
+    def go_back(self, checkpoint: dict, step: int) -> None:
+        """Weights, optimiser and loss scale of a checkpoint of this run, which is to go on at a later step."""
+        self.load_state_dict(checkpoint["state_dict"])
+        steps = range(checkpoint["global_step"], step)
+        begun = (stage for _, stage, number in (stage_at(self.config.curriculum, s) for s in steps) if number == 0)
+        optimizer = self.trainer.optimizers[0]
+        other = checkpoint["config"]["optimizer"]["name"] != self.config.optimizer.name
+        if other or any(stage.fresh_optimizer for stage in begun):
+            optimizer.state.clear()
+        else:
+            optimizer.load_state_dict(checkpoint["optimizer_states"][0])
+        self.load_loss_scale(checkpoint)
+
+    def load_loss_scale(self, checkpoint: dict) -> None:
+        """Of a checkpoint in fp16, where this run is in fp16 too; a change of precision starts with a new scale."""
+        if self.precision.name == checkpoint["config"]["trainer"]["precision"] == "fp16":  # never what auto chooses
+            self.loss_scale.load_state_dict(checkpoint["loss_scale"])
 
 
 def halves(batch: TableBatch) -> list[TableBatch]:
@@ -167,7 +188,8 @@ def halves(batch: TableBatch) -> list[TableBatch]:
     return [TableBatch(batch.X[s], batch.y[s], batch.train_size) for s in (slice(0, middle), slice(middle, None))]
 
 
-def query_losses(model: torch.nn.Module, batch: TableBatch) -> Tensor:
+def query_losses(model: torch.nn.Module, batch: TableBatch, checkpoint_rows: int | None = None) -> Tensor:
     """Cross entropy of each table of a TableBatch, mean over its query rows, (B,), in fp32."""
-    logits, y = model(batch.X, batch.y[:, : batch.train_size]), batch.y[:, batch.train_size :]  # (B, n_query, C)
+    labelled, y = batch.y.split([batch.train_size, batch.y.shape[1] - batch.train_size], dim=1)
+    logits = model(batch.X, labelled, checkpoint_rows)  # (B, n_query, C)
     return F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), reduction="none").view(y.shape).mean(1)

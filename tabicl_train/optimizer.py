@@ -62,20 +62,27 @@ class MuonAdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            parameters = [p for p in group["params"] if p.grad is not None]
-            if not parameters:
+            trained = [p for p in group["params"] if p.grad is not None]
+            if not trained:
                 continue
-            counts = parameters[0].new_ones(()) if taken is None else taken.to(parameters[0].dtype)
-            updates = (self.muon if group["kind"] == "muon" else self.adamw)(parameters, counts)
-            decay = group["lr"] * group["weight_decay"] * counts
-            if self.cautious:
-                signs = torch._foreach_mul(parameters, updates)
-                torch._foreach_mul_(parameters, [1 - decay * (s > 0) for s in signs])
+            counts = trained[0].new_ones(()) if taken is None else taken.to(trained[0].dtype)
+            if group["kind"] == "muon":
+                self.move(trained, self.muon(trained, counts), group, counts)
             else:
-                torch._foreach_mul_(parameters, 1 - decay)
-            torch._foreach_mul_(updates, group["lr"] * counts)
-            torch._foreach_sub_(parameters, updates)
+                for parameters in self.by_steps_taken(trained):
+                    self.move(parameters, self.adamw(parameters, counts), group, counts)
         return loss
+
+    def move(self, parameters: list[Tensor], updates: list[Tensor], group: dict, counts: Tensor) -> None:
+        """Decay the parameters and subtract their updates."""
+        decay = group["lr"] * group["weight_decay"] * counts
+        if self.cautious:
+            signs = torch._foreach_mul(parameters, updates)
+            torch._foreach_mul_(parameters, [1 - decay * (s > 0) for s in signs])
+        else:
+            torch._foreach_mul_(parameters, 1 - decay)
+        torch._foreach_mul_(updates, group["lr"] * counts)
+        torch._foreach_sub_(parameters, updates)
 
     def muon(self, parameters: list[Tensor], counts: Tensor) -> list[Tensor]:
         """Nesterov momentum, orthogonalised; matrices of one shape go through Newton-Schulz together.
@@ -102,22 +109,40 @@ class MuonAdamW(torch.optim.Optimizer):
                 updates[i] = direction.view(shape)
         return updates
 
-    def adamw(self, parameters: list[Tensor], counts: Tensor) -> list[Tensor]:
-        beta1, beta2 = self.betas
+    def by_steps_taken(self, parameters: list[Tensor]) -> list[list[Tensor]]:
+        """Sets of parameters that have taken the same number of AdamW steps.
+
+        All parameters of a set have one tensor as their `taken`. So the sets are known without waiting for the device,
+        and one correction of the bias serves a whole set; after a part has been unfrozen there are two or three sets.
+        """
+        sets, none = defaultdict(list), parameters[0].new_zeros(())
         for p in parameters:
             if "taken" not in self.state[p]:
-                self.state[p].update(taken=p.new_zeros(()), mean=torch.zeros_like(p), square=torch.zeros_like(p))
-        # A list: given one tensor, torch would wait for its value.
-        torch._foreach_add_([self.state[p]["taken"] for p in parameters], [counts] * len(parameters))
+                self.state[p].update(taken=none, mean=torch.zeros_like(p), square=torch.zeros_like(p))
+            sets[self.state[p]["taken"]].append(p)
+        return list(sets.values())
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        super().load_state_dict(state_dict)
+        shared: dict[float, Tensor] = {}
+        for state in self.state.values():
+            if "taken" in state:
+                state["taken"] = shared.setdefault(state["taken"].item(), state["taken"])
+
+    def adamw(self, parameters: list[Tensor], counts: Tensor) -> list[Tensor]:
+        """Parameters must have taken the same number of steps."""
+        beta1, beta2 = self.betas
+        states = [self.state[p] for p in parameters]
+        taken = states[0]["taken"] + counts  # a new tensor: parameters that are frozen now keep the old one
+        for state in states:
+            state["taken"] = taken
         gradients = [p.grad for p in parameters]
-        means = [self.state[p]["mean"] for p in parameters]
-        squares = [self.state[p]["square"] for p in parameters]
+        means, squares = [state["mean"] for state in states], [state["square"] for state in states]
         torch._foreach_mul_(means, 1 - counts * (1 - beta1))
         torch._foreach_add_(means, gradients, alpha=1 - beta1)
         torch._foreach_mul_(squares, 1 - counts * (1 - beta2))
         torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
-        # All parameters of a group have taken the same steps; none so far if the first one does not count.
-        taken = self.state[parameters[0]]["taken"].double().clamp(min=1)
+        taken = taken.double().clamp(min=1)  # none so far if the first one does not count
         denominators = torch._foreach_sqrt(squares)
         torch._foreach_div_(denominators, (1 - beta2**taken).sqrt().to(counts.dtype))
         torch._foreach_add_(denominators, self.eps)

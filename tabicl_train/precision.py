@@ -56,6 +56,9 @@ class LossScale:
         self.scale = torch.full((), 2.0**16 if wanted else 1.0, device=device)
         self.good_steps = torch.zeros((), device=device)
 
+    def to(self, device: torch.device) -> None:
+        self.scale, self.good_steps = self.scale.to(device), self.good_steps.to(device)
+
     def update(self, finite: Tensor) -> None:
         if not self.wanted:
             return

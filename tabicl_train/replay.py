@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import torch
 
 from tabicl_train import checkpoint
 from tabicl_train.config import ConfigError, RunConfig, build_prior, from_values
-from tabicl_train.curriculum import plan_step
+from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.module import Pretraining
+from tabicl_train.records import Records
 from tabicl_train.replicas import Gradients
 from tabicl_train.stream import StepItem, TableBatch, draw_table
 from tabicl_train.train import run_steps
@@ -25,21 +27,67 @@ def replay(run: str, step: int) -> None:
     One process: of a run of several, the weights are the same up to the order of sums.
     """
     folder = Path(run) / "checkpoints"
-    start = checkpoint.newest_valid(folder, until=step)
-    any_one = start or checkpoint.newest_valid(folder)
-    if any_one is None:
+    newest = checkpoint.newest_valid(folder)
+    if newest is None:
         raise ConfigError([f"run is {run!r}; there is no checkpoint in it"])
-    config = from_values(any_one[1]["config"])
+    rewinds = [(good, at) for good, at in rewinds_of(Path(run), newest[1]) if at <= step]
+    start, first = newest_before(folder, step, rewinds)
+    config = from_values((start or newest)[1]["config"])
     if not 0 <= step < config.total_steps:
         raise ConfigError([f"step is {step}; the run has the steps 0..{config.total_steps - 1}"])
-    run_steps(config, start, step + 1, Dissection(config, step))
+    ahead = [(good, at) for good, at in rewinds if at > first]
+    run_steps(config, start, step + 1, Dissection(config, step, ahead))
+
+
+def newest_before(folder: Path, step: int, rewinds: list[tuple[int, int]]) -> tuple[tuple[Path, dict] | None, int]:
+    """The newest checkpoint before a step that no rewind has abandoned, if any, and its steps."""
+    while (start := checkpoint.newest_valid(folder, until=step)) is not None:
+        first = checkpoint.step_of(start[0])
+        abandoned = [good for good, at in rewinds if good < first < at]
+        if not abandoned:
+            return start, first
+        step = min(abandoned)
+    return None, 0
+
+
+def rewinds_of(run_dir: Path, newest: dict) -> list[tuple[int, int]]:
+    """Of each rewind the steps of the checkpoint that it went back to, and the steps then done; in order.
+
+    A checkpoint knows those before it, incidents.jsonl also one since the newest checkpoint.
+    """
+    rewinds = {(good, at) for good, at in newest["callbacks"]["Guard"].get("abandoned", [])}
+    for incident in Records(run_dir).lines("incidents.jsonl"):
+        if "back_to" in incident:
+            rewinds.add((incident["back_to"], incident["step"] + 1))
+    return sorted(rewinds, key=lambda rewind: rewind[1])
 
 
 class Dissection(L.Callback):
-    def __init__(self, config: RunConfig, step: int) -> None:
-        self.config, self.step = config, step
+    """Prints what the tables of a step do. Where the run was rewound on the way to it, the replay is too."""
+
+    def __init__(self, config: RunConfig, step: int, rewinds: list[tuple[int, int]]) -> None:
+        self.config, self.step, self.rewinds = config, step, rewinds
+        self.checkpoints: dict[int, dict] = {}  # by their steps, those that the run went back to
+
+    def rewind(self, trainer: L.Trainer, module: Pretraining, item: StepItem) -> None:
+        for good, at in self.rewinds:
+            if item.step == at:
+                module.go_back(checkpoint.to_host(self.checkpoints[good]), at)
+                print(f"the run went back from step {at} to the weights of step {good}")
+        if item.step in {good for good, _ in self.rewinds}:
+            content = {
+                "global_step": item.step,
+                "config": dataclasses.asdict(self.config),
+                "state_dict": module.state_dict(),
+                "optimizer_states": [trainer.optimizers[0].state_dict()],
+            }
+            module.on_save_checkpoint(content)
+            self.checkpoints[item.step] = checkpoint.to_host(content)
+        if any(good <= item.step < at for good, at in self.rewinds):
+            item.batches.clear()  # nothing of the step is left after the rewind
 
     def on_train_batch_start(self, trainer: L.Trainer, module: Pretraining, item: StepItem, _: int) -> None:
+        self.rewind(trainer, module, item)
         if item.step != self.step:
             return
         config, plan = self.config, plan_step(self.config.curriculum, self.config.model, self.config.seed, self.step)
@@ -49,13 +97,14 @@ class Dissection(L.Callback):
         print("".join(f"{name:>14}" for name in COLUMNS))
         gradients = Gradients([p for p in module.model.parameters() if p.requires_grad], [])
         prior = build_prior(config)
+        _, stage, _ = stage_at(config.curriculum, self.step)
         for batch in plan.micro_batches:
             for index in batch.tables:
                 table = draw_table(prior, batch, config.seed, self.step, index)
                 alone = TableBatch(table.X[None], table.y[None], table.train_size).to(module.device)
                 gradients.flat.zero_()
                 with module.precision.autocast(module.device.type):
-                    loss = module.backward(gradients, alone, 1.0).item()
+                    loss = module.backward(gradients, alone, 1.0, stage.checkpoint_rows).item()
                 norm = (gradients.flat[:-1].norm() / module.loss_scale.scale).item()
                 mark = "" if math.isfinite(loss) and math.isfinite(norm) else "  <- not finite"
                 sizes = f"{index:>14}{table.X.shape[0]:>14}{table.train_size:>14}{table.X.shape[1]:>14}"

@@ -67,8 +67,8 @@ class Faults(L.Callback):
             item.batches[-1].X[0, 0, 0] = math.inf
         self.signal_at(item.step)
 
-    def query_losses(self, model, batch):
-        loss = QUERY_LOSSES(model, batch)
+    def query_losses(self, model, batch, *settings):
+        loss = QUERY_LOSSES(model, batch, *settings)
         if (told := self.mine("oom")) and self.step >= told[0] and batch.X.shape[0] >= told[1]:
             return loss + 0 * Fails.apply(model.row_interactor.cls_tokens).sum()
         return loss

@@ -10,13 +10,26 @@ from runs import assert_same_end, last, metrics
 
 from tabicl_train import guard, module
 from tabicl_train import train as training
+from tabicl_train.averages import Averages
 from tabicl_train.checkpoint import read
 from tabicl_train.config import ConfigError, compose
+from tabicl_train.export import export
 from tabicl_train.guard import Diverged
+from tabicl_train.records import Records
+from tabicl_train.weights import load_public
 
 SETTINGS = [
     "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=16",
     "checkpoint.every=4", "trainer.accelerator=cpu", "averages.ema=0.9",
+]  # fmt: skip
+
+
+STAGES = [  # three stages of six steps
+    "experiment=smoke", "curriculum=mini_v2", "prior=dummy", "stream.num_workers=0", "trainer.accelerator=cpu",
+    "checkpoint.every=2", "checkpoint.keep=100", *(
+        f"curriculum.stages.stage{number}.{value}" for number in (1, 2, 3)
+        for value in ("steps=6", "rows=[30,50]", "features=[2,4]", "tables=4", "group_size=4", "warmup=0")
+    ),
 ]  # fmt: skip
 
 
@@ -36,20 +49,21 @@ class Poison(L.Callback):
 
 
 class Ruin(L.Callback):
-    """Weights far too large after a step, once."""
+    """Weights far too large after a step, once, and a loss scale of 2."""
 
     def __init__(self, after: int) -> None:
         self.after = after
 
     def on_train_batch_start(self, trainer, module, item, _) -> None:
         if item.step == self.after:
+            module.loss_scale.scale.fill_(2)
             with torch.no_grad():
                 for p in module.model.icl_predictor.decoder.parameters():
-                    p.mul_(1000)
+                    p.mul_(100)
 
 
 class Look(L.Callback):
-    """Weights and optimiser state before a step."""
+    """Weights, optimiser state, loss scale and average of the weights before a step."""
 
     def __init__(self, before: int) -> None:
         self.before = before
@@ -59,12 +73,15 @@ class Look(L.Callback):
             self.weights = {k: v.clone() for k, v in module.state_dict().items()}
             states = trainer.optimizers[0].state_dict()["state"]
             self.optimizer = {i: {k: v.clone() for k, v in state.items()} for i, state in states.items()}
+            self.loss_scale = module.loss_scale.scale.clone()
+            (averages,) = (c for c in trainer.callbacks if isinstance(c, Averages))
+            self.ema = {k: v.clone() for k, v in averages.ema.items()}
 
 
-def run(run_dir: Path, *overrides: str, callbacks: tuple = ()) -> str:
+def run(run_dir: Path, *overrides: str, callbacks: tuple = (), settings: list[str] = SETTINGS) -> str:
     chosen = training.run_callbacks
     with mock.patch.object(training, "run_callbacks", lambda *a: [*callbacks, *chosen(*a)]):
-        return training.train(compose([*SETTINGS, f"run_dir={run_dir}", *overrides]))
+        return training.train(compose([*settings, f"run_dir={run_dir}", *overrides]))
 
 
 def incidents(run_dir: Path) -> list[dict]:
@@ -97,9 +114,9 @@ def test_steps_that_are_not_finite_change_nothing_and_are_written_down(settings,
 def test_loss_or_gradient_alone_is_enough(what, tmp_path, monkeypatch):
     query_losses, calls = module.query_losses, []
 
-    def poisoned(model, batch):
+    def poisoned(*arguments):
         calls.append(None)
-        loss = query_losses(model, batch)
+        loss = query_losses(*arguments)
         if len(calls) > 1:
             return loss
         if what == "loss":
@@ -147,6 +164,17 @@ def test_too_many_such_steps_stop_the_run_with_a_diagnosis(tmp_path):
         run(tmp_path / "b", "guard.skipped=3", callbacks=(Poison({2, 5, 9}),))
 
 
+@pytest.mark.parametrize("limit", ["skipped_in_a_row", "skipped"])
+def test_a_fault_between_two_looks_stops_the_run_and_none_that_is_over(limit, tmp_path):
+    settings = (f"guard.{limit}=3", "trainer.log_every=10")
+    with pytest.raises(Diverged, match="not finite in 3 steps"):
+        run(tmp_path / "run", *settings, callbacks=(Poison({5, 6, 7}),))
+    assert last(tmp_path / "run")["callbacks"]["Guard"]["skipped"] == 3  # saved after step 8
+    with pytest.raises(Diverged, match="not finite in 4 steps"):
+        run(tmp_path / "run", *settings, callbacks=(Poison({8}),))
+    assert run(tmp_path / "run", *settings) == "finished"
+
+
 def test_a_loss_above_the_limit_warns_once_or_stops(tmp_path, capsys):
     limits = ("guard.after=6", "guard.loss=0.5")
     run(tmp_path / "warn", *limits)
@@ -167,10 +195,54 @@ def test_a_runaway_multiplier_counts_only_while_the_loss_is_high(tmp_path, capsy
         run(tmp_path / "high", *limits, "guard.action=stop")
 
 
-def test_a_run_is_rewound_to_the_last_good_checkpoint(tmp_path, monkeypatch, capsys):
+def pretend_to_have_saved(run_dir: Path, states: dict[int, dict], model: torch.nn.Module) -> None:
+    (run_dir / "checkpoints").mkdir(parents=True)
+    weights = {f"model.{name}": w for name, w in model.state_dict().items()}
+    for step, state in states.items():
+        path = run_dir / f"checkpoints/step-{step:08d}.ckpt"
+        if state is None:
+            path.write_bytes(b"damaged")
+            continue
+        content = {"callbacks": {"Guard": {"average": 0.5, "low": 0.5, **state}}, "state_dict": weights}
+        torch.save(content, path)
+
+
+@pytest.mark.parametrize(
+    ("states", "abandoned", "chosen"),
+    [
+        ({600: {}, 800: {}, 850: None, 950: {}}, [], 800),  # 850 is damaged, and 950 may be in the rise already
+        ({600: {}, 700: {}, 800: {}}, [[600, 900]], 600),  # saved in the rise of an earlier rewind
+        ({600: {}, 700: {}, 800: {}}, [[600, 700], [700, 750]], 800),  # 700 and 800 are behind the rises
+        ({600: {}, 800: {"average": 0.75}}, [], 600),  # more than half of the way from 0.5 to 0.9
+        ({600: {}, 800: {"average": 0.65}}, [], 800),
+        ({600: {}, 800: {"average": 0.75, "low": 0.7}}, [], 800),  # no rise: the later tables are harder
+        ({600: {}, 800: {"average": 0.95, "low": 0.95}}, [], 600),
+        ({600: {}, 800: {"average": 0.67}}, ["multiplier"], 600),
+        ({700: {}, 800: {}}, [[600, 900]], None),
+    ],
+)
+def test_a_rewind_goes_back_to_the_newest_good_checkpoint(states, abandoned, chosen, tmp_path):
+    limits = ["guard.multiplier=0.001"] if abandoned == ["multiplier"] else []
+    config = compose([*SETTINGS, f"run_dir={tmp_path}", *limits])
+    model = module.Pretraining(config).model
+    pretend_to_have_saved(tmp_path, states, model)
+    watch = guard.Guard(config, Records(tmp_path), None)
+    watch.abandoned = [] if limits else abandoned
+    path = watch.choose(1000, model)
+    assert path == (chosen and tmp_path / f"checkpoints/step-{chosen:08d}.ckpt")
+
+
+REWIND = ("guard.after=3", "guard.loss=10", "guard.action=rewind", "checkpoint.keep=9")
+
+
+@pytest.fixture
+def short_memory(monkeypatch):
     monkeypatch.setattr(guard, "HORIZON", 2)
     monkeypatch.setattr(guard, "MEMORY", 0.5)
-    settings = ("guard.after=3", "guard.loss=10", "guard.action=rewind", "checkpoint.keep=9")
+
+
+def test_a_run_is_rewound_to_the_last_good_checkpoint(tmp_path, short_memory, capsys):
+    settings = (*REWIND, "trainer.precision=fp16")
     after = Look(10)
     run(tmp_path / "run", *settings, callbacks=(Ruin(9), after))
     told = capsys.readouterr().err
@@ -180,20 +252,48 @@ def test_a_run_is_rewound_to_the_last_good_checkpoint(tmp_path, monkeypatch, cap
     states = good["optimizer_states"][0]["state"]
     assert after.optimizer.keys() == states.keys()
     assert all(torch.equal(v, states[i][k]) for i, state in after.optimizer.items() for k, v in state.items())
+    assert after.loss_scale == good["loss_scale"]["scale"] == 2**16
+    decay = 11 / 20  # the average has seen step 10, with the weights of step 8
+    for name, value in good["callbacks"]["Averages"]["ema"].items():
+        expected = decay * value + (1 - decay) * good["state_dict"][f"model.{name}"]
+        torch.testing.assert_close(after.ema[name], expected, rtol=1e-5, atol=1e-7)
     assert max(float(row["loss"]) for row in metrics(tmp_path / "run")[10:]) < 4
     assert len(metrics(tmp_path / "run")) == 16
     (incident,) = incidents(tmp_path / "run")
-    assert incident["step"] == 9 and incident["action"] == "rewind"
+    assert incident["step"] == 9 and incident["action"] == "rewind" and incident["back_to"] == 8
+    state = last(tmp_path / "run")["callbacks"]["Guard"]
+    assert state["abandoned"] == [[8, 10]] and state["average"] < 4
     with pytest.raises(Diverged, match="there is no checkpoint from before that"):
         run(tmp_path / "early", *settings, callbacks=(Ruin(4),))
     with pytest.raises(Diverged, match="after 0 rewinds"):
         run(tmp_path / "never", *settings, "guard.rewinds=0", callbacks=(Ruin(9),))
 
 
-def test_ema_follows_its_formula_and_exports(tmp_path):
-    from tabicl_train.export import export
-    from tabicl_train.weights import load_public
+@pytest.mark.parametrize(
+    ("ruined", "settings", "good", "counts"),
+    [
+        (5, (), 4, {4}),  # exactly at the boundary: the next step is the one that forgets
+        (7, (), 6, set()),  # the checkpoint at the boundary has the optimiser of the stage that ends there
+        (9, (), 8, {2}),
+        (7, ("curriculum.stages.stage2.fresh_optimizer=false",), 6, {6}),
+        # Two boundaries at once, and only the first of the two stages forgets.
+        (8, ("curriculum.stages.stage2.steps=1", "curriculum.stages.stage3.fresh_optimizer=false"), 6, set()),
+    ],
+)  # fmt: skip
+def test_a_rewind_across_the_boundary_of_stages_has_the_optimiser_of_its_stage(
+    ruined, settings, good, counts, tmp_path, short_memory, monkeypatch
+):
+    monkeypatch.setattr(guard, "HORIZON", ruined + 1 - good)
+    look, after = Look(ruined + 1), Look(ruined + 2)
+    steps = f"trainer.max_steps={ruined + 3}"
+    run(tmp_path / "run", *REWIND, steps, *settings, callbacks=(Ruin(ruined), look, after), settings=STAGES)
+    assert last(tmp_path / "run")["callbacks"]["Guard"]["abandoned"] == [[good, ruined + 1]]
+    assert {int(s["taken"]) for s in look.optimizer.values() if "taken" in s} == counts
+    kept = 0 if ruined == 5 else max(counts, default=0)
+    assert {int(s["taken"]) for s in after.optimizer.values() if "taken" in s} == {kept + 1}
 
+
+def test_ema_follows_its_formula_and_exports(tmp_path):
     watch = Poison(set())
     run(tmp_path / "run", "averages.last=2", "averages.every=3", "trainer.max_steps=8", callbacks=(watch,))
     names = list(last(tmp_path / "run")["callbacks"]["Averages"]["ema"])
@@ -218,3 +318,20 @@ def test_ema_follows_its_formula_and_exports(tmp_path):
     export(str(tmp_path / "one"), str(tmp_path / "one.ckpt"), "last")
     trained = last(tmp_path / "one")["state_dict"]
     assert all(torch.equal(w, trained[f"model.{name}"]) for name, w in load_public(tmp_path / "one.ckpt")[1].items())
+
+
+def test_an_average_that_was_switched_off_is_gone_and_starts_anew(tmp_path):
+    for settings in (("trainer.max_steps=4",), ("averages.ema=0", "averages.last=0", "trainer.max_steps=6")):
+        run(tmp_path / "run", "averages.last=2", "averages.every=1", *settings)
+    for weights in ("ema", "last"):
+        with pytest.raises(ConfigError, match=rf"keeps no such average: averages\.{weights} was 0"):
+            export(str(tmp_path / "run"), str(tmp_path / "off.ckpt"), weights)
+    watch = Poison(set())
+    settings = ("averages.last=9", "averages.every=1", "trainer.max_steps=8")
+    run(tmp_path / "run", *settings, callbacks=(watch,))
+    averages = last(tmp_path / "run")["callbacks"]["Averages"]
+    assert len(averages["points"]) == 2
+    decay = 3 / 12
+    for (name, value), first, second in zip(averages["ema"].items(), *watch.states, strict=False):
+        assert torch.equal(averages["points"][0][name], first)
+        torch.testing.assert_close(value, decay * first + (1 - decay) * second, rtol=1e-5, atol=1e-7)

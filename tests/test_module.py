@@ -1,6 +1,5 @@
 """One step of training: what it waits for, and its gradients."""
 
-import dataclasses
 import math
 import os
 import signal
@@ -10,7 +9,7 @@ import lightning as L
 import pytest
 import torch
 from runs import last, metrics
-from test_guard import run
+from test_guard import STAGES, run
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tabicl_train import preemption
@@ -69,7 +68,7 @@ def test_the_host_waits_for_the_device_at_logged_steps_and_saves_only(precision,
 def test_losses_are_cross_entropies_of_the_query_rows_of_each_table():
     logits = torch.randn(3, 6, 4, generator=torch.Generator().manual_seed(0))
     y = torch.randint(4, (3, 20), generator=torch.Generator().manual_seed(1))
-    losses = query_losses(lambda X, labelled: logits.half(), TableBatch(torch.zeros(3, 20, 2), y, 14))
+    losses = query_losses(lambda X, labelled, _: logits.half(), TableBatch(torch.zeros(3, 20, 2), y, 14))
     p = logits.half().double().softmax(-1)
     expected = [-sum(math.log(p[b, i, y[b, 14 + i]]) for i in range(6)) / 6 for b in range(3)]
     assert losses.dtype == torch.float32 and losses.tolist() == pytest.approx(expected, rel=1e-5)
@@ -121,8 +120,22 @@ def test_a_stopped_job_asks_slurm_to_start_again(tmp_path, monkeypatch, capsys):
     assert run(tmp_path / "b", "trainer.requeue=true") == "finished" and len(asked) == 1
 
 
-def test_the_model_has_its_own_copy_of_the_configuration():
-    config = compose(["experiment=smoke"])
-    module = Pretraining(config)
-    module.model.config.checkpoint_rows = 7
-    assert config.model == dataclasses.replace(config.model, checkpoint_rows=20_000)
+def test_each_stage_recomputes_as_it_says_also_after_a_resume(tmp_path, monkeypatch):
+    recomputed = []
+
+    class Count(L.Callback):
+        def on_train_batch_start(self, trainer, module, item, _) -> None:
+            recomputed.append((item.step, 0))
+
+    def counting(block, *args, **kwargs):
+        step, count = recomputed.pop()
+        recomputed.append((step, count + 1))
+        return torch.utils.checkpoint.checkpoint(block, *args, **kwargs)
+
+    monkeypatch.setattr("tabicl_train.model.attention.checkpoint", counting)
+    rows = [f"curriculum.stages.{text}" for text in ("stage1.checkpoint_rows=1", "stage3.checkpoint_rows=1")]
+    for stop in (8, 13):
+        run(tmp_path / "run", *rows, f"trainer.max_steps={stop}", callbacks=(Count(),), settings=STAGES)
+    assert [step for step, _ in recomputed] == list(range(13))
+    assert [step for step, count in recomputed if count] == [*range(6), 12]
+    assert last(tmp_path / "run")["config"]["model"]["checkpoint_rows"] == 20_000

@@ -66,6 +66,15 @@ def test_fp16_finds_the_scale_of_its_loss_and_keeps_it_over_a_restart(tmp_path, 
     assert [row["loss"] for row in metrics(tmp_path / "torn")] == [row["loss"] for row in rows]
 
 
+def test_a_change_of_precision_on_resume_starts_with_a_new_loss_scale(tmp_path):
+    changes = [("fp32", 1.0, 0), ("fp16", 2.0**16, 2), ("fp16", 2.0**16, 4), ("bf16", 1.0, 0), ("fp16", 2.0**16, 2)]
+    for number, (precision, scale, good_steps) in enumerate(changes, 1):
+        run(tmp_path / "run", f"trainer.precision={precision}", f"trainer.max_steps={2 * number}")
+        content = last(tmp_path / "run")
+        assert content["global_step"] == 2 * number
+        assert content["loss_scale"] == {"scale": scale, "good_steps": good_steps}
+
+
 def large_scale(original):
     def init(self, wanted, device):
         original(self, wanted, device)

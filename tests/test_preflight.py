@@ -35,8 +35,8 @@ def test_fp32_has_nothing_to_compare(capsys):
 
 @pytest.mark.parametrize(("factor", "words"), [(1.2, "the loss of bf16 is"), (math.nan, "bf16 gives loss nan")])
 def test_what_differs_from_fp32_is_refused(factor, words, monkeypatch):
-    def worse_in_bf16(model, batch):
-        return QUERY_LOSSES(model, batch) * (factor if torch.is_autocast_enabled("cpu") else 1.0)
+    def worse_in_bf16(*arguments):
+        return QUERY_LOSSES(*arguments) * (factor if torch.is_autocast_enabled("cpu") else 1.0)
 
     monkeypatch.setattr(module, "query_losses", worse_in_bf16)
     with pytest.raises(ConfigError, match=words):
@@ -89,9 +89,9 @@ def test_a_replay_names_the_table_that_is_not_finite(tmp_path, capsys, monkeypat
     batch = plan_step(config.curriculum, config.model, config.seed, 2).micro_batches[0]
     bad = draw_table(build_prior(config), batch, config.seed, 2, batch.tables[1])
 
-    def poisoned(model, batch):
+    def poisoned(model, batch, *settings):
         found = batch.X.shape[1:] == bad.X.shape and any(torch.equal(X, bad.X) for X in batch.X)
-        return QUERY_LOSSES(model, batch) * (math.nan if found else 1.0)
+        return QUERY_LOSSES(model, batch, *settings) * (math.nan if found else 1.0)
 
     monkeypatch.setattr(module, "query_losses", poisoned)
     replay(str(tmp_path / "run"), 2)

@@ -242,6 +242,16 @@ def test_time_left_counts_the_work_of_later_stages(monkeypatch):
     assert progress.time_left({"step": config.total_steps, "stage": "stage3"}) == "00:00 left"
 
 
+def test_progress_forgets_a_loss_that_is_not_finite(capsys):
+    progress = Progress(compose(["experiment=smoke"]), 0)
+    row = {"stage": "smoke", "tables_per_s": 1.0, "data_wait": 0.0, "memory_gb": 1.0}
+    for step, loss in enumerate((math.inf, math.nan, 2.0, math.nan, -math.inf, 1.0), 1):
+        progress.last_line = -math.inf  # so that there is a line
+        progress.show(row | {"step": step, "loss": loss})
+    losses = [line.split("loss ")[1].split(",")[0] for line in capsys.readouterr().err.splitlines()]
+    assert losses == ["inf", "nan", "2.000", "2.000", "2.000", "1.900"]
+
+
 def test_progress_tells_loss_rate_wait_and_time_left(undisturbed, tmp_path):
     told = run(tmp_path / "run", "trainer.max_steps=3").stderr
     line = told.strip().splitlines()[-1]

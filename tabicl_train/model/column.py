@@ -53,17 +53,17 @@ class ColumnEmbedding(nn.Module):
             self.out_w, self.out_b = nn.Linear(c.embed_dim, c.embed_dim), nn.Linear(c.embed_dim, c.embed_dim)
             self.ln_w, self.ln_b = (nn.LayerNorm(c.embed_dim, bias=not c.bias_free_ln) for _ in range(2))
 
-    def forward(self, X: Tensor, y_train: Tensor, log_n: Tensor) -> Tensor:
+    def forward(self, X: Tensor, y_train: Tensor, log_n: Tensor, recompute: bool = False) -> Tensor:
         """X (B, N, M), y_train (B, n), log_n (1,) -> (B, G, N, E)."""
-        return self.embed(group_features(X, self.config.col_grouping, self.config.group_size), y_train, log_n)
+        groups = group_features(X, self.config.col_grouping, self.config.group_size)
+        return self.embed(groups, y_train, log_n, recompute)
 
-    def embed(self, groups: Tensor, y_train: Tensor, log_n: Tensor) -> Tensor:
+    def embed(self, groups: Tensor, y_train: Tensor, log_n: Tensor, recompute: bool = False) -> Tensor:
         """groups (B, G, N, group_size), any number of them, since columns do not see each other -> (B, G, N, E)."""
         tokens = self.in_linear(groups)  # (B, G, N, E)
         if self.config.col_target_aware:
             labels = self.y_encoder(y_train)  # (B, n, E)
             tokens += F.pad(labels, (0, 0, 0, groups.shape[2] - y_train.shape[1]))[:, None]
-        recompute = 0 < self.config.checkpoint_rows < groups.shape[2]
         tokens = tokens.flatten(0, 1)  # (B*G, N, E)
         for block in self.tf_col["blocks"]:
             tokens = run(block, tokens, y_train.shape[1], log_n, recompute=recompute)

@@ -25,14 +25,13 @@ class InContextLearner(nn.Module):
             nn.Linear(c.row_dim, 2 * c.row_dim), nn.GELU(), nn.Linear(2 * c.row_dim, c.max_classes)
         )
 
-    def forward(self, rows: Tensor, y_train: Tensor, log_n: Tensor) -> Tensor:
+    def forward(self, rows: Tensor, y_train: Tensor, log_n: Tensor, recompute: bool = False) -> Tensor:
         """rows (B, N, D), y_train (B, n), log_n (1,) -> logits (B, N - n, C)."""
         n = y_train.shape[1]
         labelled, queries = rows.split([n, rows.shape[1] - n], dim=1)
         labelled = labelled + self.y_encoder(y_train)
         rows = torch.cat([labelled, queries], dim=1)
         *blocks, last = self.tf_icl["blocks"]
-        recompute = 0 < self.config.checkpoint_rows < rows.shape[1]
         for block in blocks:
             rows = run(block, rows, num_keys=n, log_n=log_n, recompute=recompute)
         # nobody reads labelled rows after the last block, so only query rows pass it

@@ -25,14 +25,13 @@ class RowInteraction(nn.Module):
         self.out_ln = nn.LayerNorm(c.embed_dim, bias=not c.bias_free_ln)
         nn.init.trunc_normal_(self.cls_tokens, std=0.02)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, recompute: bool = False) -> Tensor:
         """tokens (B, G, N, E) -> row representations (B, N, D)."""
         B, _, N, _ = tokens.shape
         num_cls = self.config.row_num_cls
         cls_tokens = self.cls_tokens.to(tokens.dtype).expand(B, N, -1, -1)
         rows = torch.cat([cls_tokens, tokens.transpose(1, 2)], dim=2).flatten(0, 1)  # (B*N, T, E)
         *blocks, last = self.tf_row["blocks"]
-        recompute = 0 < self.config.checkpoint_rows < N
         rotation = self.tf_row["rope"](rows.shape[1])
         for block in blocks:
             rows = run(block, rows, rotation=rotation, recompute=recompute)

@@ -30,16 +30,19 @@ class TabICL(nn.Module):
         self.row_interactor = RowInteraction(config)
         self.icl_predictor = InContextLearner(config)
 
-    def forward(self, X: Tensor, y_train: Tensor) -> Tensor:
+    def forward(self, X: Tensor, y_train: Tensor, checkpoint_rows: int | None = None) -> Tensor:
         """X (B, N, M) float32, y_train (B, n) int64 in [0, C), labels of the first n rows -> logits (B, N - n, C).
 
-        Raises ValueError on other shapes, dtypes or (on the CPU, where looking is free) labels.
+        checkpoint_rows: recompute activations in the backward pass of tables with more rows, 0 = never; by default the
+        configuration's value. Raises ValueError on other shapes, dtypes or (on the CPU, where looking is free) labels.
         """
         self._check(X, y_train)
         log_n = log_count(y_train.shape[1], X)
-        tokens = self.col_embedder(X, y_train, log_n)  # (B, G, N, E)
-        rows = self.row_interactor(tokens)  # (B, N, D)
-        return self.icl_predictor(rows, y_train, log_n)
+        limit = self.config.checkpoint_rows if checkpoint_rows is None else checkpoint_rows
+        recompute = 0 < limit < X.shape[1]
+        tokens = self.col_embedder(X, y_train, log_n, recompute)  # (B, G, N, E)
+        rows = self.row_interactor(tokens, recompute)  # (B, N, D)
+        return self.icl_predictor(rows, y_train, log_n, recompute)
 
     def blocks(self) -> Iterator[nn.Module]:
         """The transformer blocks of all stages, which are what pays to compile: `block.compile(dynamic=True)`."""
