@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 
 from tabicl_train.averages import Averages
-from tabicl_train.checkpoint import DISK_ERRORS, to_host
+from tabicl_train.checkpoint import DISK_ERRORS, DamagedCheckpoint, read, to_host
 from tabicl_train.config import SYNTHETIC, CurriculumConfig, RunConfig, StageConfig, build_prior
 from tabicl_train.messages import first_line, tell
 from tabicl_train.model import TabICL
@@ -48,7 +48,8 @@ class Validation(L.Callback):
     """On the first rank, after all that the other ranks wait for: they wait when they need its gradients.
 
     It computes on a copy of the network and leaves all random states as they are, so a run with it is the same to the
-    bit as one without. checkpoints/best.ckpt holds the weights and averages that were best so far.
+    bit as one without. checkpoints/best.ckpt holds the weights and averages that were best so far, and their scores. It
+    is written before the rows: a run that is killed in between validates again, and no best weights are lost.
     """
 
     def __init__(self, config: RunConfig, records: Records) -> None:
@@ -78,9 +79,22 @@ class Validation(L.Callback):
 
         return list(load_suite("sklearn", None, self.settings.real_rows)) if self.settings.real_rows else []
 
+    @cached_property
+    def best_scores(self) -> dict[str, float] | None:
+        """Of the weights in best.ckpt."""
+        try:
+            return read(self.best).get("scores")
+        except FileNotFoundError:
+            return None
+        except DamagedCheckpoint as error:
+            tell(f"warning   {error}; the next validation replaces it")
+            return None
+
     def on_train_start(self, trainer: L.Trainer, module: Pretraining) -> None:
         if self.here:
             self.records.rewind("validation.csv", trainer.global_step, COLUMNS)
+            if trainer.global_step == 0:
+                self.best_scores = None  # a file that is there is of another run
             self.validate_if_due(trainer, module)  # the run may have ended between the save and the validation
 
     def on_train_batch_end(self, trainer: L.Trainer, module: Pretraining, *_) -> None:
@@ -88,29 +102,48 @@ class Validation(L.Callback):
             self.validate_if_due(trainer, module)
 
     def validate_if_due(self, trainer: L.Trainer, module: Pretraining) -> None:
-        step, total = trainer.global_step, self.config.total_steps
-        if step == 0 or (step % self.settings.every != 0 and step != total):
-            return
-        if trainer.should_stop and step != total:
-            return  # a run that was told to stop has little time; the next one begins with the validation
-        if step not in read_scores(self.records.rows("validation.csv")):
-            self.validate(trainer, module)
+        # A run that is asked to stop has little time: the next one begins with the validation.
+        if self.is_missing(trainer.global_step) and not trainer.should_stop:
+            averages = next(callback for callback in trainer.callbacks if isinstance(callback, Averages))
+            self.validate(trainer.global_step, module, {averages.state_key: averages.state_dict()})
 
-    def validate(self, trainer: L.Trainer, module: Pretraining) -> None:
-        started, step = time.perf_counter(), trainer.global_step
+    def is_missing(self, step: int) -> bool:
+        """Whether a validation is due after so many steps, and has not been done."""
+        every = self.settings.every
+        due = step % every == 0 or step == self.config.total_steps if every else False
+        if step == 0:
+            due = due and self.config.init_weights is not None  # the start may be better than all that comes after
+        return due and step not in read_scores(self.records.rows("validation.csv"))
+
+    def finish(self, checkpoint: dict, device: torch.device) -> None:
+        """The last validation of a run whose steps are all done, where it is missing. By the first rank alone.
+
+        checkpoint: the content of the last one
+        """
+        step = checkpoint["global_step"]
+        if not self.is_missing(step):
+            return
+        module = Pretraining(self.config)
+        module.load_state_dict(checkpoint["state_dict"])
+        averages = Averages(self.config.averages).state_key
+        with self.drawing(first_rank=True):
+            self.validate(step, module.to(device), {averages: checkpoint["callbacks"][averages]})
+
+    def validate(self, step: int, module: Pretraining, averages: dict) -> None:
+        started = time.perf_counter()
         network = copy.deepcopy(module.model).eval()
-        rows = [self.score_synthetic(network, module, item) for item in self.items]
-        rows += [self.score_real(network, module, task) for task in self.tasks]
-        self.records.append_rows("validation.csv", *(dict(zip(COLUMNS, (step, *row), strict=True)) for row in rows))
-        scores = read_scores(self.records.rows("validation.csv"))
-        if step not in scores:
-            return  # no space left
-        told = [f"loss {scores[step]['synthetic']:.4f}"] if self.items else []
-        told += [f"ROC AUC on real data {scores[step]['real']:.4f}"] if self.tasks else []
-        tell(f"validation step {step}: {', '.join(told)} ({time.perf_counter() - started:.1f} s)")
-        if is_best(scores, self.settings.best):
-            self.keep(trainer, module)
-        if (fall := falling(scores)) is not None:
+        scored = [self.score_synthetic(network, module, item) for item in self.items]
+        scored += [self.score_real(network, module, task) for task in self.tasks]
+        rows = [dict(zip(COLUMNS, (step, *row), strict=True)) for row in scored]
+        scores = read_scores(rows)[step]
+        if is_better(scores, self.best_scores, self.settings.best):
+            self.keep(step, module, averages, scores)
+        self.records.append_rows("validation.csv", *rows)
+        means = [f"loss {scores['synthetic']:.4f}"] if self.items else []
+        means += [f"ROC AUC on real data {scores['real']:.4f}"] if self.tasks else []
+        tell(f"validation step {step}: {', '.join(means)} ({time.perf_counter() - started:.1f} s)")
+        history = read_scores(self.records.rows("validation.csv"))
+        if step in history and (fall := falling(history)) is not None:
             tell(f"warning   step {step}: {fall}")
             line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "step": step - 1, "reason": fall}
             self.records.append_line("incidents.jsonl", line)
@@ -139,18 +172,20 @@ class Validation(L.Callback):
             scores = dict.fromkeys(("log_loss", "accuracy", "roc_auc"), math.nan)
         return task.name, len(task.y), scores["log_loss"], scores["accuracy"], scores["roc_auc"]
 
-    def keep(self, trainer: L.Trainer, module: Pretraining) -> None:
-        averages = next(callback for callback in trainer.callbacks if isinstance(callback, Averages))
+    def keep(self, step: int, module: Pretraining, averages: dict, scores: dict[str, float]) -> None:
         content = {
             "state_dict": module.state_dict(),
-            "global_step": trainer.global_step,
+            "global_step": step,
             "config": dataclasses.asdict(self.config),
-            "callbacks": {averages.state_key: averages.state_dict()},
+            "callbacks": averages,
+            "scores": scores,
         }
         try:
             save_atomically(to_host(content), self.best)
         except DISK_ERRORS as error:
             tell(f"warning   {self.best.name} could not be written ({first_line(error)})")
+        else:
+            self.best_scores = scores
 
 
 def frozen_stream(config: RunConfig) -> StepStream:
@@ -180,11 +215,11 @@ def read_scores(rows: list[dict[str, str]]) -> dict[int, dict[str, float]]:
     }
 
 
-def is_best(scores: dict[int, dict[str, float]], kind: str) -> bool:
-    """Whether the last score is better than all before it: a lower loss, a higher ROC AUC."""
-    sign = -1 if kind == "synthetic" else 1
-    *before, last = (sign * score[kind] for score in scores.values())
-    return math.isfinite(last) and all(last > other for other in before if math.isfinite(other))
+def is_better(scores: dict[str, float], best: dict[str, float] | None, kind: str) -> bool:
+    """Whether scores beat the best ones so far: by a lower loss, or a higher ROC AUC."""
+    if not math.isfinite(scores[kind]) or best is None or not math.isfinite(best[kind]):
+        return math.isfinite(scores[kind])
+    return scores[kind] < best[kind] if kind == SYNTHETIC else scores[kind] > best[kind]
 
 
 def falling(scores: dict[int, dict[str, float]]) -> str | None:

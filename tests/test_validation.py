@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from unittest import mock
 
@@ -9,7 +10,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from runs import assert_same_end, read
+from runs import assert_same_end, assert_same_state, last, read
 from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.model_selection import train_test_split
 
@@ -17,10 +18,11 @@ from priors.dummy import Dummy
 from tabicl_train import TabICLClassifier
 from tabicl_train import train as training
 from tabicl_train.config import SYNTHETIC, ConfigError, compose
-from tabicl_train.export import load_checkpoint, load_model
+from tabicl_train.export import export, load_checkpoint, load_model
 from tabicl_train.module import query_losses
 from tabicl_train.records import Records
 from tabicl_train.validation import COLUMNS, Validation, frozen_stream, read_scores
+from tabicl_train.weights import load_public
 
 SETTINGS = [
     "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=8", "checkpoint.every=2",
@@ -31,6 +33,10 @@ VALIDATED = [
     "validation.real_rows=60",
 ]  # fmt: skip
 REAL = ["iris", "wine", "breast_cancer", "digits"]
+
+
+class Killed(BaseException):
+    pass
 
 
 class States(L.Callback):
@@ -164,6 +170,74 @@ def test_best_weights_are_kept_and_three_falls_in_a_row_are_told(best, step, tmp
     assert [line["step"] for line in incidents] == [4, 5] and "fell 3 times" in incidents[0]["reason"]
     scores = read_scores(Records(tmp_path / "run").rows("validation.csv"))
     assert scores[4] == {"synthetic": 1.1, "real": 0.6} and list(scores) == list(range(1, 9))
+
+
+@pytest.mark.parametrize("write", [(Validation, "keep"), (Records, "append_rows")])
+def test_a_kill_at_either_write_of_a_validation_loses_no_best_weights(write, tmp_path):
+    owner, method = write
+    original = getattr(owner, method)
+
+    def killed(self, *arguments):
+        if "validation.csv" in arguments or method == "keep":
+            raise Killed
+        original(self, *arguments)
+
+    settings = [*VALIDATED, "validation.every=4", "checkpoint.every=4", "trainer.max_steps=8"]
+    with scripted(LOSSES, ROC_AUCS[::-1]):
+        with mock.patch.object(owner, method, killed), pytest.raises(Killed):
+            run(tmp_path / "run", *settings)
+        assert not (tmp_path / "run/validation.csv").exists()
+        run(tmp_path / "run", *settings)
+    content = torch.load(tmp_path / "run/checkpoints/best.ckpt", weights_only=True)
+    assert (content["global_step"], content["scores"]) == (8, {"synthetic": 1.3, "real": 0.6})
+    assert list(read_scores(Records(tmp_path / "run").rows("validation.csv"))) == [4, 8]
+
+
+def test_best_weights_stay_unless_a_new_run_begins_in_their_folder(tmp_path):
+    settings = [*VALIDATED, "validation.every=2", "trainer.max_steps=4"]
+    for roc_auc in (0.9, 0.5):  # of step 4; that of step 2 is 0.8
+        with scripted(LOSSES, [0.0, 0.8, 0.0, roc_auc]):
+            run(tmp_path / "run", *settings)
+        (tmp_path / "run/checkpoints/step-00000004.ckpt").unlink()
+    content = torch.load(tmp_path / "run/checkpoints/best.ckpt", weights_only=True)
+    assert (content["global_step"], content["scores"]["real"]) == (4, 0.9)
+    (tmp_path / "run/checkpoints/step-00000002.ckpt").unlink()
+    with scripted(LOSSES, [0.0, 0.1, 0.0, 0.2]):
+        run(tmp_path / "run", *settings)
+    content = torch.load(tmp_path / "run/checkpoints/best.ckpt", weights_only=True)
+    assert (content["global_step"], content["scores"]["real"]) == (4, 0.2)
+
+
+def test_a_finished_run_gets_the_last_validation_that_it_lacks(folder, tmp_path):
+    run_dir, written = tmp_path / "run", folder / "validated/validation.csv"
+    shutil.copytree(folder / "validated", run_dir)
+    (run_dir / "checkpoints/best.ckpt").unlink()
+    (run_dir / "validation.csv").write_bytes(b"".join(written.read_bytes().splitlines(keepends=True)[:-6]))
+    config, records = compose([*SETTINGS, *VALIDATED, f"run_dir={run_dir}"]), Records(run_dir)
+    training.begin(config)
+    content = last(run_dir)
+    Validation(config, records).finish(content, torch.device("cpu"))
+    assert (run_dir / "validation.csv").read_bytes() == written.read_bytes()
+    for weights in ("trained", "ema"):
+        _, best = load_checkpoint(str(run_dir / "checkpoints/best.ckpt"), weights)
+        _, expected = load_checkpoint(str(run_dir / "checkpoints/step-00000008.ckpt"), weights)
+        assert_same_state(best, expected)
+    with mock.patch.object(Validation, "validate", side_effect=AssertionError):
+        Validation(config, records).finish(content, torch.device("cpu"))  # there is nothing left to do
+        (run_dir / "validation.csv").unlink()
+        unvalidated = compose([*SETTINGS, f"run_dir={run_dir}"])
+        Validation(unvalidated, records).finish(content, torch.device("cpu"))
+
+
+def test_the_weights_that_a_run_starts_from_can_be_its_best(folder, tmp_path):
+    start = tmp_path / "start.ckpt"
+    export(str(folder / "plain"), str(start))
+    settings = [*VALIDATED, "trainer.max_steps=4", f"init_weights={start}"]
+    with scripted(LOSSES, [0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.9]):  # the last one is that of step 0
+        run(tmp_path / "run", *settings)
+    assert list(read_scores(Records(tmp_path / "run").rows("validation.csv"))) == [0, 2, 4]
+    _, best = load_checkpoint(str(tmp_path / "run/checkpoints/best.ckpt"), "trained")
+    assert_same_state(best, load_public(str(start))[1])
 
 
 def test_a_single_kind_of_tables_or_a_broken_network_is_no_error(tmp_path, capfd):
