@@ -6,11 +6,16 @@ A file is torch.save's zip archive, whose records carry a CRC-32 each. Beside Li
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+import errno
+import hashlib
 import os
 import platform
+import re
 import zipfile
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,13 +24,10 @@ import lightning as L
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
+from tabicl_train.atomic import save_atomically
 from tabicl_train.config import CheckpointConfig, ConfigError, RunConfig
 from tabicl_train.curriculum import last_of_stage, stage_at
 from tabicl_train.messages import first_line, tell
-from tabicl_train.weights import save_atomically
-
-# Of a full or failing disk. torch reports some of them as RuntimeError; anything else is an error of the program.
-DISK_ERRORS = (OSError, RuntimeError)
 
 
 class DamagedCheckpoint(Exception):
@@ -36,10 +38,14 @@ class CheckpointFiles(TorchCheckpointIO):
     """Writes copies of checkpoints in a thread, one at a time, and removes old ones once a new one is there.
 
     loaded: the checkpoint that the run continues from, verified and read already
+    check: called before anything is written; raises where this process may not write any more
     """
 
-    def __init__(self, config: CheckpointConfig, loaded: dict | None = None) -> None:
-        self.config, self.loaded = config, loaded
+    def __init__(
+        self, config: CheckpointConfig, loaded: dict | None = None, check: Callable[[], None] = lambda: None
+    ) -> None:
+        self.config, self.loaded, self.check = config, loaded, check
+        self.whole: set[tuple[str, int]] = set()  # name and time of the files that are known to be
         self.thread = ThreadPoolExecutor(1, "checkpoint")
         self.pending: Future | None = None
         self.failed: Exception | None = None  # of the last save
@@ -55,18 +61,40 @@ class CheckpointFiles(TorchCheckpointIO):
 
     def write(self, content: dict, path: Path, second_name: Path | None) -> None:
         self.failed = None
+        self.check()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            save_atomically(content, path)
-            if second_name is not None:
-                give_name(content, path, second_name)
-        except DISK_ERRORS as error:
+            if second_name is None:
+                save_atomically(content, path)
+            else:  # first, so that a kill in between leaves no stage without its file
+                save_atomically(content, second_name)
+                give_name(content, second_name, path)
+        except OSError as error:
             self.failed = error
             tell(f"warning   {path.name} could not be written ({first_line(error)}); older checkpoints are untouched")
             return
-        old = [p for p in saved(path.parent) if not self.is_permanent(p)]
-        for p in old[: -self.config.keep]:
-            p.unlink()
+        self.prune(path)
+
+    def prune(self, written: Path) -> None:
+        """Remove what is older than the newest `keep` whole files, of which `written` is one."""
+        kept = 1
+        for path in reversed(saved(written.parent)):
+            if path == written or self.is_permanent(path) or not self.is_whole(path):
+                continue
+            kept += 1
+            if kept > self.config.keep and step_of(path) < step_of(written):
+                path.unlink(missing_ok=True)
+
+    def is_whole(self, path: Path) -> bool:
+        """Whether a file can be read; looked up once."""
+        try:
+            key = path.name, path.stat().st_mtime_ns
+            if key not in self.whole:
+                verify(path)
+                self.whole.add(key)
+        except (DamagedCheckpoint, OSError):
+            return False
+        return True
 
     def is_permanent(self, path: Path) -> bool:
         return self.config.permanent_every is not None and step_of(path) % self.config.permanent_every == 0
@@ -147,53 +175,101 @@ def give_name(content: dict, path: Path, name: Path) -> None:
 
 
 def read(path: Path) -> dict:
-    """The content of a checkpoint, tensors on the CPU; raises DamagedCheckpoint."""
-    try:
-        with zipfile.ZipFile(path) as archive:  # torch.load does not look at the checksums
-            if (record := archive.testzip()) is not None:
-                raise DamagedCheckpoint(f"{path}: the checksum of {record} is wrong")
+    """The content of a checkpoint, tensors on the CPU; raises DamagedCheckpoint, and what is no fault of the file:
+    OSError, MemoryError."""
+    verify(path)
+    with damage(path):
         return torch.load(path, map_location="cpu", weights_only=True)
-    except (DamagedCheckpoint, FileNotFoundError):
+
+
+def verify(path: Path) -> None:
+    """Compare a file with its checksums, at which torch.load does not look; raises what `read` does."""
+    with damage(path), zipfile.ZipFile(path) as archive:
+        if (record := archive.testzip()) is not None:
+            raise DamagedCheckpoint(f"{path}: the checksum of {record} is wrong")
+
+
+def checksum(path: Path) -> str:
+    """A digest of the checksums in a file; equal for equal contents."""
+    with damage(path), zipfile.ZipFile(path) as archive:
+        records = [(record.filename, record.CRC, record.file_size) for record in archive.infolist()]
+    return hashlib.sha256(repr(records).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def damage(path: Path) -> Iterator[None]:
+    """zipfile and torch raise many kinds of errors for a damaged file; within it they become DamagedCheckpoint."""
+    try:
+        yield
+    except (DamagedCheckpoint, MemoryError):
         raise
-    except Exception as error:  # zipfile and torch raise many kinds for a damaged file
+    except Exception as error:
+        # EINVAL is what a damaged offset comes to; "allocate" is in torch's words for an allocation that failed.
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise
+        if isinstance(error, RuntimeError) and "allocate memory" in str(error):
+            raise MemoryError(first_line(error)) from None
         raise DamagedCheckpoint(f"{path} is damaged: {first_line(error)}") from None
 
 
 def saved(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, oldest first."""
-    return sorted(folder.glob("step-*.ckpt"))
+    """The checkpoints of a folder, oldest first. A copy under another name is none of them."""
+    return sorted((p for p in folder.glob("step-*.ckpt") if re.fullmatch(r"step-\d{8,}", p.stem)), key=step_of)
 
 
 def step_of(path: Path) -> int:
     return int(path.stem.removeprefix("step-"))
 
 
-def newest_valid(folder: Path, among: list[Path] | None = None) -> tuple[Path, dict] | None:
-    """The newest checkpoint that is whole, and its content. Damaged ones are told; raises ConfigError if all are."""
-    found = saved(folder) if among is None else among
-    for path in reversed(found):
+def newest_valid(folder: Path, until: int | None = None) -> tuple[Path, dict] | None:
+    """The newest whole checkpoint, if any, and its content.
+
+    until: a step; checkpoints of later ones are left out
+    Damaged files are reported. Raises ConfigError if all are damaged, or if one cannot be read for another reason: to
+    pass over it would silently go back in time.
+    """
+    damaged, gone = set(), set()
+    while True:
+        paths = [path for path in saved(folder) if until is None or step_of(path) <= until]
+        left = [path for path in paths if path not in damaged | gone]
+        if not left:
+            break
+        path = left[-1]
         try:
             return path, read(path)
+        except FileNotFoundError:
+            gone.add(path)  # a run that is being trained has removed it, and written a newer one
         except DamagedCheckpoint as error:
             tell(f"warning   {error}; the checkpoint before it is used")
-    if found:
+            damaged.add(path)
+        except (OSError, MemoryError) as error:
+            raise ConfigError([f"{path} cannot be read: {first_line(error)}"]) from None
+    if damaged:
         raise ConfigError([f"{folder} holds damaged checkpoints only; move it away to start anew"])
     return None
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a killed save left behind."""
+    """Remove what a killed process left behind."""
     for leftover in folder.glob(".*.tmp"):
-        leftover.unlink()
+        leftover.unlink(missing_ok=True)
 
 
-def resolve(checkpoint: str) -> Path:
-    """The checkpoint file that a path means: the file itself, or the newest whole one of a run directory."""
+def load(checkpoint: str) -> tuple[Path, dict]:
+    """The checkpoint that a path means, and its content: the file itself, or the newest whole one of a run directory.
+
+    Raises ConfigError that names the path when there is none, or it cannot be read.
+    """
     path = Path(checkpoint)
-    if path.is_file():
-        return path
-    if not path.exists():
-        raise ConfigError([f"checkpoint is {checkpoint!r}; there is no such file or run directory"])
-    if (found := newest_valid(path / "checkpoints")) is None:
-        raise ConfigError([f"checkpoint is {checkpoint!r}; the run directory holds no checkpoint yet"])
-    return found[0]
+    if path.is_dir():
+        if (newest := newest_valid(path / "checkpoints")) is None:
+            raise ConfigError([f"checkpoint is {checkpoint!r}; the run directory holds no checkpoint yet"])
+        return newest
+    try:
+        return path, read(path)
+    except FileNotFoundError:
+        raise ConfigError([f"checkpoint is {checkpoint!r}; there is no such file or run directory"]) from None
+    except DamagedCheckpoint as error:
+        raise ConfigError([str(error)]) from None
+    except (OSError, MemoryError) as error:
+        raise ConfigError([f"{path} cannot be read: {first_line(error)}"]) from None

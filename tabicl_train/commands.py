@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
@@ -20,13 +21,18 @@ from omegaconf.errors import OmegaConfBaseException
 from priors import PriorError
 from tabicl_train.config import CONFIG_DIR, ConfigError, compose, register, require_matplotlib, to_config, unknown
 from tabicl_train.config import first_lines as first_lines_of
-from tabicl_train.signals import watch_signals
+from tabicl_train.messages import is_first
+from tabicl_train.signals import die_with_launcher, watch_signals
 
-EXIT_CONFIG = 2
+# Exit codes: 0 when the command has done its work, 1 after an error, 128 + N after a second stop signal N, and
+EXIT_CONFIG = 2  # when it was asked for something that cannot be
+EXIT_PREEMPTED = os.EX_TEMPFAIL  # 75, when a run has ended early and the same command continues it; under torchrun,
+# which takes every code but 0 for a failure, it is 0, and status.json tells the difference
 
 
 def train() -> None:
     """tabicl-train experiment=NAME run_dir=DIR key=value ..."""
+    die_with_launcher()
     register()
     arguments, _ = get_args_parser().parse_known_args()
     config = None
@@ -46,7 +52,9 @@ def run_job(tree: Any) -> None:
     with config_errors():
         config = to_config(tree)
         if HydraConfig.get().mode == RunMode.MULTIRUN:
-            if config.trainer.devices * config.trainer.nodes > 1:
+            from tabicl_train.processes import read_launch
+
+            if read_launch(config.trainer, os.environ).size > 1:
                 raise ConfigError(["a sweep (-m) runs its jobs in this process and cannot hold several ranks"])
             config.run_dir = HydraConfig.get().runtime.output_dir
         if config.preflight:
@@ -55,13 +63,17 @@ def run_job(tree: Any) -> None:
             preflight(config)
             return
         from tabicl_train.guard import Diverged  # lightning takes 3 s to import
+        from tabicl_train.processes import ProcessLost
+        from tabicl_train.run_lock import LostLock
         from tabicl_train.train import train as run_training
         from tabicl_train.workers import WorkerDied
 
         try:
-            run_training(config)
-        except (PriorError, WorkerDied, Diverged) as error:
+            status = run_training(config)
+        except (PriorError, WorkerDied, Diverged, ProcessLost, LostLock) as error:
             sys.exit("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]))
+        if status == "preempted" and "TORCHELASTIC_RUN_ID" not in os.environ:
+            sys.exit(EXIT_PREEMPTED)
 
 
 @dataclass
@@ -246,6 +258,6 @@ def config_errors() -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        for problem in error.problems:
+        for problem in error.problems if is_first() or not error.everywhere else []:
             print(f"error: {problem}", file=sys.stderr)
         sys.exit(EXIT_CONFIG)

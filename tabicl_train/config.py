@@ -49,11 +49,19 @@ COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
 
 
 class ConfigError(Exception):
-    """A configuration that cannot run; `problems` says why, one line each, in the user's terms."""
+    """A configuration that cannot run; `problems` says why, one line each, in the user's terms.
+
+    everywhere: all processes of a run raise it alike, and the first one prints it
+    """
+
+    everywhere = True
 
     def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
+        super().__init__(problems)
         self.problems = problems
+
+    def __str__(self) -> str:
+        return "\n".join(self.problems)
 
 
 def require_matplotlib() -> None:
@@ -183,8 +191,8 @@ class TrainerConfig:
     max_steps: int | None = None  # stops the run early; schedules keep the length of their stages
     precision: str = "auto"  # bf16 on a GPU, fp32 on a CPU; or fp32, bf16, fp16
     accelerator: str = "auto"
-    devices: int = 1  # processes on this machine, one a device
-    nodes: int = 1
+    devices: int | None = None  # processes of each machine, one a device; by default what the launcher says, or 1
+    nodes: int | None = None  # machines; by default what the launcher says, or 1
     # Threads of a training process on the CPU. Set, since sums round differently with another number; one, since a
     # second one that shares its core with a busy worker made a step 30 times slower (0.13 s -> 4 s on two cores).
     cpu_threads: int = 1
@@ -196,7 +204,8 @@ class TrainerConfig:
     def problems(self) -> list[str]:
         found = one_of("precision", self.precision, PRECISIONS)
         found += one_of("accelerator", self.accelerator, ACCELERATORS)
-        found += at_least(1, devices=self.devices, nodes=self.nodes, cpu_threads=self.cpu_threads)
+        found += at_least(1, cpu_threads=self.cpu_threads)
+        found += at_least(1, **{name: n for name in ("devices", "nodes") if (n := getattr(self, name)) is not None})
         found += at_least(1, log_every=self.log_every, timeout=self.timeout)
         if self.max_hours is not None and not self.max_hours > 0:
             found.append(f"max_hours is {self.max_hours}; it must be positive")
@@ -351,11 +360,14 @@ class RunConfig:
                 found.append("validation.rows must be [] with prior=disk, which has the tables of a run's steps only")
         if self.init_weights is not None and not Path(self.init_weights).is_file():
             found.append(f"init_weights is {self.init_weights!r}; there is no such file")
-        ranks = self.trainer.devices * self.trainer.nodes
-        for name, stage in self.curriculum.stages.items():
-            if stage.tables < ranks:
-                found.append(f"curriculum.stages.{name}.tables is {stage.tables}, fewer than the {ranks} processes")
-        return found
+        return found + self.too_few_tables((self.trainer.devices or 1) * (self.trainer.nodes or 1))
+
+    def too_few_tables(self, processes: int) -> list[str]:
+        return [
+            f"curriculum.stages.{name}.tables is {stage.tables}, fewer than the {processes} processes"
+            for name, stage in self.curriculum.stages.items()
+            if stage.tables < processes
+        ]
 
     @property
     def total_steps(self) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from tabicl_train.averages import averaged
-from tabicl_train.checkpoint import DamagedCheckpoint, read, resolve
+from tabicl_train.checkpoint import load
 from tabicl_train.config import ConfigError
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.weights import load_public, save_public
@@ -22,11 +22,7 @@ def load_checkpoint(checkpoint: str, weights: str = "trained") -> tuple[TabICLCo
     """
     if weights not in WEIGHTS:
         raise ConfigError([f"weights is {weights!r}; it must be one of {', '.join(WEIGHTS)}"])
-    path = resolve(checkpoint)
-    try:
-        content = read(path)
-    except DamagedCheckpoint as error:
-        raise ConfigError([str(error)]) from None
+    path, content = load(checkpoint)
     if not is_run_checkpoint(content):
         if weights != "trained":
             raise ConfigError([f"{path} holds one set of weights; weights={weights} needs a checkpoint of a run"])

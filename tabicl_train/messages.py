@@ -9,9 +9,19 @@ import sys
 
 def tell(line: str) -> None:
     """Print a line. One that cannot be printed is lost: a log on a full disk, or a closed terminal, ends no run."""
-    if int(os.environ.get("LOCAL_RANK", 0)) == 0:
+    if rank_of("LOCAL_RANK", "SLURM_LOCALID") == 0:
         with contextlib.suppress(OSError):
             print(line, file=sys.stderr, flush=True)
+
+
+def is_first() -> bool:
+    """Whether this process is the first one of its run, as the launcher says: before the processes have joined."""
+    return rank_of("RANK", "SLURM_PROCID") == 0
+
+
+def rank_of(*names: str) -> int:
+    """torchrun's variable wins over SLURM's."""
+    return next((int(os.environ[name]) for name in names if name in os.environ), 0)
 
 
 def first_line(error: Exception) -> str:

@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from tabicl_train.atomic import write_atomically
 from tabicl_train.messages import first_line, tell
 
 
@@ -60,7 +61,7 @@ class Records:
         """Write a file anew: it is the old one or the new one, whenever the process is killed."""
         self.check()
         try:
-            replace_bytes(self.folder / name, text.encode())
+            write_atomically(self.folder / name, lambda file: file.write(text.encode()))
         except OSError as error:
             self.warn(name, error)
         else:
@@ -86,7 +87,7 @@ class Records:
             if same == len(kept):
                 os.truncate(path, beginning)  # takes no space
             else:
-                replace_bytes(path, b"".join(kept))
+                write_atomically(path, lambda file: file.writelines(kept))
         except OSError as error:
             os.truncate(path, beginning)
             self.warn(name, error)
@@ -169,16 +170,3 @@ def kept_lines(lines: list[bytes], steps: int) -> list[bytes]:
         and (values := parsed(line.decode(errors="replace"))) is not None
         and values.get("step", -1) < steps
     ]
-
-
-def replace_bytes(path: Path, content: bytes) -> None:
-    """Write a file aside, flush it, and rename it to its name."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(aside, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)

@@ -25,8 +25,7 @@ def replay(run: str, step: int) -> None:
     One process: of a run of several, the weights are the same up to the order of sums.
     """
     folder = Path(run) / "checkpoints"
-    before = [path for path in checkpoint.saved(folder) if checkpoint.step_of(path) <= step]
-    start = checkpoint.newest_valid(folder, before)
+    start = checkpoint.newest_valid(folder, until=step)
     any_one = start or checkpoint.newest_valid(folder)
     if any_one is None:
         raise ConfigError([f"run is {run!r}; there is no checkpoint in it"])

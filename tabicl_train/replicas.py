@@ -4,16 +4,71 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 
+from tabicl_train.processes import Processes
+
+
+class Joined(ClusterEnvironment):
+    """Tells Lightning of processes that have joined already, so that it starts none and asks no launcher."""
+
+    creates_processes_externally = True
+
+    def __init__(self, processes: Processes) -> None:
+        super().__init__()
+        self.processes = processes
+
+    @property
+    def main_address(self) -> str:
+        return self.processes.launch.address
+
+    @property
+    def main_port(self) -> int:
+        return self.processes.launch.port
+
+    @staticmethod
+    def detect() -> bool:
+        return True
+
+    def world_size(self) -> int:
+        return self.processes.size
+
+    def set_world_size(self, size: int) -> None:
+        pass
+
+    def global_rank(self) -> int:
+        return self.processes.rank
+
+    def set_global_rank(self, rank: int) -> None:
+        pass
+
+    def local_rank(self) -> int:
+        return self.processes.local_rank
+
+    def node_rank(self) -> int:
+        return self.processes.rank // self.processes.local_size
+
 
 class Replicas(DDPStrategy):
-    """Lightning's processes and process group, without its wrapper.
+    """Lightning's strategy of a process a device, over the processes' own store and without its wrapper.
 
     DistributedDataParallel exchanges gradients from inside the backward pass, and waits forever for the ones that an
     out-of-memory error there leaves out; the module exchanges what it has accumulated, after its last micro-batch.
     """
+
+    def setup_distributed(self) -> None:
+        processes = self.cluster_environment.processes
+        dist.init_process_group(
+            self._get_process_group_backend(),
+            store=dist.PrefixStore("group", processes.store),
+            rank=processes.rank,
+            world_size=processes.size,
+            timeout=self._timeout,
+            device_id=self.root_device if self.root_device.type == "cuda" else None,
+        )
+        super().setup_distributed()  # which leaves a group that is there as it is
 
     def configure_ddp(self) -> None:
         for value in self.model.state_dict().values():

@@ -7,6 +7,7 @@ another process; the C level's wake-up descriptor does not wait, and a thread re
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -18,6 +19,8 @@ from collections.abc import Iterator
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 # Seconds in which a second signal counts as the first one: torchrun passes on what a whole process group gets anyway.
 SAME = 1.0
+PARENT = "TABICL_TRAIN_PARENT"  # the environment's name for the number of the process that started this one
+PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 
 
 class Stop:
@@ -27,6 +30,7 @@ class Stop:
         self.started = time.monotonic()
         self.first: float | None = None  # when the first signal came
         self.number: int | None = None
+        self.waiting: str | None = None  # what the process waits for before it trains; a signal ends that at once
 
     @property
     def asked(self) -> bool:
@@ -35,7 +39,9 @@ class Stop:
     def notice(self, number: int, now: float) -> None:
         if self.first is None:
             self.first, self.number = now, number
-            print(f"stop      {signal.Signals(number).name}: after this step; once more stops at once", file=sys.stderr)
+            later = "after this step; once more stops at once"
+            then = f"no longer waiting for {self.waiting}" if self.waiting else later
+            print(f"stop      {signal.Signals(number).name}: {then}", file=sys.stderr)
         elif now - self.first >= SAME:
             for worker in multiprocessing.active_children():
                 worker.kill()
@@ -46,6 +52,29 @@ class Stop:
             while data := os.read(wakeups, 1):
                 if data[0] in SIGNALS:
                     self.notice(data[0], time.monotonic())
+
+
+def die_with_launcher() -> None:
+    """End this process with torchrun, or with the process of this program, that started it: a rank on its own would
+    wait for the others, and keep its devices."""
+    if PARENT in os.environ or "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with_parent(int(os.environ.get(PARENT, os.getppid())))
+
+
+def die_with_parent(parent: int) -> None:
+    """Have this process killed when its parent is gone, whose main thread must be the one that started it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # gone before that
+            os.kill(os.getpid(), signal.SIGKILL)
+    else:
+        threading.Thread(target=end_after, args=(parent,), daemon=True).start()
+
+
+def end_after(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 _active: Stop | None = None

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
-import os
 import warnings
 from datetime import timedelta
 from pathlib import Path
@@ -13,12 +11,10 @@ from pathlib import Path
 import lightning as L
 import torch
 import yaml
-from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from tabicl_train import checkpoint
 from tabicl_train.averages import Averages
-from tabicl_train.config import ConfigError, RunConfig, build_prior, flatten
-from tabicl_train.curriculum import stage_at
+from tabicl_train.config import ConfigError, RunConfig, build_prior
 from tabicl_train.guard import Guard
 from tabicl_train.lengths import Lengths
 from tabicl_train.messages import tell
@@ -26,11 +22,15 @@ from tabicl_train.metrics import Metrics
 from tabicl_train.module import Pretraining
 from tabicl_train.precision import choose, uses_cuda
 from tabicl_train.preemption import Preemption
+from tabicl_train.processes import Processes, Stopped, join, one_process
 from tabicl_train.profile import Profile
 from tabicl_train.provenance import describe_origin
 from tabicl_train.records import Records
-from tabicl_train.replicas import Replicas
+from tabicl_train.replicas import Joined, Replicas
+from tabicl_train.resume import FREE_TO_CHANGE, Start, find_start, follow
+from tabicl_train.run_lock import LostLock, RunLock
 from tabicl_train.run_plan import run_plan
+from tabicl_train.run_status import RunStatus, read_status
 from tabicl_train.signals import Stop, watch_signals
 from tabicl_train.stream import StepStream
 from tabicl_train.validation import Validation
@@ -41,61 +41,88 @@ from tabicl_train.workers import Loader
 
 def train(config: RunConfig) -> str:
     """Run, or continue, the run in config.run_dir. Returns its status: finished or preempted."""
+    folder = Path(config.run_dir)
+    lock = RunLock(folder)
     with watch_signals() as stop:
-        return train_watched(config, stop)
+        try:
+            with join(config.trainer, stop, folder) as processes:
+                processes.agree(next(iter(config.too_few_tables(processes.size)), None))
+                start, content = open_run(config, lock, processes)
+                if start.steps < config.total_steps:
+                    return train_from(start, content, config, lock, processes, stop)
+                if processes.rank == 0:
+                    leave_finished(config, start, Records(folder, lock.check))
+                return "finished"
+        except Stopped:
+            return "preempted"
+        finally:
+            lock.release()
 
 
-def train_watched(config: RunConfig, stop: Stop) -> str:
-    run_dir = Path(config.run_dir)
-    checkpoints = run_dir / "checkpoints"
-    checkpoints.mkdir(parents=True, exist_ok=True)
-    resumed, content = checkpoint.newest_valid(checkpoints) or (None, None)
-    first_step = 0 if resumed is None else checkpoint.step_of(resumed)
-    if first_step >= config.total_steps:
-        tell(f"{run_dir}: finished already, {first_step} steps are done")
-        return "finished"
-    refuse_changes(config, content, first_step)
+def open_run(config: RunConfig, lock: RunLock, processes: Processes) -> tuple[Start, dict | None]:
+    """The first process locks the run's folder and chooses where the run begins; returns that, and the content of the
+    checkpoint, on all processes."""
+    content = None
 
+    def choose() -> Start:
+        nonlocal content
+        (lock.path.parent / "checkpoints").mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+        start, content = find_start(config)
+        return start
+
+    start = processes.from_first(choose)
+    copy = follow(start, config, processes)
+    return start, content if processes.rank == 0 else copy
+
+
+def leave_finished(config: RunConfig, start: Start, records: Records) -> None:
+    """A run whose steps are all done: only what a kill left undone is made up for."""
+    tell(f"{config.run_dir}: finished already, {start.steps} steps are done")
+    status = RunStatus(records, lambda: start.steps)
+    if (read_status(records.folder) or {}).get("status") != "finished":
+        status.write("finished")
+
+
+def train_from(
+    start: Start, content: dict | None, config: RunConfig, lock: RunLock, processes: Processes, stop: Stop
+) -> str:
     begin(config)
-    files = checkpoint.CheckpointFiles(config.checkpoint, content)
+    records = Records(Path(config.run_dir), lock.check)
+    files = checkpoint.CheckpointFiles(config.checkpoint, content, lock.check)
     del content
     origin = describe_origin()
-    records = Records(run_dir)
     callbacks, validation = run_callbacks(config, records, files, origin, stop), Validation(config, records)
-    trainer = build_trainer(config, [*callbacks, validation], files)
+    trainer = build_trainer(config, [*callbacks, validation], files, processes)
+    steps = range(start.steps, config.total_steps)
     stream = StepStream(
-        build_prior(config),
-        config.curriculum,
-        config.model,
-        config.seed,
-        range(first_step, config.total_steps),
-        trainer.global_rank,
-        trainer.world_size,
+        build_prior(config), config.curriculum, config.model, config.seed, steps, processes.rank, processes.size
     )
     # Workers draw while the model is made, and are forked before this process has threads or a CUDA context; forked
     # late, workers of a released trainer took 13 s instead of 0.1 s a batch.
-    with (
-        Loader(stream, config.stream, trainer.strategy.root_device) as loader,
-        validation.drawing(trainer.is_global_zero),
-    ):
-        module = build_module(config)
-        if trainer.is_global_zero:
-            checkpoint.sweep(checkpoints)
+    with Loader(stream, config.stream, trainer.strategy.root_device) as loader, validation.drawing(processes.rank == 0):
+        module = build_module(config, weights=start.checkpoint is None)
+        status = RunStatus(records, lambda: trainer.global_step, writes=processes.rank == 0)
+        if processes.rank == 0:
+            for folder in (records.folder, records.folder / "checkpoints"):
+                checkpoint.sweep(folder)
             records.replace("config.yaml", yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
-            records.append_line("provenance.jsonl", {"step": first_step, **origin})
-            introduce(config, trainer, first_step)
-        status = RunStatus(records, trainer)
-        status.write("running", first_step)
+            records.append_line("provenance.jsonl", {"step": start.steps, **origin})
+            introduce(config, trainer, start.steps)
+            lock.keep_alive(status.beat)
+        status.write("running")
         try:
-            trainer.fit(module, loader, ckpt_path=resumed, weights_only=True)
+            trainer.fit(module, loader, ckpt_path=start.checkpoint, weights_only=True)
+        except LostLock:
+            raise
         except BaseException:
-            status.write("failed", trainer.global_step)
+            status.write("failed")
             raise
         finally:
             files.wait()
     preempted = any(isinstance(c, Preemption) and c.asked for c in callbacks)
     outcome = "preempted" if preempted and trainer.global_step < config.total_steps else "finished"
-    status.write(outcome, trainer.global_step)
+    status.write(outcome)
     return outcome
 
 
@@ -103,15 +130,13 @@ def run_steps(config: RunConfig, start: tuple[Path, dict] | None, until: int, wa
     """Train up to a step in this process, from a checkpoint or from the beginning, for somebody to watch; nothing is
     written."""
     begin(config)
-    config = dataclasses.replace(
-        config, trainer=dataclasses.replace(config.trainer, max_steps=until, devices=1, nodes=1)
-    )
+    config = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, max_steps=until))
     path, content = start or (None, None)
-    trainer = build_trainer(config, [watch], checkpoint.CheckpointFiles(config.checkpoint, content))
+    trainer = build_trainer(config, [watch], checkpoint.CheckpointFiles(config.checkpoint, content), one_process())
     steps = range(0 if path is None else checkpoint.step_of(path), until)
     stream = StepStream(build_prior(config), config.curriculum, config.model, config.seed, steps)
     with Loader(stream, config.stream, trainer.strategy.root_device) as loader:
-        module = build_module(config)
+        module = build_module(config, weights=path is None)
         trainer.fit(module, loader, ckpt_path=path, weights_only=True)
 
 
@@ -122,35 +147,34 @@ def begin(config: RunConfig) -> None:
     torch.manual_seed(config.seed)
 
 
-def build_module(config: RunConfig) -> Pretraining:
+def build_module(config: RunConfig, weights: bool) -> Pretraining:
+    """weights: whether it starts from config.init_weights, and not from a checkpoint of the run"""
     module = Pretraining(config)
-    if config.init_weights is not None:
+    if weights and config.init_weights is not None:
         load_weights(module, config)
     return module
 
 
-def build_trainer(config: RunConfig, callbacks: list[L.Callback], files: checkpoint.CheckpointFiles) -> L.Trainer:
+def build_trainer(
+    config: RunConfig, callbacks: list[L.Callback], files: checkpoint.CheckpointFiles, processes: Processes
+) -> L.Trainer:
     settings = config.trainer
-    ranks = settings.devices * settings.nodes
     on_cuda = uses_cuda(settings)
     # cuDNN attention plans for every new shape and crashed for others; flash and memory-efficient attention remain.
     torch.backends.cuda.enable_cudnn_sdp(False)
     backend = "nccl" if on_cuda else "gloo"
-    plugins: list = [files]
-    if SLURMEnvironment.detect():
-        plugins.append(SLURMEnvironment(auto_requeue=False))  # Lightning's would save in the middle of a step
     trainer = L.Trainer(
         accelerator="cuda" if on_cuda else "cpu",
-        devices=settings.devices,
-        num_nodes=settings.nodes,
+        devices=processes.local_size,
+        num_nodes=processes.nodes,
         strategy=Replicas(process_group_backend=backend, timeout=timedelta(seconds=settings.timeout))
-        if ranks > 1
+        if processes.size > 1
         else "auto",
         max_steps=config.total_steps,
         max_epochs=-1,
         use_distributed_sampler=False,
         callbacks=callbacks,
-        plugins=plugins,
+        plugins=[files, Joined(processes)],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -181,47 +205,6 @@ def run_callbacks(
         checkpoint.Checkpoints(records.folder / "checkpoints", files, config, origin),
         Preemption(stop, config.trainer),
     ]
-
-
-class RunStatus:
-    """status.json: running, finished, preempted or failed, and the steps done; exit codes cannot tell."""
-
-    def __init__(self, records: Records, trainer: L.Trainer) -> None:
-        self.records, self.writes = records, trainer.is_global_zero
-
-    def write(self, status: str, step: int) -> None:
-        if self.writes:
-            values = {"status": status, "step": step, "pid": os.getpid()}
-            self.records.replace("status.json", json.dumps(values) + "\n")
-
-
-def refuse_changes(config: RunConfig, saved: dict | None, first_step: int) -> None:
-    """Say what is configured otherwise than in the checkpoint; refuse what would make another run of it."""
-    if saved is None:
-        return
-    before = flatten(saved["config"])
-    now = flatten(dataclasses.asdict(config))
-    changed = [key for key in sorted(before | now) if before.get(key) != now.get(key) and key not in HARMLESS]
-    stage, _, _ = stage_at(config.curriculum, min(first_step, config.total_steps - 1))
-    stages = list(config.curriculum.stages)
-    started = [f"curriculum.stages.{name}." for name in stages[: stages.index(stage) + 1]]
-    breaking = ("model.", "prior.", "seed", "optimizer.name", *started)
-    order = [key.split(".")[2] for key in before if key.startswith("curriculum.stages.")]
-    found = [f"{key} was {before.get(key)}, is {now.get(key)}" for key in changed if key.startswith(breaking)]
-    unfit = [key for key in changed if key.startswith("model.") and key.removeprefix("model.") not in FREE_TO_CHANGE]
-    if list(dict.fromkeys(order))[: len(started)] != stages[: len(started)]:
-        found.append(f"the stages were {list(dict.fromkeys(order))}, are {stages}")
-    if found and (unfit or not config.resume.allow_changes):
-        advice = "choose a new run_dir" + ("" if unfit else ", or say resume.allow_changes=true")
-        raise ConfigError([f"{config.run_dir} is another run: {line}; {advice}" for line in found])
-    for key in changed:
-        tell(f"changed   {key} was {before.get(key)}, is {now.get(key)}")
-
-
-HARMLESS = ("run_dir", "resume.allow_changes", "trainer.max_steps", "preflight", "preflight_steps")
-
-
-FREE_TO_CHANGE = ("dropout", "checkpoint_rows", "col_attention_fp32", "scaling_bound")  # weights load all the same
 
 
 def load_weights(module: Pretraining, config: RunConfig) -> None:

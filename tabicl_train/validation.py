@@ -25,8 +25,9 @@ import lightning as L
 import torch
 import torch.nn.functional as F
 
+from tabicl_train.atomic import save_atomically
 from tabicl_train.averages import Averages
-from tabicl_train.checkpoint import DISK_ERRORS, DamagedCheckpoint, read, to_host
+from tabicl_train.checkpoint import DamagedCheckpoint, read, to_host
 from tabicl_train.config import SYNTHETIC, CurriculumConfig, RunConfig, StageConfig, build_prior
 from tabicl_train.messages import first_line, tell
 from tabicl_train.model import TabICL
@@ -34,7 +35,6 @@ from tabicl_train.module import Pretraining
 from tabicl_train.predict import predict_logits
 from tabicl_train.records import Records
 from tabicl_train.stream import StepItem, StepStream
-from tabicl_train.weights import save_atomically
 from tabicl_train.workers import Loader
 
 COLUMNS = ("step", "data", "rows", "loss", "accuracy", "roc_auc")
@@ -86,8 +86,8 @@ class Validation(L.Callback):
             return read(self.best).get("scores")
         except FileNotFoundError:
             return None
-        except DamagedCheckpoint as error:
-            tell(f"warning   {error}; the next validation replaces it")
+        except (DamagedCheckpoint, OSError, MemoryError) as error:
+            tell(f"warning   {first_line(error)}; the next validation replaces {self.best.name}")
             return None
 
     def on_train_start(self, trainer: L.Trainer, module: Pretraining) -> None:
@@ -180,9 +180,10 @@ class Validation(L.Callback):
             "callbacks": averages,
             "scores": scores,
         }
+        self.records.check()
         try:
             save_atomically(to_host(content), self.best)
-        except DISK_ERRORS as error:
+        except OSError as error:
             tell(f"warning   {self.best.name} could not be written ({first_line(error)})")
         else:
             self.best_scores = scores

@@ -5,13 +5,13 @@ own default, so all of them are written, and all are required when a file is rea
 """
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tabicl_train.atomic import save_atomically
 from tabicl_train.config import ConfigError
 from tabicl_train.model import TabICL, TabICLConfig
 
@@ -155,21 +155,3 @@ def mismatches(config: TabICLConfig, weights: dict[str, Tensor]) -> list[str]:
     if wrong := sorted(name for name in expected.keys() & found.keys() if expected[name] != found[name]):
         problems.append(f"{wrong[0]} has shape {found[wrong[0]]}, the network needs {expected[wrong[0]]}")
     return problems
-
-
-def save_atomically(content: Any, path: Path) -> None:
-    """torch.save to a file aside, then rename it: a file that is there is whole, whenever the process is killed."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(aside, "wb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the rename itself survives a power cut only then
-    finally:
-        os.close(folder)

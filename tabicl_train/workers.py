@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from tabicl_train.config import StreamConfig
-from tabicl_train.signals import SIGNALS
+from tabicl_train.signals import SIGNALS, die_with_parent
 from tabicl_train.stream import StepItem, StepStream, TableBatch
 
 ALIGNMENT = 64  # bytes, as torch allocates: matrix products may round by alignment
@@ -55,7 +55,8 @@ class Worker:
 
 
 class Loader:
-    """The items of a stream, in order. The workers are at work from the moment it is made; `close` ends them.
+    """The items of a stream, in order. The workers are at work from the moment it is made; `close` ends them, and so
+    does the end of the thread that made it: that must be the main one.
 
     device: where the items will go; for a GPU they are put in pinned memory, by a thread that is one item ahead.
     waited: seconds that the taker of the items has waited for them
@@ -69,7 +70,7 @@ class Loader:
             ours, theirs = multiprocessing.Pipe()
             drawing = multiprocessing.RawArray("q", [-1, -1])
             others = [ours, *(worker.connection for worker in self.workers)]
-            arguments = (stream, config, number, theirs, drawing, others)
+            arguments = (stream, config, number, theirs, drawing, others, os.getpid())
             process = multiprocessing.Process(target=work, args=arguments, daemon=True)
             process.start()
             theirs.close()
@@ -128,9 +129,16 @@ class Loader:
 
 
 def work(
-    stream: StepStream, config: StreamConfig, number: int, connection: Connection, drawing: Any, others: list
+    stream: StepStream,
+    config: StreamConfig,
+    number: int,
+    connection: Connection,
+    drawing: Any,
+    others: list[Connection],
+    parent: int,
 ) -> None:
     """A worker's life. Stop signals reach the whole process group; the training process decides when workers end."""
+    die_with_parent(parent)
     for stop in SIGNALS:
         signal.signal(stop, signal.SIG_IGN)
     for other in others:  # a fork inherits them, and would keep a pipe open whose training process is gone

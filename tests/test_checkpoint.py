@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tabicl_train import checkpoint, weights
+from tabicl_train import atomic, checkpoint
 from tabicl_train.checkpoint import CheckpointFiles, DamagedCheckpoint, newest_valid, read, saved
 from tabicl_train.config import CheckpointConfig, ConfigError, compose
 from tabicl_train.train import train
@@ -146,9 +146,9 @@ def test_a_full_disk_costs_a_warning_and_the_next_save_tries_again(place, whole,
 
     failed, save, fsync = [], torch.save, os.fsync
     if place == "write":
-        monkeypatch.setattr(weights.torch, "save", lambda *a: (refuse(), save(*a)))
+        monkeypatch.setattr(atomic.torch, "save", lambda *a: (refuse(), save(*a)))
     else:
-        monkeypatch.setattr(weights.os, "fsync", lambda fd: (refuse(), fsync(fd)))
+        monkeypatch.setattr(atomic.os, "fsync", lambda fd: (refuse(), fsync(fd)))
     run(run_dir)
     assert failed and "warning   step-00000006.ckpt could not be written" in capsys.readouterr().err
     assert names(run_dir) == ["step-00000003", "step-00000009", "step-00000012"]
@@ -160,7 +160,7 @@ def test_a_last_save_that_fails_is_an_error(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(weights.os, "fsync", refuse)
+    monkeypatch.setattr(atomic.os, "fsync", refuse)
     with pytest.raises(OSError, match="the last checkpoint could not be written"):
         run(tmp_path / "run", "trainer.max_steps=2")
 
@@ -212,7 +212,7 @@ def test_a_run_killed_while_saving_goes_on_from_the_checkpoint_before(whole, tmp
 
 
 def test_training_goes_on_while_a_copy_is_written(tmp_path, monkeypatch):
-    go, save = threading.Event(), weights.save_atomically
+    go, save = threading.Event(), atomic.save_atomically
     monkeypatch.setattr(checkpoint, "save_atomically", lambda *a: (go.wait(60), save(*a)))
     files = CheckpointFiles(CheckpointConfig(keep=1))
     old = tmp_path / "step-00000001.ckpt"
@@ -237,3 +237,80 @@ def test_an_error_of_the_program_surfaces_at_the_next_save(tmp_path, monkeypatch
     with pytest.raises(Exception, match="pickle"):
         files.save_checkpoint(content(2), tmp_path / "step-00000002.ckpt")
     assert not list(tmp_path.iterdir())
+
+
+def test_damaged_newer_files_do_not_push_out_the_good_one(tmp_path):
+    files = CheckpointFiles(CheckpointConfig(keep=2))
+    for step in (7, 8, 9):
+        (tmp_path / f"step-{step:08d}.ckpt").write_bytes(b"cut off")
+    for step in (3, 4, 5):
+        files.save_checkpoint(content(step), tmp_path / f"step-{step:08d}.ckpt")
+        files.wait()
+        assert newest_valid(tmp_path)[1]["global_step"] == step
+    assert [checkpoint.step_of(f) for f in saved(tmp_path)] == [4, 5, 7, 8, 9]
+
+
+def test_a_copy_under_another_name_is_no_checkpoint_of_the_run(tmp_path):
+    files = CheckpointFiles(CheckpointConfig(keep=1))
+    files.save_checkpoint(content(10), tmp_path / "step-00000010.ckpt")
+    files.wait()
+    copy = tmp_path / "step-00000010-backup.ckpt"
+    copy.write_bytes((tmp_path / "step-00000010.ckpt").read_bytes())
+    files.save_checkpoint(content(12), tmp_path / "step-00000012.ckpt")
+    files.wait()
+    assert [f.name for f in saved(tmp_path)] == ["step-00000012.ckpt"] and copy.exists()
+
+
+def test_a_file_that_cannot_be_read_is_not_passed_over(tmp_path, monkeypatch):
+    for step in (1, 2):
+        torch.save(content(step), tmp_path / f"step-{step:08d}.ckpt")
+    for error in (PermissionError(errno.EACCES, "Permission denied"), OSError(errno.EIO, "Input/output error"),
+                  MemoryError("no memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")):  # fmt: skip
+
+        def fail(*_, error=error, **__):
+            raise error
+
+        monkeypatch.setattr(torch, "load", fail)
+        with pytest.raises(ConfigError, match=r"step-00000002\.ckpt cannot be read: "):
+            newest_valid(tmp_path)
+
+
+def test_a_file_that_is_removed_while_it_is_looked_for(tmp_path, monkeypatch):
+    """As a run that is being trained does it: the newest file is a newer one by then."""
+    torch.save(content(1), tmp_path / "step-00000001.ckpt")
+    listed = saved(tmp_path)
+    (tmp_path / "step-00000001.ckpt").unlink()
+    torch.save(content(2), tmp_path / "step-00000002.ckpt")
+    lists = [listed]
+    monkeypatch.setattr(checkpoint, "saved", lambda folder: lists.pop() if lists else saved(folder))
+    assert newest_valid(tmp_path)[1]["global_step"] == 2
+
+
+def test_out_of_memory_is_no_full_disk(tmp_path, monkeypatch):
+    def fail(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(atomic.torch, "save", fail)
+    files = CheckpointFiles(CheckpointConfig())
+    files.save_checkpoint(content(1), tmp_path / "step-00000001.ckpt")
+    with pytest.raises(torch.OutOfMemoryError):
+        files.wait()
+
+
+def test_a_kill_after_any_rename_leaves_no_stage_without_its_file(tmp_path, monkeypatch):
+    """The stage's name first: a run that is killed in between saves the step again."""
+    names = []
+    monkeypatch.setattr(os, "replace", lambda a, b, replace=os.replace: (replace(a, b), names.append(Path(b).name)))
+    files = CheckpointFiles(CheckpointConfig())
+    files.save_checkpoint(content(1), tmp_path / "step-00000001.ckpt", tmp_path / "stage-a.ckpt")
+    files.wait()
+    assert names == ["stage-a.ckpt", "step-00000001.ckpt"]
+    assert (tmp_path / "stage-a.ckpt").samefile(tmp_path / "step-00000001.ckpt")
+
+
+def test_equal_contents_have_equal_checksums(tmp_path):
+    for name, step in (("a", 1), ("b", 1), ("c", 2)):
+        (tmp_path / name).mkdir()
+        torch.save(content(step), tmp_path / name / "step-00000001.ckpt")
+    a, b, c = (checkpoint.checksum(tmp_path / name / "step-00000001.ckpt") for name in "abc")
+    assert a == b != c

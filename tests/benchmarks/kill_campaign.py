@@ -1,0 +1,259 @@
+"""Kill two-process runs with SIGKILL, again and again, and compare what the same command makes of them in the end.
+
+    python tests/benchmarks/kill_campaign.py FOLDER [kills=100] [seed=0]
+
+One run is undisturbed. Others are killed at random moments of their whole life: all of their processes, one rank, or
+the process that started the ranks. Then one is killed by its first rank at each of POINTS: before and after every
+rename, link and removal of a file, and in the middle of a line. After each kill the same command goes on. When a run
+has finished, its losses, gradient norms, weights, optimiser state, averages, validation and stage files must be those
+of the undisturbed one to the bit, with nothing left over in its folder; a process that does not end by itself, or a
+start that is refused, counts as a failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import functools
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+TABLES = ("rows=[30,50]", "features=[2,4]", "tables=4", "group_size=2", "warmup=0")
+SETTINGS = [
+    "experiment=smoke", "curriculum=mini_v2", "prior=dummy", "trainer.devices=2", "trainer.accelerator=cpu",
+    "checkpoint.every=4", "checkpoint.keep=2", "trainer.log_every=1", "averages.ema=0.9", "validation.every=6",
+    "validation.best=synthetic", "validation.rows=[40]", "validation.tables=4", "validation.features=[2,4]",
+    "validation.real_rows=0",
+]  # fmt: skip
+STEPS = {"stage1": 60, "stage2": 40, "stage3": 20}
+for stage, steps in STEPS.items():
+    SETTINGS += [f"curriculum.stages.{stage}.{value}" for value in (f"steps={steps}", *TABLES)]
+
+# Function of os, pattern of the file that it makes, removes or writes, how often it is passed before the kill.
+PLACES = [
+    ("replace", "lock", 0),
+    ("unlink", "lock", 0),
+    ("replace", "config.yaml", 0),
+    ("replace", "status.json", 0),
+    ("replace", "status.json", 1),
+    ("replace", "step-*.ckpt", 0),
+    ("replace", "step-*.ckpt", 3),
+    ("replace", "stage-*.ckpt", 0),
+    ("link", "*stage-*.ckpt", 0),
+    ("unlink", "step-*.ckpt", 0),
+    ("unlink", "step-*.ckpt", 2),
+    ("replace", "best.ckpt", 0),
+    ("replace", "best.ckpt", 1),
+]
+POINTS = [f"{function},{pattern},{count},{side}" for function, pattern, count in PLACES for side in ("before", "after")]
+FILES = ("metrics.csv", "batches.csv", "validation.csv")
+POINTS += [f"append,{name},{count},middle" for name in FILES for count in (0, 3)]
+END = 120.0  # seconds in which processes must end by themselves once one of them is gone
+
+
+def arm(point: str) -> None:
+    """Make this process kill itself at a point."""
+    function, pattern, count, side = point.split(",")
+    left = int(count)
+
+    def passes(path: object) -> bool:
+        nonlocal left
+        if not fnmatch.fnmatch(os.path.basename(os.fspath(path)), pattern):
+            return False
+        left -= 1
+        return left < 0
+
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if function == "append":
+        from tabicl_train.records import Records
+
+        def append(self: Records, name: str, text: str, header: str = "", append=Records._append) -> None:
+            if passes(name):
+                append(self, name, text[: len(text) // 2], header)
+                die()
+            append(self, name, text, header)
+
+        Records._append = append
+        return
+    call = getattr(os, function)
+
+    @functools.wraps(call)
+    def armed(*arguments, **options):
+        path = arguments[1] if function == "replace" else arguments[0]
+        hit = passes(path)
+        if hit and side == "before":
+            die()
+        result = call(*arguments, **options)
+        if hit:
+            die()
+        return result
+
+    setattr(os, function, armed)
+
+
+def start(folder: Path, name: str, point: str = "") -> subprocess.Popen:
+    """The training command, in a session of its own."""
+    command = [sys.executable, __file__, "train", *SETTINGS, f"run_dir={folder / name}"]
+    with open(folder / f"{name}.log", "a") as log:
+        log.write(f"--- start, {point or 'no point'}\n")
+        log.flush()
+        return subprocess.Popen(
+            command, stdout=log, stderr=log, start_new_session=True, env=os.environ | {"KILL_AT": point}
+        )
+
+
+def members(process: subprocess.Popen) -> list[int]:
+    """Its living processes, children of children included, whatever session they are in."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] not in "ZX":
+            parents[int(path.parent.name)] = int(fields[1])
+    family = [process.pid] if process.pid in parents else []
+    for pid in family:
+        family += [child for child, parent in parents.items() if parent == pid]
+    return family
+
+
+def alive(pids: list[int]) -> list[int]:
+    states = []
+    for pid in pids:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                states.append(pid)
+        except OSError:
+            pass
+    return states
+
+
+def wait_for_end(process: subprocess.Popen, pids: list[int], what: str) -> None:
+    """Until all processes are gone, which they must manage by themselves."""
+    deadline = time.monotonic() + END
+    while left := alive(pids):
+        process.poll()
+        if time.monotonic() > deadline:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            raise AssertionError(f"{what}: processes {left} did not end by themselves")
+        time.sleep(0.05)
+    process.wait()
+
+
+def finish(folder: Path, name: str, kills: int) -> None:
+    """The same command without a kill, and the comparison."""
+    process = start(folder, name)
+    assert process.wait(600) == 0, f"{name}: exit code {process.returncode}, see {folder / name}.log"
+    compare(folder / name, folder / "whole")
+    print(f"{name}: {kills} kills, then finished; equal to the undisturbed run to the bit", flush=True)
+
+
+def compare(run_dir: Path, whole: Path) -> None:
+    from runs import assert_same_end, assert_same_state, last
+
+    from tabicl_train.checkpoint import read
+    from tabicl_train.run_status import read_status
+
+    assert_same_end(run_dir, whole)
+    assert_same_state(last(run_dir)["callbacks"]["Averages"], last(whole)["callbacks"]["Averages"])
+    for name in ("batches.csv", "scaling.csv", "validation.csv"):
+        assert (run_dir / name).read_bytes() == (whole / name).read_bytes(), name
+    for name in ("best", *(f"stage-{stage}" for stage in STEPS)):
+        one, other = (read(folder / f"checkpoints/{name}.ckpt") for folder in (run_dir, whole))
+        assert one["global_step"] == other["global_step"], name
+        assert_same_state(one["state_dict"], other["state_dict"])
+    names = [sorted(f.name for f in (folder / "checkpoints").iterdir()) for folder in (run_dir, whole)]
+    assert names[0] == names[1], names
+    left = {f.name for f in run_dir.iterdir()} - {f.name for f in whole.iterdir()}
+    assert all(name.startswith("rank-") for name in left), left
+    assert read_status(run_dir)["status"] == "finished"
+
+
+def random_kills(folder: Path, kills: int, life: float, rng: random.Random) -> None:
+    run, since = 0, 0
+    for kill in range(kills):
+        name = f"random-{run}"
+        process = start(folder, name)
+        deadline = time.monotonic() + rng.uniform(0, life)
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if process.poll() is not None:  # it had little left to do
+            assert process.returncode == 0, f"{name}: exit code {process.returncode}, see {folder / name}.log"
+        pids = members(process)
+        victim = rng.choice(["all", "parent", "child", "any"])
+        if not pids:
+            victim = "none"
+        elif victim == "all":
+            chosen = pids
+        elif victim == "parent":
+            chosen = pids[:1]
+        else:
+            chosen = [rng.choice(pids[1:] or pids)]
+        if victim != "none":
+            for pid in chosen:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            since += 1
+            wait_for_end(process, pids, f"{name}, kill {kill} ({victim})")
+        process.wait()
+        if victim == "none" or since == 8:
+            finish(folder, name, since)
+            run, since = run + 1, 0
+    finish(folder, f"random-{run}", since)
+
+
+def kills_at_points(folder: Path) -> None:
+    """Points that the beginning of a run passes are tried on a new run each; the others follow each other."""
+    run, since, missed = 0, 0, []
+    for point in POINTS:
+        name = f"points-{run}"
+        process = start(folder, name, point)
+        pids: list[int] = []
+        while process.poll() is None:
+            pids = sorted({*pids, *members(process)})
+            time.sleep(0.05)
+        if process.returncode == 0:  # it never came to the point
+            missed.append(point)
+        else:
+            since += 1
+            wait_for_end(process, pids, f"{name}, {point}")
+        if process.returncode == 0 or since == 6:
+            finish(folder, name, since)
+            run, since = run + 1, 0
+    finish(folder, f"points-{run}", since)
+    print(f"{len(POINTS) - len(missed)} of {len(POINTS)} points; not passed: {', '.join(missed) or 'none'}", flush=True)
+
+
+def main(folder: Path, kills: int = 100, seed: int = 0) -> None:
+    folder.mkdir(parents=True)
+    started = time.monotonic()
+    assert start(folder, "whole").wait(600) == 0, f"see {folder}/whole.log"
+    life = time.monotonic() - started
+    print(f"an undisturbed run takes {life:.1f} s", flush=True)
+    kills_at_points(folder)
+    random_kills(folder, kills, life, random.Random(seed))
+    print(f"{kills} kills at random moments; all in {(time.monotonic() - started) / 60:.1f} minutes", flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "train":
+        if os.environ.get("KILL_AT") and os.environ.get("RANK", "0") == "0":
+            arm(os.environ["KILL_AT"])
+        from tabicl_train.commands import train
+
+        sys.argv.pop(1)
+        train()
+    else:
+        options = dict(text.split("=") for text in sys.argv[2:])
+        main(Path(sys.argv[1]).resolve(), **{key: int(value) for key, value in options.items()})
