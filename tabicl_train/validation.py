@@ -17,6 +17,7 @@ import dataclasses
 import itertools
 import math
 import statistics
+import sys
 import time
 from collections.abc import Iterator
 from functools import cached_property
@@ -33,39 +34,46 @@ from tabicl_train.messages import first_line, tell
 from tabicl_train.model import TabICL
 from tabicl_train.module import Pretraining
 from tabicl_train.predict import predict_logits
+from tabicl_train.processes import Processes
 from tabicl_train.records import Records
+from tabicl_train.signals import Stop
 from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.workers import Loader
 
 COLUMNS = ("step", "data", "rows", "loss", "accuracy", "roc_auc")
 FROZEN = -1  # in place of a run's seed, which is at least 0: tables that no step has, the same ones in every run
+LONG = 60.0  # seconds of waiting before the first line about it; then at two, four, ... times as many
+DONE, STOP = "validation/{}", "validation/stop"  # keys of the processes' store: of a step; that a process is to stop
 FALLS = 3  # in a row of the mean ROC AUC on real data, after which there is a warning
 
 Row = tuple[str, int, float, float, float | None]  # COLUMNS without the step
 
 
 class Validation(L.Callback):
-    """On the first rank, after all that the other ranks wait for: they wait when they need its gradients.
+    """On the first rank; the others wait as long as it lives, which may be longer than an exchange of gradients.
 
     It computes on a copy of the network and leaves all random states as they are, so a run with it is the same to the
-    bit as one without. checkpoints/best.ckpt holds the weights and averages that were best so far, and their scores. It
-    is written before the rows: a run that is killed in between validates again, and no best weights are lost.
+    bit as one without. A stop signal to any rank ends it, and the next start of the run begins with it.
+
+    checkpoints/best.ckpt holds the weights and averages that were best so far, and their scores. It is written before
+    the rows: a run that is killed in between validates again, and no best weights are lost.
     """
 
-    def __init__(self, config: RunConfig, records: Records) -> None:
+    def __init__(self, config: RunConfig, records: Records, processes: Processes, stop: Stop) -> None:
         self.config, self.settings = config, config.validation
         self.records, self.best = records, records.folder / "checkpoints" / "best.ckpt"
-        self.here = False
+        self.processes, self.stop = processes, stop
+        self.postponed = False  # the last one was left to the next start of the run
 
     @contextlib.contextmanager
-    def drawing(self, first_rank: bool) -> Iterator[None]:
+    def drawing(self) -> Iterator[None]:
         """Has a worker draw the synthetic tables meanwhile; they are needed at the first validation."""
-        self.here = first_rank and self.settings.every > 0
-        if not self.here:
+        if self.processes.rank > 0 or not self.settings.every:
             yield
             return
-        stream, told = frozen_stream(self.config), self.config.stream
-        workers = dataclasses.replace(told, num_workers=min(1, told.num_workers), prefetch=max(1, len(stream.steps)))
+        stream, settings = frozen_stream(self.config), self.config.stream
+        num_workers, prefetch = min(1, settings.num_workers), max(1, len(stream.steps))
+        workers = dataclasses.replace(settings, num_workers=num_workers, prefetch=prefetch)
         with Loader(stream, workers) as self.loader:
             yield
 
@@ -91,29 +99,64 @@ class Validation(L.Callback):
             return None
 
     def on_train_start(self, trainer: L.Trainer, module: Pretraining) -> None:
-        if self.here:
+        if self.processes.rank == 0 and self.settings.every:
             self.records.rewind("validation.csv", trainer.global_step, COLUMNS)
             if trainer.global_step == 0:
                 self.best_scores = None  # a file that is there is of another run
-            self.validate_if_due(trainer, module)  # the run may have ended between the save and the validation
+        self.validate_if_due(trainer, module)  # the run may have ended between the save and the validation
 
     def on_train_batch_end(self, trainer: L.Trainer, module: Pretraining, *_) -> None:
-        if self.here:
-            self.validate_if_due(trainer, module)
+        self.validate_if_due(trainer, module)
 
     def validate_if_due(self, trainer: L.Trainer, module: Pretraining) -> None:
-        # A run that is asked to stop has little time: the next one begins with the validation.
-        if self.is_missing(trainer.global_step) and not trainer.should_stop:
+        """All processes come here after the same steps, and agree on `should_stop`."""
+        step = trainer.global_step
+        if not self.is_due(step):
+            return
+        if trainer.should_stop:
+            self.postponed = True
+            return
+        if self.processes.rank > 0:
+            self.wait(step)
+            return
+        if self.is_missing(step):
             averages = next(callback for callback in trainer.callbacks if isinstance(callback, Averages))
-            self.validate(trainer.global_step, module, {averages.state_key: averages.state_dict()})
+            self.validate(step, module, {averages.state_key: averages.state_dict()})
+        if self.processes.size > 1:
+            self.processes.put(DONE.format(step), True)
+
+    def is_due(self, step: int) -> bool:
+        """Whether there is a validation after so many steps: also of the weights that a run starts from."""
+        if not self.settings.every or (step == 0 and self.config.init_weights is None):
+            return False
+        return step % self.settings.every == 0 or step == self.config.total_steps
 
     def is_missing(self, step: int) -> bool:
-        """Whether a validation is due after so many steps, and has not been done."""
-        every = self.settings.every
-        due = step % every == 0 or step == self.config.total_steps if every else False
-        if step == 0:
-            due = due and self.config.init_weights is not None  # the start may be better than all that comes after
-        return due and step not in read_scores(self.records.rows("validation.csv"))
+        """Whether the validation after so many steps is due, and has not been done."""
+        return self.is_due(step) and step not in read_scores(self.records.rows("validation.csv"))
+
+    def wait(self, step: int) -> None:
+        """Until the first process has validated; raises ProcessLost when it is gone."""
+        started, due, passed_on = time.monotonic(), LONG, False
+
+        def is_done() -> bool:
+            nonlocal due, passed_on
+            if self.stop.asked and not passed_on:
+                self.processes.put(STOP, True)
+                passed_on = True
+            seconds = time.monotonic() - started
+            if self.processes.rank == 1 and seconds >= due:
+                due = 2 * due
+                line = f"waiting for rank 0, which has been at the validation of step {step} for {seconds:.0f} s"
+                print(line, file=sys.stderr, flush=True)
+            return self.processes.ask(lambda: self.processes.store.check([DONE.format(step)]))
+
+        self.processes.until(is_done)
+
+    def is_asked_to_stop(self) -> bool:
+        if self.stop.asked or self.processes.size == 1:
+            return self.stop.asked
+        return self.processes.ask(lambda: self.processes.store.check([STOP]))
 
     def finish(self, checkpoint: dict, device: torch.device) -> None:
         """The last validation of a run whose steps are all done, where it is missing. By the first rank alone.
@@ -126,14 +169,21 @@ class Validation(L.Callback):
         module = Pretraining(self.config)
         module.load_state_dict(checkpoint["state_dict"])
         averages = Averages(self.config.averages).state_key
-        with self.drawing(first_rank=True):
-            self.validate(step, module.to(device), {averages: checkpoint["callbacks"][averages]})
+        self.loader = frozen_stream(self.config)
+        self.validate(step, module.to(device), {averages: checkpoint["callbacks"][averages]})
 
     def validate(self, step: int, module: Pretraining, averages: dict) -> None:
-        started = time.perf_counter()
+        started, self.postponed = time.perf_counter(), False
         network = copy.deepcopy(module.model).eval()
-        scored = [self.score_synthetic(network, module, item) for item in self.items]
-        scored += [self.score_real(network, module, task) for task in self.tasks]
+        parts = [(self.score_synthetic, item) for item in self.items]
+        parts += [(self.score_real, task) for task in self.tasks]
+        scored = []
+        for score, part in parts:
+            if self.is_asked_to_stop():
+                self.postponed = True
+                tell(f"validation step {step}: left to the next start, for the run is asked to stop")
+                return
+            scored.append(score(network, module, part))
         rows = [dict(zip(COLUMNS, (step, *row), strict=True)) for row in scored]
         scores = read_scores(rows)[step]
         if is_better(scores, self.best_scores, self.settings.best):

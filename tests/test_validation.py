@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
 import shutil
+import signal
+import time
 from pathlib import Path
 from unittest import mock
 
@@ -10,7 +13,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from runs import assert_same_end, assert_same_state, last, read
+from runs import assert_same_end, assert_same_state, read
 from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.model_selection import train_test_split
 
@@ -20,7 +23,10 @@ from tabicl_train import train as training
 from tabicl_train.config import SYNTHETIC, ConfigError, compose
 from tabicl_train.export import export, load_checkpoint, load_model
 from tabicl_train.module import query_losses
+from tabicl_train.processes import one_process
 from tabicl_train.records import Records
+from tabicl_train.run_status import read_status
+from tabicl_train.signals import Stop
 from tabicl_train.validation import COLUMNS, Validation, frozen_stream, read_scores
 from tabicl_train.weights import load_public
 
@@ -99,7 +105,7 @@ def test_rows_are_loss_and_accuracy_of_the_network_at_that_step(folder):
 def test_the_probe_is_the_classifier_with_one_estimator_on_a_held_out_part(folder):
     row = read(folder / "validated/validation.csv")[-3]  # wine, of which a stratified 60 rows are used
     assert row["data"] == "wine"
-    validation = Validation(compose([*SETTINGS, *VALIDATED]), Records(folder / "validated"))
+    validation = Validation(compose([*SETTINGS, *VALIDATED]), Records(folder / "validated"), one_process(), Stop())
     (task,) = [task for task in validation.tasks if task.name == "wine"]
     train, query = train_test_split(np.arange(60), test_size=0.3, stratify=task.y, random_state=0)
     classifier = TabICLClassifier(folder / "validated", n_estimators=1).fit(task.X.iloc[train], task.y[train])
@@ -213,20 +219,44 @@ def test_a_finished_run_gets_the_last_validation_that_it_lacks(folder, tmp_path)
     shutil.copytree(folder / "validated", run_dir)
     (run_dir / "checkpoints/best.ckpt").unlink()
     (run_dir / "validation.csv").write_bytes(b"".join(written.read_bytes().splitlines(keepends=True)[:-6]))
-    config, records = compose([*SETTINGS, *VALIDATED, f"run_dir={run_dir}"]), Records(run_dir)
-    training.begin(config)
-    content = last(run_dir)
-    Validation(config, records).finish(content, torch.device("cpu"))
+    (run_dir / "status.json").unlink()
+    assert run(run_dir, *VALIDATED) == "finished"
+    assert read_status(run_dir)["status"] == "finished"
     assert (run_dir / "validation.csv").read_bytes() == written.read_bytes()
     for weights in ("trained", "ema"):
         _, best = load_checkpoint(str(run_dir / "checkpoints/best.ckpt"), weights)
         _, expected = load_checkpoint(str(run_dir / "checkpoints/step-00000008.ckpt"), weights)
         assert_same_state(best, expected)
     with mock.patch.object(Validation, "validate", side_effect=AssertionError):
-        Validation(config, records).finish(content, torch.device("cpu"))  # there is nothing left to do
+        assert run(run_dir, *VALIDATED) == "finished"  # there is nothing left to do
         (run_dir / "validation.csv").unlink()
-        unvalidated = compose([*SETTINGS, f"run_dir={run_dir}"])
-        Validation(unvalidated, records).finish(content, torch.device("cpu"))
+        assert run(run_dir) == "finished"
+
+
+class StopsIn:
+    """A stop signal in the middle of the last validation."""
+
+    def __init__(self) -> None:
+        self.score = Validation.score_synthetic
+
+    def __call__(self, validation, network, module, item):
+        os.kill(os.getpid(), signal.SIGTERM)
+        deadline = time.monotonic() + 30
+        while not validation.stop.asked and time.monotonic() < deadline:
+            time.sleep(0.01)  # another thread reads the signal
+        return self.score(validation, network, module, item)
+
+
+def test_a_stop_signal_ends_a_validation_and_the_next_start_does_it(folder, tmp_path):
+    settings = [*VALIDATED, "validation.every=100"]
+    stops = StopsIn()
+    with mock.patch.object(Validation, "score_synthetic", lambda *a: stops(*a)):
+        assert run(tmp_path / "run", *settings) == "preempted"
+        assert (read_status(tmp_path / "run")["status"], read_status(tmp_path / "run")["step"]) == ("preempted", 8)
+        assert run(tmp_path / "run", *settings) == "preempted"  # again in the last one, which is all that is left
+    assert not (tmp_path / "run/validation.csv").exists()
+    assert run(tmp_path / "run", *settings) == "finished"
+    assert read(tmp_path / "run/validation.csv") == read(folder / "validated/validation.csv")[-6:]
 
 
 def test_the_weights_that_a_run_starts_from_can_be_its_best(folder, tmp_path):
