@@ -288,9 +288,7 @@ def arrive(validation: Validation, step: int) -> None:
     validation.validate_if_due(trainer, None)
 
 
-def test_others_wait_longer_than_the_time_limit_while_the_first_lives_and_tell_it_to_stop(
-    tmp_path, monkeypatch, capfd
-):
+def test_others_wait_longer_than_the_time_limit_while_the_first_lives_and_tell_it_to_stop(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(processes_module, "BEAT", 0.02)
     monkeypatch.setattr(validation_module, "LONG", 0.1)
     with ranks(tmp_path, timeout=2.0) as (threads, (first, *others)):
