@@ -85,6 +85,8 @@ def complete(start: Start, content: dict, config: RunConfig, lock: RunLock, proc
         status.write("running")
         lock.keep_alive(status.beat)
         validation.finish(content, torch.device("cuda" if uses_cuda(config.trainer) else "cpu"))
+    if config.wandb.mode != "disabled":
+        WandbLog(config, records).complete()
     outcome = "preempted" if validation.postponed else "finished"
     if (read_status(records.folder) or {}).get("status") != outcome:
         status.write(outcome)
@@ -198,16 +200,15 @@ def build_trainer(
 def run_callbacks(
     config: RunConfig, records: Records, files: checkpoint.CheckpointFiles, origin: dict, stop: Stop
 ) -> list[L.Callback]:
-    metrics, lengths = Metrics(config, records), Lengths(records)
     wanted: list[L.Callback] = []
     if config.wandb.mode != "disabled":
-        wanted.append(WandbLog(config, records, metrics, lengths))
+        wanted.append(WandbLog(config, records))
     if config.profile.step is not None:
         wanted.append(Profile(config.profile, records.folder))
     return [  # the guard may change the weights, and everything is changed when it is saved
         Guard(config, records, files),
-        metrics,
-        lengths,
+        Metrics(config, records),
+        Lengths(records),
         *wanted,
         Averages(config.averages),
         checkpoint.Checkpoints(records.folder / "checkpoints", files, config, origin),
