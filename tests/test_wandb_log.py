@@ -17,7 +17,7 @@ from runs import exact, metrics, read, run
 from tabicl_train import train as training
 from tabicl_train.config import compose
 from tabicl_train.validation import Validation
-from tabicl_train.wandb_log import why_offline
+from tabicl_train.wandb_log import validation_values, why_offline
 
 pytest.importorskip("wandb")
 BLOCK, FULL, FIRST = 32768, 1, 2
@@ -70,7 +70,7 @@ def assert_equal_to_files(rows: list[dict], run_dir: Path) -> None:
         for part in expected:
             name = part["data"] + (f"_{part['rows']}" if part["data"] == "synthetic" else "")
             assert row[f"validation/{name}/loss"] == float(part["loss"])
-            assert row.get(f"validation/{name}/roc_auc", "") == (float(part["roc_auc"]) if part["roc_auc"] else "")
+            assert row[f"validation/{name}/accuracy"] == float(part["accuracy"])
 
 
 @pytest.fixture
@@ -84,8 +84,8 @@ SETTINGS = [
     "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=12", "checkpoint.every=4",
     "trainer.accelerator=cpu", "wandb.mode=offline",
 ]  # fmt: skip
-VALIDATED = ["validation.every=4", "validation.rows=[40,60]", "validation.tables=2", "validation.real_rows=50",
-             "validation.features=[2,4]"]  # fmt: skip
+VALIDATED = ["validation.every=4", "validation.rows=[40,60]", "validation.tables=2", "validation.features=[2,4]",
+             "validation.real_rows=0", "validation.best=synthetic"]  # fmt: skip
 
 
 class StopAt(L.Callback):
@@ -176,13 +176,40 @@ def test_what_a_kill_has_lost_of_the_log_is_taken_from_the_files(tmp_path, no_ac
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == -signal.SIGKILL, result.stderr
     assert len(metrics(run_dir)) == 10
-    with mock.patch.object(Validation, "validate", side_effect=RuntimeError("no last validation")):
-        with pytest.raises(RuntimeError, match="no last validation"):
-            train(run_dir, *VALIDATED)
+    lost = mock.patch.object(Validation, "validate", side_effect=RuntimeError("no last validation"))
+    with lost, pytest.raises(RuntimeError, match="no last validation"):
+        train(run_dir, *VALIDATED)
     train(run_dir, *VALIDATED)
     (rows,) = histories(run_dir).values()
     assert len(metrics(run_dir)) == 12
     assert_equal_to_files(rows, run_dir)
+
+
+def test_scores_have_names_and_means():
+    rows = [
+        {"step": 4, "data": "synthetic", "rows": 40, "loss": 1.0, "accuracy": 0.5},
+        {"step": 4, "data": "synthetic", "rows": 60, "loss": 2.0, "accuracy": 0.4},
+        {"step": 4, "data": "iris", "rows": 50, "loss": 0.5, "accuracy": 0.9, "roc_auc": 0.8},
+    ]
+    assert validation_values(rows) == {
+        "validation/step": 4,
+        "validation/synthetic_40/loss": 1.0,
+        "validation/synthetic_40/accuracy": 0.5,
+        "validation/synthetic_60/loss": 2.0,
+        "validation/synthetic_60/accuracy": 0.4,
+        "validation/iris/loss": 0.5,
+        "validation/iris/accuracy": 0.9,
+        "validation/iris/roc_auc": 0.8,
+        "validation/mean/synthetic": 1.5,
+        "validation/mean/real": 0.8,
+    }
+
+
+def test_a_log_that_fails_ends_no_run(tmp_path, no_account, capfd, monkeypatch):
+    monkeypatch.setattr("wandb.Run.log", mock.Mock(side_effect=OSError("no service")))
+    train(tmp_path / "run", "trainer.max_steps=2")
+    assert len(metrics(tmp_path / "run")) == 2
+    assert capfd.readouterr().err.count("wandb     nothing more is logged: no service") == 1
 
 
 def test_online_without_an_account_is_offline(no_account):
