@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 
 from priors.prior import Prior
-from priors.store import DamagedShard, Shard, read_table, shard_paths
+from priors.store import DamagedShard, Shard, read_table, shard_paths, tables_of_steps
 from priors.table import PriorError, Seed, Table, TableSpec, as_seed
 
 
@@ -29,6 +31,26 @@ class Disk(Prior):
     @cached_property
     def shard_size(self) -> int:
         return int(Shard(shard_paths(Path(self.folder))[0]).metadata["shard_size"])
+
+    def missing_steps(self, seed: int, tables: Sequence[int]) -> list[str]:
+        """What keeps a run from having all its tables; `tables`: how many every step has, from step 0."""
+        try:
+            there = tables_of_steps(Path(self.folder), seed)
+        except PriorError as error:
+            return [f"folder is {self.folder!r}; {error}"]
+        missing = [step for step, count in enumerate(tables) if there[step] < count]
+        if not missing:
+            return []
+        ranges = []
+        for _, steps in groupby(enumerate(missing), lambda pair: pair[1] - pair[0]):  # consecutive ones
+            steps = [step for _, step in steps]
+            ranges.append(f"{steps[0]}..{steps[-1]}" if len(steps) > 1 else str(steps[0]))
+        named = ", ".join(ranges[:5]) + (", ..." if len(ranges) > 5 else "")
+        first = missing[0] // self.shard_size * self.shard_size
+        return [
+            f"folder is {self.folder!r}; tables of {len(missing)} of the run's {len(tables)} steps are missing: "
+            f"{named} (tabicl-prior dump first_step={first} steps={missing[-1] + 1 - first} writes them)"
+        ]
 
     def sample(self, spec: TableSpec, seed: Seed) -> Table:
         """The table that was dumped at the address (seed, step, table); the text of its plan stands for the plan."""

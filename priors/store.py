@@ -17,7 +17,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from hashlib import blake2b
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata as packages
 from itertools import groupby, islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -37,6 +37,7 @@ Request = tuple[Address, TableSpec]
 
 FORMAT = "tabicl-train tables 1"
 SUFFIX = ".safetensors"
+SHARD_SIZE = 10  # steps of a shard, unless asked otherwise
 
 
 class DamagedShard(PriorError):
@@ -47,7 +48,7 @@ def dump(
     prior: Prior,
     requests: Iterable[Request],
     folder: str | Path,
-    shard_size: int = 10,
+    shard_size: int = SHARD_SIZE,
     processes: int = 1,
     total: int | None = None,
 ) -> Counter[str]:
@@ -178,7 +179,8 @@ def fill_shard(job: Job, advance: Callable[[int], object]) -> Outcome:
 
 def write_shard(path: Path, head: dict[str, str], tables: dict[Address, tuple[TableSpec, Table]]) -> None:
     """Whole or not at all: a file beside it takes its place once it is on the disk."""
-    metadata = {**head, "versions": json.dumps(versions())}
+    versions = {name: version(name) for name in ("torch", "numpy", "tabicl-train")}
+    metadata = {**head, "versions": json.dumps(versions)}
     tensors = {}
     for address, (spec, table) in sorted(tables.items()):
         X, y = table.X.cpu().numpy(), table.y.cpu().numpy().astype(np.uint8)
@@ -199,13 +201,11 @@ def write_shard(path: Path, head: dict[str, str], tables: dict[Address, tuple[Ta
         beside.unlink(missing_ok=True)
 
 
-def versions() -> dict[str, str]:
-    found = {"torch": torch.__version__, "numpy": np.__version__}
+def version(package: str) -> str:
     try:
-        found["tabicl-train"] = version("tabicl-train")
-    except PackageNotFoundError:  # runs from a checkout
-        found["tabicl-train"] = "not installed"
-    return found
+        return packages.version(package)
+    except packages.PackageNotFoundError:  # this one, run from a checkout
+        return "not installed"
 
 
 def checksum(record: dict[str, Any], X: np.ndarray, y: np.ndarray, plan: np.ndarray) -> str:
@@ -293,14 +293,29 @@ def read_table(folder: Path, shard_size: int, address: Address, spec: TableSpec)
         there = ", ".join(p.name for p in shard_paths(folder)[:: max(1, len(shard_paths(folder)) - 1)])
         raise PriorError(f"shard {path} is missing, and table {index} of step {step} with it; the folder has {there}")
     shard = open_shard(path)
-    if shard.metadata.get("seed") != str(seed):
-        raise PriorError(f"shard {path} holds tables of seed {shard.metadata.get('seed')}, not of seed {seed}")
+    check_seed(shard, seed)
     try:
         table = shard.table(address)
     except KeyError:
         raise PriorError(f"shard {path} holds no table {index} of step {step}; it was never dumped") from None
     check_spec(path, address, shard.spec(address), spec)
     return table
+
+
+def check_seed(shard: Shard, seed: int) -> None:
+    there = shard.metadata.get("seed")
+    if there != str(seed):
+        raise PriorError(f"shard {shard.path} holds tables of seed {there}, not of seed {seed}")
+
+
+def tables_of_steps(folder: Path, seed: int) -> Counter[int]:
+    """How many tables of every step there are, by the heads of the shards; PriorError for one that cannot serve."""
+    counts: Counter[int] = Counter()
+    for path in shard_paths(folder):
+        shard = Shard(path)
+        check_seed(shard, seed)
+        counts.update(int(name.partition(".")[0]) for name in shard.metadata if name[0].isdigit())
+    return counts
 
 
 def normalise(spec: TableSpec) -> TableSpec:

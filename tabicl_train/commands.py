@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import hydra
 import yaml
-from hydra._internal.utils import get_args_parser
+from hydra import version as hydra_version
+from hydra._internal.utils import _run_hydra, get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from priors import PriorError
-from tabicl_train.config import CONFIG_DIR, ConfigError, compose, register, require_matplotlib, to_config, unknown
+from tabicl_train.config import (
+    CONFIG_DIR,
+    ConfigError,
+    RunConfig,
+    add_stages,
+    check_output,
+    compose,
+    compose_sweep,
+    make_folder,
+    register,
+    require_matplotlib,
+    to_config,
+    unknown,
+)
 from tabicl_train.config import first_lines as first_lines_of
 from tabicl_train.messages import is_first
+from tabicl_train.provenance import versions
 from tabicl_train.signals import die_with_launcher, watch_signals
 
 # Exit codes: 0 when the command has done its work, 1 after an error, 128 + N after a second stop signal N, and
@@ -33,19 +49,43 @@ EXIT_PREEMPTED = os.EX_TEMPFAIL  # 75, when a run has ended early and the same c
 def train() -> None:
     """tabicl-train experiment=NAME run_dir=DIR key=value ..."""
     die_with_launcher()
-    register()
-    arguments, _ = get_args_parser().parse_known_args()
+    if "--version" in sys.argv[1:]:  # Hydra's parser would print its own
+        print(f"tabicl-train {versions()['tabicl-train']}")
+        return
+    parser = get_args_parser()
+    arguments = parser.parse_args()
+    arguments.config_name = arguments.config_name or "train"
+    if arguments.config_path is not None:  # Hydra takes it from this file's folder, a person from the working directory
+        arguments.config_path = os.path.abspath(arguments.config_path)
     config = None
-    with config_errors():
-        if not arguments.multirun:  # a sweep's overrides hold several values; each of its jobs is checked below
-            config = compose(arguments.overrides)
+    with config_errors(alike=True):
+        if arguments.hydra_help or arguments.shell_completion:
+            sys.argv[0] = "tabicl-train"  # completion works for the installed command, not for python -m tabicl_train
+        else:
+            config = check(arguments)
+    register()
+    arguments.overrides = add_stages(arguments.overrides)
+    hydra_version.setbase("1.3")
     # From here on, since what follows takes seconds before the run begins; a preflight has nothing to save.
-    with contextlib.nullcontext() if config and config.preflight else watch_signals():
-        hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="train")(run_job)()
+    with contextlib.nullcontext() if config is None or config.preflight else watch_signals():
+        _run_hydra(arguments, parser, run_job, str(CONFIG_DIR), "train")
     if arguments.cfg == "job" and config:  # Hydra has printed the configuration, and run nothing
         from tabicl_train.run_plan import run_plan
 
         print("\n".join(run_plan(config)), file=sys.stderr)
+
+
+def check(arguments: Any) -> RunConfig:
+    """The run's configuration, or that of the first job of a sweep; raises ConfigError with all that is wrong."""
+    files = (arguments.config_name, arguments.config_path, arguments.config_dir)
+    sweep = arguments.multirun or "hydra.mode=MULTIRUN" in arguments.overrides
+    configs = compose_sweep(arguments.overrides, *files) if sweep else [compose(arguments.overrides, *files)]
+    if not (arguments.cfg or arguments.help or arguments.info):
+        if found := [problem for config in configs for problem in config.start_problems()]:
+            raise ConfigError(list(dict.fromkeys(found)))
+        if not sweep and not configs[0].preflight:
+            make_folder(Path(configs[0].run_dir), f"run_dir is {configs[0].run_dir!r}")
+    return configs[0]
 
 
 def run_job(tree: Any) -> None:
@@ -56,7 +96,7 @@ def run_job(tree: Any) -> None:
 
             if read_launch(config.trainer, os.environ).size > 1:
                 raise ConfigError(["a sweep (-m) runs its jobs in this process and cannot hold several ranks"])
-            config.run_dir = HydraConfig.get().runtime.output_dir
+            config = dataclasses.replace(config, run_dir=HydraConfig.get().runtime.output_dir)
         if config.preflight:
             from tabicl_train.preflight import preflight
 
@@ -69,10 +109,14 @@ def run_job(tree: Any) -> None:
         from tabicl_train.workers import WorkerDied
 
         try:
-            status = run_training(config)
+            with watch_signals() as stop:
+                stop.started = time.monotonic()  # max_hours is the time of this job, whatever the sweep has taken
+                status = run_training(config)
         except (PriorError, WorkerDied, Diverged, ProcessLost, LostLock) as error:
             sys.exit("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]))
-        if status == "preempted" and "TORCHELASTIC_RUN_ID" not in os.environ:
+        # A job of a sweep that has used up its hours does not end the others.
+        ended = stop.asked or HydraConfig.get().mode != RunMode.MULTIRUN
+        if status == "preempted" and ended and "TORCHELASTIC_RUN_ID" not in os.environ:
             sys.exit(EXIT_PREEMPTED)
 
 
@@ -180,6 +224,7 @@ def report() -> None:
         if not folders:
             raise ConfigError(["run_dir is []; name at least one run"])
         output = Path(told.output or folders[0] / "report.html")
+        check_output(output)
         write_report(folders, output)
         print(output)
 
@@ -196,13 +241,16 @@ class PriorCommand:
     show      the table at the address seed=, step=, table=: its plan and its first rows
     bench     tables/s and cells/s of one core at rows=[...] and features=[lowest,highest], rounds=R of tables=N;
               peer=tabicl measures the released generator beside it, alternating (needs the extra "test")
-    dump      writes the tables of steps 0..steps-1 to output=FOLDER, from processes=P, for prior=disk
+    dump      writes the tables of steps=N steps from first_step on to output=FOLDER, from processes=P, for prior=disk.
+              Machines share the work by their first_step, a multiple of 10: into one folder that all of them see, or
+              into folders of their own, whose files are moved together afterwards
     """
 
     tables: int | None = None
     output: str | None = None
     step: int = 0
     table: int = 0
+    first_step: int = 0
     steps: int = 100
     processes: int = 1
     rows: list[int] = field(default_factory=lambda: [1024])
@@ -219,12 +267,15 @@ def prior() -> None:
             return
         known = {f.name for f in fields(PriorCommand)}
         told = parse(PriorCommand, [text for text in arguments if text.partition("=")[0] in known])
-        config = compose([text for text in arguments if text.partition("=")[0] not in known])
+        config = compose([text for text in arguments if text.partition("=")[0] not in known], also=known)
         from tabicl_train.tables import ACTIONS
 
         if action not in ACTIONS:
             raise ConfigError([f"{action!r} is no action; there are {', '.join(ACTIONS)}"])
-        ACTIONS[action](config, told)
+        try:
+            ACTIONS[action](config, told)
+        except PriorError as error:
+            raise ConfigError([str(error)]) from None
 
 
 def parse(command: type, arguments: list[str]) -> Any:
@@ -253,11 +304,13 @@ def parse(command: type, arguments: list[str]) -> Any:
 
 
 @contextlib.contextmanager
-def config_errors() -> Iterator[None]:
-    """Ends the command with exit code 2 and the list of problems, without a stack trace."""
+def config_errors(alike: bool = False) -> Iterator[None]:
+    """Ends the command with exit code 2 and the list of problems, without a stack trace. What all processes of a run
+    find alike is printed by the first."""
     try:
         yield
     except ConfigError as error:
-        for problem in error.problems if is_first() or not error.everywhere else []:
-            print(f"error: {problem}", file=sys.stderr)
+        if is_first() or not (alike or error.everywhere):
+            for problem in error.problems:
+                print(f"error: {problem}", file=sys.stderr)
         sys.exit(EXIT_CONFIG)

@@ -10,12 +10,21 @@ import contextlib
 import dataclasses
 import difflib
 import importlib.util
+import itertools
+import math
+import os
+import re
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
+from hydra import version
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -54,7 +63,7 @@ class ConfigError(Exception):
     everywhere: all processes of a run raise it alike, and the first one prints it
     """
 
-    everywhere = True
+    everywhere = False
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__(problems)
@@ -64,9 +73,44 @@ class ConfigError(Exception):
         return "\n".join(self.problems)
 
 
+def install(packages: str, extra: str) -> str:
+    """How to get what an extra of this project brings; the project itself is on no package index."""
+    return f"pip install {packages}, or pip install '.[{extra}]' in the project's folder"
+
+
 def require_matplotlib() -> None:
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError(["pictures need matplotlib: pip install 'tabicl-train[plots]'"])
+        raise ConfigError([f"pictures need matplotlib: {install('matplotlib', 'plots')}"])
+
+
+def unusable_folder(path: Path) -> str | None:
+    """Why files cannot be made in a folder, which need not exist yet."""
+    existing = next(p for p in (path, *path.parents) if os.path.exists(p))
+    if not existing.is_dir():
+        return f"{existing} is a file"
+    return None if os.access(existing, os.W_OK | os.X_OK) else f"{existing} is not writable"
+
+
+def make_folder(path: Path, setting: str) -> None:
+    """Raises ConfigError, beginning with `setting`, where files cannot be made in the folder."""
+    problem = unusable_folder(path)
+    if problem is None:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:  # os.access knows nothing of names too long, or of file systems like /proc
+            problem = f"{path} cannot be made ({error.strerror})"
+    if problem:
+        raise ConfigError([f"{setting}; {problem}"])
+
+
+def check_output(path: Path) -> None:
+    """Make the folder of a file to be written, before the work for it begins; raises ConfigError."""
+    setting = f"output is {str(path)!r}"
+    if path.is_dir():
+        raise ConfigError([f"{setting}; it is a folder, not a file"])
+    if path.exists() and not os.access(path, os.W_OK):
+        raise ConfigError([f"{setting}; it is not writable"])
+    make_folder(path.parent, setting)
 
 
 def one_of(name: str, value: str, choices: tuple[str, ...]) -> list[str]:
@@ -207,6 +251,8 @@ class TrainerConfig:
         found += at_least(1, cpu_threads=self.cpu_threads)
         found += at_least(1, **{name: n for name in ("devices", "nodes") if (n := getattr(self, name)) is not None})
         found += at_least(1, log_every=self.log_every, timeout=self.timeout)
+        if 1e9 < self.timeout < math.inf:  # beyond what the clocks of torch and Python count
+            found.append(f"timeout is {self.timeout}; it must be at most 1e9")
         if self.max_hours is not None and not self.max_hours > 0:
             found.append(f"max_hours is {self.max_hours}; it must be positive")
         return found + (at_least(1, max_steps=self.max_steps) if self.max_steps is not None else [])
@@ -313,7 +359,7 @@ class WandbConfig:
     def problems(self) -> list[str]:
         found = one_of("mode", self.mode, WANDB_MODES) + at_least(1, timeout=self.timeout)
         if self.mode != "disabled" and importlib.util.find_spec("wandb") is None:
-            found.append(f"mode is {self.mode!r}, but wandb is not installed: pip install 'tabicl-train[wandb]'")
+            found.append(f"mode is {self.mode!r}, but wandb is not installed: {install('wandb', 'wandb')}")
         return found
 
 
@@ -331,7 +377,7 @@ class RunConfig:
     run_dir: str = "runs/${name}"
     preflight: bool = False  # train a few steps in fp32 and in the configured precision, compare, and write nothing
     preflight_steps: int = 50
-    init_weights: str | None = None  # file in the public format (`tabicl-export`, released weights) to start from
+    init_weights: str | None = None  # to start from: a run, a checkpoint, or a file in the public format
     model: TabICLConfig = field(default_factory=TabICLConfig)
     prior: Any = None  # {name, options}; the schema is the prior's dataclass
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
@@ -348,6 +394,8 @@ class RunConfig:
 
     def problems(self) -> list[str]:
         found = at_least(0, seed=self.seed) + at_least(2, preflight_steps=self.preflight_steps)
+        if not self.run_dir.strip():
+            found.append("run_dir is empty; name the folder of the run")
         for name, part in vars(self).items():
             if hasattr(part, "problems"):
                 found += [f"{name}.{problem}" for problem in part.problems()]
@@ -358,8 +406,8 @@ class RunConfig:
         else:
             if self.prior["name"] == "disk" and self.validation.every and self.validation.rows:
                 found.append("validation.rows must be [] with prior=disk, which has the tables of a run's steps only")
-        if self.init_weights is not None and not Path(self.init_weights).is_file():
-            found.append(f"init_weights is {self.init_weights!r}; there is no such file")
+        if self.init_weights is not None and not Path(self.init_weights).exists() and not self.has_checkpoint:
+            found.append(f"init_weights is {self.init_weights!r}; there is no such file or run directory")
         return found + self.too_few_tables((self.trainer.devices or 1) * (self.trainer.nodes or 1))
 
     def too_few_tables(self, processes: int) -> list[str]:
@@ -368,6 +416,23 @@ class RunConfig:
             for name, stage in self.curriculum.stages.items()
             if stage.tables < processes
         ]
+
+    def start_problems(self) -> list[str]:
+        """What keeps the run from starting on this machine, now; `problems` hold on all machines."""
+        found = []
+        if problem := unusable_folder(Path(self.run_dir)):
+            found.append(f"run_dir is {self.run_dir!r}; {problem}")
+        if self.trainer.accelerator == "cuda" and not torch.cuda.is_available():
+            found.append("trainer.accelerator is 'cuda'; torch finds no GPU on this machine")
+        if self.prior["name"] == "disk":
+            steps = [stage.tables for stage in self.curriculum.stages.values() for _ in range(stage.steps)]
+            found += [f"prior.{line}" for line in build_prior(self).missing_steps(self.seed, steps[: self.total_steps])]
+        return found
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether the run has begun, and goes on from a checkpoint of its own."""
+        return any(Path(self.run_dir, "checkpoints").glob("step-*.ckpt"))
 
     @property
     def total_steps(self) -> int:
@@ -401,18 +466,100 @@ def register() -> None:
         store.store(group="prior/schema", name=name, node=schema, package="prior")
 
 
-def compose(overrides: list[str], config_name: str = "train") -> RunConfig:
-    """The checked configuration of a command line; raises ConfigError with every problem found."""
+def compose(
+    overrides: list[str],
+    config_name: str = "train",
+    config_path: str | None = None,
+    config_dir: str | None = None,
+    also: Collection[str] = (),
+) -> RunConfig:
+    """The checked configuration of a command line; raises ConfigError with every problem found.
+
+    config_name, config_path, config_dir: Hydra's options of these names
+    also: keys that are no settings of a run, but that the command takes as well
+    """
+    with config_files(config_name, config_path, config_dir):
+        return compose_one(config_name, add_stages(overrides), also)
+
+
+def compose_sweep(
+    overrides: list[str], config_name: str, config_path: str | None, config_dir: str | None
+) -> list[RunConfig]:
+    """The checked configurations of all jobs of a sweep; raises ConfigError with their problems, each once."""
+    configs: list[RunConfig] = []
+    found: dict[str, None] = {}
+    with config_files(config_name, config_path, config_dir):
+        for combination in combinations(add_stages(overrides)):
+            try:
+                configs.append(compose_one(config_name, combination))
+            except ConfigError as error:
+                if found.keys() >= set(error.problems):
+                    break  # a typo is in every job; to sort one out takes a second
+                found |= dict.fromkeys(error.problems)
+    if found:
+        raise ConfigError(list(found))
+    return configs
+
+
+@contextlib.contextmanager
+def config_files(config_name: str, config_path: str | None, config_dir: str | None) -> Iterator[None]:
+    """Within it Hydra composes from the folders that its options name; raises ConfigError where there are none."""
+    for option, folder in (("--config-path", config_path), ("--config-dir", config_dir)):
+        if folder is not None and not Path(folder).is_dir():
+            raise ConfigError([f"{option} is {folder!r}; there is no such folder"])
     register()
     GlobalHydra.instance().clear()
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):
-        try:
-            tree = hydra_compose(config_name, overrides)
-        except COMPOSE_ERRORS as error:
-            found, usable = sort_out(config_name, overrides)
-            with contextlib.suppress(*COMPOSE_ERRORS):
-                found += find_problems(hydra_compose(config_name, usable))
-            raise ConfigError(found or [first_lines(error)]) from None
+    version.setbase("1.3")
+    search_path = create_config_search_path(os.path.abspath(config_path or CONFIG_DIR))
+    if config_dir is not None:  # where Hydra's own main puts it
+        search_path.prepend("command-line", f"file://{os.path.abspath(config_dir)}", SearchPathQuery(provider="schema"))
+    try:
+        loader = Hydra.create_main_hydra2("tabicl-train", search_path).config_loader
+        if not loader.repository.config_exists(config_name):
+            raise ConfigError([f"--config-name is {config_name!r}; there is no such file in the folders searched"])
+        yield
+    finally:
+        GlobalHydra.instance().clear()
+
+
+STAGES = "curriculum.stages"
+NEW_STAGE = re.compile(r"\+{1,2}(curriculum\.stages\.([^.=]+)[.=].*)", re.DOTALL)
+
+
+def add_stages(overrides: list[str]) -> list[str]:
+    """+curriculum.stages.NAME.KEY=VALUE as Hydra understands it: a new stage with its defaults, and values of it.
+
+    Hydra cannot add to a typed dictionary key by key, but it merges an entry into it.
+    """
+    matches = [NEW_STAGE.fullmatch(text) for text in overrides]
+    if not any(matches):
+        return overrides
+    names = dict.fromkeys(match[2] for match in matches if match)
+    first = next(index for index, match in enumerate(matches) if match)
+    plain = [match[1] if match else text for match, text in zip(matches, overrides, strict=True)]
+    return [*plain[:first], f"+{STAGES}={{{','.join(f'{name}:{{}}' for name in names)}}}", *plain[first:]]
+
+
+def combinations(overrides: list[str]) -> Iterator[list[str]]:
+    """The overrides of every job of a sweep. Of an interval, which a sampling sweeper draws from, its start."""
+    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    choices = []
+    for text in overrides:
+        choices.append([text])
+        with contextlib.suppress(HydraException):  # what cannot be read is told where it is composed
+            override = parser.parse_overrides([text])[0]
+            if override.is_discrete_sweep():
+                choices[-1] = [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+            elif override.is_interval_sweep():
+                choices[-1] = [f"{override.get_key_element()}={override.value().start}"]
+    return map(list, itertools.product(*choices))
+
+
+def compose_one(config_name: str, overrides: list[str], also: Collection[str] = ()) -> RunConfig:
+    try:
+        tree = hydra_compose(config_name, overrides)
+    except COMPOSE_ERRORS as error:
+        raise ConfigError(sort_out(config_name, overrides, also) or [first_lines(error)]) from None
     return to_config(tree)
 
 
@@ -429,10 +576,31 @@ def from_values(values: dict) -> RunConfig:
 
 
 def find_problems(tree: DictConfig) -> list[str]:
+    if OmegaConf.get_type(tree) is not RunConfig:
+        return ["the configuration has no schema; its file must begin with defaults: [run_schema, ...]"]
     try:
-        return unknown_keys(tree, RunConfig) + to_dataclasses(tree).problems()
+        config = to_dataclasses(tree)
+        infinite = not_finite(config)
+        others = [p for p in config.problems() if not p.startswith(tuple(f"{key} " for key in infinite))]
+        return unknown_keys(tree, RunConfig, every_key(tree)) + list(infinite.values()) + others
     except OmegaConfBaseException as error:
         return [first_lines(error)]
+
+
+# Limits that inf switches off. Anywhere else it is a mistake, and nan always is: comparisons with it pass unnoticed.
+UNLIMITED = (".clip", "guard.loss", "guard.multiplier", "guard.multiplier_loss", "stream.prefetch_gib")
+
+
+def not_finite(config: RunConfig) -> dict[str, str]:
+    """What is wrong with the numbers that are nan or infinite, by their keys."""
+    found = {}
+    for key, value in flatten(dataclasses.asdict(config)).items():
+        for number in value if isinstance(value, list) else [value]:
+            if not isinstance(number, float) or math.isfinite(number):
+                continue
+            if number != math.inf or not key.endswith(UNLIMITED):
+                found[key] = f"{key} is {value}; it must be a finite number"
+    return found
 
 
 def to_dataclasses(tree: DictConfig) -> RunConfig:
@@ -442,68 +610,109 @@ def to_dataclasses(tree: DictConfig) -> RunConfig:
     return config
 
 
-def sort_out(config_name: str, overrides: list[str]) -> tuple[list[str], list[str]]:
-    """What is wrong with each override by itself, and the overrides that are usable.
+def sort_out(config_name: str, overrides: list[str], also: Collection[str]) -> list[str]:
+    """Everything that is wrong with overrides that Hydra cannot compose: it stops at the first problem.
 
-    Hydra stops at the first problem; a person wants to hear of all.
+    Each is tried by itself: first what says where configurations lie, then the choices of groups, then the values.
     """
-    found, usable, values = [], [], []
+    found, parsed = [], []
+    usable: list[str] = []
     for text in overrides:
         try:
             override = OverridesParser.create().parse_override(text)
         except HydraException:
             found.append(f"{text!r} is not of the form key=value")
             continue
-        if not is_group(override):
-            values.append((text, override))
-            continue
+        if override.key_or_group == "hydra.searchpath":
+            usable.append(text)
+        else:
+            parsed.append((text, override))
+    options = {text: group_options(config_name, override.key_or_group, usable) for text, override in parsed}
+    groups = [(text, override) for text, override in parsed if options[text]]
+    values = [(text, override) for text, override in parsed if not options[text]]
+    added_stages = [text for text, override in values if override.is_add() and override.key_or_group == STAGES]
+    wrong = set()
+    for text, override in groups:
         try:
             hydra_compose(config_name, [*usable, text])
             usable.append(text)
         except COMPOSE_ERRORS as error:
-            found.append(wrong_choice(override) or first_lines(error))
+            wrong.add(override.key_or_group)
+            found.append(wrong_choice(override, options[text]) or first_lines(error))
     try:
-        tree = hydra_compose(config_name, usable)
+        tree = hydra_compose(config_name, [*usable, *added_stages])
     except COMPOSE_ERRORS as error:
-        return [*found, first_lines(error)], usable
+        return [*found, first_lines(error)]
+    # A wrong choice leaves open which stages there are and which options the prior has, and nearly all else.
+    open_keys = tuple(f"{group}." for group in (STAGES, "prior") if wrong & {"experiment", group.partition(".")[0]})
     for text, override in values:
         try:
             hydra_compose(config_name, [*usable, text])
             usable.append(text)
         except COMPOSE_ERRORS as error:
-            missing = None if override.is_add() else missing_key(tree, override.key_or_group)
-            found.append(missing or wrong_value(override, error))
-    return found, usable
+            missing = None if override.is_add() else missing_key(tree, override.key_or_group, also)
+            if missing is None or not override.key_or_group.startswith(open_keys):
+                found.append(missing or wrong_value(override, error))
+    with contextlib.suppress(*COMPOSE_ERRORS):
+        others = find_problems(hydra_compose(config_name, usable))
+        found += [p for p in others if not p.startswith(("",) if "experiment" in wrong else tuple(wrong))]
+    return list(dict.fromkeys(found))
 
 
-def wrong_choice(override: Override) -> str | None:
-    choices = sorted(f.stem for f in (CONFIG_DIR / override.key_or_group).glob("*.yaml"))
+def group_options(config_name: str, key: str, search_path: list[str]) -> list[str]:
+    """The choices of a group of configurations; none where the key is not a group's."""
+    loader = GlobalHydra.instance().config_loader()
+    return sorted(loader.get_group_options(key, config_name=config_name, overrides=search_path))
+
+
+def wrong_choice(override: Override, choices: list[str]) -> str | None:
     if override.value() in choices:
         return None
     return f"{override.key_or_group}={override.value()}: there is no such choice; there are {', '.join(choices)}"
 
 
-def is_group(override: Override) -> bool:
-    return (CONFIG_DIR / override.key_or_group).is_dir()
-
-
-def missing_key(tree: DictConfig, key: str) -> str | None:
+def missing_key(tree: DictConfig, key: str, also: Collection[str]) -> str | None:
     """The message for a key that the configuration does not have, with the nearest one that it has."""
     node: Any = tree
     parts = key.split(".")
     for depth, part in enumerate(parts):
         if not isinstance(node, DictConfig) or part not in node:
             known = list(node) if isinstance(node, DictConfig) else []
-            return unknown(".".join(parts[:depth]), part, known)
+            prefix = ".".join(parts[:depth])
+            if prefix == STAGES:
+                adding = "" if depth + 1 == len(parts) else f" (+{prefix}.{part}.KEY=VALUE adds a stage)"
+                return unknown(prefix, part, known) + adding
+            return unknown(prefix, part, [*known, *also] if depth == 0 else known, parts[-1], every_key(tree))
         node = node[part]
     return None
 
 
-def unknown(prefix: str, key: str, known: list[str]) -> str:
+def every_key(tree: DictConfig) -> list[str]:
+    return list(flatten(OmegaConf.to_container(tree)))
+
+
+def unknown(prefix: str, key: str, known: list[str], last: str | None = None, everywhere: Collection[str] = ()) -> str:
+    """The message for a key that is not among the `known` ones under `prefix`, with what may have been meant.
+
+    last: the last part of the whole key, which may be the name of a setting elsewhere
+    everywhere: the dotted keys of all settings
+    """
     where = f"{prefix}." if prefix else ""
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f"did you mean {where}{near[0]}?" if near else f"there are {', '.join(map(str, known))}"
-    return f"{where}{key}: no such setting; {hint}"
+    by_name: dict[str, list[str]] = {}
+    for path in everywhere:
+        by_name.setdefault(path.rpartition(".")[2], []).append(path)
+    last = last or key
+    siblings = [where + name for name in closest(key, known)]
+    near = [*siblings, *by_name.get(last, [])] if last == key else by_name.get(last, siblings)
+    near = near or [path for name in closest(last, by_name) for path in by_name[name]]
+    if near:
+        return f"{where}{key}: no such setting; did you mean {' or '.join(near[:3])}?"
+    return f"{where}{key}: no such setting; there are {', '.join(map(str, known))}"
+
+
+def closest(name: str, names: Collection[str]) -> list[str]:
+    """The most similar one, if any; at a similarity of 0.5 tabel was taken for trainer."""
+    return difflib.get_close_matches(name, names, n=1, cutoff=0.7)
 
 
 def wrong_value(override: Override, error: Exception) -> str:
@@ -516,19 +725,20 @@ def first_lines(error: Exception) -> str:
     return "; ".join(line for line in lines[:3] if not line.startswith("object_type"))
 
 
-def unknown_keys(tree: DictConfig, cls: type, prefix: str = "") -> list[str]:
+def unknown_keys(tree: DictConfig, cls: type, everywhere: Collection[str], prefix: str = "") -> list[str]:
     """Keys that `+key=value` added to a typed node; Hydra lets them through, and nothing would ever read them."""
     fields = {f.name: f for f in dataclasses.fields(cls)}
     found = []
     for key in tree:
         path = f"{prefix}{key}"
         if key not in fields:
-            found.append(unknown(prefix.rstrip("."), str(key), list(fields)))
+            elsewhere = [name for name in everywhere if not f"{name}.".startswith(f"{path}.")]
+            found.append(unknown(prefix.rstrip("."), str(key), list(fields), None, elsewhere))
         elif path == "curriculum":
             for name, stage in tree.curriculum.stages.items():
-                found += unknown_keys(stage, StageConfig, f"{path}.stages.{name}.")
+                found += unknown_keys(stage, StageConfig, everywhere, f"{path}.stages.{name}.")
         elif isinstance(tree._get_node(key), DictConfig) and path != "prior":
             node_type = OmegaConf.get_type(tree, key)
             if dataclasses.is_dataclass(node_type):
-                found += unknown_keys(tree[key], node_type, f"{path}.")
+                found += unknown_keys(tree[key], node_type, everywhere, f"{path}.")
     return found

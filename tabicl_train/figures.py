@@ -152,6 +152,6 @@ def save_figures(run_dir: Path) -> list[Path]:
             written[-1].parent.mkdir(exist_ok=True)
             draw(run_dir).savefig(written[-1], dpi=120)
     if not written:
-        files = " or ".join(source for source, _ in FIGURES.values())
+        files = " or ".join(dict.fromkeys(source for source, _ in FIGURES.values()))
         raise ConfigError([f"run_dir is '{run_dir}'; there is no {files}"])
     return written

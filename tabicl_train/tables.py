@@ -11,7 +11,16 @@ from typing import Any
 from tqdm import tqdm
 
 from priors import Table
-from tabicl_train.config import ConfigError, RunConfig, build_prior, require_matplotlib
+from tabicl_train.config import (
+    ConfigError,
+    RunConfig,
+    at_least,
+    build_prior,
+    check_output,
+    install,
+    make_folder,
+    require_matplotlib,
+)
 from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.stream import draw_table
 
@@ -39,8 +48,11 @@ def gallery(config: RunConfig, told: Any) -> None:
     require_matplotlib()
     from priors.gallery import save_gallery
 
+    picture = Path(told.output or f"{config.prior['name']}.png")
+    for path in (picture, picture.with_suffix(".png"), picture.with_suffix(".html")):
+        check_output(path)
     tables = [(f"step {s}, table {i}", table) for (s, i), table in run_tables(config, told.tables or 24)]
-    for path in save_gallery(tables, Path(told.output or f"{config.prior['name']}.png")):
+    for path in save_gallery(tables, picture):
         print(path)
 
 
@@ -63,6 +75,12 @@ def bench(config: RunConfig, told: Any) -> None:
 
     if told.peer not in (None, "tabicl"):
         raise ConfigError([f"peer is {told.peer!r}; it must be tabicl"])
+    if told.peer:
+        try:
+            import tabicl.prior  # noqa: F401
+        except ImportError as error:  # it imports packages that it does not install
+            packages = "tabicl==2.2.0 xgboost-cpu"
+            raise ConfigError([f"peer=tabicl needs {error.name}: {install(packages, 'test')}"]) from None
     name = config.prior["name"]
     released = f"{'released':>10}{'ratio':>8}" if told.peer else ""
     print(f"{'prior':12}{'rows':>8}{'tables/s':>10}{'cells/s':>12}{released}")
@@ -76,21 +94,30 @@ def bench(config: RunConfig, told: Any) -> None:
 
 
 def dump(config: RunConfig, told: Any) -> None:
+    from priors.store import SHARD_SIZE
     from priors.store import dump as write
 
     if told.output is None:
         raise ConfigError(["output is missing; it is the folder that the tables are written to"])
-    steps = min(told.steps, config.total_steps)
-    tables = sum(stage_at(config.curriculum, step)[1].tables for step in range(steps))
+    found = at_least(1, steps=told.steps, processes=told.processes)
+    if not 0 <= told.first_step < config.total_steps:
+        found.append(f"first_step is {told.first_step}; the run has the steps 0..{config.total_steps - 1}")
+    if told.first_step % SHARD_SIZE:  # two machines that write one file would lose each other's tables
+        found.append(f"first_step is {told.first_step}; it must be a multiple of {SHARD_SIZE}, the steps of a file")
+    if found:
+        raise ConfigError(found)
+    make_folder(Path(told.output), f"output is {told.output!r}")
+    steps = range(told.first_step, min(told.first_step + told.steps, config.total_steps))
+    tables = sum(stage_at(config.curriculum, step)[1].tables for step in steps)
     requests = (
         ((config.seed, step, index), batch.spec)
-        for step in range(steps)
+        for step in steps
         for batch in plan_step(config.curriculum, config.model, config.seed, step).micro_batches
         for index in batch.tables
     )
     outcome = write(build_prior(config), requests, told.output, processes=told.processes, total=tables)
     shards = ", ".join(f"{count} shards {what}" for what, count in sorted(outcome.items()))
-    print(f"{told.output}: {tables} tables of steps 0..{steps - 1}; {shards}")
+    print(f"{told.output}: {tables} tables of steps {steps[0]}..{steps[-1]}; {shards}")
 
 
 ACTIONS = {"describe": describe, "gallery": gallery, "show": show, "bench": bench, "dump": dump}

@@ -15,6 +15,7 @@ import yaml
 from tabicl_train import checkpoint
 from tabicl_train.averages import Averages
 from tabicl_train.config import ConfigError, RunConfig, build_prior
+from tabicl_train.export import load_checkpoint
 from tabicl_train.guard import Guard
 from tabicl_train.lengths import Lengths
 from tabicl_train.messages import tell
@@ -35,7 +36,6 @@ from tabicl_train.signals import Stop, watch_signals
 from tabicl_train.stream import StepStream
 from tabicl_train.validation import Validation
 from tabicl_train.wandb_log import WandbLog
-from tabicl_train.weights import load_public
 from tabicl_train.workers import Loader
 
 
@@ -217,12 +217,15 @@ def run_callbacks(
 
 
 def load_weights(module: Pretraining, config: RunConfig) -> None:
-    """Start from a file in the public format; its model must be the configured one."""
-    file_config, weights = load_public(config.init_weights)
+    """Start from a run, a checkpoint or a file in the public format; its model must be the configured one."""
+    try:
+        file_config, weights = load_checkpoint(config.init_weights)
+    except ConfigError as error:
+        raise ConfigError([f"init_weights: {problem}" for problem in error.problems]) from None
     changed = [
-        f"init_weights: the file's model has {key}={value}, the configuration model.{key}={mine}"
+        f"init_weights: the file's model has {key}={value}, the configuration model.{key}={configured}"
         for key, value in dataclasses.asdict(file_config).items()
-        if (mine := getattr(config.model, key)) != value and key not in FREE_TO_CHANGE
+        if (configured := getattr(config.model, key)) != value and key not in FREE_TO_CHANGE
     ]
     if changed:
         raise ConfigError(changed)

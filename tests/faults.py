@@ -24,6 +24,7 @@ import torch
 from tabicl_train import module
 from tabicl_train import train as training
 from tabicl_train.config import compose
+from tabicl_train.processes import ProcessLost
 
 SETTINGS = ("experiment=smoke", "curriculum.stages.smoke.steps=8", "prior=dummy", "checkpoint.every=2")
 FAULTS = ("oom", "nan", "signal")
@@ -99,6 +100,7 @@ def train(overrides: list[str]) -> str:
 
 if __name__ == "__main__":
     for settings in sys.argv[1:]:
-        train(settings.split())
-        if torch.distributed.is_initialized():
-            torch.distributed.barrier()
+        try:
+            train(settings.split())
+        except ProcessLost as error:
+            sys.exit(f"error: {error}")

@@ -14,7 +14,6 @@ from pathlib import Path
 from unittest import mock
 
 import lightning as L
-import torch
 
 from tabicl_train import module
 from tabicl_train import train as training
@@ -78,5 +77,3 @@ RUN_CALLBACKS = training.run_callbacks
 if __name__ == "__main__":
     for settings in sys.argv[2:]:
         train(Path(sys.argv[1]), settings.split())
-        if torch.distributed.is_initialized():
-            torch.distributed.barrier()

@@ -19,9 +19,7 @@ def test_learning_rate_warms_up_then_follows_its_schedule(schedule):
 
 
 def test_wsd_is_stable_and_then_falls_in_a_straight_line():
-    stage = StageConfig(
-        steps=1001, warmup=0.1, learning_rate=1.0, final_learning_rate=0.0, schedule="wsd", decay=0.25
-    )
+    stage = StageConfig(steps=1001, warmup=0.1, learning_rate=1.0, final_learning_rate=0.0, schedule="wsd", decay=0.25)
     rates = [learning_rate(stage, step) for step in range(stage.steps)]
     assert set(rates[101:751]) == {1.0}
     assert [rates[750 + n] for n in (50, 125, 250)] == pytest.approx([0.8, 0.5, 0.0])

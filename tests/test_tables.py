@@ -1,8 +1,11 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from command_line import exit_code
+from runs import metrics
 
 from priors import build_prior
 from tabicl_train.config import compose
@@ -67,8 +70,62 @@ def test_bench_prints_a_line_a_row_count():
         (["describe", "prior=nope"], "prior=nope: there is no such choice"),
         (["describe", "tables=many"], "tables"),
         (["bench", "peer=other", "prior=dummy"], "peer is 'other'"),
+        (["describe", "tabls=2", "prior=dummy"], "tabls: no such setting; did you mean tables?"),
+        (["gallery", "output=folder", "prior=dummy"], "output is 'folder'; it is a folder, not a file"),
+        (["gallery", "output=file/x.png", "prior=dummy"], "output is 'file/x.png'; file is a file"),
+        (["dump", "output=file", "prior=dummy"], "output is 'file'; file is a file"),
+        (["dump", "output=dump", "prior=dummy", "first_step=5"], "first_step is 5; it must be a multiple of 10"),
+        (["dump", "output=dump", "experiment=smoke", "first_step=20"], "the run has the steps 0..19"),
+        (["dump", "output=dump", "prior=dummy", "steps=0"], "steps is 0"),
     ],
 )
-def test_wrong_commands_end_with_2_and_no_trace(arguments, words):
-    told = prior(*arguments)
-    assert told.returncode == 2 and words in told.stderr and "Traceback" not in told.stderr
+def test_wrong_commands_end_with_2_and_no_trace(arguments, words, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("file").touch()
+    assert exit_code(monkeypatch, "prior", *arguments) == 2
+    error = capfd.readouterr().err
+    assert words in error and all(line.startswith("error: ") for line in error.splitlines())
+    assert {path.name for path in tmp_path.iterdir()} == {"folder", "file"}
+
+
+def test_the_released_generator_is_asked_for_where_it_is_missing(monkeypatch, capfd):
+    monkeypatch.setitem(sys.modules, "tabicl.prior", None)
+    assert exit_code(monkeypatch, "prior", "bench", "peer=tabicl", "prior=mlp_scm") == 2
+    assert "pip install tabicl==2.2.0 xgboost-cpu, or pip install '.[test]'" in capfd.readouterr().err
+
+
+def test_machines_share_a_dump_that_a_run_needs_whole(tmp_path, monkeypatch, capfd):
+    def dump(name: str, *arguments: str, prior: str = "dummy") -> int:
+        folder = f"output={tmp_path}/{name}"
+        return exit_code(monkeypatch, "prior", "dump", "experiment=smoke", f"prior={prior}", folder, *arguments)
+
+    def train(*arguments: str) -> int:
+        start = ["experiment=smoke", "prior=disk", f"prior.folder={tmp_path}/one", f"run_dir={tmp_path}/run"]
+        return exit_code(monkeypatch, "train", *start, "stream.num_workers=0", "trainer.max_steps=12", *arguments)
+
+    assert dump("one", "steps=10") == 0 and dump("two", "first_step=10", "steps=1") == 0
+    assert "tables of steps 10..10; 1 shards written" in capfd.readouterr().out
+    missing = f"error: prior.folder is '{tmp_path}/one'; tables of {{}} of the run's 12 steps are missing: {{}}\n"
+    assert train() == 2
+    advice = "tabicl-prior dump first_step=10 steps=2 writes them"
+    assert capfd.readouterr().err == missing.format(2, f"10..11 ({advice})")
+    for shard in (tmp_path / "two").iterdir():
+        shard.rename(tmp_path / "one" / shard.name)
+    assert train() == 2
+    assert capfd.readouterr().err == missing.format(1, f"11 ({advice})")
+    assert train("seed=1") == 2
+    assert "steps-00000000.safetensors holds tables of seed 0, not of seed 1" in capfd.readouterr().err
+    assert dump("one", "first_step=10") == 0
+    assert dump("one", prior="mlp_scm") == 2
+    assert "is of another dump: its prior is dummy, not mlp_scm" in capfd.readouterr().err
+    assert train() == 0 and len(metrics(tmp_path / "run")) == 12
+
+
+def test_reports_and_figures_that_cannot_be_written_or_drawn(tmp_path, monkeypatch, capfd):
+    (tmp_path / "file").touch()
+    for output, words in (("", "it is a folder, not a file"), ("file/report.html", "is a file")):
+        assert exit_code(monkeypatch, "report", f"run_dir={tmp_path}", f"output={tmp_path / output}") == 2
+        assert words in capfd.readouterr().err
+    assert exit_code(monkeypatch, "figures", f"run_dir={tmp_path}") == 2
+    assert capfd.readouterr().err == f"error: run_dir is '{tmp_path}'; there is no scaling.csv or batches.csv\n"

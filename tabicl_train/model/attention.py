@@ -88,9 +88,7 @@ class Attention(nn.Module):
         self.in_proj_weight = nn.Parameter(torch.empty(3 * dim, dim))
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * dim))
         self.out_proj = nn.Linear(dim, dim)
-        self.ssmax_layer = (
-            None if scaling == "none" else Scaling(scaling, num_heads, dim // num_heads, scaling_bound)
-        )
+        self.ssmax_layer = None if scaling == "none" else Scaling(scaling, num_heads, dim // num_heads, scaling_bound)
         nn.init.xavier_uniform_(self.in_proj_weight)
         nn.init.zeros_(self.out_proj.bias)
         if zero_init:

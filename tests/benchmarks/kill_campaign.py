@@ -32,7 +32,7 @@ SETTINGS = [
     "validation.best=synthetic", "validation.rows=[40]", "validation.tables=4", "validation.features=[2,4]",
     "validation.real_rows=0",
 ]  # fmt: skip
-STEPS = {"stage1": 60, "stage2": 40, "stage3": 20}
+STEPS = {"stage1": 24, "stage2": 16, "stage3": 8}
 for stage, steps in STEPS.items():
     SETTINGS += [f"curriculum.stages.{stage}.{value}" for value in (f"steps={steps}", *TABLES)]
 

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Train on this machine, with a process for each device. Usage: launch/local.sh [DEVICES] key=value ...
+# Exit codes as of tabicl-train: 75 when the run has ended early and the same command continues it.
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+devices=${DEVICES:-1}
+case ${1:-} in [0-9]*) devices=$1 && shift ;; esac
+[ "$devices" -gt 1 ] || exec python -m tabicl_train "$@"
+run_dir=$(python -m tabicl_train "$@" --cfg job --resolve 2>/dev/null | sed -n "s/^run_dir: //p")
+started=$(mktemp)
+trap 'rm -f "$started"' EXIT
+python -m torch.distributed.run --standalone --nproc-per-node "$devices" -m tabicl_train "$@" &
+# torchrun passes signals on, and then fails; a shell passes nothing on.
+trap 'kill -TERM $!' TERM INT USR1
+code=0
+wait $! || code=$?
+while kill -0 $! 2>/dev/null; do wait $! || code=$?; done
+if [ "$run_dir/status.json" -nt "$started" ] && grep -q '"preempted"' "$run_dir/status.json"; then exit 75; fi
+exit "$code"
