@@ -11,6 +11,7 @@ import contextlib
 import csv
 import dataclasses
 import json
+import math
 import secrets
 import struct
 import urllib.error
@@ -112,13 +113,16 @@ class WandbLog(L.Callback):
 
     def fits(self, step: int, training: Values, scores: Values) -> bool:
         """Whether the run of wandb holds the same of this step or, where it ends before, can take it."""
-        if any(other < step for other in (*self.held_training, *self.held_scores)):
+        if any(next(iter(held), step) < step for held in (self.held_training, self.held_scores)):
             return False
-        if step in self.held_scores and not same(scores, self.held_scores[step]):
+        if step in self.held_scores:
+            if not same(scores, self.held_scores[step]):
+                return False
+        elif scores and step <= self.last and self.pending:  # more than one row of scores is missing
             return False
         if step in self.held_training:
             return same({key: training.get(key) for key in TRAINING}, self.held_training[step])
-        return step > self.last or not (training or (scores and self.pending))
+        return step > self.last or not training
 
     def training_values(self, step: int) -> Values:
         """What a row of metrics.csv becomes; empty where the step has none."""
@@ -133,17 +137,17 @@ class WandbLog(L.Callback):
         state = self.records.json("wandb.json") or {}
         files = wandb_files(self.records.folder, state["id"]) if "id" in state else []
         self.begin_run(state if files else new_state(state.get("id")))
-        if self.config.wandb.mode == "online":  # the server may have less than the files
+        end = math.inf
+        if self.config.wandb.mode == "online":
             self.open()
-            self.last = self.run.step - 1
-        rows = [row for path in files for row in read_back(path)]
-        if self.run is None or self.run.offline:
-            self.last = max((row["_step"] for row in rows), default=-1)
-        rows = [row for row in rows if row["_step"] <= self.last]
-        self.is_new = not rows
-        self.held_training = {r["_step"]: {key: r.get(key) for key in TRAINING} for r in rows if "loss" in r}
-        of_scores = [{key: value for key, value in row.items() if key.startswith(VALIDATION)} for row in rows]
-        self.held_scores = {scores[f"{VALIDATION}step"]: scores for scores in of_scores if scores}
+            if not self.run.offline:
+                end = self.run.step  # the server may have less than the files
+        for row in (row for path in files for row in read_back(path) if row["_step"] < end):
+            self.last, self.is_new = max(self.last, row["_step"]), False
+            if "loss" in row:
+                self.held_training[row["_step"]] = {key: row.get(key) for key in TRAINING}
+            if scores := {key: value for key, value in row.items() if key.startswith(VALIDATION)}:
+                self.held_scores[scores[f"{VALIDATION}step"]] = scores
 
     def replace_run(self, step: int) -> None:
         """Have a new run of wandb hold the whole history, since the one so far cannot be changed."""
@@ -159,7 +163,7 @@ class WandbLog(L.Callback):
         self.is_new = True
         self.last = -1  # step that the run of wandb holds
         self.pending: Values = {}  # scores that wait for the next row
-        # What it holds already, by step; taken out as the rows of the files come to it.
+        # What it holds already, in the order of steps; taken out as the rows of the files come to it.
         self.held_training: dict[int, Values] = {}
         self.held_scores: dict[int, Values] = {}
         names = ("metrics", "validation", "batches", "scaling")

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import signal
 import struct
@@ -15,9 +16,11 @@ import pytest
 from runs import exact, metrics, read, run
 
 from tabicl_train import train as training
+from tabicl_train import wandb_log
 from tabicl_train.config import compose
+from tabicl_train.records import Records
 from tabicl_train.validation import Validation
-from tabicl_train.wandb_log import validation_values, why_offline
+from tabicl_train.wandb_log import WandbLog, validation_values, why_offline
 
 pytest.importorskip("wandb")
 BLOCK, FULL, FIRST = 32768, 1, 2
@@ -203,6 +206,45 @@ def test_scores_have_names_and_means():
         "validation/mean/synthetic": 1.5,
         "validation/mean/real": 0.8,
     }
+
+
+def continued(tmp_path: Path, monkeypatch, mode: str, server: int = 0) -> tuple[list[tuple], int]:
+    """What is logged of a run of 5 steps, all of which wandb's files hold, and how many times wandb is started."""
+    records = Records(tmp_path)
+    values = {"stage": "smoke", "loss": 1.5, "grad_norm": math.nan, "lr": 0.1, "skipped": 0}
+    for step in range(1, 6):
+        records.append_rows("metrics.csv", {"step": step, **values})
+    held = [{"_step": step, **values, "grad_norm": "NaN"} for step in range(1, 6)]
+    logged, begun = [], []
+
+    def start(*_):
+        begun.append(1)
+        run = mock.Mock(offline=mode == "offline", step=server)
+        run.log = lambda values, step, commit: logged.append((step, values.get("validation/step")))
+        return run
+
+    monkeypatch.setattr(wandb_log, "start", start)
+    monkeypatch.setattr(wandb_log, "wandb_files", lambda *_: [tmp_path])
+    monkeypatch.setattr(wandb_log, "read_back", lambda _: iter(held))
+    records.replace("wandb.json", '{"id": "a", "replaces": null}')
+    WandbLog(compose([*SETTINGS, f"wandb.mode={mode}"]), records).complete()
+    return logged, len(begun)
+
+
+def test_a_server_that_has_less_than_the_files_gets_the_rest(tmp_path, monkeypatch):
+    (tmp_path / "none").mkdir()
+    assert continued(tmp_path / "none", monkeypatch, "offline") == ([], 0)
+    assert continued(tmp_path, monkeypatch, "online", server=4) == ([(4, None), (5, None)], 1)
+
+
+def test_scores_whose_step_is_logged_come_with_the_next_row_or_a_new_run(tmp_path, monkeypatch):
+    row = {"data": "synthetic", "rows": 40, "loss": 1.0, "accuracy": 0.5, "roc_auc": None}
+    for name, steps in (("one", [3]), ("two", [2, 3])):
+        (tmp_path / name).mkdir()
+        for step in steps:
+            Records(tmp_path / name).append_rows("validation.csv", {"step": step, **row})
+    assert continued(tmp_path / "one", monkeypatch, "offline") == ([(6, 3)], 1)
+    assert continued(tmp_path / "two", monkeypatch, "offline") == ([(1, None), (2, 2), (3, 3), (4, None), (5, None)], 1)
 
 
 def test_a_log_that_fails_ends_no_run(tmp_path, no_account, capfd, monkeypatch):
