@@ -50,9 +50,7 @@ def train(config: RunConfig) -> str:
                 start, content = open_run(config, lock, processes)
                 if start.steps < config.total_steps:
                     return train_from(start, content, config, lock, processes, stop)
-                if processes.rank == 0:
-                    leave_finished(config, start, Records(folder, lock.check))
-                return "finished"
+                return processes.from_first(lambda: complete(start, content, config, lock, processes, stop))
         except Stopped:
             return "preempted"
         finally:
@@ -76,12 +74,23 @@ def open_run(config: RunConfig, lock: RunLock, processes: Processes) -> tuple[St
     return start, content if processes.rank == 0 else copy
 
 
-def leave_finished(config: RunConfig, start: Start, records: Records) -> None:
-    """A run whose steps are all done: only what a kill left undone is made up for."""
+def complete(start: Start, content: dict, config: RunConfig, lock: RunLock, processes: Processes, stop: Stop) -> str:
+    """A run whose steps are all done: the first process makes up for what a kill left undone. Returns its status."""
     tell(f"{config.run_dir}: finished already, {start.steps} steps are done")
+    records = Records(Path(config.run_dir), lock.check)
     status = RunStatus(records, lambda: start.steps)
-    if (read_status(records.folder) or {}).get("status") != "finished":
-        status.write("finished")
+    validation = Validation(config, records, processes, stop)
+    if validation.is_missing(start.steps):
+        begin(config)
+        status.write("running")
+        lock.keep_alive(status.beat)
+        validation.finish(content, torch.device("cuda" if uses_cuda(config.trainer) else "cpu"))
+    if config.wandb.mode != "disabled":
+        WandbLog(config, records).complete()
+    outcome = "preempted" if validation.postponed else "finished"
+    if (read_status(records.folder) or {}).get("status") != outcome:
+        status.write(outcome)
+    return outcome
 
 
 def train_from(
@@ -92,7 +101,8 @@ def train_from(
     files = checkpoint.CheckpointFiles(config.checkpoint, content, lock.check)
     del content
     origin = describe_origin()
-    callbacks, validation = run_callbacks(config, records, files, origin, stop), Validation(config, records)
+    callbacks = run_callbacks(config, records, files, origin, stop)
+    validation = Validation(config, records, processes, stop)
     trainer = build_trainer(config, [*callbacks, validation], files, processes)
     steps = range(start.steps, config.total_steps)
     stream = StepStream(
@@ -100,7 +110,7 @@ def train_from(
     )
     # Workers draw while the model is made, and are forked before this process has threads or a CUDA context; forked
     # late, workers of a released trainer took 13 s instead of 0.1 s a batch.
-    with Loader(stream, config.stream, trainer.strategy.root_device) as loader, validation.drawing(processes.rank == 0):
+    with Loader(stream, config.stream, trainer.strategy.root_device) as loader, validation.drawing():
         module = build_module(config, weights=start.checkpoint is None)
         status = RunStatus(records, lambda: trainer.global_step, writes=processes.rank == 0)
         if processes.rank == 0:
@@ -120,8 +130,8 @@ def train_from(
             raise
         finally:
             files.wait()
-    preempted = any(isinstance(c, Preemption) and c.asked for c in callbacks)
-    outcome = "preempted" if preempted and trainer.global_step < config.total_steps else "finished"
+    postponed = processes.from_first(lambda: validation.postponed)
+    outcome = "finished" if trainer.global_step >= config.total_steps and not postponed else "preempted"
     status.write(outcome)
     return outcome
 
@@ -144,6 +154,8 @@ def begin(config: RunConfig) -> None:
     """What a process that trains sets for itself."""
     quiet_lightning()
     torch.set_num_threads(config.trainer.cpu_threads)
+    # cuDNN attention plans for every new shape and crashed for others; flash and memory-efficient attention remain.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     torch.manual_seed(config.seed)
 
 
@@ -160,8 +172,6 @@ def build_trainer(
 ) -> L.Trainer:
     settings = config.trainer
     on_cuda = uses_cuda(settings)
-    # cuDNN attention plans for every new shape and crashed for others; flash and memory-efficient attention remain.
-    torch.backends.cuda.enable_cudnn_sdp(False)
     backend = "nccl" if on_cuda else "gloo"
     trainer = L.Trainer(
         accelerator="cuda" if on_cuda else "cpu",
@@ -190,16 +200,15 @@ def build_trainer(
 def run_callbacks(
     config: RunConfig, records: Records, files: checkpoint.CheckpointFiles, origin: dict, stop: Stop
 ) -> list[L.Callback]:
-    metrics, lengths = Metrics(config, records), Lengths(records)
     wanted: list[L.Callback] = []
     if config.wandb.mode != "disabled":
-        wanted.append(WandbLog(config, records, metrics, lengths))
+        wanted.append(WandbLog(config, records))
     if config.profile.step is not None:
         wanted.append(Profile(config.profile, records.folder))
     return [  # the guard may change the weights, and everything is changed when it is saved
         Guard(config, records, files),
-        metrics,
-        lengths,
+        Metrics(config, records),
+        Lengths(records),
         *wanted,
         Averages(config.averages),
         checkpoint.Checkpoints(records.folder / "checkpoints", files, config, origin),

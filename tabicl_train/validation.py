@@ -18,6 +18,7 @@ import dataclasses
 import itertools
 import math
 import statistics
+import sys
 import time
 from collections.abc import Iterator
 from functools import cached_property
@@ -28,45 +29,53 @@ import torch.nn.functional as F
 
 from tabicl_train.atomic import save_atomically
 from tabicl_train.averages import Averages
-from tabicl_train.checkpoint import to_host
+from tabicl_train.checkpoint import DamagedCheckpoint, read, to_host
 from tabicl_train.config import SYNTHETIC, CurriculumConfig, RunConfig, StageConfig, build_prior
 from tabicl_train.lengths import guess_losses
 from tabicl_train.messages import first_line, tell
 from tabicl_train.model import TabICL
 from tabicl_train.module import Pretraining
 from tabicl_train.predict import predict_logits
+from tabicl_train.processes import Processes
 from tabicl_train.records import Records
+from tabicl_train.signals import Stop
 from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.workers import Loader
 
 COLUMNS = ("step", "data", "rows", "loss", "accuracy", "roc_auc", "guess_loss")
 FROZEN = -1  # in place of a run's seed, which is at least 0: tables that no step has, the same ones in every run
+LONG = 60.0  # seconds of waiting before the first line about it; then at two, four, ... times as many
+DONE, STOP = "validation/{}", "validation/stop"  # keys of the processes' store: of a step; that a process is to stop
 FALLS = 3  # in a row of the mean ROC AUC on real data, after which there is a warning
 
 Row = tuple[str, int, float, float, float | None, float | None]  # COLUMNS without the step
 
 
 class Validation(L.Callback):
-    """On the first rank, after all that the other ranks wait for: they wait when they need its gradients.
+    """On the first rank; the others wait as long as it lives, which may be longer than an exchange of gradients.
 
     It computes on a copy of the network and leaves all random states as they are, so a run with it is the same to the
-    bit as one without. checkpoints/best.ckpt holds the weights and averages that were best so far.
+    bit as one without. A stop signal to any rank ends it, and the next start of the run begins with it.
+
+    checkpoints/best.ckpt holds the weights and averages that were best so far, and their scores. It is written before
+    the rows: a run that is killed in between validates again, and no best weights are lost.
     """
 
-    def __init__(self, config: RunConfig, records: Records) -> None:
+    def __init__(self, config: RunConfig, records: Records, processes: Processes, stop: Stop) -> None:
         self.config, self.settings = config, config.validation
         self.records, self.best = records, records.folder / "checkpoints" / "best.ckpt"
-        self.here = False
+        self.processes, self.stop = processes, stop
+        self.postponed = False  # the last one was left to the next start of the run
 
     @contextlib.contextmanager
-    def drawing(self, first_rank: bool) -> Iterator[None]:
+    def drawing(self) -> Iterator[None]:
         """Has a worker draw the synthetic tables meanwhile; they are needed at the first validation."""
-        self.here = first_rank and self.settings.every > 0
-        if not self.here:
+        if self.processes.rank > 0 or not self.settings.every:
             yield
             return
-        stream, told = frozen_stream(self.config), self.config.stream
-        workers = dataclasses.replace(told, num_workers=min(1, told.num_workers), prefetch=max(1, len(stream.steps)))
+        stream, settings = frozen_stream(self.config), self.config.stream
+        num_workers, prefetch = min(1, settings.num_workers), max(1, len(stream.steps))
+        workers = dataclasses.replace(settings, num_workers=num_workers, prefetch=prefetch)
         with Loader(stream, workers) as self.loader:
             yield
 
@@ -80,39 +89,113 @@ class Validation(L.Callback):
 
         return list(load_suite("sklearn", None, self.settings.real_rows)) if self.settings.real_rows else []
 
+    @cached_property
+    def best_scores(self) -> dict[str, float] | None:
+        """Of the weights in best.ckpt."""
+        try:
+            return read(self.best).get("scores")
+        except FileNotFoundError:
+            return None
+        except (DamagedCheckpoint, OSError, MemoryError) as error:
+            tell(f"warning   {first_line(error)}; the next validation replaces {self.best.name}")
+            return None
+
     def on_train_start(self, trainer: L.Trainer, module: Pretraining) -> None:
-        if self.here:
+        if self.processes.rank == 0 and self.settings.every:
             self.records.rewind("validation.csv", trainer.global_step, COLUMNS)
-            self.validate_if_due(trainer, module)  # the run may have ended between the save and the validation
+            if trainer.global_step == 0:
+                self.best_scores = None  # a file that is there is of another run
+        self.validate_if_due(trainer, module)  # the run may have ended between the save and the validation
 
     def on_train_batch_end(self, trainer: L.Trainer, module: Pretraining, *_) -> None:
-        if self.here:
-            self.validate_if_due(trainer, module)
+        self.validate_if_due(trainer, module)
 
     def validate_if_due(self, trainer: L.Trainer, module: Pretraining) -> None:
-        step, total = trainer.global_step, self.config.total_steps
-        if step == 0 or (step % self.settings.every != 0 and step != total):
+        """All processes come here after the same steps, and agree on `should_stop`."""
+        step = trainer.global_step
+        if not self.is_due(step):
             return
-        if trainer.should_stop and step != total:
-            return  # a run that was told to stop has little time; the next one begins with the validation
-        if step not in read_scores(self.records.rows("validation.csv")):
-            self.validate(trainer, module)
+        if trainer.should_stop:
+            self.postponed = True
+            return
+        if self.processes.rank > 0:
+            self.wait(step)
+            return
+        if self.is_missing(step):
+            averages = next(callback for callback in trainer.callbacks if isinstance(callback, Averages))
+            self.validate(step, module, {averages.state_key: averages.state_dict()})
+        if self.processes.size > 1:
+            self.processes.put(DONE.format(step), True)
 
-    def validate(self, trainer: L.Trainer, module: Pretraining) -> None:
-        started, step = time.perf_counter(), trainer.global_step
+    def is_due(self, step: int) -> bool:
+        """Whether there is a validation after so many steps: also of the weights that a run starts from."""
+        if not self.settings.every or (step == 0 and self.config.init_weights is None):
+            return False
+        return step % self.settings.every == 0 or step == self.config.total_steps
+
+    def is_missing(self, step: int) -> bool:
+        """Whether the validation after so many steps is due, and has not been done."""
+        return self.is_due(step) and step not in read_scores(self.records.rows("validation.csv"))
+
+    def wait(self, step: int) -> None:
+        """Until the first process has validated; raises ProcessLost when it is gone."""
+        started, due, passed_on = time.monotonic(), LONG, False
+
+        def is_done() -> bool:
+            nonlocal due, passed_on
+            if self.stop.asked and not passed_on:
+                self.processes.put(STOP, True)
+                passed_on = True
+            seconds = time.monotonic() - started
+            if self.processes.rank == 1 and seconds >= due:
+                due = 2 * due
+                line = f"waiting for rank 0, which has been at the validation of step {step} for {seconds:.0f} s"
+                print(line, file=sys.stderr, flush=True)
+            return self.processes.ask(lambda: self.processes.store.check([DONE.format(step)]))
+
+        self.processes.until(is_done)
+
+    def is_asked_to_stop(self) -> bool:
+        if self.stop.asked or self.processes.size == 1:
+            return self.stop.asked
+        return self.processes.ask(lambda: self.processes.store.check([STOP]))
+
+    def finish(self, checkpoint: dict, device: torch.device) -> None:
+        """The last validation of a run whose steps are all done, where it is missing. By the first rank alone.
+
+        checkpoint: the content of the last one
+        """
+        step = checkpoint["global_step"]
+        if not self.is_missing(step):
+            return
+        module = Pretraining(self.config)
+        module.load_state_dict(checkpoint["state_dict"])
+        averages = Averages(self.config.averages).state_key
+        self.loader = frozen_stream(self.config)
+        self.validate(step, module.to(device), {averages: checkpoint["callbacks"][averages]})
+
+    def validate(self, step: int, module: Pretraining, averages: dict) -> None:
+        started, self.postponed = time.perf_counter(), False
         network = copy.deepcopy(module.model).eval()
-        rows = [self.score_synthetic(network, module, item) for item in self.items]
-        rows += [self.score_real(network, module, task) for task in self.tasks]
-        self.records.append_rows("validation.csv", *(dict(zip(COLUMNS, (step, *row), strict=True)) for row in rows))
-        scores = read_scores(self.records.rows("validation.csv"))
-        if step not in scores:
-            return  # no space left
-        told = [f"loss {scores[step]['synthetic']:.4f}"] if self.items else []
-        told += [f"ROC AUC on real data {scores[step]['real']:.4f}"] if self.tasks else []
-        tell(f"validation step {step}: {', '.join(told)} ({time.perf_counter() - started:.1f} s)")
-        if is_best(scores, self.settings.best):
-            self.keep(trainer, module)
-        if (fall := falling(scores)) is not None:
+        parts = [(self.score_synthetic, item) for item in self.items]
+        parts += [(self.score_real, task) for task in self.tasks]
+        scored = []
+        for score, part in parts:
+            if self.is_asked_to_stop():
+                self.postponed = True
+                tell(f"validation step {step}: left to the next start, for the run is asked to stop")
+                return
+            scored.append(score(network, module, part))
+        rows = [dict(zip(COLUMNS, (step, *row), strict=True)) for row in scored]
+        scores = read_scores(rows)[step]
+        if is_better(scores, self.best_scores, self.settings.best):
+            self.keep(step, module, averages, scores)
+        self.records.append_rows("validation.csv", *rows)
+        means = [f"loss {scores['synthetic']:.4f}"] if self.items else []
+        means += [f"ROC AUC on real data {scores['real']:.4f}"] if self.tasks else []
+        tell(f"validation step {step}: {', '.join(means)} ({time.perf_counter() - started:.1f} s)")
+        history = read_scores(self.records.rows("validation.csv"))
+        if step in history and (fall := falling(history)) is not None:
             tell(f"warning   step {step}: {fall}")
             line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "step": step - 1, "reason": fall}
             self.records.append_line("incidents.jsonl", line)
@@ -142,18 +225,21 @@ class Validation(L.Callback):
             scores = dict.fromkeys(("log_loss", "accuracy", "roc_auc"), math.nan)
         return task.name, len(task.y), scores["log_loss"], scores["accuracy"], scores["roc_auc"], None
 
-    def keep(self, trainer: L.Trainer, module: Pretraining) -> None:
-        averages = next(callback for callback in trainer.callbacks if isinstance(callback, Averages))
+    def keep(self, step: int, module: Pretraining, averages: dict, scores: dict[str, float]) -> None:
         content = {
             "state_dict": module.state_dict(),
-            "global_step": trainer.global_step,
+            "global_step": step,
             "config": dataclasses.asdict(self.config),
-            "callbacks": {averages.state_key: averages.state_dict()},
+            "callbacks": averages,
+            "scores": scores,
         }
+        self.records.check()
         try:
             save_atomically(to_host(content), self.best)
         except OSError as error:
             tell(f"warning   {self.best.name} could not be written ({first_line(error)})")
+        else:
+            self.best_scores = scores
 
 
 def frozen_stream(config: RunConfig) -> StepStream:
@@ -183,11 +269,11 @@ def read_scores(rows: list[dict[str, str]]) -> dict[int, dict[str, float]]:
     }
 
 
-def is_best(scores: dict[int, dict[str, float]], kind: str) -> bool:
-    """Whether the last score is better than all before it: a lower loss, a higher ROC AUC."""
-    sign = -1 if kind == "synthetic" else 1
-    *before, last = (sign * score[kind] for score in scores.values())
-    return math.isfinite(last) and all(last > other for other in before if math.isfinite(other))
+def is_better(scores: dict[str, float], best: dict[str, float] | None, kind: str) -> bool:
+    """Whether scores beat the best ones so far: by a lower loss, or a higher ROC AUC."""
+    if not math.isfinite(scores[kind]) or best is None or not math.isfinite(best[kind]):
+        return math.isfinite(scores[kind])
+    return scores[kind] < best[kind] if kind == SYNTHETIC else scores[kind] > best[kind]
 
 
 def falling(scores: dict[int, dict[str, float]]) -> str | None:

@@ -1,27 +1,42 @@
 """Validation during training: what it computes, keeps and says, and that training knows nothing of it."""
 
+import contextlib
 import json
 import math
+import os
+import shutil
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import lightning as L
 import numpy as np
 import pytest
 import torch
-from runs import assert_same_end, read
+import torch.distributed as dist
+from runs import assert_same_end, assert_same_state, read
 from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.model_selection import train_test_split
 
 from priors.dummy import Dummy
 from tabicl_train import TabICLClassifier
+from tabicl_train import processes as processes_module
 from tabicl_train import train as training
+from tabicl_train import validation as validation_module
+from tabicl_train.averages import Averages
 from tabicl_train.config import SYNTHETIC, ConfigError, compose
-from tabicl_train.export import load_checkpoint, load_model
+from tabicl_train.export import export, load_checkpoint, load_model
 from tabicl_train.lengths import guess_losses
 from tabicl_train.module import query_losses
+from tabicl_train.processes import Launch, Processes, ProcessLost, one_process
 from tabicl_train.records import Records
+from tabicl_train.run_status import read_status
+from tabicl_train.signals import Stop
 from tabicl_train.validation import COLUMNS, Validation, frozen_stream, read_scores
+from tabicl_train.weights import load_public
 
 SETTINGS = [
     "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=8", "checkpoint.every=2",
@@ -32,6 +47,10 @@ VALIDATED = [
     "validation.real_rows=60",
 ]  # fmt: skip
 REAL = ["iris", "wine", "breast_cancer", "digits"]
+
+
+class Killed(BaseException):
+    pass
 
 
 class States(L.Callback):
@@ -97,7 +116,7 @@ def test_rows_are_loss_and_accuracy_of_the_network_at_that_step(folder):
 def test_the_probe_is_the_classifier_with_one_estimator_on_a_held_out_part(folder):
     row = read(folder / "validated/validation.csv")[-3]  # wine, of which a stratified 60 rows are used
     assert row["data"] == "wine"
-    validation = Validation(compose([*SETTINGS, *VALIDATED]), Records(folder / "validated"))
+    validation = Validation(compose([*SETTINGS, *VALIDATED]), Records(folder / "validated"), one_process(), Stop())
     (task,) = [task for task in validation.tasks if task.name == "wine"]
     train, query = train_test_split(np.arange(60), test_size=0.3, stratify=task.y, random_state=0)
     classifier = TabICLClassifier(folder / "validated", n_estimators=1).fit(task.X.iloc[train], task.y[train])
@@ -168,6 +187,158 @@ def test_best_weights_are_kept_and_three_falls_in_a_row_are_told(best, step, tmp
     assert [line["step"] for line in incidents] == [4, 5] and "fell 3 times" in incidents[0]["reason"]
     scores = read_scores(Records(tmp_path / "run").rows("validation.csv"))
     assert scores[4] == {"synthetic": 1.1, "real": 0.6} and list(scores) == list(range(1, 9))
+
+
+@pytest.mark.parametrize("write", [(Validation, "keep"), (Records, "append_rows")])
+def test_a_kill_at_either_write_of_a_validation_loses_no_best_weights(write, tmp_path):
+    owner, method = write
+    original = getattr(owner, method)
+
+    def killed(self, *arguments):
+        if "validation.csv" in arguments or method == "keep":
+            raise Killed
+        original(self, *arguments)
+
+    settings = [*VALIDATED, "validation.every=4", "checkpoint.every=4", "trainer.max_steps=8"]
+    with scripted(LOSSES, ROC_AUCS[::-1]):
+        with mock.patch.object(owner, method, killed), pytest.raises(Killed):
+            run(tmp_path / "run", *settings)
+        assert not (tmp_path / "run/validation.csv").exists()
+        run(tmp_path / "run", *settings)
+    content = torch.load(tmp_path / "run/checkpoints/best.ckpt", weights_only=True)
+    assert (content["global_step"], content["scores"]) == (8, {"synthetic": 1.3, "real": 0.6})
+    assert list(read_scores(Records(tmp_path / "run").rows("validation.csv"))) == [4, 8]
+
+
+def test_best_weights_stay_unless_a_new_run_begins_in_their_folder(tmp_path):
+    settings = [*VALIDATED, "validation.every=2", "trainer.max_steps=4"]
+    for roc_auc in (0.9, 0.5):  # of step 4; that of step 2 is 0.8
+        with scripted(LOSSES, [0.0, 0.8, 0.0, roc_auc]):
+            run(tmp_path / "run", *settings)
+        (tmp_path / "run/checkpoints/step-00000004.ckpt").unlink()
+    content = torch.load(tmp_path / "run/checkpoints/best.ckpt", weights_only=True)
+    assert (content["global_step"], content["scores"]["real"]) == (4, 0.9)
+    (tmp_path / "run/checkpoints/step-00000002.ckpt").unlink()
+    with scripted(LOSSES, [0.0, 0.1, 0.0, 0.2]):
+        run(tmp_path / "run", *settings)
+    content = torch.load(tmp_path / "run/checkpoints/best.ckpt", weights_only=True)
+    assert (content["global_step"], content["scores"]["real"]) == (4, 0.2)
+
+
+def test_a_finished_run_gets_the_last_validation_that_it_lacks(folder, tmp_path):
+    run_dir, written = tmp_path / "run", folder / "validated/validation.csv"
+    shutil.copytree(folder / "validated", run_dir)
+    (run_dir / "checkpoints/best.ckpt").unlink()
+    (run_dir / "validation.csv").write_bytes(b"".join(written.read_bytes().splitlines(keepends=True)[:-6]))
+    (run_dir / "status.json").unlink()
+    assert run(run_dir, *VALIDATED) == "finished"
+    assert read_status(run_dir)["status"] == "finished"
+    assert (run_dir / "validation.csv").read_bytes() == written.read_bytes()
+    for weights in ("trained", "ema"):
+        _, best = load_checkpoint(str(run_dir / "checkpoints/best.ckpt"), weights)
+        _, expected = load_checkpoint(str(run_dir / "checkpoints/step-00000008.ckpt"), weights)
+        assert_same_state(best, expected)
+    with mock.patch.object(Validation, "validate", side_effect=AssertionError):
+        assert run(run_dir, *VALIDATED) == "finished"  # there is nothing left to do
+        (run_dir / "validation.csv").unlink()
+        assert run(run_dir) == "finished"
+
+
+class StopsIn:
+    """A stop signal in the middle of the last validation."""
+
+    def __init__(self) -> None:
+        self.score = Validation.score_synthetic
+
+    def __call__(self, validation, network, module, item):
+        os.kill(os.getpid(), signal.SIGTERM)
+        deadline = time.monotonic() + 30
+        while not validation.stop.asked and time.monotonic() < deadline:
+            time.sleep(0.01)  # another thread reads the signal
+        return self.score(validation, network, module, item)
+
+
+def test_a_stop_signal_ends_a_validation_and_the_next_start_does_it(folder, tmp_path):
+    settings = [*VALIDATED, "validation.every=100"]
+    stops = StopsIn()
+    with mock.patch.object(Validation, "score_synthetic", lambda *a: stops(*a)):
+        assert run(tmp_path / "run", *settings) == "preempted"
+        assert (read_status(tmp_path / "run")["status"], read_status(tmp_path / "run")["step"]) == ("preempted", 8)
+        assert run(tmp_path / "run", *settings) == "preempted"  # again in the last one, which is all that is left
+    assert not (tmp_path / "run/validation.csv").exists()
+    assert run(tmp_path / "run", *settings) == "finished"
+    assert read(tmp_path / "run/validation.csv") == read(folder / "validated/validation.csv")[-6:]
+
+
+@contextlib.contextmanager
+def ranks(tmp_path: Path, timeout: float):
+    """The validations of three processes of one run, all of them in this one."""
+    host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    launches = [Launch("torchrun", rank, 3, rank, 3, "127.0.0.1", host.port) for rank in range(3)]
+    members = [Processes(each, dist.PrefixStore("run", host.clone()), timeout, tmp_path / "log") for each in launches]
+    config = compose([*SETTINGS, *VALIDATED])
+    try:
+        with ThreadPoolExecutor(3) as threads:
+            list(threads.map(lambda processes: processes.meet(Stop()), members))
+            yield threads, [Validation(config, Records(tmp_path), processes, Stop()) for processes in members]
+    finally:
+        for processes in members:
+            processes.close()
+
+
+def arrive(validation: Validation, step: int) -> None:
+    """Come to the end of a step at which a validation is due."""
+    trainer = SimpleNamespace(global_step=step, should_stop=False, callbacks=[Averages(validation.config.averages)])
+    validation.validate_if_due(trainer, None)
+
+
+def test_others_wait_longer_than_the_time_limit_while_the_first_lives_and_tell_it_to_stop(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(processes_module, "BEAT", 0.02)
+    monkeypatch.setattr(validation_module, "LONG", 0.1)
+    with ranks(tmp_path, timeout=2.0) as (threads, (first, *others)):
+        waiting = [threads.submit(arrive, validation, 2) for validation in others]
+
+        def validate(step, module, averages):
+            started = time.monotonic()
+            others[1].stop.notice(signal.SIGTERM, started)
+            while time.monotonic() - started < 3.0 or not first.is_asked_to_stop():
+                time.sleep(0.02)
+                assert time.monotonic() - started < 60.0
+            assert not any(future.done() for future in waiting)
+
+        first.validate = validate
+        arrive(first, 2)
+        assert [future.result(60.0) for future in waiting] == [None, None]
+        assert arrive(others[0], 2) is None  # done, at once
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("waiting for rank 0")]
+    assert len(lines) >= 2 and "at the validation of step 2 for" in lines[0]
+
+
+def test_others_do_not_wait_for_a_first_process_that_is_gone_or_has_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes_module, "BEAT", 0.02)
+    with ranks(tmp_path, timeout=1.0) as (threads, (first, *others)):
+        waiting = [threads.submit(arrive, validation, 2) for validation in others]
+        first.processes.close()  # and its heartbeat with it
+        for future in waiting:
+            with pytest.raises(ProcessLost, match=r"rank 0 on .* has not answered for \d+ s; rank \d ends with it"):
+                future.result(60.0)
+    with ranks(tmp_path, timeout=60.0) as (threads, (first, *others)):
+        waiting = [threads.submit(arrive, validation, 2) for validation in others]
+        first.processes.report(ValueError("a table that cannot be scored"))
+        for future in waiting:
+            with pytest.raises(ProcessLost, match=r"rank 0 on .* is gone"):
+                future.result(60.0)
+
+
+def test_the_weights_that_a_run_starts_from_can_be_its_best(folder, tmp_path):
+    start = tmp_path / "start.ckpt"
+    export(str(folder / "plain"), str(start))
+    settings = [*VALIDATED, "trainer.max_steps=4", f"init_weights={start}"]
+    with scripted(LOSSES, [0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.9]):  # the last one is that of step 0
+        run(tmp_path / "run", *settings)
+    assert list(read_scores(Records(tmp_path / "run").rows("validation.csv"))) == [0, 2, 4]
+    _, best = load_checkpoint(str(tmp_path / "run/checkpoints/best.ckpt"), "trained")
+    assert_same_state(best, load_public(str(start))[1])
 
 
 def test_a_single_kind_of_tables_or_a_broken_network_is_no_error(tmp_path, capfd):
