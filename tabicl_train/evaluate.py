@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +15,16 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from tabicl_train.baselines import BASELINES, public_client
+from tabicl_train.checkpoint import resolve
 from tabicl_train.classifier import TabICLClassifier
 from tabicl_train.config import ConfigError, at_least, require_matplotlib
 from tabicl_train.export import load_model
+from tabicl_train.files import replace_text
+from tabicl_train.messages import first_line, tell
+from tabicl_train.model import TabICL
 from tabicl_train.scores import BUCKETS, METRICS, by_bucket, by_task, score, summarise
-from tabicl_train.suites import Task, load_suite
+from tabicl_train.suites import Task, sources
+from tabicl_train.trained_range import TrainedRange, trained_range
 
 QUERY_SHARE = 0.3
 HERE = "this model"
@@ -37,6 +43,9 @@ def evaluate(
 ) -> pd.DataFrame:
     """Score a checkpoint on a suite; prints tables, and writes the results to a CSV file and a picture if asked.
 
+    A task that cannot be read or scored is reported and left out. The CSV file holds all tasks scored so far, whenever
+    the process is killed. Exits with 1 if the evaluation was interrupted or a file could not be written in the end.
+
     folder: of suite=folder
     splits: stratified 70/30 splits a task, over which each figure is averaged
     rows: the most that are used of a task
@@ -47,36 +56,103 @@ def evaluate(
     problems = at_least(1, splits=splits, n_estimators=n_estimators) + at_least(20, rows=rows)
     if client_weights is not None and not Path(client_weights).is_file():
         problems.append(f"client_weights is {client_weights!r}; there is no such file")
-    if problems:
-        raise ConfigError(problems)
+    problems += unwritable("output", output) + unwritable("figure", figure)
     if figure is not None:
         require_matplotlib()
-    network = load_model(checkpoint)
-    methods: dict[str, Callable[[], ClassifierMixin]] = {
-        HERE: lambda: TabICLClassifier(network, n_estimators=n_estimators),
-        **BASELINES,
-    }
-    if client_weights is not None:
-        methods["public client"] = lambda: public_client(client_weights, n_estimators)
-    tasks = tqdm(load_suite(suite, folder, rows), unit="task", file=sys.stderr)
-    results = pd.DataFrame([row for task in tasks for row in score_task(task, methods, splits)])
-    print(as_text(results))
-    if output is not None:
-        Path(output).parent.mkdir(parents=True, exist_ok=True)
-        results.to_csv(output, index=False)
-    if figure is not None:
-        from tabicl_train.scores_figure import save_figure
+        from tabicl_train.scores_figure import save_figure, unknown_format
 
-        save_figure(results, Path(figure))
+        problems += unknown_format(figure)
+    if problems:
+        raise ConfigError(problems)
+    tasks = sources(suite, folder)
+    path = resolve(checkpoint)
+    network, trained = load_model(str(path)), trained_range(path)
+    methods = competitors(network, n_estimators, client_weights)
+
+    scores: list[dict] = []
+    left_out: list[str] = []
+    errors: list[str] = []
+    csv = ""
+    try:
+        for source in (bar := tqdm(tasks, unit="task", file=sys.stderr)):
+            try:
+                of_task = score_task(source.load(rows), methods, splits)
+            except Exception as error:  # of reading, or of a method; the other tasks are worth more than a stack trace
+                kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+                left_out.append(f"warning   {source.name} is left out: {kind}{first_line(error)}")
+                bar.write(left_out[-1], file=sys.stderr)
+                continue
+            scores += [row | {"trained_range": side(trained, row)} for row in of_task]
+            if output is not None:
+                csv = pd.DataFrame(scores).to_csv(index=False)
+                replace_text(Path(output).resolve(), csv)
+    except KeyboardInterrupt:
+        errors.append(f"interrupted; {len({row['data'] for row in scores})} of {len(tasks)} tasks are scored")
+    if not scores:
+        raise ConfigError(errors or ["no task could be scored"])
+
+    results = pd.DataFrame(scores)
+    print(as_text(results, trained))
+    for line in left_out:
+        tell(line)
+    if output is not None and not (Path(output).is_file() and Path(output).read_text() == csv):
+        errors.append(f"{output} could not be written and lacks scores")
+    if figure is not None:
+        try:
+            save_figure(results, Path(figure))
+        except OSError as error:
+            errors.append(f"{figure} could not be written: {first_line(error)}")
+    if errors:
+        sys.exit("\n".join(f"error: {error}" for error in errors))
     return results
+
+
+def competitors(
+    network: TabICL, n_estimators: int, client_weights: str | None
+) -> dict[str, Callable[[], ClassifierMixin]]:
+    """What makes an estimator of each method; raises ConfigError if the public client is needed and not installed."""
+    methods = {HERE: lambda: TabICLClassifier(network, n_estimators=n_estimators), **BASELINES}
+    if client_weights is not None:
+        public_client(client_weights, n_estimators)
+        methods["public client"] = lambda: public_client(client_weights, n_estimators)
+    return methods
+
+
+def unwritable(name: str, path: str | None) -> list[str]:
+    """What keeps a file from being written later; its folder is made now."""
+    if path is None:
+        return []
+    folder = Path(path).parent
+    if Path(path).exists() and not Path(path).is_file():
+        return [f"{name} is {path!r}, which is a folder or no ordinary file"]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return []
+    except FileExistsError:
+        return [f"{name} is {path!r}, but '{folder}' is a file"]
+    except OSError as error:
+        return [f"{name} is {path!r}, which cannot be written: {error.strerror}"]
+
+
+def side(trained: TrainedRange | None, row: dict) -> str:
+    """The column trained_range of a row of results."""
+    if trained is None:
+        return "unknown"
+    return "inside" if trained.holds(row["labelled_rows"], row["features"]) else "outside"
 
 
 def score_task(task: Task, methods: dict[str, Callable[[], ClassifierMixin]], splits: int) -> list[dict]:
     """A row a split and method."""
-    sizes = {"rows": len(task.X), "features": task.X.shape[1], "classes": int(task.y.max()) + 1}
     splitter = StratifiedShuffleSplit(splits, test_size=QUERY_SHARE, random_state=0)
     rows = []
     for split, (train, query) in enumerate(splitter.split(task.X, task.y)):
+        sizes = {
+            "rows": len(task.X),
+            "labelled_rows": len(train),
+            "features": task.X.shape[1],
+            "classes": int(task.y.max()) + 1,
+        }
         for method, make in methods.items():
             started = time.perf_counter()
             # One thread: a second one that shares its core with another process made gradient boosting 20 times slower.
@@ -89,11 +165,24 @@ def score_task(task: Task, methods: dict[str, Callable[[], ClassifierMixin]], sp
     return rows
 
 
-def as_text(results: pd.DataFrame) -> str:
-    """Tables of the tasks, of the methods, and by rows, features and classes."""
-    return "\n\n".join(
-        [tasks_text(results), *(bucket_text(results, quantity) for quantity in BUCKETS), summary_text(results)]
-    )
+def as_text(results: pd.DataFrame, trained: TrainedRange | None) -> str:
+    """Tables of the tasks, of the methods, and by rows, features and classes.
+
+    Tasks outside the range that the network was trained on have a table of their own; the means at the end are of all
+    tasks, then of those inside.
+    """
+    headings = {
+        "unknown": "The checkpoint does not say which tables its network was trained on; that of a run does.",
+        "inside": f"Inside the trained range ({trained}):",
+        "outside": f"Outside the trained range ({trained}), where the network extrapolates:",
+    }
+    groups = dict(list(results.groupby("trained_range")))
+    parts = [text for name in headings if name in groups for text in (headings[name], tasks_text(groups[name]))]
+    parts += [bucket_text(results, quantity) for quantity in BUCKETS]
+    parts.append(summary_text(results))
+    if len(groups) > 1:
+        parts.append(summary_text(groups["inside"], " inside"))
+    return "\n\n".join(parts)
 
 
 def tasks_text(results: pd.DataFrame) -> str:
@@ -120,15 +209,15 @@ def bucket_text(results: pd.DataFrame, quantity: str) -> str:
     return "\n".join(lines)
 
 
-def summary_text(results: pd.DataFrame) -> str:
-    tasks = results["data"].nunique()
+def summary_text(results: pd.DataFrame, which: str = "") -> str:
+    title = f"means of {results['data'].nunique()} tasks{which}"
     lines = [
-        f"{f'means of {tasks} tasks':20}{'ROC AUC':>9}{'log loss':>10}{'acc.':>7}{'norm. acc.':>12}{'calib. err.':>13}"
+        f"{title:24}{'ROC AUC':>9}{'log loss':>10}{'acc.':>7}{'norm. acc.':>12}{'calib. err.':>13}"
         f"{'rank':>7}{HERE + ' wins':>23}{'and leads by (ROC AUC)':>29}"
     ]
     for method, row in summarise(results).iterrows():
         line = (
-            f"{method:20}{row.roc_auc:9.4f}{row.log_loss:10.3f}{row.accuracy:7.3f}{row.normalised_accuracy:12.3f}"
+            f"{method:24}{row.roc_auc:9.4f}{row.log_loss:10.3f}{row.accuracy:7.3f}{row.normalised_accuracy:12.3f}"
             f"{row.calibration_error:13.3f}{row.mean_rank:7.2f}"
         )
         if method != HERE:

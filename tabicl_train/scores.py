@@ -1,7 +1,9 @@
 """Scores of predictions, and comparisons of methods over tasks.
 
-Results are a data frame with a row a task, split and method: data, split, method, rows, features, classes, the
-METRICS, and seconds. Comparisons first average a task's splits, so that every task counts the same.
+Results are a data frame with a row a task, split and method: data, split, method, rows, labelled_rows, features,
+classes, the METRICS, seconds, and trained_range (inside, outside or unknown, see trained_range.py).
+
+Comparisons first average a task's splits, so that every task counts the same.
 """
 
 from __future__ import annotations

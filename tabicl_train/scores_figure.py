@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 
 from tabicl_train.scores import BUCKETS, bootstrap, by_bucket, by_task, summarise
@@ -16,6 +17,13 @@ def save_figure(results: pd.DataFrame, path: Path) -> None:
     """Writes a picture; the format is that of the ending, such as .png."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draw_scores(results).savefig(path, dpi=110)
+
+
+def unknown_format(path: str) -> list[str]:
+    formats = FigureCanvasBase.get_supported_filetypes()
+    if Path(path).suffix.lower().removeprefix(".") in formats:
+        return []
+    return [f"figure is {path!r}; its name must end in one of {', '.join('.' + name for name in formats)}"]
 
 
 def draw_scores(results: pd.DataFrame) -> Figure:

@@ -31,6 +31,7 @@ def test_demo_from_another_directory_twice(tmp_path):
         )
         assert result.returncode == 0, result.stderr
         assert told in result.stderr and "\nmean " in result.stdout and "\nthis model " in result.stdout
+        assert "Inside the trained range" in result.stdout and "Outside the trained range" in result.stdout
     assert {f.name for f in tmp_path.iterdir()} == {"run"}
     written = {"model.ckpt", "evaluation.csv", "metrics.csv", "report.html"}
     assert written <= {f.name for f in (tmp_path / "run").iterdir()}

@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.model_selection import StratifiedShuffleSplit
 
 from tabicl_train.baselines import BASELINES
 from tabicl_train.config import ConfigError
-from tabicl_train.suites import COLUMNS, RDATASETS_TASKS, load_suite, make_task
+from tabicl_train.evaluate import QUERY_SHARE
+from tabicl_train.suites import FEWEST_KEPT, RDATASETS_TASKS, load_suite, make_task, subsample
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -33,7 +35,7 @@ def table(rows: int = 60) -> pd.DataFrame:
 def write_tasks(folder: Path, **changes) -> None:
     row = dict(task="mine", item="data.csv", target="label", drop="id", categorical="group") | changes
     with open(folder / "tasks.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
+        writer = csv.DictWriter(file, row)
         writer.writeheader()
         writer.writerow(row)
 
@@ -74,8 +76,33 @@ def test_rows_of_rare_and_missing_classes_are_left_out(capsys):
     task = make_task("t", frame, "label")
     assert capsys.readouterr().err == "t: 9 rows of classes with fewer than 10 are left out\n"
     assert np.bincount(task.y).tolist() == [37, 10] and list(task.X["id"][task.y == 1]) == list(range(9, 19))
-    with pytest.raises(ConfigError, match="t: label has fewer than two classes with 10 rows"):
+    with pytest.raises(ConfigError, match="label has fewer than two classes with 10 rows"):
         make_task("t", frame[:19], "label")
+
+
+def test_classes_are_counted_after_subsampling(capsys):
+    labels = np.repeat(["a", "b", "rare"], [19_000, 980, 20])
+    task = make_task("t", pd.DataFrame({"x": np.arange(20_000.0), "label": labels}), "label")
+    kept = subsample(task, 1000)
+    assert capsys.readouterr().err == "t: 1 classes with fewer than 4 of the 1000 rows are left out\n"
+    assert np.bincount(kept.y).tolist() == [950, 49]
+    assert (labels[kept.X["x"].astype(int)] == np.array(["a", "b"])[kept.y]).all()
+    with pytest.raises(ConfigError, match="fewer than two classes have 4 of the 20 rows"):
+        subsample(task, 20)
+
+
+@pytest.mark.parametrize("rows", [147, 148, 149])
+def test_a_few_rows_fewer_than_there_are(rows):
+    iris = next(load_suite("sklearn", None, rows))
+    assert np.bincount(iris.y).tolist() == [49, 49, 49]
+
+
+def test_the_rarest_class_that_is_kept_is_on_both_sides_of_every_split():
+    rng = np.random.default_rng(0)
+    for counts in ([FEWEST_KEPT] * 10, *(rng.integers(FEWEST_KEPT, 12, rng.integers(2, 12)) for _ in range(50))):
+        y = np.repeat(np.arange(len(counts)), counts)
+        for train, query in StratifiedShuffleSplit(3, test_size=QUERY_SHARE, random_state=0).split(y, y):
+            assert set(y[train]) == set(y[query]) == set(y)
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
@@ -94,6 +121,13 @@ def test_folder(tmp_path, ending):
     assert task.y.tolist() == [0, 1] * 30
 
 
+def test_a_table_of_tasks_needs_neither_drop_nor_categorical(tmp_path):
+    table().to_csv(tmp_path / "data.csv", index=False)
+    (tmp_path / "tasks.csv").write_text("task,item,target\nmine,data.csv,label\n")
+    (task,) = load_suite("folder", str(tmp_path), 1000)
+    assert list(task.X) == ["number", "string", "group", "id"] and (task.X["group"].dtype == np.float64)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -101,7 +135,7 @@ def test_folder(tmp_path, ending):
         (dict(target="lable"), r"data\.csv has no column lable"),
         (dict(drop="id number2"), r"data\.csv has no column number2"),
         (dict(target="id"), r"data\.csv has no column id"),
-        (dict(target="id", drop=""), "mine: id has fewer than two classes with 10 rows"),
+        (dict(target="id", drop=""), "id has fewer than two classes with 10 rows"),
     ],
 )
 def test_faulty_tables_of_tasks(tmp_path, changes, words):
@@ -118,7 +152,7 @@ def test_wrong_suites(tmp_path):
         ("folder", None): "folder is None; it goes with suite=folder",
         ("sklearn", "x"): "folder is 'x'; it goes with suite=folder",
         ("folder", "nowhere"): "there is no such table of tasks",
-        ("folder", str(tmp_path)): "lacks the columns target, drop, categorical",
+        ("folder", str(tmp_path)): "lacks the columns target",
     }.items():
         with pytest.raises(ConfigError, match=words):
             list(load_suite(*arguments, 1000))
