@@ -26,10 +26,8 @@ from tabicl_train.config import (
     ConfigError,
     RunConfig,
     add_stages,
-    check_output,
     compose,
     compose_sweep,
-    make_folder,
     register,
     require_matplotlib,
     to_config,
@@ -37,6 +35,7 @@ from tabicl_train.config import (
 )
 from tabicl_train.config import first_lines as first_lines_of
 from tabicl_train.messages import is_first
+from tabicl_train.outputs import check_output, make_folder
 from tabicl_train.provenance import versions
 from tabicl_train.signals import die_with_launcher, watch_signals
 
@@ -84,7 +83,7 @@ def check(arguments: Any) -> RunConfig:
         if found := [problem for config in configs for problem in config.start_problems()]:
             raise ConfigError(list(dict.fromkeys(found)))
         if not sweep and not configs[0].preflight:
-            make_folder(Path(configs[0].run_dir), f"run_dir is {configs[0].run_dir!r}")
+            make_folder("run_dir", Path(configs[0].run_dir))
     return configs[0]
 
 

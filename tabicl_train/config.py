@@ -91,28 +91,6 @@ def unusable_folder(path: Path) -> str | None:
     return None if os.access(existing, os.W_OK | os.X_OK) else f"{existing} is not writable"
 
 
-def make_folder(path: Path, setting: str) -> None:
-    """Raises ConfigError, beginning with `setting`, where files cannot be made in the folder."""
-    problem = unusable_folder(path)
-    if problem is None:
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:  # os.access knows nothing of names too long, or of file systems like /proc
-            problem = f"{path} cannot be made ({error.strerror})"
-    if problem:
-        raise ConfigError([f"{setting}; {problem}"])
-
-
-def check_output(path: Path) -> None:
-    """Make the folder of a file to be written, before the work for it begins; raises ConfigError."""
-    setting = f"output is {str(path)!r}"
-    if path.is_dir():
-        raise ConfigError([f"{setting}; it is a folder, not a file"])
-    if path.exists() and not os.access(path, os.W_OK):
-        raise ConfigError([f"{setting}; it is not writable"])
-    make_folder(path.parent, setting)
-
-
 def one_of(name: str, value: str, choices: tuple[str, ...]) -> list[str]:
     return [] if value in choices else [f"{name} is {value!r}; it must be one of {', '.join(choices)}"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +14,14 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from tabicl_train.baselines import BASELINES, public_client
-from tabicl_train.checkpoint import resolve
+from tabicl_train.checkpoint import load
 from tabicl_train.classifier import TabICLClassifier
 from tabicl_train.config import ConfigError, at_least, require_matplotlib
-from tabicl_train.export import load_model
-from tabicl_train.files import replace_text
+from tabicl_train.export import build_model, weights_of
 from tabicl_train.messages import first_line, tell
 from tabicl_train.model import TabICL
+from tabicl_train.outputs import output_problems
+from tabicl_train.records import Records
 from tabicl_train.scores import BUCKETS, METRICS, by_bucket, by_task, score, summarise
 from tabicl_train.suites import Task, sources
 from tabicl_train.trained_range import TrainedRange, trained_range
@@ -56,7 +56,7 @@ def evaluate(
     problems = at_least(1, splits=splits, n_estimators=n_estimators) + at_least(20, rows=rows)
     if client_weights is not None and not Path(client_weights).is_file():
         problems.append(f"client_weights is {client_weights!r}; there is no such file")
-    problems += unwritable("output", output) + unwritable("figure", figure)
+    problems += output_problems("output", output) + output_problems("figure", figure)
     if figure is not None:
         require_matplotlib()
         from tabicl_train.scores_figure import save_figure, unknown_format
@@ -65,14 +65,14 @@ def evaluate(
     if problems:
         raise ConfigError(problems)
     tasks = sources(suite, folder)
-    path = resolve(checkpoint)
-    network, trained = load_model(str(path)), trained_range(path)
+    path, content = load(checkpoint)
+    network, trained = build_model(*weights_of(path, content)), trained_range(content)
     methods = competitors(network, n_estimators, client_weights)
 
     scores: list[dict] = []
     left_out: list[str] = []
     errors: list[str] = []
-    csv = ""
+    csv, records = "", Records(Path(output or ".").resolve().parent)
     try:
         for source in (bar := tqdm(tasks, unit="task", file=sys.stderr)):
             try:
@@ -85,7 +85,7 @@ def evaluate(
             scores += [row | {"trained_range": side(trained, row)} for row in of_task]
             if output is not None:
                 csv = pd.DataFrame(scores).to_csv(index=False)
-                replace_text(Path(output).resolve(), csv)
+                records.replace(Path(output).name, csv)
     except KeyboardInterrupt:
         errors.append(f"interrupted; {len({row['data'] for row in scores})} of {len(tasks)} tasks are scored")
     if not scores:
@@ -116,23 +116,6 @@ def competitors(
         public_client(client_weights, n_estimators)
         methods["public client"] = lambda: public_client(client_weights, n_estimators)
     return methods
-
-
-def unwritable(name: str, path: str | None) -> list[str]:
-    """What keeps a file from being written later; its folder is made now."""
-    if path is None:
-        return []
-    folder = Path(path).parent
-    if Path(path).exists() and not Path(path).is_file():
-        return [f"{name} is {path!r}, which is a folder or no ordinary file"]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return []
-    except FileExistsError:
-        return [f"{name} is {path!r}, but '{folder}' is a file"]
-    except OSError as error:
-        return [f"{name} is {path!r}, which cannot be written: {error.strerror}"]
 
 
 def side(trained: TrainedRange | None, row: dict) -> str:

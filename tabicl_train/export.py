@@ -11,6 +11,7 @@ from tabicl_train.checkpoint import load
 from tabicl_train.config import ConfigError
 from tabicl_train.messages import first_line
 from tabicl_train.model import TabICL, TabICLConfig
+from tabicl_train.outputs import check_output
 from tabicl_train.weights import load_public, save_public
 
 WEIGHTS = ("trained", "ema", "last")
@@ -24,7 +25,11 @@ def load_checkpoint(checkpoint: str, weights: str = "trained") -> tuple[TabICLCo
     """
     if weights not in WEIGHTS:
         raise ConfigError([f"weights is {weights!r}; it must be one of {', '.join(WEIGHTS)}"])
-    path, content = load(checkpoint)
+    return weights_of(*load(checkpoint), weights)
+
+
+def weights_of(path: Path, content: dict, weights: str = "trained") -> tuple[TabICLConfig, dict[str, torch.Tensor]]:
+    """The same of a checkpoint that has been read."""
     if not is_run_checkpoint(content):
         if weights != "trained":
             raise ConfigError([f"{path} holds one set of weights; weights={weights} needs a checkpoint of a run"])
@@ -42,7 +47,10 @@ def is_run_checkpoint(content: dict) -> bool:
 
 def load_model(checkpoint: str) -> TabICL:
     """The model of a checkpoint in any of the three forms, in evaluation mode."""
-    config, weights = load_checkpoint(checkpoint)
+    return build_model(*load_checkpoint(checkpoint))
+
+
+def build_model(config: TabICLConfig, weights: dict[str, torch.Tensor]) -> TabICL:
     model = TabICL(config)
     model.load_state_dict(weights)
     return model.eval()
@@ -54,11 +62,9 @@ def export(checkpoint: str, output: str, weights: str = "trained") -> str:
         raise ConfigError(
             [f"output is {output!r}; the format is torch's, so the name must end in {', '.join(SUFFIXES)}"]
         )
-    if Path(output).is_dir():
-        raise ConfigError([f"output is {output!r}, a folder; name a file in it"])
+    check_output(output)
     config, tensors = load_checkpoint(checkpoint, weights)
     try:
-        Path(output).parent.mkdir(parents=True, exist_ok=True)
         save_public(config, tensors, output)
     except OSError as error:
         raise ConfigError([f"output is {output!r}; it cannot be written ({first_line(error)})"]) from None

@@ -16,12 +16,11 @@ from tabicl_train.config import (
     RunConfig,
     at_least,
     build_prior,
-    check_output,
     install,
-    make_folder,
     require_matplotlib,
 )
 from tabicl_train.curriculum import plan_step, stage_at
+from tabicl_train.outputs import check_output, make_folder
 from tabicl_train.stream import draw_table
 
 
@@ -106,7 +105,7 @@ def dump(config: RunConfig, told: Any) -> None:
         found.append(f"first_step is {told.first_step}; it must be a multiple of {SHARD_SIZE}, the steps of a file")
     if found:
         raise ConfigError(found)
-    make_folder(Path(told.output), f"output is {told.output!r}")
+    make_folder("output", Path(told.output))
     steps = range(told.first_step, min(told.first_step + told.steps, config.total_steps))
     tables = sum(stage_at(config.curriculum, step)[1].tables for step in steps)
     requests = (

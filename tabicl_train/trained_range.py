@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from tabicl_train.checkpoint import read
 from tabicl_train.export import is_run_checkpoint
 
 
@@ -31,9 +29,8 @@ class TrainedRange:
         return f"{fewest:,} to {most:,} labelled rows, {narrowest} to {widest} features"
 
 
-def trained_range(path: Path) -> TrainedRange | None:
+def trained_range(content: dict) -> TrainedRange | None:
     """That of a run's checkpoint; None for a file in the public format, which does not say it."""
-    content = read(path)
     if not is_run_checkpoint(content):
         return None
     first, begun = 0, []

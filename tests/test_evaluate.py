@@ -16,8 +16,9 @@ from sklearn.dummy import DummyClassifier
 from sklearn.model_selection import StratifiedShuffleSplit
 from tiny_network import TINY, tiny_network
 
-from tabicl_train import TabICLClassifier, scores_figure
+from tabicl_train import TabICLClassifier, atomic, scores_figure
 from tabicl_train import evaluate as evaluation
+from tabicl_train.checkpoint import read
 from tabicl_train.config import ConfigError, StageConfig
 from tabicl_train.evaluate import HERE, as_text, evaluate, score_task, summary_text
 from tabicl_train.suites import make_task
@@ -95,13 +96,13 @@ def test_tables_csv_and_picture_of_the_bundled_sets(of_a_run, tmp_path):
 
 
 def test_trained_range(of_a_run, checkpoint):
-    found = trained_range(Path(of_a_run))
-    assert found == TrainedRange((10, 150), (2, 13)) and trained_range(Path(checkpoint)) is None
+    found = trained_range(read(Path(of_a_run)))
+    assert found == TrainedRange((10, 150), (2, 13)) and trained_range(read(Path(checkpoint))) is None
     assert found.holds(10, 2) and found.holds(150, 13)
     assert not any(found.holds(*sizes) for sizes in ((9, 5), (151, 5), (100, 1), (100, 14)))
     content = torch.load(of_a_run) | {"global_step": 0}
     torch.save(content, path := Path(of_a_run).with_name("first.ckpt"))
-    assert trained_range(path) == TrainedRange((15, 112), (3, 9))
+    assert trained_range(read(path)) == TrainedRange((15, 112), (3, 9))
 
 
 def test_a_task_that_cannot_be_scored_costs_no_other(checkpoint, tmp_path, monkeypatch, capsys):
@@ -156,7 +157,7 @@ def test_files_that_cannot_be_written_in_the_end_cost_no_scores(checkpoint, tmp_
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(atomic.os, "fsync", full)
     monkeypatch.setattr(scores_figure, "draw_scores", lambda results: types.SimpleNamespace(savefig=full))
     with pytest.raises(SystemExit) as ended:
         evaluate(
@@ -172,9 +173,9 @@ def test_files_that_cannot_be_written_in_the_end_cost_no_scores(checkpoint, tmp_
 @pytest.mark.parametrize(
     ("place", "words"),
     [
-        ("folder.png", "which is a folder"),
-        ("file/below.png", "but '{}/file' is a file"),
-        ("file/far/below.png", "which cannot be written: Not a directory"),
+        ("folder.png", "it is a folder, not a file"),
+        ("file/below.png", "{}/file is a file"),
+        ("file/far/below.png", "{}/file is a file"),
     ],
 )
 def test_files_that_cannot_be_written_are_named_first(tmp_path, name, place, words):
@@ -183,7 +184,7 @@ def test_files_that_cannot_be_written_are_named_first(tmp_path, name, place, wor
     with pytest.raises(ConfigError) as caught:
         evaluate("nowhere", splits=0, **{name: str(tmp_path / place)})
     assert caught.value.problems[0].startswith("splits is 0")
-    assert caught.value.problems[1].startswith(f"{name} is '{tmp_path / place}', {words.format(tmp_path)}")
+    assert caught.value.problems[1].startswith(f"{name} is '{tmp_path / place}'; {words.format(tmp_path)}")
     assert {path.name for path in tmp_path.iterdir()} == {"folder.png", "file"}
 
 
