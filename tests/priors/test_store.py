@@ -249,6 +249,18 @@ def test_what_is_not_there_is_told(folder):
         disk.sample(dataclasses.replace(spec, num_features=0), (5, 9, 0))
 
 
+def test_steps_that_are_missing_are_known_before_they_are_needed(folder):
+    disk = build_prior("disk", folder=str(folder))
+    assert disk.missing_steps(SEED, [4] * 10) == []
+    (folder / "steps-00000004.safetensors").unlink()
+    (found,) = disk.missing_steps(SEED, [5, *[4] * 11])
+    assert "tables of 7 of the run's 12 steps are missing: 0, 4..7, 10..11 (tabicl-prior" in found
+    assert "dump first_step=0 steps=12 writes them" in found
+    assert "first_step=4 steps=4 " in disk.missing_steps(SEED, [4] * 10)[0]
+    (folder / "steps-00000008.safetensors").write_bytes(b"")
+    assert "steps-00000008.safetensors is damaged (" in disk.missing_steps(SEED, [4])[0]
+
+
 @pytest.mark.parametrize(
     "change", [{"num_rows": 61}, {"train_size": 9}, {"num_features": 6}, {"max_classes": 2}, {"group_seed": (5, 1, 2)}]
 )
