@@ -178,7 +178,7 @@ class Guard(L.Callback):
         tell(f"guard     back to the weights of step {good['global_step']}; steps up to {step} are skipped")
 
     def last_good(self, trainer: L.Trainer, model: TabICL) -> dict | None:
-        """The checkpoint to go back to, which the first rank chooses; the model has its weights then."""
+        """The checkpoint to go back to, which the first rank chooses for all; the model is left with any weights."""
         self.files.wait()
         trainer.strategy.barrier("rewind")
         path = self.choose(trainer.global_step, model) if trainer.is_global_zero else None
