@@ -163,6 +163,18 @@ def test_a_process_that_is_gone_is_named_on_the_others(tmp_path):
                                              if n != 1 else "None" for n in range(3)]  # fmt: skip
 
 
+def test_a_process_that_cannot_end_by_itself_is_ended(tmp_path, monkeypatch, capfd):
+    ended = []
+    monkeypatch.setattr(module, "GRACE", 0.1)
+    monkeypatch.setattr(module, "end_now", ended.append)
+    with joined(tmp_path, size=2) as ((first, _), _), subprocess.Popen(["true"]) as gone:
+        gone.wait()
+        first.members[1] = replace(Member.this(), pid=gone.pid)
+        until(lambda: ended)  # while this thread waits for something else
+    assert ended[0] == 1
+    assert f"error: rank 1 on {socket.gethostname()} is gone; rank 0 ends with it\n" in capfd.readouterr().err
+
+
 def test_an_error_is_one_line_for_all_and_a_trace_in_a_file(tmp_path):
     def fail():
         error = ZeroDivisionError("no such luck\nat all")
