@@ -10,9 +10,13 @@ started=$(mktemp)
 trap 'rm -f "$started"' EXIT
 python -m torch.distributed.run --standalone --nproc-per-node "$devices" -m tabicl_train "$@" &
 # torchrun passes signals on, and then fails; a shell passes nothing on.
-trap 'kill -TERM $!' TERM INT USR1
+trap 'stopped=1; kill -TERM $!' TERM INT USR1
 code=0
 wait $! || code=$?
 while kill -0 $! 2>/dev/null; do wait $! || code=$?; done
-if [ "$run_dir/status.json" -nt "$started" ] && grep -q '"preempted"' "$run_dir/status.json"; then exit 75; fi
+if [ "$run_dir/status.json" -nt "$started" ]; then
+    if grep -q '"preempted"' "$run_dir/status.json"; then exit 75; fi
+elif [ -n "${stopped:-}" ]; then
+    exit 75  # before the run began
+fi
 exit "$code"

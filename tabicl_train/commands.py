@@ -39,10 +39,11 @@ from tabicl_train.outputs import check_output, make_folder
 from tabicl_train.provenance import versions
 from tabicl_train.signals import die_with_launcher, watch_signals
 
-# Exit codes: 0 when the command has done its work, 1 after an error, 128 + N after a second stop signal N, and
-EXIT_CONFIG = 2  # when it was asked for something that cannot be
-EXIT_PREEMPTED = os.EX_TEMPFAIL  # 75, when a run has ended early and the same command continues it; under torchrun,
-# which takes every code but 0 for a failure, it is 0, and status.json tells the difference
+# Exit codes. 0: the command has done its work; 1: an error; 128 + N: a second stop signal N ended it at once.
+EXIT_CONFIG = 2  # it was asked for something that cannot be
+# 75: the run ended early, and the same command continues it. Under torchrun 0, for any other code is a failure there;
+# launch/local.sh looks into status.json.
+EXIT_PREEMPTED = os.EX_TEMPFAIL
 
 
 def train() -> None:

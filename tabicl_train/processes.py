@@ -93,7 +93,7 @@ def read_launch(settings: TrainerConfig, environ: Mapping[str, str]) -> Launch:
     address, port = environ.get("MASTER_ADDR"), int(environ.get("MASTER_PORT", 0))
     if "RANK" in environ and "WORLD_SIZE" in environ:
         size = int(environ["WORLD_SIZE"])
-        local_size = int(environ.get("LOCAL_WORLD_SIZE") or settings.devices or size // (settings.nodes or 1) or 1)
+        local_size = int(environ.get("LOCAL_WORLD_SIZE") or max(1, size // (settings.nodes or 1)))
         rank, local_rank = int(environ["RANK"]), int(environ.get("LOCAL_RANK", 0))
         agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         return Launch("torchrun", rank, size, local_rank, local_size, address or "127.0.0.1", port, agent)
@@ -374,7 +374,7 @@ class Processes:
             return error
         if error is self.shared and self.rank > 0:
             return ProcessLost(f"{self.name(0)} failed; rank {self.rank} ends with it")
-        failed = self.rank, "was stopped" if isinstance(error, Stopped) else "failed"
+        failed = self.gone(self.timeout) or (self.rank, "was stopped" if isinstance(error, Stopped) else "failed")
         if not isinstance(error, (ProcessLost, ConfigError, Stopped)):
             where = self.keep(error)
             if gone := self.cause(error):

@@ -163,6 +163,18 @@ def test_a_process_that_is_gone_is_named_on_the_others(tmp_path):
                                              if n != 1 else "None" for n in range(3)]  # fmt: skip
 
 
+def test_a_process_that_cannot_end_by_itself_is_ended(tmp_path, monkeypatch, capfd):
+    ended = []
+    monkeypatch.setattr(module, "GRACE", 0.1)
+    monkeypatch.setattr(module, "end_now", ended.append)
+    with joined(tmp_path, size=2) as ((first, _), _), subprocess.Popen(["true"]) as gone:
+        gone.wait()
+        first.members[1] = replace(Member.this(), pid=gone.pid)
+        until(lambda: ended)  # while this thread waits for something else
+    assert ended[0] == 1
+    assert f"error: rank 1 on {socket.gethostname()} is gone; rank 0 ends with it\n" in capfd.readouterr().err
+
+
 def test_an_error_is_one_line_for_all_and_a_trace_in_a_file(tmp_path):
     def fail():
         error = ZeroDivisionError("no such luck\nat all")
@@ -339,13 +351,15 @@ def test_what_is_wrong_with_all_processes_is_printed_by_one():
 
 # In place of python: prints a configuration, or stands for torchrun, which ends with an error after a signal.
 PYTHON = """#!/usr/bin/env bash
-status() { echo "{\\"status\\": \\"$1\\"}" > "a run/status.json"; }
+status() {  # dated later than the start, which may lie in the same tick of the clock
+    echo "{\\"status\\": \\"$1\\"}" > "a run/status.json"; touch -d "1 hour" "a run/status.json"
+}
 echo "$*" >> calls
 case "$*" in
 *--cfg*) echo "run_dir: a run" ;;
 *fail*) exit 1 ;;
 *signal*)
-    trap 'status preempted; exit 1' TERM
+    trap '[ "${*: -1}" = early-signal ] || status preempted; exit 1' TERM
     touch ready
     while true; do sleep 0.1; done ;;
 *) for last; do true; done; status "$last" ;;
@@ -354,7 +368,8 @@ esac
 
 
 @pytest.mark.parametrize(
-    ("argument", "code"), [("finished", 0), ("preempted", 75), ("fail", 1), ("signal", 75), ("one", 0)]
+    ("argument", "code"),
+    [("finished", 0), ("preempted", 75), ("fail", 1), ("signal", 75), ("early-signal", 75), ("one", 0)],
 )
 def test_the_launch_script_ends_as_the_run_did(argument, code, tmp_path):
     (tmp_path / "local.sh").write_text((Path(__file__).parent.parent / "launch/local.sh").read_text())
@@ -366,7 +381,7 @@ def test_the_launch_script_ends_as_the_run_did(argument, code, tmp_path):
     os.utime(tmp_path / "a run/status.json", (0, 0))
     devices = [] if argument == "one" else ["2"]
     with subprocess.Popen(["bash", tmp_path / "local.sh", *devices, argument]) as process:
-        if argument == "signal":
+        if "signal" in argument:
             until((tmp_path / "ready").exists)
             process.terminate()
     assert process.returncode == code

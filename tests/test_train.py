@@ -95,18 +95,22 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(undisturbed, tmp_path):
     assert not list((run_dir / "checkpoints").glob(".*"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_signal_saves_and_the_same_command_goes_on(number, undisturbed, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "launcher", "code"),
+    [(signal.SIGTERM, {}, os.EX_TEMPFAIL), (signal.SIGINT, {"TORCHELASTIC_RUN_ID": "a"}, 0)],
+    ids=["plain", "torchrun"],  # which takes any code but 0 for a failure
+)
+def test_a_stop_signal_saves_and_the_same_command_goes_on(number, launcher, code, undisturbed, tmp_path):
     run_dir = tmp_path / "run"
     command = [sys.executable, "-m", "tabicl_train", "experiment=smoke", f"run_dir={run_dir}"]
     # steps enough that the signal, sent when the first row is there, finds the run still going
     command += ["curriculum.stages.smoke.steps=100000", "trainer.log_every=1"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, env=os.environ | launcher, stderr=subprocess.PIPE, text=True) as process:
         while process.poll() is None and not (run_dir / "metrics.csv").exists():
             time.sleep(0.05)
         process.send_signal(number)
         told = process.stderr.read()
-    assert process.returncode == os.EX_TEMPFAIL, told
+    assert process.returncode == code, told
     status = json.loads((run_dir / "status.json").read_text())
     assert status["status"] == "preempted" and status["step"] == last(run_dir)["global_step"] > 0
 
