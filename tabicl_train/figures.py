@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tabicl_train.config import ConfigError
+from tabicl_train.records import Records
 
 if TYPE_CHECKING:  # matplotlib is an extra
     import pandas as pd
@@ -31,7 +31,7 @@ def draw_scaling(run_dir: Path) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    rows = read(run_dir / "scaling.csv")
+    rows = Records(run_dir).rows("scaling.csv")
     layers = list(dict.fromkeys(row["layer"] for row in rows))
     steps = sorted({int(row["step"]) for row in rows})
     shown = {steps[i] for i in np.linspace(0, len(steps) - 1, LINES).astype(int)}
@@ -69,7 +69,7 @@ def draw_losses(run_dir: Path, by: str) -> Figure:
     from matplotlib.figure import Figure
 
     group_of, name_of = GROUPS[by]
-    rows = read(run_dir / "batches.csv")
+    rows = Records(run_dir).rows("batches.csv")
     step, tables, loss, group = (
         np.array([convert(row) for row in rows])
         for convert in (
@@ -121,12 +121,6 @@ def bucket_name(bucket: int) -> str:
 def weighted_means(keys: np.ndarray, values: np.ndarray, weights: np.ndarray) -> dict[int, float]:
     """The weighted mean of the values of each key, by ascending key."""
     return {int(k): float(np.average(values[keys == k], weights=weights[keys == k])) for k in np.unique(keys)}
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file; a kill may have cut the last one."""
-    with open(path, newline="") as file:
-        return [row for row in csv.DictReader(file) if None not in row.values()]
 
 
 # What losses are told by: the group of a table, and its name.

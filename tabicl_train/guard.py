@@ -120,7 +120,8 @@ class Guard(L.Callback):
                 raise Diverged(
                     f"loss or gradient norm was not finite in {count} {what}, the last ones before step "
                     f"{trainer.global_step}; {self.records.folder}/incidents.jsonl names them. Replay one; lower the "
-                    "learning rate or use trainer.precision=fp32, and continue from an earlier checkpoint"
+                    "learning rate or use trainer.precision=fp32, and begin a new run from an earlier checkpoint "
+                    "(init_weights=CHECKPOINT run_dir=...)"
                 )
         self.longest = 0
         reason = self.passed_limit(module.model, self.average) if trainer.global_step >= limits.after else None

@@ -6,7 +6,6 @@ import base64
 import dataclasses
 import html
 import io
-import json
 import math
 import numbers
 import os
@@ -21,7 +20,9 @@ import yaml
 
 from tabicl_train.config import SYNTHETIC, ConfigError, RunConfig, flatten
 from tabicl_train.figures import GROUPS, draw_losses, draw_scaling, last_quarter
+from tabicl_train.records import Records, csv_text
 from tabicl_train.report_figures import draw_throughput, draw_training, draw_validation
+from tabicl_train.run_status import read_status
 from tabicl_train.scores import by_task, summarise
 from tabicl_train.scores_figure import draw_scores
 
@@ -81,32 +82,22 @@ def holds_run(folder: Path) -> bool:
 
 
 def read_run(folder: Path, name: str) -> Run:
-    config, status = folder / "config.yaml", folder / "status.json"
+    config, records = folder / "config.yaml", Records(folder)
     return Run(
         name,
         folder,
         flatten(yaml.safe_load(config.read_text())) if config.is_file() else None,
-        json.loads(status.read_text()) if status.is_file() else None,
-        read_lines(folder / "provenance.jsonl"),
-        read_lines(folder / "incidents.jsonl"),
-        *(read_table(folder / f"{part}.csv") for part in ("metrics", "batches", "validation", "evaluation")),
+        read_status(folder),
+        records.lines("provenance.jsonl"),
+        records.lines("incidents.jsonl"),
+        *(read_table(records, f"{part}.csv") for part in ("metrics", "batches", "validation", "evaluation")),
     )
 
 
-def read_lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in whole_lines(path).splitlines()]
-
-
-def read_table(path: Path) -> pd.DataFrame | None:
+def read_table(records: Records, name: str) -> pd.DataFrame | None:
     """A CSV file; None where there are no rows."""
-    lines = whole_lines(path)
-    return pd.read_csv(io.StringIO(lines)) if lines.count("\n") > 1 else None
-
-
-def whole_lines(path: Path) -> str:
-    """A file, if it is there, up to its last line break: a kill may have cut the line after it."""
-    content = path.read_text() if path.is_file() else ""
-    return content[: content.rfind("\n") + 1]
+    rows = records.rows(name)
+    return pd.read_csv(io.StringIO(csv_text([rows[0], *(row.values() for row in rows)]))) if rows else None
 
 
 def page(runs: list[Run]) -> str:
