@@ -326,7 +326,7 @@ def test_others_do_not_wait_for_a_first_process_that_is_gone_or_has_failed(tmp_p
         waiting = [threads.submit(arrive, validation, 2) for validation in others]
         first.processes.report(ValueError("a table that cannot be scored"))
         for future in waiting:
-            with pytest.raises(ProcessLost, match=r"rank 0 on .* is gone"):
+            with pytest.raises(ProcessLost, match=r"rank 0 on .* failed"):
                 future.result(60.0)
 
 
