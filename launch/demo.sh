@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From an empty machine to pretrained, exported, evaluated weights and a report. It trains for about five minutes on two
-# CPU cores.
+# idle CPU cores.
 # Usage: launch/demo.sh [key=value ...]    RUN_DIR (default runs/demo) says where the run lives.
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh" plots
 run_dir=${RUN_DIR:-runs/demo}
