@@ -214,16 +214,18 @@ def random_kills(folder: Path, kills: int, life: float, rng: random.Random) -> N
 
 
 def kills_at_points(folder: Path) -> None:
-    """Points that the beginning of a run passes are tried on a new run each; the others follow each other."""
-    run, since, missed = 0, 0, []
-    for point in POINTS:
-        name = f"points-{run}"
+    """A point that a run does not pass any more, since it has finished, is tried on a new one."""
+    run, since, missed, points = 0, 0, [], list(POINTS)
+    while points:
+        name, point = f"points-{run}", points.pop(0)
         process = start(folder, name, point)
         pids: list[int] = []
         while process.poll() is None:
             pids = sorted({*pids, *members(process)})
             time.sleep(0.05)
-        if process.returncode == 0:  # it never came to the point
+        if process.returncode == 0 and since:
+            points.insert(0, point)
+        elif process.returncode == 0:
             missed.append(point)
         else:
             since += 1
