@@ -66,6 +66,8 @@ def open_run(config: RunConfig, lock: RunLock, processes: Processes) -> tuple[St
         nonlocal content
         (lock.path.parent / "checkpoints").mkdir(parents=True, exist_ok=True)
         lock.acquire()
+        for folder in (lock.path.parent, lock.path.parent / "checkpoints"):
+            checkpoint.sweep(folder)
         start, content = find_start(config)
         return start
 
@@ -114,8 +116,6 @@ def train_from(
         module = build_module(config, weights=start.checkpoint is None)
         status = RunStatus(records, lambda: trainer.global_step, writes=processes.rank == 0)
         if processes.rank == 0:
-            for folder in (records.folder, records.folder / "checkpoints"):
-                checkpoint.sweep(folder)
             records.replace("config.yaml", yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
             records.append_line("provenance.jsonl", {"step": start.steps, **origin})
             introduce(config, trainer, start.steps)

@@ -147,8 +147,9 @@ def test_a_finished_run_tells_changes_and_refuses_them_as_others_do(four_steps, 
 def test_a_kill_before_the_status_was_written_is_made_up_for(four_steps):
     status = four_steps / "status.json"
     status.write_text(status.read_text().replace("finished", "running"))
+    (four_steps / ".status.json.1.tmp").write_text("left by a kill")
     assert run(four_steps, "trainer.max_steps=4") == "finished"
-    assert read_status(four_steps)["status"] == "finished"
+    assert read_status(four_steps)["status"] == "finished" and not list(four_steps.glob(".*"))
 
 
 def test_at_a_boundary_the_coming_stage_may_change_and_others_may_follow(staged, tmp_path):
