@@ -32,6 +32,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from tabicl_train.config import ConfigError, TrainerConfig
+from tabicl_train.liveness import machine, process_start
 from tabicl_train.messages import first_line
 from tabicl_train.signals import PARENT, Stop
 from tabicl_train.workers import sendable
@@ -120,27 +121,19 @@ def first_host(hosts: str) -> str:
 
 @dataclass(frozen=True)
 class Member:
-    """A process of the run. machine: equal where process numbers mean the same process"""
+    """A process of the run. machine: equal where process numbers mean the same process; started: see `liveness`"""
 
     host: str
     machine: str
     pid: int
+    started: str | None
 
     @staticmethod
     def this() -> Member:
-        namespace = os.readlink("/proc/self/ns/pid") if os.path.exists("/proc/self/ns/pid") else ""
-        boot = Path("/proc/sys/kernel/random/boot_id")
-        machine = f"{socket.gethostname()} {boot.read_text() if boot.exists() else ''} {namespace}"
-        return Member(socket.gethostname(), machine, os.getpid())
+        return Member(socket.gethostname(), machine(), os.getpid(), process_start(os.getpid()))
 
     def lives(self) -> bool:
-        with contextlib.suppress(OSError):  # one that has ended keeps its number until its parent has noticed
-            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        return True
+        return process_start(self.pid) == self.started
 
 
 class Processes:

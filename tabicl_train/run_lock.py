@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tabicl_train.config import ConfigError
+from tabicl_train.liveness import machine, process_start
 from tabicl_train.messages import tell
 
 BEAT = 10.0  # seconds between two heartbeats
@@ -183,26 +184,3 @@ def heartbeat_age(path: Path) -> float:
     except OSError:  # a full disk, or a reader who may not write
         now = time.time()
     return now - path.stat().st_mtime
-
-
-def machine() -> str:
-    """Equal where two processes can see each other: one boot of one machine, and one space of process numbers."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return socket.gethostname()
-
-
-def process_start(process: int) -> str | None:
-    """When a process began, which tells it from a later one of the same number; None if it is gone."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except FileNotFoundError:
-        if Path("/proc/self/stat").exists():
-            return None
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, 0)
-            return "running"
-        return None
-    return None if fields[0] in "ZX" else fields[19]

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from tabicl_train import processes as module
 from tabicl_train.config import ConfigError, TrainerConfig
+from tabicl_train.liveness import process_start
 from tabicl_train.processes import Launch, Member, Processes, ProcessLost, Stopped, first_host, join, read_launch
 from tabicl_train.signals import Stop
 
@@ -277,7 +278,7 @@ def started(launcher: str, folder: Path, *arguments: str) -> tuple[subprocess.Po
 
 
 def lives(pid: int) -> bool:
-    return replace(Member.this(), pid=pid).lives()
+    return process_start(pid) is not None
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
