@@ -39,7 +39,7 @@ from tabicl_train.workers import sendable
 
 BEAT = 1.0  # seconds between two looks at the others
 SILENT = 5.0  # seconds without a beat after which a process is suspected, once an exchange with it has failed
-PATIENCE = 5.0  # seconds of waiting before the first line about it; then there is one every minute
+PATIENCE = 15.0  # seconds before the first line about a wait, as importing torch takes 5; then one every minute
 GRACE = 20.0  # seconds that a process has to end by itself, once another one is gone
 AGENT = -1  # in place of a rank, torchrun as the host of the store
 

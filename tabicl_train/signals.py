@@ -39,9 +39,10 @@ class Stop:
     def notice(self, number: int, now: float) -> None:
         if self.first is None:
             self.first, self.number = now, number
-            later = "after this step; once more stops at once"
+            later = "stopping after this step; signal again to kill"
             then = f"no longer waiting for {self.waiting}" if self.waiting else later
-            print(f"stop      {signal.Signals(number).name}: {then}", file=sys.stderr)
+            with contextlib.suppress(OSError):  # a closed terminal must not end the thread that listens
+                print(f"stop      {signal.Signals(number).name}: {then}", file=sys.stderr)
         elif now - self.first >= SAME:
             for worker in multiprocessing.active_children():
                 worker.kill()

@@ -235,7 +235,8 @@ def load_weights(module: Pretraining, config: RunConfig) -> None:
 def introduce(config: RunConfig, trainer: L.Trainer, first_step: int) -> None:
     """What is about to run, as it really is."""
     tell(f"run       {config.run_dir}" + (f", resumed at step {first_step}" if first_step else ""))
-    tell(f"prior     {config.prior['name']}, seed {config.seed}, {config.stream.num_workers} workers")
+    workers = config.stream.num_workers
+    tell(f"prior     {config.prior['name']}, seed {config.seed}, {workers} worker{'' if workers == 1 else 's'}")
     device = trainer.strategy.root_device.type
     tell(f"device    {trainer.world_size} x {device}")
     tell(f"precision {choose(config.trainer)}")

@@ -19,7 +19,7 @@ def test_a_second_signal_ends_the_process_unless_it_is_the_same_one_passed_on(ca
         with pytest.raises(SystemExit):
             stop.notice(signal.SIGINT, 101.1)
     end.assert_called_once_with(128 + signal.SIGINT)
-    assert capsys.readouterr().err.count("SIGTERM: after this step; once more stops at once") == 1
+    assert capsys.readouterr().err.count("SIGTERM: stopping after this step; signal again to kill") == 1
 
 
 def test_handlers_are_put_back_and_nested_uses_are_one():
@@ -49,7 +49,7 @@ def test_signals_are_noticed_while_the_main_thread_is_stuck():
     with subprocess.Popen([sys.executable, "-c", STUCK], **pipes) as p:
         assert p.stdout.readline() == "ready\n"
         p.send_signal(signal.SIGTERM)
-        assert "SIGTERM: after this step" in p.stderr.readline()
+        assert "SIGTERM: stopping after this step" in p.stderr.readline()
         assert p.poll() is None
         p.send_signal(signal.SIGTERM)
         assert p.wait(60) == 128 + signal.SIGTERM
