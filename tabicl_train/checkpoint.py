@@ -30,6 +30,10 @@ from tabicl_train.curriculum import last_of_stage, stage_at
 from tabicl_train.messages import first_line, tell
 
 
+class SaveFailed(OSError):
+    """A run that has ended without its last checkpoint."""
+
+
 class DamagedCheckpoint(Exception):
     """A file that is truncated, altered, or no checkpoint."""
 
@@ -123,7 +127,10 @@ class Checkpoints(L.Callback):
             self.save(trainer)
         self.files.wait()
         if self.files.failed:
-            raise OSError(f"the last checkpoint could not be written: {first_line(self.files.failed)}")
+            raise SaveFailed(
+                f"the last checkpoint could not be written: {first_line(self.files.failed)}. The same command does the "
+                "steps since the one before again"
+            )
 
     def save(self, trainer: L.Trainer) -> None:
         step = trainer.global_step

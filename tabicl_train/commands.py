@@ -102,7 +102,8 @@ def run_job(tree: Any) -> None:
 
             preflight(config)
             return
-        from tabicl_train.guard import Diverged  # lightning takes 3 s to import
+        from tabicl_train.checkpoint import SaveFailed  # lightning takes 3 s to import
+        from tabicl_train.guard import Diverged
         from tabicl_train.processes import ProcessLost
         from tabicl_train.run_lock import LostLock
         from tabicl_train.train import train as run_training
@@ -112,7 +113,7 @@ def run_job(tree: Any) -> None:
             with watch_signals() as stop:
                 stop.started = time.monotonic()  # max_hours is the time of this job, whatever the sweep has taken
                 status = run_training(config)
-        except (PriorError, WorkerDied, Diverged, ProcessLost, LostLock) as error:
+        except (PriorError, WorkerDied, Diverged, ProcessLost, LostLock, SaveFailed) as error:
             sys.exit("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]))
         # A job of a sweep that has used up its hours does not end the others.
         ended = stop.asked or HydraConfig.get().mode != RunMode.MULTIRUN

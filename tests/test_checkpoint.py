@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from command_line import exit_code
 
 from tabicl_train import atomic, checkpoint
 from tabicl_train.checkpoint import CheckpointFiles, DamagedCheckpoint, newest_valid, read, saved
@@ -161,8 +162,8 @@ def test_a_last_save_that_fails_is_an_error(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(atomic.os, "fsync", refuse)
-    with pytest.raises(OSError, match="the last checkpoint could not be written"):
-        run(tmp_path / "run", "trainer.max_steps=2")
+    line = exit_code(monkeypatch, "train", *SETTINGS, f"run_dir={tmp_path}/run", "trainer.max_steps=2")
+    assert line.startswith("error: the last checkpoint could not be written: [Errno 28]") and "\n" not in line
 
 
 def test_a_real_full_file_system(tmp_path):
