@@ -48,7 +48,7 @@ class RunLock:
             if (owner := read_owner(self.path)) is not None:
                 if is_alive(owner, self.path):
                     raise ConfigError([f"{self.path.parent} is in use: {describe(owner, self.path)}"])
-                tell(f"lock      taken over from {owner['process']} on {owner['host']}, which is gone")
+                tell(f"lock      taken over from process {owner['process']} on {owner['host']}, which is gone")
             self.create()
 
     def create(self) -> None:
@@ -167,7 +167,7 @@ def is_alive(owner: dict, path: Path) -> bool:
 
 
 def describe(owner: dict, path: Path) -> str:
-    line = f"process {owner['process']} on {owner['host']} trains in it since {owner['since']}"
+    line = f"process {owner['process']} on {owner['host']} has been training in it since {owner['since']}"
     if owner["machine"] == machine():
         return line
     return (

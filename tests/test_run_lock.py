@@ -31,7 +31,7 @@ def ended_process() -> int:
 def test_a_second_start_names_the_first(tmp_path):
     first = RunLock(tmp_path)
     first.acquire()
-    with pytest.raises(ConfigError, match=rf"{tmp_path} is in use: process {os.getpid()} on \S+ trains in it since 20"):
+    with pytest.raises(ConfigError, match=rf"{tmp_path} is in use: process {os.getpid()} on \S+ has been training in it since 20"):
         RunLock(tmp_path).acquire()
     assert owner_is_alive(tmp_path)
     first.release()
