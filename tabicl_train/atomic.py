@@ -21,9 +21,14 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """A rename survives a power cut only after it."""
+    folder = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the rename itself survives a power cut only then
+        os.fsync(folder)
     finally:
         os.close(folder)
 

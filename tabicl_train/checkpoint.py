@@ -24,7 +24,7 @@ import lightning as L
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from tabicl_train.atomic import save_atomically
+from tabicl_train.atomic import save_atomically, sync_folder
 from tabicl_train.config import CheckpointConfig, ConfigError, RunConfig
 from tabicl_train.curriculum import last_of_stage, stage_at
 from tabicl_train.messages import first_line, tell
@@ -179,6 +179,7 @@ def give_name(content: dict, path: Path, name: Path) -> None:
         save_atomically(content, name)
     else:
         os.replace(aside, name)
+        sync_folder(name.parent)
 
 
 def read(path: Path) -> dict:

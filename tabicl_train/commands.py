@@ -34,7 +34,7 @@ from tabicl_train.config import (
     unknown,
 )
 from tabicl_train.config import first_lines as first_lines_of
-from tabicl_train.messages import is_first
+from tabicl_train.messages import is_first, is_first_here
 from tabicl_train.outputs import check_output, make_folder
 from tabicl_train.provenance import versions
 from tabicl_train.signals import die_with_launcher, watch_signals
@@ -58,11 +58,10 @@ def train() -> None:
     if arguments.config_path is not None:  # Hydra takes it from this file's folder, a person from the working directory
         arguments.config_path = os.path.abspath(arguments.config_path)
     config = None
-    with config_errors(alike=True):
-        if arguments.hydra_help or arguments.shell_completion:
-            sys.argv[0] = "tabicl-train"  # completion works for the installed command, not for python -m tabicl_train
-        else:
-            config = check(arguments)
+    if arguments.hydra_help or arguments.shell_completion:
+        sys.argv[0] = "tabicl-train"  # completion works for the installed command, not for python -m tabicl_train
+    else:
+        config = check(arguments)
     register()
     arguments.overrides = add_stages(arguments.overrides)
     hydra_version.setbase("1.3")
@@ -76,13 +75,17 @@ def train() -> None:
 
 
 def check(arguments: Any) -> RunConfig:
-    """The run's configuration, or that of the first job of a sweep; raises ConfigError with all that is wrong."""
+    """The run's configuration, or that of the first job of a sweep. Exits with all that is wrong: what all processes of
+    a run find alike is printed by the first, what is wrong with a machine by the first one there."""
     files = (arguments.config_name, arguments.config_path, arguments.config_dir)
     sweep = arguments.multirun or "hydra.mode=MULTIRUN" in arguments.overrides
-    configs = compose_sweep(arguments.overrides, *files) if sweep else [compose(arguments.overrides, *files)]
-    if not (arguments.cfg or arguments.help or arguments.info):
-        if found := [problem for config in configs for problem in config.start_problems()]:
-            raise ConfigError(list(dict.fromkeys(found)))
+    with config_errors(is_first()):
+        configs = compose_sweep(arguments.overrides, *files) if sweep else [compose(arguments.overrides, *files)]
+    if arguments.cfg or arguments.help or arguments.info:
+        return configs[0]
+    with config_errors(is_first_here()):
+        if problems := [problem for config in configs for problem in config.start_problems()]:
+            raise ConfigError(list(dict.fromkeys(problems)))
         if not sweep and not configs[0].preflight:
             make_folder("run_dir", Path(configs[0].run_dir))
     return configs[0]
@@ -116,7 +119,7 @@ def run_job(tree: Any) -> None:
         except (PriorError, WorkerDied, Diverged, ProcessLost, LostLock, SaveFailed) as error:
             sys.exit("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]))
         # A job of a sweep that has used up its hours does not end the others.
-        ended = stop.asked or HydraConfig.get().mode != RunMode.MULTIRUN
+        ended = stop.first is not None or HydraConfig.get().mode != RunMode.MULTIRUN
         if status == "preempted" and ended and "TORCHELASTIC_RUN_ID" not in os.environ:
             sys.exit(EXIT_PREEMPTED)
 
@@ -308,13 +311,15 @@ def parse(command: type, arguments: list[str]) -> Any:
 
 
 @contextlib.contextmanager
-def config_errors(alike: bool = False) -> Iterator[None]:
-    """Ends the command with exit code 2 and the list of problems, without a stack trace. What all processes of a run
-    find alike is printed by the first."""
+def config_errors(speaks: bool = True) -> Iterator[None]:
+    """Ends the command with exit code 2 and the list of problems, without a stack trace.
+
+    speaks: whether this process prints them; of those that all processes of a run have agreed on, the first one does
+    """
     try:
         yield
     except ConfigError as error:
-        if is_first() or not (alike or error.everywhere):
+        if is_first() if error.everywhere else speaks:
             for problem in error.problems:
                 print(f"error: {problem}", file=sys.stderr)
         sys.exit(EXIT_CONFIG)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tabicl_train.config import ConfigError
+from tabicl_train.outputs import check_output
 from tabicl_train.records import Records
 
 if TYPE_CHECKING:  # matplotlib is an extra
@@ -141,11 +142,11 @@ def save_figures(run_dir: Path) -> list[Path]:
     """What can be drawn of a run, as RUN_DIR/figures/NAME.png."""
     written = []
     for name, (source, draw) in FIGURES.items():
-        if (run_dir / source).is_file():
+        if Records(run_dir).rows(source):
             written.append(run_dir / "figures" / f"{name}.png")
-            written[-1].parent.mkdir(exist_ok=True)
+            check_output(written[-1])
             draw(run_dir).savefig(written[-1], dpi=120)
     if not written:
         files = " or ".join(dict.fromkeys(source for source, _ in FIGURES.values()))
-        raise ConfigError([f"run_dir is '{run_dir}'; there is no {files}"])
+        raise ConfigError([f"run_dir is '{run_dir}'; there is no row of {files}"])
     return written

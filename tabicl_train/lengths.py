@@ -27,8 +27,6 @@ SCALING = ("step", "stage", "layer", "n_smallest", "n_largest", "at_smallest", "
 class Lengths(L.Callback):
     def __init__(self, records: Records) -> None:
         self.records = records
-        self.losses: list[dict] = []  # rows of batches.csv of the last logged step
-        self.multipliers: dict[str, float] = {}  # of the last logged step, a layer, at its largest n
 
     def on_train_start(self, trainer: L.Trainer, module: Pretraining) -> None:
         if trainer.is_global_zero:
@@ -45,22 +43,21 @@ class Lengths(L.Callback):
         step = trainer.global_step
         if not trainer.is_global_zero or not is_logged(module.config, step):
             return
-        self.losses = []
+        rows = []
         for batch, losses in zip(item.batches, module.table_losses, strict=True):
-            _, rows, features = batch.X.shape
+            _, num_rows, num_features = batch.X.shape
             classes, guesses = num_classes(batch.y), guess_losses(batch.y, batch.train_size)
             for c in classes.unique().tolist():
                 same = classes == c
                 means = (losses[same].mean().item(), guesses[same].mean().item())
-                values = (step, item.stage, rows, batch.train_size, features, c, int(same.sum()), *means)
-                self.losses.append(dict(zip(BATCHES, values, strict=True)))
-        self.records.append_rows("batches.csv", *self.losses)
+                values = (step, item.stage, num_rows, batch.train_size, num_features, c, int(same.sum()), *means)
+                rows.append(dict(zip(BATCHES, values, strict=True)))
+        self.records.append_rows("batches.csv", *rows)
         smallest, largest = (f(batch.train_size for batch in item.batches) for f in (min, max))
         for name, scaling in module.model.named_scalings():
             base = [scaling.multipliers(n).abs().max().item() for n in (smallest, largest)]
             gate = gate_statistics(scaling.gate_sums)
             scaling.gate_sums = None
-            self.multipliers[name] = base[1]
             values = (step, item.stage, name, smallest, largest, *base, *gate)
             self.records.append_rows("scaling.csv", dict(zip(SCALING, values, strict=True)))
 

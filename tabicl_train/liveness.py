@@ -6,6 +6,8 @@ import os
 import socket
 from pathlib import Path
 
+UNKNOWN = "unknown"
+
 
 def machine() -> str:
     """Equal where two processes can see each other: one boot of one machine, and one space of process numbers."""
@@ -23,14 +25,17 @@ def process_start(process: int) -> str | None:
     """
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        if Path("/proc/self/stat").exists():
-            return None
+    except OSError:  # where there is no /proc, or others' processes are hidden
         try:
             os.kill(process, 0)
         except ProcessLookupError:
             return None
         except PermissionError:
             pass  # it is there, and somebody else's
-        return "unknown"
+        return UNKNOWN
     return None if fields[0] in "ZX" else fields[19]
+
+
+def is_running(process: int, started: str | None) -> bool:
+    """Whether the process that began then is there; one whose beginning cannot be seen is taken for it."""
+    return process_start(process) in (started, UNKNOWN) if started is not None else False

@@ -8,10 +8,20 @@ import sys
 
 
 def tell(line: str) -> None:
+    """Print a line, on one process of each machine."""
+    if is_first_here():
+        say(line)
+
+
+def say(line: str) -> None:
     """Print a line. One that cannot be printed is lost: a log on a full disk, or a closed terminal, ends no run."""
-    if rank_of("LOCAL_RANK", "SLURM_LOCALID") == 0:
-        with contextlib.suppress(OSError):
-            print(line, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
+
+
+def is_first_here() -> bool:
+    """Whether this process is the first one of its machine, as the launcher says."""
+    return rank_of("LOCAL_RANK", "SLURM_LOCALID") == 0
 
 
 def is_first() -> bool:

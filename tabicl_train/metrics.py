@@ -86,7 +86,6 @@ class Metrics(L.Callback):
                 "memory_gb": peak_memory(module.device) / 1e9,
             }
             self.start_window(trainer)
-            self.row = row
             if trainer.is_global_zero:
                 self.records.append_rows("metrics.csv", {column: row[column] for column in COLUMNS})
                 self.progress.show(row)

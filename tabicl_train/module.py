@@ -5,8 +5,6 @@ Nothing here waits for the device: whether a step counts is decided there, and c
 
 from __future__ import annotations
 
-import sys
-
 import lightning as L
 import torch
 import torch.nn.functional as F
@@ -15,6 +13,7 @@ from torch import Tensor
 from priors.table import rng_at
 from tabicl_train.config import RunConfig, StageConfig
 from tabicl_train.curriculum import stage_at
+from tabicl_train.messages import say
 from tabicl_train.model import TabICL
 from tabicl_train.optimizer import build_optimizer
 from tabicl_train.precision import LossScale, choose
@@ -131,7 +130,7 @@ class Pretraining(L.LightningModule):
                 self.too_large.add(shape)
                 torch.cuda.empty_cache()
                 what = f"{tables} tables of {rows} rows and {features} features did not fit at step {item.step}"
-                print(f"memory    {what} on rank {self.global_rank}; halved from now on", file=sys.stderr, flush=True)
+                say(f"memory    {what} on rank {self.global_rank}; halved from now on")
                 pieces[:0] = halves(piece)
                 continue
             found.append(losses)

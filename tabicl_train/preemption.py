@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from datetime import timedelta
 
 import lightning as L
@@ -37,8 +36,7 @@ class Preemption(L.Callback):
         self.agree(trainer)
 
     def agree(self, trainer: L.Trainer) -> None:
-        hours, limit = (time.monotonic() - self.stop.started) / 3600, self.settings.max_hours
-        asked = self.stop.asked or (limit is not None and hours >= limit)
+        asked = self.stop.asked
         if trainer.world_size > 1:
             anybody = torch.tensor(int(asked))
             dist.all_reduce(anybody, dist.ReduceOp.MAX, group=self.group)

@@ -32,8 +32,9 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from tabicl_train.config import ConfigError, TrainerConfig
-from tabicl_train.liveness import machine, process_start
-from tabicl_train.messages import first_line
+from tabicl_train.liveness import is_running, machine, process_start
+from tabicl_train.messages import first_line, say
+from tabicl_train.run_lock import LostLock
 from tabicl_train.signals import PARENT, Stop
 from tabicl_train.workers import sendable
 
@@ -108,9 +109,12 @@ def read_launch(settings: TrainerConfig, environ: Mapping[str, str]) -> Launch:
         job = int(environ.get("SLURM_JOB_ID", 0)) * 7 + int(environ["SLURM_STEP_ID"])
         return Launch("srun", rank, tasks, local_rank, max(1, tasks // nodes), address, port or 15_000 + job % 15_000)
     devices, nodes = settings.devices or 1, settings.nodes or 1
-    first = int(environ.get("NODE_RANK", 0)) * devices
-    address = address or ("127.0.0.1" if nodes == 1 else socket.gethostname())
-    return Launch("plain", first, devices * nodes, 0, devices, address, port)
+    if nodes == 1:  # the variables below may be set for something else
+        return Launch("plain", 0, devices, 0, devices, "127.0.0.1", 0)
+    node = int(environ.get("NODE_RANK", 0))
+    if not 0 <= node < nodes:
+        raise ConfigError([f"NODE_RANK is {node}, and trainer.nodes is {nodes}; it must lie in 0..{nodes - 1}"])
+    return Launch("plain", node * devices, devices * nodes, 0, devices, address or socket.gethostname(), port)
 
 
 def first_host(hosts: str) -> str:
@@ -133,7 +137,7 @@ class Member:
         return Member(socket.gethostname(), machine(), os.getpid(), process_start(os.getpid()))
 
     def lives(self) -> bool:
-        return process_start(self.pid) == self.started
+        return is_running(self.pid, self.started)
 
 
 class Processes:
@@ -181,7 +185,8 @@ class Processes:
                 value = function()
             except Exception as error:
                 self.share(error)
-                self.put(key, (None, sendable(error)))
+                with contextlib.suppress(ProcessLost):
+                    self.put(key, (None, sendable(error)))
                 raise
             self.put(key, (value, None))
             return value
@@ -321,7 +326,7 @@ class Processes:
         if self.ending is None and lost is not None:
             self.ending = time.monotonic()
         if self.ending is not None and time.monotonic() - self.ending > GRACE:
-            print(f"error: {lost or f'rank {self.rank} did not end by itself'}", file=sys.stderr, flush=True)
+            say(f"error: {lost or f'rank {self.rank} did not end by itself'}")
             end_now(1)
 
     def name(self, rank: int) -> str:
@@ -368,7 +373,7 @@ class Processes:
         if error is self.shared and self.rank > 0:
             return ProcessLost(f"{self.name(0)} failed; rank {self.rank} ends with it")
         failed = self.gone(self.timeout) or (self.rank, "was stopped" if isinstance(error, Stopped) else "failed")
-        if not isinstance(error, (ProcessLost, ConfigError, Stopped)):
+        if not isinstance(error, (ProcessLost, ConfigError, Stopped, LostLock)):
             where = self.keep(error)
             if gone := self.cause(error):
                 failed, error = gone, ProcessLost(f"{self.name(gone[0])} {gone[1]}; rank {self.rank} ends with it")
@@ -388,7 +393,7 @@ class Processes:
             with open(self.log, "a") as file:
                 file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')}\n{trace}\n")
         except OSError:
-            print(trace, file=sys.stderr)
+            say(trace)
             return "the lines above"
         return self.log
 
@@ -440,7 +445,7 @@ class Wait:
             raise ProcessLost(f"gave up after {seconds:.0f} s: {whom}{which} did not come to {self.place}")
         self.next = seconds + 60.0
         if speaks:
-            print(f"waiting for {whom} at {self.place}", file=sys.stderr, flush=True)
+            say(f"waiting for {whom} at {self.place}")
 
 
 @contextlib.contextmanager
@@ -508,9 +513,11 @@ def connect(launch: Launch, stop: Stop, timeout: float) -> tuple[Launch, dist.St
         if wait.is_long():
             wait.tell(f"the first of {launch.size} processes")
         time.sleep(0.1)
-    store = dist.TCPStore(
-        launch.address, launch.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout)
-    )
+    limit = timedelta(seconds=timeout)
+    try:
+        store = dist.TCPStore(launch.address, launch.port, is_master=False, wait_for_workers=False, timeout=limit)
+    except RuntimeError:
+        raise ProcessLost(f"what answers at {wait.place} is not the first process of a run") from None
     return launch, store, line
 
 

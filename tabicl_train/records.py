@@ -111,7 +111,7 @@ class Records:
     def warn(self, name: str, error: OSError) -> None:
         if name not in self.failing:
             self.failing.add(name)
-            tell(f"warning   {name} cannot be written ({first_line(error)}); new lines are lost until it can")
+            tell(f"warning   {name} cannot be written ({first_line(error)}); what belongs there is lost")
 
 
 def open_or_empty(path: Path) -> io.TextIOBase:

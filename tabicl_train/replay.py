@@ -32,11 +32,18 @@ def replay(run: str, step: int) -> None:
         raise ConfigError([f"run is {run!r}; there is no checkpoint in it"])
     rewinds = [(good, at) for good, at in rewinds_of(Path(run), newest[1]) if at <= step]
     start, first = newest_before(folder, step, rewinds)
-    config = from_values((start or newest)[1]["config"])
+    config = from_values(as_replayed((start or newest)[1]["config"], start is not None))
     if not 0 <= step < config.total_steps:
         raise ConfigError([f"step is {step}; the run has the steps 0..{config.total_steps - 1}"])
     ahead = [(good, at) for good, at in rewinds if at > first]
     run_steps(config, start, step + 1, Dissection(config, step, ahead))
+
+
+def as_replayed(values: dict, from_checkpoint: bool) -> dict:
+    """A run's configuration without what its replay does not use, and what this machine may not have."""
+    values = values | {"init_weights": None} if from_checkpoint else values
+    trainer = values["trainer"] | {"accelerator": "auto", "devices": None, "nodes": None}
+    return values | {"trainer": trainer, "wandb": values["wandb"] | {"mode": "disabled"}}
 
 
 def newest_before(folder: Path, step: int, rewinds: list[tuple[int, int]]) -> tuple[tuple[Path, dict] | None, int]:

@@ -245,7 +245,7 @@ def loss_table(batches: pd.DataFrame, by: str) -> str:
 
 
 def multipliers(run: Run) -> str:
-    if not (run.folder / "scaling.csv").is_file():
+    if not Records(run.folder).rows("scaling.csv"):
         return missing("There is no scaling.csv: the model has no scalable softmax, or no step was logged.")
     return picture(draw_scaling(run.folder), "multipliers of the scalable softmax against labelled rows")
 

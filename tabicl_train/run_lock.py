@@ -12,6 +12,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import math
 import os
 import socket
 import tempfile
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tabicl_train.config import ConfigError
-from tabicl_train.liveness import machine, process_start
+from tabicl_train.liveness import is_running, machine, process_start
 from tabicl_train.messages import tell
 
 BEAT = 10.0  # seconds between two heartbeats
@@ -39,6 +40,7 @@ class RunLock:
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
         self.file: int | None = None  # of the lock, kept open so that no other file can have its number
+        self.on_beat: Callable[[], None] = lambda: None  # called with each heartbeat
         self.stopped = threading.Event()
         self.thread: threading.Thread | None = None
 
@@ -50,6 +52,8 @@ class RunLock:
                     raise ConfigError([f"{self.path.parent} is in use: {describe(owner, self.path)}"])
                 tell(f"lock      taken over from process {owner['process']} on {owner['host']}, which is gone")
             self.create()
+        self.thread = threading.Thread(target=self.renew, name="heartbeat", daemon=True)
+        self.thread.start()
 
     def create(self) -> None:
         try:
@@ -73,8 +77,8 @@ class RunLock:
             return True
         try:
             return os.path.samestat(os.stat(self.path), os.fstat(self.file))
-        except FileNotFoundError:
-            return False
+        except OSError as error:  # ESTALE: a file server's word for a file that another machine has replaced
+            return error.errno not in (errno.ENOENT, errno.ESTALE)
 
     def check(self) -> None:
         """Raises LostLock if this process is not the owner any more."""
@@ -83,21 +87,13 @@ class RunLock:
             by = f"process {owner['process']} on {owner['host']}" if owner else "another process"
             raise LostLock(f"{self.path.parent} was taken over by {by}; this process stops without writing to it")
 
-    def keep_alive(self, beat: Callable[[], None]) -> None:
-        """Renew the heartbeat in a thread, and call `beat` each time."""
-
-        def renew() -> None:
-            while not self.stopped.wait(BEAT):
-                if not self.held:
-                    return
-                with contextlib.suppress(OSError):
-                    if self.file is not None:
-                        os.utime(self.file)
-                with contextlib.suppress(LostLock):
-                    beat()
-
-        self.thread = threading.Thread(target=renew, name="heartbeat", daemon=True)
-        self.thread.start()
+    def renew(self) -> None:
+        """The heartbeat's thread."""
+        while not self.stopped.wait(BEAT) and self.held:
+            with contextlib.suppress(OSError, LostLock):
+                if self.file is not None:
+                    os.utime(self.file)
+                self.on_beat()
 
     def release(self) -> None:
         self.stopped.set()
@@ -141,6 +137,7 @@ def this_process() -> dict:
         "host": socket.gethostname(),
         "machine": machine(),
         "job": os.environ.get("SLURM_JOB_ID"),
+        "restarts": int(os.environ.get("SLURM_RESTART_COUNT", 0)),
         "since": time.strftime("%Y-%m-%d %H:%M:%S"),
     }
 
@@ -153,16 +150,16 @@ def read_owner(path: Path) -> dict | None:
         return None
     except ValueError:
         owner = None
-    unknown = dict.fromkeys(("process", "started", "host", "machine", "job", "since"), "unknown")
+    unknown = dict.fromkeys(this_process(), "unknown")
     return unknown | owner if isinstance(owner, dict) else unknown
 
 
 def is_alive(owner: dict, path: Path) -> bool:
     if owner["machine"] == machine():
-        return process_start(owner["process"]) == owner["started"] is not None
-    job = os.environ.get("SLURM_JOB_ID")
-    if job is not None and owner["job"] == job:
-        return False  # its earlier start, on another machine: SLURM has ended it before this one began
+        return is_running(owner["process"], owner["started"])
+    now = this_process()
+    if now["job"] is not None and owner["job"] == now["job"] and owner["restarts"] < now["restarts"]:
+        return False  # SLURM has ended it before it started the job again
     return heartbeat_age(path) < STALE
 
 
@@ -183,4 +180,7 @@ def heartbeat_age(path: Path) -> float:
             now = os.fstat(file.fileno()).st_mtime
     except OSError:  # a full disk, or a reader who may not write
         now = time.time()
-    return now - path.stat().st_mtime
+    try:
+        return now - path.stat().st_mtime
+    except FileNotFoundError:  # released meanwhile
+        return math.inf

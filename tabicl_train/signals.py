@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import multiprocessing
 import os
 import signal
@@ -15,6 +16,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+
+from tabicl_train.messages import say
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 # Seconds in which a second signal counts as the first one: torchrun passes on what a whole process group gets anyway.
@@ -28,21 +31,21 @@ class Stop:
 
     def __init__(self) -> None:
         self.started = time.monotonic()
+        self.limit = math.inf  # seconds after the start, at which the process is to stop as if it had got a signal
         self.first: float | None = None  # when the first signal came
         self.number: int | None = None
         self.waiting: str | None = None  # what the process waits for before it trains; a signal ends that at once
 
     @property
     def asked(self) -> bool:
-        return self.first is not None
+        return self.first is not None or time.monotonic() - self.started >= self.limit
 
     def notice(self, number: int, now: float) -> None:
         if self.first is None:
             self.first, self.number = now, number
             later = "stopping after this step; signal again to kill"
             then = f"no longer waiting for {self.waiting}" if self.waiting else later
-            with contextlib.suppress(OSError):  # a closed terminal must not end the thread that listens
-                print(f"stop      {signal.Signals(number).name}: {then}", file=sys.stderr)
+            say(f"stop      {signal.Signals(number).name}: {then}")
         elif now - self.first >= SAME:
             for worker in multiprocessing.active_children():
                 worker.kill()

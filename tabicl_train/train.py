@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import warnings
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +22,7 @@ from tabicl_train.lengths import Lengths
 from tabicl_train.messages import tell
 from tabicl_train.metrics import Metrics
 from tabicl_train.module import Pretraining
+from tabicl_train.outputs import make_folder
 from tabicl_train.precision import choose, uses_cuda
 from tabicl_train.preemption import Preemption
 from tabicl_train.processes import Processes, Stopped, join, one_process
@@ -46,6 +48,7 @@ def train(config: RunConfig) -> str:
     with watch_signals() as stop:
         try:
             with join(config.trainer, stop, folder) as processes:
+                stop.limit = math.inf if config.trainer.max_hours is None else 3600 * config.trainer.max_hours
                 processes.agree(next(iter(config.too_few_tables(processes.size)), None))
                 start, content = open_run(config, lock, processes)
                 if start.steps < config.total_steps:
@@ -64,7 +67,7 @@ def open_run(config: RunConfig, lock: RunLock, processes: Processes) -> tuple[St
 
     def choose() -> Start:
         nonlocal content
-        (lock.path.parent / "checkpoints").mkdir(parents=True, exist_ok=True)
+        make_folder("run_dir", Path(config.run_dir, "checkpoints"))
         lock.acquire()
         for folder in (lock.path.parent, lock.path.parent / "checkpoints"):
             checkpoint.sweep(folder)
@@ -85,7 +88,7 @@ def complete(start: Start, content: dict, config: RunConfig, lock: RunLock, proc
     if validation.is_missing(start.steps):
         begin(config)
         status.write("running")
-        lock.keep_alive(status.beat)
+        lock.on_beat = status.beat
         validation.finish(content, torch.device("cuda" if uses_cuda(config.trainer) else "cpu"))
     if config.wandb.mode != "disabled":
         WandbLog(config, records).complete()
@@ -103,9 +106,8 @@ def train_from(
     files = checkpoint.CheckpointFiles(config.checkpoint, content, lock.check)
     del content
     origin = describe_origin()
-    callbacks = run_callbacks(config, records, files, origin, stop)
     validation = Validation(config, records, processes, stop)
-    trainer = build_trainer(config, [*callbacks, validation], files, processes)
+    trainer = build_trainer(config, run_callbacks(config, records, files, origin, stop, validation), files, processes)
     steps = range(start.steps, config.total_steps)
     stream = StepStream(
         build_prior(config), config.curriculum, config.model, config.seed, steps, processes.rank, processes.size
@@ -113,13 +115,15 @@ def train_from(
     # Workers draw while the model is made, and are forked before this process has threads or a CUDA context; forked
     # late, workers of a released trainer took 13 s instead of 0.1 s a batch.
     with Loader(stream, config.stream, trainer.strategy.root_device) as loader, validation.drawing():
-        module = build_module(config, weights=start.checkpoint is None)
+        module = Pretraining(config)
+        if config.init_weights is not None and start.checkpoint is None:
+            processes.agree(load_weights(module, config))
         status = RunStatus(records, lambda: trainer.global_step, writes=processes.rank == 0)
         if processes.rank == 0:
             records.replace("config.yaml", yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
             records.append_line("provenance.jsonl", {"step": start.steps, **origin})
             introduce(config, trainer, start.steps)
-            lock.keep_alive(status.beat)
+            lock.on_beat = status.beat
         status.write("running")
         try:
             trainer.fit(module, loader, ckpt_path=start.checkpoint, weights_only=True)
@@ -146,7 +150,9 @@ def run_steps(config: RunConfig, start: tuple[Path, dict] | None, until: int, wa
     steps = range(0 if path is None else checkpoint.step_of(path), until)
     stream = StepStream(build_prior(config), config.curriculum, config.model, config.seed, steps)
     with Loader(stream, config.stream, trainer.strategy.root_device) as loader:
-        module = build_module(config, weights=path is None)
+        module = Pretraining(config)
+        if config.init_weights is not None and path is None and (problem := load_weights(module, config)):
+            raise ConfigError([problem])
         trainer.fit(module, loader, ckpt_path=path, weights_only=True)
 
 
@@ -157,14 +163,6 @@ def begin(config: RunConfig) -> None:
     # cuDNN attention plans for every new shape and crashed for others; flash and memory-efficient attention remain.
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.manual_seed(config.seed)
-
-
-def build_module(config: RunConfig, weights: bool) -> Pretraining:
-    """weights: whether it starts from config.init_weights, and not from a checkpoint of the run"""
-    module = Pretraining(config)
-    if weights and config.init_weights is not None:
-        load_weights(module, config)
-    return module
 
 
 def build_trainer(
@@ -198,7 +196,12 @@ def build_trainer(
 
 
 def run_callbacks(
-    config: RunConfig, records: Records, files: checkpoint.CheckpointFiles, origin: dict, stop: Stop
+    config: RunConfig,
+    records: Records,
+    files: checkpoint.CheckpointFiles,
+    origin: dict,
+    stop: Stop,
+    validation: Validation,
 ) -> list[L.Callback]:
     wanted: list[L.Callback] = []
     if config.wandb.mode != "disabled":
@@ -212,24 +215,26 @@ def run_callbacks(
         *wanted,
         Averages(config.averages),
         checkpoint.Checkpoints(records.folder / "checkpoints", files, config, origin),
+        validation,  # before the ranks agree to stop: one that a signal cuts short is the beginning of the next start
         Preemption(stop, config.trainer),
     ]
 
 
-def load_weights(module: Pretraining, config: RunConfig) -> None:
-    """Start from a run, a checkpoint or a file in the public format; its model must be the configured one."""
+def load_weights(module: Pretraining, config: RunConfig) -> str | None:
+    """Start from a run, a checkpoint or a file in the public format; returns why that cannot be, if it cannot."""
     try:
         file_config, weights = load_checkpoint(config.init_weights)
     except ConfigError as error:
-        raise ConfigError([f"init_weights: {problem}" for problem in error.problems]) from None
+        return f"init_weights: {'; '.join(error.problems)}"
     changed = [
-        f"init_weights: the file's model has {key}={value}, the configuration model.{key}={configured}"
+        f"the file's model has {key}={value}, the configuration model.{key}={configured}"
         for key, value in dataclasses.asdict(file_config).items()
         if (configured := getattr(config.model, key)) != value and key not in FREE_TO_CHANGE
     ]
     if changed:
-        raise ConfigError(changed)
+        return f"init_weights: {'; '.join(changed)}"
     module.model.load_state_dict(weights)
+    return None
 
 
 def introduce(config: RunConfig, trainer: L.Trainer, first_step: int) -> None:

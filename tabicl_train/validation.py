@@ -18,7 +18,6 @@ import dataclasses
 import itertools
 import math
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from functools import cached_property
@@ -32,7 +31,7 @@ from tabicl_train.averages import Averages
 from tabicl_train.checkpoint import DamagedCheckpoint, read, to_host
 from tabicl_train.config import SYNTHETIC, CurriculumConfig, RunConfig, StageConfig, build_prior
 from tabicl_train.lengths import guess_losses
-from tabicl_train.messages import first_line, tell
+from tabicl_train.messages import first_line, say, tell
 from tabicl_train.model import TabICL
 from tabicl_train.module import Pretraining
 from tabicl_train.predict import predict_logits
@@ -43,6 +42,7 @@ from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.workers import Loader
 
 COLUMNS = ("step", "data", "rows", "loss", "accuracy", "roc_auc", "guess_loss")
+TABLES = ("rows", "tables", "features", "real_rows")  # of the settings, those on which scores depend
 FROZEN = -1  # in place of a run's seed, which is at least 0: tables that no step has, the same ones in every run
 LONG = 60.0  # seconds of waiting before the first line about it; then at two, four, ... times as many
 DONE, STOP = "validation/{}", "validation/stop"  # keys of the processes' store: of a step; that a process is to stop
@@ -91,14 +91,18 @@ class Validation(L.Callback):
 
     @cached_property
     def best_scores(self) -> dict[str, float] | None:
-        """Of the weights in best.ckpt."""
+        """Of the weights in best.ckpt, where they come from the tables that are used now."""
         try:
-            return read(self.best).get("scores")
+            content = read(self.best)
         except FileNotFoundError:
             return None
         except (DamagedCheckpoint, OSError, MemoryError) as error:
             tell(f"warning   {first_line(error)}; the next validation replaces {self.best.name}")
             return None
+        settings = content["config"]["validation"]
+        if any(settings.get(key) != value for key, value in vars(self.settings).items() if key in TABLES):
+            return None
+        return content.get("scores") or read_scores(self.records.rows("validation.csv")).get(content["global_step"])
 
     def on_train_start(self, trainer: L.Trainer, module: Pretraining) -> None:
         if self.processes.rank == 0 and self.settings.every:
@@ -150,7 +154,7 @@ class Validation(L.Callback):
             if self.processes.rank == 1 and seconds >= due:
                 due = 2 * due
                 line = f"waiting for rank 0, which has been at the validation of step {step} for {seconds:.0f} s"
-                print(line, file=sys.stderr, flush=True)
+                say(line)
             return self.processes.ask(lambda: self.processes.store.check([DONE.format(step)]))
 
         self.processes.until(is_done)

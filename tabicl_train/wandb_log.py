@@ -28,6 +28,7 @@ from tabicl_train.figures import GROUPS, weighted_means
 from tabicl_train.messages import first_line, tell
 from tabicl_train.module import Pretraining
 from tabicl_train.records import Records, open_or_empty
+from tabicl_train.run_lock import LostLock
 from tabicl_train.validation import read_scores
 
 TRAINING = ("stage", "loss", "grad_norm", "lr", "skipped")  # of metrics.csv, what is the same when a step is done again
@@ -82,6 +83,8 @@ class WandbLog(L.Callback):
     def harmless(self) -> Iterator[None]:
         try:
             yield
+        except LostLock:
+            raise
         except Exception as error:  # a run is worth more than its log
             self.failed = True
             tell(f"wandb     nothing more is logged: {first_line(error)}")

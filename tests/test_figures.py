@@ -5,8 +5,11 @@ import sys
 import numpy as np
 import pytest
 
+from tabicl_train.config import ConfigError
 from tabicl_train.figures import draw_losses, draw_scaling, save_figures
 from tabicl_train.lengths import BATCHES, SCALING
+from tabicl_train.records import Records
+from tabicl_train.report import Run, multipliers
 
 
 @pytest.fixture
@@ -81,6 +84,15 @@ def test_the_command_writes_pictures_or_says_what_is_missing(run_dir):
     assert all((run_dir / "figures" / f"{name}.png").stat().st_size > 10_000 for name in names)
     missing = figures(run_dir / "nowhere")
     assert missing.returncode == 2 and "there is no" in missing.stderr and "Traceback" not in missing.stderr
+
+
+def test_a_run_that_begins_again_has_files_without_rows(tmp_path):
+    for name in ("scaling.csv", "batches.csv"):
+        Records(tmp_path).append_rows(name, {"step": 1})
+        Records(tmp_path).rewind(name, 0)
+    with pytest.raises(ConfigError, match=r"there is no row of scaling\.csv or batches\.csv"):
+        save_figures(tmp_path)
+    assert "There is no scaling.csv" in multipliers(Run("run", tmp_path, *[None] * 8))
 
 
 def test_a_run_without_scalable_softmax_has_the_other_figures(run_dir):

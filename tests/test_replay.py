@@ -1,5 +1,6 @@
 """Steps of a run that was rewound, once more."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ from runs import last, metrics
 from test_guard import REWIND, STAGES, Ruin, run
 
 from tabicl_train import guard
-from tabicl_train.replay import replay
+from tabicl_train.config import ConfigError, compose, from_values
+from tabicl_train.replay import as_replayed, replay
 
 
 class RuinTwice(Ruin):
@@ -49,3 +51,12 @@ def test_a_replay_meets_the_weights_of_a_run_that_was_rewound(rewound, tmp_path,
     assert "from step 8 to the weights of step 6" in assert_same_step(rewound, 9, capsys)  # a checkpoint knows it
     (folder / "step-00000006.ckpt").unlink()
     assert "from step 8 to the weights of step 6" in assert_same_step(rewound, 9, capsys)  # from the beginning
+
+
+def test_a_replay_asks_for_nothing_that_it_does_not_use():
+    values = dataclasses.asdict(compose(["experiment=smoke"]))
+    values |= {"init_weights": "gone.ckpt", "trainer": values["trainer"] | {"accelerator": "cuda", "devices": 8}}
+    config = from_values(as_replayed(values, from_checkpoint=True))
+    assert config.init_weights is None and config.trainer.accelerator == "auto" and config.trainer.devices is None
+    with pytest.raises(ConfigError, match=r"init_weights is 'gone\.ckpt'"):  # from the beginning it does need them
+        from_values(as_replayed(values, from_checkpoint=False))

@@ -1,4 +1,6 @@
+import errno
 import json
+import math
 import multiprocessing
 import os
 import subprocess
@@ -31,7 +33,7 @@ def ended_process() -> int:
 def test_a_second_start_names_the_first(tmp_path):
     first = RunLock(tmp_path)
     first.acquire()
-    with pytest.raises(ConfigError, match=rf"{tmp_path} is in use: process {os.getpid()} on \S+ has been training in it since 20"):
+    with pytest.raises(ConfigError, match=rf"{tmp_path} is in use: process {os.getpid()} on \S+ has been training"):
         RunLock(tmp_path).acquire()
     assert owner_is_alive(tmp_path)
     first.release()
@@ -67,12 +69,14 @@ def test_another_machine_counts_as_dead_when_its_heartbeat_is_old(tmp_path):
     RunLock(tmp_path).acquire()
 
 
-def test_the_same_slurm_job_takes_over_at_once(tmp_path, monkeypatch):
-    write_lock(tmp_path, machine="other", job="11")
-    monkeypatch.setenv("SLURM_JOB_ID", "12")
-    with pytest.raises(ConfigError, match="is in use"):
-        RunLock(tmp_path).acquire()
-    monkeypatch.setenv("SLURM_JOB_ID", "11")
+def test_a_slurm_job_that_starts_again_takes_over_at_once(tmp_path, monkeypatch):
+    write_lock(tmp_path, machine="other", job="11", restarts=0)
+    for job, restarts in (("12", "1"), ("11", "0")):  # another job, and another step of the same one
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+        with pytest.raises(ConfigError, match="is in use"):
+            RunLock(tmp_path).acquire()
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     RunLock(tmp_path).acquire()
 
 
@@ -121,7 +125,7 @@ def test_the_heartbeat_renews_the_lock_and_calls(tmp_path, monkeypatch):
     lock, beaten = RunLock(tmp_path), threading.Event()
     lock.acquire()
     os.utime(tmp_path / "lock", (0, 0))
-    lock.keep_alive(beaten.set)
+    lock.on_beat = beaten.set
     assert beaten.wait(60) and run_lock.heartbeat_age(tmp_path / "lock") < BEAT
     lock.release()
 
@@ -165,3 +169,17 @@ def test_of_many_that_find_a_dead_owner_one_takes_over(tmp_path):
         for process in several:
             process.kill()
             process.join()
+
+
+@pytest.mark.parametrize(("number", "held"), [(errno.ESTALE, False), (errno.ENOENT, False), (errno.EIO, True)])
+def test_what_a_file_server_answers(number, held, tmp_path, monkeypatch):
+    lock = RunLock(tmp_path)
+    lock.acquire()
+    with monkeypatch.context() as patch:
+        patch.setattr(run_lock.os, "fstat", lambda _: (_ for _ in ()).throw(OSError(number, os.strerror(number))))
+        assert lock.held == held
+    lock.release()
+
+
+def test_a_lock_that_is_released_meanwhile_is_no_obstacle(tmp_path):
+    assert run_lock.heartbeat_age(tmp_path / "lock") == math.inf

@@ -270,6 +270,15 @@ def test_a_stop_signal_ends_a_validation_and_the_next_start_does_it(folder, tmp_
     assert read(tmp_path / "run/validation.csv") == read(folder / "validated/validation.csv")[-6:]
 
 
+def test_one_in_the_middle_of_a_run_is_not_lost_to_a_stop_signal(folder, tmp_path):
+    stops = StopsIn()
+    with mock.patch.object(Validation, "score_synthetic", lambda *a: stops(*a)):
+        assert run(tmp_path / "run", *VALIDATED) == "preempted"
+    assert read_status(tmp_path / "run")["step"] == 2  # no step more than that of the validation
+    assert run(tmp_path / "run", *VALIDATED) == "finished"
+    assert read(tmp_path / "run/validation.csv") == read(folder / "validated/validation.csv")
+
+
 @contextlib.contextmanager
 def ranks(tmp_path: Path, timeout: float):
     """The validations of three processes of one run, all of them in this one."""
