@@ -21,7 +21,7 @@ TRAIN_LESS = ["trainer.max_steps=2", *VALIDATE_LESS]
 EVALUATE_LESS = ["splits=1", "rows=100", "n_estimators=1"]
 LESS = {
     "tabicl-train experiment=demo run_dir": TRAIN_LESS,
-    "tabicl-train experiment=demo preflight": ["preflight_steps=1", "curriculum.stages.short.tables=4"],
+    "tabicl-train experiment=demo preflight": ["preflight_steps=2", "curriculum.stages.short.tables=4"],
     "tabicl-train experiment=demo prior=disk": VALIDATE_LESS[2:],
     "tabicl-evaluate": EVALUATE_LESS,
     "tabicl-prior describe": ["tables=5"],
