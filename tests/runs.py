@@ -1,22 +1,21 @@
 """What tests of whole runs share: starting one, and reading and comparing what it leaves."""
 
 import csv
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
+from command_line import command
 
 from tabicl_train.checkpoint import saved
 
 EXACT = ("step", "stage", "loss", "grad_norm", "lr", "skipped")  # the columns of metrics.csv that are no timings
 
 
-def run(run_dir: Path, *overrides: str, check: bool = True) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "tabicl_train", "experiment=smoke", f"run_dir={run_dir}", *overrides]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert not check or result.returncode == 0, result.stderr
-    return result
+def run(run_dir: Path, *overrides: str, code: int = 0) -> str:
+    """tabicl-train, which must end with this exit code; returns what it writes to stderr."""
+    result = command("train", "experiment=smoke", f"run_dir={run_dir}", *overrides)
+    assert result.returncode == code, result.stderr
+    return result.stderr
 
 
 def read(path: Path) -> list[dict]:

@@ -313,7 +313,7 @@ def test_questions_about_the_command(monkeypatch, capfd):
     assert "hydra_bash_completion tabicl-train" in capfd.readouterr().out
     for line, completions in (
         ("experiment=demo", "experiment=demo experiment=demo_long"),
-        ("experiment=demo curriculum.stages.demo.lea", "curriculum.stages.demo.learning_rate="),
+        ("experiment=demo curriculum.stages.short.lea", "curriculum.stages.short.learning_rate="),
     ):
         monkeypatch.setenv("COMP_LINE", f"tabicl-train {line}")
         assert exit_code(monkeypatch, "train", "-sc", "query=bash") == 0

@@ -1,13 +1,13 @@
 import contextlib
 import io
 import re
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
 from command_line import command
+from runs import run
 from tiny_network import TINY
 
 from tabicl_train import TabICLClassifier, commands
@@ -19,8 +19,7 @@ from tabicl_train.weights import load_public, save_public
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "run"
-    overrides = ["experiment=smoke", f"run_dir={folder}", "trainer.max_steps=3", "checkpoint.every=2"]
-    subprocess.run([sys.executable, "-m", "tabicl_train", *overrides], check=True, capture_output=True)
+    run(folder, "prior=dummy", "stream.num_workers=0", "trainer.max_steps=3", "checkpoint.every=2")
     return folder
 
 
@@ -50,12 +49,11 @@ def test_a_run_a_checkpoint_and_an_export_predict_alike(run_dir, tmp_path):
 
 def test_an_export_can_start_a_run(run_dir, tmp_path):
     export(str(run_dir), str(tmp_path / "start.ckpt"))
-    told = subprocess.run(
-        [sys.executable, "-m", "tabicl_train", "experiment=smoke", f"init_weights={tmp_path}/start.ckpt",
-         f"run_dir={tmp_path}/run", "trainer.max_steps=1", "curriculum.stages.smoke.learning_rate=1e-30",
-         "curriculum.stages.smoke.final_learning_rate=0"], capture_output=True, text=True,
+    run(
+        tmp_path / "run", f"init_weights={tmp_path}/start.ckpt", "prior=dummy", "stream.num_workers=0",
+        "trainer.max_steps=1", "curriculum.stages.smoke.learning_rate=1e-30",
+        "curriculum.stages.smoke.final_learning_rate=0",
     )  # fmt: skip
-    assert told.returncode == 0, told.stderr
     _, before = load_checkpoint(str(run_dir))
     _, after = load_checkpoint(str(tmp_path / "run"))
     assert all(torch.equal(before[k], after[k]) for k in before)
@@ -63,12 +61,9 @@ def test_an_export_can_start_a_run(run_dir, tmp_path):
 
 def test_weights_of_another_model_do_not_start_a_run(tmp_path):
     save_public(TINY, TabICL(TINY).state_dict(), tmp_path / "tiny.ckpt")
-    told = subprocess.run(
-        [sys.executable, "-m", "tabicl_train", "experiment=smoke", f"init_weights={tmp_path}/tiny.ckpt",
-         f"run_dir={tmp_path}/run"], capture_output=True, text=True,
-    )  # fmt: skip
-    assert told.returncode == 2 and "Traceback" not in told.stderr
-    assert "the file's model has col_num_inducing=4, the configuration model.col_num_inducing=8" in told.stderr
+    refused = run(tmp_path / "run", f"init_weights={tmp_path}/tiny.ckpt", code=2)
+    assert "Traceback" not in refused
+    assert "the file's model has col_num_inducing=4, the configuration model.col_num_inducing=8" in refused
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
 import csv
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from command_line import command
 
 from tabicl_train.config import ConfigError
 from tabicl_train.figures import draw_losses, draw_scaling, save_figures
@@ -74,15 +73,11 @@ def test_losses_are_means_over_tables_by_classes(run_dir):
 
 
 def test_the_command_writes_pictures_or_says_what_is_missing(run_dir):
-    def figures(folder) -> subprocess.CompletedProcess:
-        code = "from tabicl_train.commands import figures; figures()"
-        return subprocess.run([sys.executable, "-c", code, f"run_dir={folder}"], capture_output=True, text=True)
-
     names = ("scaling", "loss_by_rows", "loss_by_classes")
-    written = figures(run_dir).stdout.splitlines()
+    written = command("figures", f"run_dir={run_dir}").stdout.splitlines()
     assert written == [f"{run_dir}/figures/{name}.png" for name in names]
     assert all((run_dir / "figures" / f"{name}.png").stat().st_size > 10_000 for name in names)
-    missing = figures(run_dir / "nowhere")
+    missing = command("figures", f"run_dir={run_dir}/nowhere")
     assert missing.returncode == 2 and "there is no" in missing.stderr and "Traceback" not in missing.stderr
 
 

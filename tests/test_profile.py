@@ -12,7 +12,7 @@ from tabicl_train.profile import Profile
 
 def test_the_trace_holds_the_operations_of_its_steps_and_changes_nothing(tmp_path):
     run(tmp_path / "plain", "trainer.max_steps=5")
-    told = run(tmp_path / "run", "trainer.max_steps=5", "profile.step=2", "profile.steps=2").stderr
+    told = run(tmp_path / "run", "trainer.max_steps=5", "profile.step=2", "profile.steps=2")
     path = tmp_path / "run" / "profile" / "steps-2-3.json.gz"
     assert f"profile   {path}" in told
     with gzip.open(path) as file:

@@ -47,13 +47,15 @@ def whole(folder) -> dict[str, Path]:
 def test_a_stop_inside_an_accumulation_changes_no_bit(number, precision, whole, folder):
     run_dir = folder / f"{number.name}-{precision}"
     settings = [f"run_dir={run_dir}", f"trainer.precision={precision}", "checkpoint.every=2"]
-    result = script(folder, " ".join([*settings, f"signal={number:d}"]))
+    stopped = [*settings, f"signal={number:d}"]
+    if number == signal.SIGKILL:
+        assert script(folder, " ".join(stopped)).returncode == -number
+    else:
+        assert train(folder, stopped) == "preempted"
     status = json.loads((run_dir / "status.json").read_text())
     if number == signal.SIGKILL:
-        assert result.returncode == -number
         assert status["status"] == "running" and last(run_dir)["global_step"] in SAVED
     else:  # the step that it was in is finished, then saved
-        assert result.returncode == 0, result.stderr
         assert status["status"] == "preempted" and status["step"] == last(run_dir)["global_step"] == 6
     assert train(folder, settings) == "finished"
     assert_same_end(run_dir, whole[precision])

@@ -1,11 +1,9 @@
 """Runs of several stages: their boundaries, what is forgotten and frozen there, and changed configurations."""
 
-import csv
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import runs
 import torch
 
 from tabicl_train.checkpoint import saved
@@ -14,13 +12,14 @@ from tabicl_train.config import ConfigError, compose
 TABLES = ("rows=[30,50]", "features=[2,4]", "tables=4", "group_size=2", "warmup=0")
 
 
-def run(run_dir: Path, *overrides: str) -> subprocess.CompletedProcess:
+def run(run_dir: Path, *overrides: str, code: int = 0) -> str:
     """mini_v2 with stages of 4, 5 and 1 steps on small tables of noise."""
-    settings = ["experiment=smoke", "curriculum=mini_v2", "prior=dummy", "checkpoint.every=1", "checkpoint.keep=100"]
+    settings = [
+        "curriculum=mini_v2", "prior=dummy", "stream.num_workers=0", "checkpoint.every=1", "checkpoint.keep=100",
+    ]  # fmt: skip
     for stage, steps in (("stage1", 4), ("stage2", 5), ("stage3", 1)):
         settings += [f"curriculum.stages.{stage}.{value}" for value in (f"steps={steps}", *TABLES)]
-    command = [sys.executable, "-m", "tabicl_train", *settings, f"run_dir={run_dir}", *overrides]
-    return subprocess.run(command, capture_output=True, text=True)
+    return runs.run(run_dir, *settings, *overrides, code=code)
 
 
 def checkpoint(run_dir: Path, name: str) -> dict:
@@ -34,14 +33,12 @@ def steps_in_optimizer(content: dict) -> set[int]:
 @pytest.fixture(scope="module")
 def two_stages(tmp_path_factory) -> Path:
     run_dir = tmp_path_factory.mktemp("stages") / "run"
-    result = run(run_dir)
-    assert result.returncode == 0, result.stderr
+    run(run_dir)
     return run_dir
 
 
 def test_stages_follow_each_other_with_a_named_checkpoint_each(two_stages):
-    with open(two_stages / "metrics.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = runs.metrics(two_stages)
     assert [row["stage"] for row in rows] == ["stage1"] * 4 + ["stage2"] * 5 + ["stage3"]
     assert float(rows[4]["lr"]) == 1e-3
     for stage, step in (("stage1", 4), ("stage2", 9), ("stage3", 10)):
@@ -53,13 +50,13 @@ def test_stages_follow_each_other_with_a_named_checkpoint_each(two_stages):
 def test_the_optimiser_is_fresh_at_a_stage_or_kept(two_stages, tmp_path):
     assert steps_in_optimizer(checkpoint(two_stages, "step-00000004")) == {4}
     assert steps_in_optimizer(checkpoint(two_stages, "step-00000006")) == {2}
-    assert run(tmp_path / "kept", "curriculum.stages.stage2.fresh_optimizer=false").returncode == 0
+    run(tmp_path / "kept", "curriculum.stages.stage2.fresh_optimizer=false")
     assert steps_in_optimizer(checkpoint(tmp_path / "kept", "step-00000006")) == {6}
 
 
 def test_interruption_at_a_boundary_changes_nothing(two_stages, tmp_path):
     for stop in (4, 5, 9, 10):
-        assert run(tmp_path / "run", f"trainer.max_steps={stop}").returncode == 0
+        run(tmp_path / "run", f"trainer.max_steps={stop}")
     for step in (5, 10):
         a, b = (checkpoint(folder, f"step-{step:08d}") for folder in (two_stages, tmp_path / "run"))
         assert all(torch.equal(v, b["state_dict"][k]) for k, v in a["state_dict"].items())
@@ -69,7 +66,7 @@ def test_interruption_at_a_boundary_changes_nothing(two_stages, tmp_path):
 
 
 def test_frozen_parts_keep_their_weights(tmp_path):
-    assert run(tmp_path / "run", "curriculum.stages.stage2.frozen=[column,row]").returncode == 0
+    run(tmp_path / "run", "curriculum.stages.stage2.frozen=[column,row]")
     before, after = (checkpoint(tmp_path / "run", f"step-{n:08d}")["state_dict"] for n in (4, 9))
     changed = {key.split(".")[1] for key in before if not torch.equal(before[key], after[key])}
     assert changed == {"icl_predictor"}
@@ -79,8 +76,7 @@ def test_a_run_starts_at_a_later_stage_from_weights(two_stages, tmp_path):
     from tabicl_train.export import export
 
     export(str(two_stages / "checkpoints/stage-stage1.ckpt"), str(tmp_path / "start.ckpt"))
-    result = run(tmp_path / "run", "curriculum.start=stage2", f"init_weights={tmp_path}/start.ckpt")
-    assert result.returncode == 0, result.stderr
+    run(tmp_path / "run", "curriculum.start=stage2", f"init_weights={tmp_path}/start.ckpt")
     assert [f.stem for f in saved(tmp_path / "run/checkpoints")][-1] == "step-00000006"
     with pytest.raises(ConfigError, match=r"curriculum\.start is 'third'; it must be one of smoke"):
         compose(["experiment=smoke", "curriculum.start=third"])
@@ -88,27 +84,26 @@ def test_a_run_starts_at_a_later_stage_from_weights(two_stages, tmp_path):
 
 def test_changes_on_resume_are_told_and_breaking_ones_refused(two_stages, tmp_path):
     run_dir = tmp_path / "run"
-    assert run(run_dir, "trainer.max_steps=2").returncode == 0
-    told = run(run_dir, "trainer.max_steps=3", "stream.num_workers=0", "curriculum.stages.stage2.clip=3.0")
-    assert told.returncode == 0
-    assert "changed   stream.num_workers was 1, is 0" in told.stderr
-    assert "changed   curriculum.stages.stage2.clip was 1.0, is 3.0" in told.stderr
-    broken = run(run_dir, "curriculum.stages.stage1.clip=3.0", "seed=5", "model.icl_num_blocks=1")
-    assert broken.returncode == 2 and "Traceback" not in broken.stderr
+    run(run_dir, "trainer.max_steps=2")
+    changed = run(run_dir, "trainer.max_steps=3", "stream.num_workers=1", "curriculum.stages.stage2.clip=3.0")
+    assert "changed   stream.num_workers was 0, is 1" in changed
+    assert "changed   curriculum.stages.stage2.clip was 1.0, is 3.0" in changed
+    broken = run(run_dir, "curriculum.stages.stage1.clip=3.0", "seed=5", "model.icl_num_blocks=1", code=2)
+    assert "Traceback" not in broken
     for words in ("curriculum.stages.stage1.clip was 1.0, is 3.0", "seed was 0, is 5", "model.icl_num_blocks was 2"):
-        assert words in broken.stderr
+        assert words in broken
     allowed = run(run_dir, "curriculum.stages.stage1.clip=3.0", "resume.allow_changes=true")
-    assert allowed.returncode == 0 and "changed   curriculum.stages.stage1.clip" in allowed.stderr
+    assert "changed   curriculum.stages.stage1.clip" in allowed
 
 
 def test_a_changed_optimiser_starts_anew_and_a_changed_model_is_always_refused(tmp_path):
     run_dir = tmp_path / "run"
-    assert run(run_dir, "trainer.max_steps=2").returncode == 0
+    run(run_dir, "trainer.max_steps=2")
     other = ("resume.allow_changes=true", "trainer.max_steps=4")
-    refused = run(run_dir, "model.icl_num_blocks=1", *other)
-    assert refused.returncode == 2 and "model.icl_num_blocks was 2, is 1; choose a new run_dir\n" in refused.stderr
+    refused = run(run_dir, "model.icl_num_blocks=1", *other, code=2)
+    assert "model.icl_num_blocks was 2, is 1; choose a new run_dir\n" in refused
     allowed = run(run_dir, "optimizer=adamw", *other)
-    assert allowed.returncode == 0 and "changed   optimizer.name was muon, is adamw" in allowed.stderr
+    assert "changed   optimizer.name was muon, is adamw" in allowed
     before, after = checkpoint(run_dir, "step-00000002"), checkpoint(run_dir, "step-00000004")
     assert steps_in_optimizer(before) == steps_in_optimizer(after) == {2}
     moved = max((after["state_dict"][k] - v).abs().max() for k, v in before["state_dict"].items())

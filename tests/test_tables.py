@@ -1,10 +1,9 @@
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from command_line import exit_code
+from command_line import command, exit_code
 from runs import metrics
 
 from priors import build_prior
@@ -13,13 +12,8 @@ from tabicl_train.curriculum import plan_step
 from tabicl_train.tables import run_tables
 
 
-def prior(*arguments: str, cwd=None) -> subprocess.CompletedProcess:
-    code = "from tabicl_train.commands import prior; prior()"
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=cwd)
-
-
 def test_describe_counts_tables_and_rejections():
-    told = prior("describe", "experiment=smoke", "tables=6")
+    told = command("prior", "describe", "experiment=smoke", "tables=6")
     assert told.returncode == 0, told.stderr
     lines = told.stdout.splitlines()
     rows = next(line for line in lines if line.startswith("rows")).split()
@@ -31,7 +25,8 @@ def test_describe_counts_tables_and_rejections():
 
 @pytest.mark.parametrize("name", ["graph_scm", "dummy"])
 def test_gallery_is_a_picture_and_a_page_of_every_plan(name, tmp_path):
-    told = prior("gallery", "experiment=smoke", f"prior={name}", "tables=4", f"output={tmp_path}/new/tables.png")
+    output = f"output={tmp_path}/new/tables.png"
+    told = command("prior", "gallery", "experiment=smoke", f"prior={name}", "tables=4", output)
     assert told.returncode == 0, told.stderr
     assert (tmp_path / "new/tables.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "new/tables.html").read_text()
@@ -43,7 +38,7 @@ def test_show_draws_the_table_that_training_sees():
     plan = plan_step(config.curriculum, config.model, 3, 7)
     batch = next(b for b in plan.micro_batches if 5 in b.tables)
     table = build_prior("graph_scm").sample(batch.spec, (3, 7, 5))
-    told = prior("show", "experiment=smoke", "prior=graph_scm", "seed=3", "step=7", "table=5")
+    told = command("prior", "show", "experiment=smoke", "prior=graph_scm", "seed=3", "step=7", "table=5")
     assert told.returncode == 0, told.stderr
     assert str(table.plan) in told.stdout
     assert f"{table.X[0, 0]:.3f}" in told.stdout.splitlines()[-5]
@@ -56,7 +51,7 @@ def test_tables_of_a_run_follow_its_curriculum():
 
 
 def test_bench_prints_a_line_a_row_count():
-    told = prior("bench", "prior=dummy", "rows=[50,80]", "features=[2,4]", "tables=2", "rounds=1")
+    told = command("prior", "bench", "prior=dummy", "rows=[50,80]", "features=[2,4]", "tables=2", "rounds=1")
     assert told.returncode == 0, told.stderr
     assert [line.split()[:2] for line in told.stdout.splitlines()[1:]] == [["dummy", "50"], ["dummy", "80"]]
 

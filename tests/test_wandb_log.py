@@ -262,7 +262,8 @@ def test_online_without_a_network_is_offline(tmp_path, no_account, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     run_dir = tmp_path / "run"
-    result = run(run_dir, "wandb.mode=online", "wandb.timeout=1", "trainer.max_steps=3")
-    assert "http://127.0.0.1:9 cannot be reached" in result.stderr
+    settings = ("prior=dummy", "stream.num_workers=0", "trainer.max_steps=3")
+    said = run(run_dir, "wandb.mode=online", "wandb.timeout=1", *settings)
+    assert "http://127.0.0.1:9 cannot be reached" in said
     (rows,) = histories(run_dir).values()
     assert [row["_step"] for row in rows] == [1, 2, 3]
