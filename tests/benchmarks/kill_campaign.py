@@ -181,8 +181,8 @@ def compare(run_dir: Path, whole: Path) -> None:
 
 
 def random_kills(folder: Path, kills: int, life: float, rng: random.Random) -> None:
-    run, since = 0, 0
-    for kill in range(kills):
+    run, since, kill = 0, 0, 0
+    while kill < kills:
         name = f"random-{run}"
         process = start(folder, name)
         deadline = time.monotonic() + rng.uniform(0, life)
@@ -204,7 +204,7 @@ def random_kills(folder: Path, kills: int, life: float, rng: random.Random) -> N
             for pid in chosen:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            since += 1
+            since, kill = since + 1, kill + 1
             wait_for_end(process, pids, f"{name}, kill {kill} ({victim})")
         process.wait()
         if victim == "none" or since == 8:
