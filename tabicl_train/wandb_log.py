@@ -280,7 +280,8 @@ def new_state(replaced: str | None) -> dict:
 
 def wandb_files(folder: Path, run_id: str) -> list[Path]:
     """What the run of wandb has logged, a file for each time that it was continued, oldest first."""
-    return sorted(folder.glob(f"wandb/*run-*-{run_id}/run-{run_id}.wandb"), key=lambda p: p.parent.name.split("-")[-2])
+    files = folder.glob(f"wandb/*run-*-{run_id}*/run-{run_id}.wandb")  # -1 at the end: a second start within a second
+    return sorted(files, key=lambda path: path.parent.name.partition("run-")[2])
 
 
 def read_back(path: Path) -> Iterator[Values]:

@@ -20,7 +20,7 @@ from tabicl_train import wandb_log
 from tabicl_train.config import compose
 from tabicl_train.records import Records
 from tabicl_train.validation import Validation
-from tabicl_train.wandb_log import WandbLog, validation_values, why_offline
+from tabicl_train.wandb_log import WandbLog, validation_values, wandb_files, why_offline
 
 pytest.importorskip("wandb")
 BLOCK, FULL, FIRST = 32768, 1, 2
@@ -78,9 +78,14 @@ def assert_equal_to_files(rows: list[dict], run_dir: Path) -> None:
 
 @pytest.fixture
 def no_account(tmp_path, monkeypatch):
+    import wandb
+
+    wandb.teardown()  # forgets the environment that it read first
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
+    yield
+    wandb.teardown()
 
 
 SETTINGS = [
@@ -186,6 +191,14 @@ def test_what_a_kill_has_lost_of_the_log_is_taken_from_the_files(tmp_path, no_ac
     (rows,) = histories(run_dir).values()
     assert len(metrics(run_dir)) == 12
     assert_equal_to_files(rows, run_dir)
+
+
+def test_the_files_of_two_starts_within_a_second_are_read_in_order(tmp_path):
+    starts = ["offline-run-20260101_000000-ab", "offline-run-20260101_000000-ab-1", "run-20260101_000001-ab"]
+    for name in starts:
+        (tmp_path / "wandb" / name).mkdir(parents=True)
+        (tmp_path / "wandb" / name / "run-ab.wandb").touch()
+    assert [path.parent.name for path in wandb_files(tmp_path, "ab")] == starts
 
 
 def test_scores_have_names_and_means():
