@@ -40,7 +40,7 @@ def test_what_differs_from_fp32_is_refused(factor, words, monkeypatch):
 
     monkeypatch.setattr(module, "query_losses", worse_in_bf16)
     with pytest.raises(ConfigError, match=words):
-        preflight(compose([*SETTINGS, "trainer.precision=bf16"]))
+        preflight(compose([*SETTINGS, "preflight_steps=3", "trainer.precision=bf16"]))
 
 
 def test_each_difference_has_its_limit():
