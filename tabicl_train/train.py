@@ -117,7 +117,7 @@ def train_from(
     with Loader(stream, config.stream, trainer.strategy.root_device) as loader, validation.drawing():
         module = Pretraining(config)
         if config.init_weights is not None and start.checkpoint is None:
-            processes.agree(load_weights(module, config))
+            load_weights(module, config, processes)
         status = RunStatus(records, lambda: trainer.global_step, writes=processes.rank == 0)
         if processes.rank == 0:
             records.replace("config.yaml", yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
@@ -151,8 +151,8 @@ def run_steps(config: RunConfig, start: tuple[Path, dict] | None, until: int, wa
     stream = StepStream(build_prior(config), config.curriculum, config.model, config.seed, steps)
     with Loader(stream, config.stream, trainer.strategy.root_device) as loader:
         module = Pretraining(config)
-        if config.init_weights is not None and path is None and (problem := load_weights(module, config)):
-            raise ConfigError([problem])
+        if config.init_weights is not None and path is None:
+            load_weights(module, config, one_process())
         trainer.fit(module, loader, ckpt_path=path, weights_only=True)
 
 
@@ -220,21 +220,27 @@ def run_callbacks(
     ]
 
 
-def load_weights(module: Pretraining, config: RunConfig) -> str | None:
-    """Start from a run, a checkpoint or a file in the public format; returns why that cannot be, if it cannot."""
+def load_weights(module: Pretraining, config: RunConfig, processes: Processes) -> None:
+    """Start from a run, a checkpoint or a file in the public format; its model must be the configured one. Raises
+    ConfigError on all processes."""
     try:
-        file_config, weights = load_checkpoint(config.init_weights)
+        weights, problem = fitting_weights(config), None
     except ConfigError as error:
-        return f"init_weights: {'; '.join(error.problems)}"
+        problem = f"init_weights: {'; '.join(error.problems)}"
+    processes.agree(problem)
+    module.model.load_state_dict(weights)
+
+
+def fitting_weights(config: RunConfig) -> dict[str, torch.Tensor]:
+    file_config, weights = load_checkpoint(config.init_weights)
     changed = [
         f"the file's model has {key}={value}, the configuration model.{key}={configured}"
         for key, value in dataclasses.asdict(file_config).items()
         if (configured := getattr(config.model, key)) != value and key not in FREE_TO_CHANGE
     ]
     if changed:
-        return f"init_weights: {'; '.join(changed)}"
-    module.model.load_state_dict(weights)
-    return None
+        raise ConfigError(changed)
+    return weights
 
 
 def introduce(config: RunConfig, trainer: L.Trainer, first_step: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from command_line import exit_code
+from command_line import command
 
 from tabicl_train import atomic, checkpoint
 from tabicl_train.checkpoint import CheckpointFiles, DamagedCheckpoint, newest_valid, read, saved
@@ -161,8 +161,10 @@ def test_a_last_save_that_fails_is_an_error(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(atomic.os, "fsync", refuse)
-    line = exit_code(monkeypatch, "train", *SETTINGS, f"run_dir={tmp_path}/run", "trainer.max_steps=2")
-    assert line.startswith("error: the last checkpoint could not be written: [Errno 28]") and "\n" not in line
+    result = command("train", *SETTINGS, f"run_dir={tmp_path}/run", "trainer.max_steps=2")
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert line.startswith("error: the last checkpoint could not be written: [Errno 28]")
+    assert result.returncode == 1 and "Traceback" not in result.stderr
 
 
 def test_a_real_full_file_system(tmp_path):

@@ -16,6 +16,7 @@ from runs import metrics
 from tabicl_train.config import CONFIG_DIR, ConfigError, StageConfig, compose, compose_sweep, require_matplotlib
 from tabicl_train.export import export
 from tabicl_train.module import Pretraining
+from tabicl_train.processes import one_process
 from tabicl_train.provenance import describe_origin
 from tabicl_train.signals import watch_signals
 from tabicl_train.train import load_weights
@@ -349,12 +350,12 @@ def test_a_run_starts_from_a_run_a_checkpoint_or_a_public_file(tmp_path):
     for start, step in ("run", 3), ("run/checkpoints/step-00000002.ckpt", 2), ("public.ckpt", 3):
         config = compose(["experiment=smoke", f"init_weights={tmp_path}/{start}"])
         module = Pretraining(config)
-        load_weights(module, config)
+        load_weights(module, config, one_process())
         saved = torch.load(tmp_path / f"run/checkpoints/step-0000000{step}.ckpt")["state_dict"]
         assert all(torch.equal(value, saved[name]) for name, value in module.state_dict().items())
     (tmp_path / "empty").mkdir()
     config = compose(["experiment=smoke", f"init_weights={tmp_path}/empty"])
     with pytest.raises(ConfigError, match=r"init_weights: .*holds no checkpoint yet"):
-        load_weights(module, config)
+        load_weights(module, config, one_process())
     # a run that has begun needs its start no more
     assert compose(["experiment=smoke", "init_weights=gone.ckpt", f"run_dir={tmp_path}/run"])

@@ -123,4 +123,4 @@ def test_reports_and_figures_that_cannot_be_written_or_drawn(tmp_path, monkeypat
         assert exit_code(monkeypatch, "report", f"run_dir={tmp_path}", f"output={tmp_path / output}") == 2
         assert words in capfd.readouterr().err
     assert exit_code(monkeypatch, "figures", f"run_dir={tmp_path}") == 2
-    assert capfd.readouterr().err == f"error: run_dir is '{tmp_path}'; there is no scaling.csv or batches.csv\n"
+    assert capfd.readouterr().err == f"error: run_dir is '{tmp_path}'; there is no row of scaling.csv or batches.csv\n"
