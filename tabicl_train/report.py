@@ -309,9 +309,13 @@ def real_data(runs: list[Run]) -> str:
     tasks = by_task(results, "roc_auc")
     summary = summarise(results).rename(columns=lambda name: name.replace("_", " "))
     first = text(str(tasks.columns[0]))
+    outside = ""
+    if "trained_range" in results and (results["trained_range"] == "outside").any():
+        names = ", ".join(results.loc[results["trained_range"] == "outside", "data"].unique())
+        outside = f" Outside the trained range, where the network extrapolates: {text(names)}."
     return (
         f"{told}<p>Means over {len(tasks)} tasks, of {results['split'].nunique()} splits each. win rate: the share of "
-        f"tasks on which {first} has the higher ROC AUC; lead: by how much; low and high: 95 % interval.</p>"
+        f"tasks on which {first} has the higher ROC AUC; lead: by how much; low and high: 95 % interval.{outside}</p>"
         f"{table(summary)}{picture(draw_scores(results), 'comparison of methods over tasks')}"
         f"<details open><summary>ROC AUC of every task</summary>{table(tasks)}</details>"
     )

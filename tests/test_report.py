@@ -88,7 +88,8 @@ def write_scores(run_dir: Path, lead: float, tasks: list[str] = TASKS) -> None:
                 scores = dict(
                     zip(METRICS, np.array([0.7 + more, 0.5, 0.6, 0.1]) + generator.normal(0, 0.01, 4), strict=True)
                 )
-                rows.append({"data": task, "split": split, "method": method, **sizes, **scores, "seconds": 1.0})
+                rows.append({"data": task, "split": split, "method": method, **sizes, **scores, "seconds": 1.0,
+                             "trained_range": "outside" if task == tasks[-1] else "inside"})  # fmt: skip
     pd.DataFrame(rows).to_csv(run_dir / "evaluation.csv", index=False)
 
 
@@ -159,6 +160,7 @@ def test_a_page_says_what_the_files_say(runs, pages):
     assert float(scores["this model"]["roc auc"]) == pytest.approx(expected.loc["this model", "roc_auc"], rel=1e-3)
     assert scores["random <forest>"]["win rate"] == "1" and scores["this model"]["win rate"] == ""
     assert list(page.table("data", "this model")) == TASKS
+    assert f"Outside the trained range, where the network extrapolates: {TASKS[-1]}." in page.said
 
 
 def test_the_loss_stands_beside_its_ratio_to_that_of_guessing(runs):
