@@ -54,12 +54,15 @@ class Lengths(L.Callback):
                 rows.append(dict(zip(BATCHES, values, strict=True)))
         self.records.append_rows("batches.csv", *rows)
         smallest, largest = (f(batch.train_size for batch in item.batches) for f in (min, max))
+        layers = []
         for name, scaling in module.model.named_scalings():
             base = [scaling.multipliers(n).abs().max().item() for n in (smallest, largest)]
             gate = gate_statistics(scaling.gate_sums)
             scaling.gate_sums = None
             values = (step, item.stage, name, smallest, largest, *base, *gate)
-            self.records.append_rows("scaling.csv", dict(zip(SCALING, values, strict=True)))
+            layers.append(dict(zip(SCALING, values, strict=True)))
+        if layers:
+            self.records.append_rows("scaling.csv", *layers)
 
 
 def gate_statistics(sums: torch.Tensor) -> tuple[float, float] | tuple[str, str]:

@@ -168,7 +168,7 @@ def describe(owner: dict, path: Path) -> str:
     if owner["machine"] == machine():
         return line
     return (
-        f"{line}, by its last heartbeat {heartbeat_age(path):.0f} s ago; a run on another machine counts as dead after "
+        f"{line}, last heartbeat {heartbeat_age(path):.0f} s ago; a run on another machine counts as dead after "
         f"{STALE:.0f} s"
     )
 

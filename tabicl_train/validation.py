@@ -115,12 +115,9 @@ class Validation(L.Callback):
         self.validate_if_due(trainer, module)
 
     def validate_if_due(self, trainer: L.Trainer, module: Pretraining) -> None:
-        """All processes come here after the same steps, and agree on `should_stop`."""
+        """All processes come here after the same steps."""
         step = trainer.global_step
         if not self.is_due(step):
-            return
-        if trainer.should_stop:
-            self.postponed = True
             return
         if self.processes.rank > 0:
             self.wait(step)
