@@ -1,4 +1,4 @@
-"""disk: tables that another prior drew and `priors.store.dump` wrote, for the same curriculum and seed."""
+"""disk: tables that another prior drew and `priors.storage.shards.dump` wrote, for the same curriculum and seed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 from priors.prior import Prior
-from priors.store import DamagedShard, Shard, read_table, shard_paths, tables_of_steps
+from priors.storage.shards import DamagedShard, Shard, read_table, shard_paths, tables_of_steps
 from priors.table import PriorError, Seed, Table, TableSpec, as_seed
 
 

@@ -82,7 +82,7 @@ class GraphSCM(Prior):
 
     def accept(self, table: Table, seed: tuple[int, ...]) -> None:
         if self.filter_unpredictable_tables or self.filter_trivial_tables:
-            from priors.filters import check_predictability
+            from priors.filters.predictability import check_predictability
 
             check_predictability(
                 table, rng_at(seed, "filter"), self.filter_unpredictable_tables, self.filter_trivial_tables

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from priors.prior import Prior
-from priors.scm import (
+from priors.scm.activations import Activation, apply_activation, kind_weights, plan_activation
+from priors.scm.shared import (
     CAUSE_SAMPLINGS,
     Causes,
     Discretisation,
@@ -21,7 +22,6 @@ from priors.scm import (
     scaled_count,
     scaled_normal,
 )
-from priors.scm_activations import Activation, apply_activation, kind_weights, plan_activation
 from priors.table import TableSpec, normals, rng_at
 
 

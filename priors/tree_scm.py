@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from priors.prior import Prior
-from priors.scm import (
+from priors.scm.shared import (
     CAUSE_SAMPLINGS,
     Causes,
     Discretisation,
@@ -90,7 +90,7 @@ class TreeSCM(Prior):
         )
 
     def execute(self, plan: TreePlan) -> tuple[torch.Tensor, torch.Tensor, int]:
-        from priors.tree.boosting import fit_predict
+        from priors.scm.boosting import fit_predict
 
         causes = sample_causes(plan.causes, plan.num_rows, rng_at(plan.seed, "causes"))
         values = causes

@@ -6,7 +6,7 @@ __all__ = ["TabICLClassifier"]
 def __getattr__(name: str):
     # on first use: scikit-learn and torch take seconds to import, which commands that only check arguments spare
     if name == "TabICLClassifier":
-        from tabicl_train.classifier import TabICLClassifier
+        from tabicl_train.prediction.classifier import TabICLClassifier
 
         return TabICLClassifier
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

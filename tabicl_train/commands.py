@@ -21,7 +21,7 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from priors import PriorError
-from tabicl_train.config import (
+from tabicl_train.config.schema import (
     CONFIG_DIR,
     ConfigError,
     RunConfig,
@@ -33,11 +33,11 @@ from tabicl_train.config import (
     to_config,
     unknown,
 )
-from tabicl_train.config import first_lines as first_lines_of
-from tabicl_train.messages import is_first, is_first_here
-from tabicl_train.outputs import check_output, make_folder
-from tabicl_train.provenance import versions
-from tabicl_train.signals import die_with_launcher, watch_signals
+from tabicl_train.config.schema import first_lines as first_lines_of
+from tabicl_train.processes.signals import die_with_launcher, watch_signals
+from tabicl_train.run_dir.console import is_first, is_first_here
+from tabicl_train.run_dir.outputs import check_output, make_folder
+from tabicl_train.run_dir.provenance import versions
 
 # Exit codes. 0: the command has done its work; 1: an error; 128 + N: a second stop signal N ended it at once.
 EXIT_CONFIG = 2  # it was asked for something that cannot be
@@ -69,7 +69,7 @@ def train() -> None:
     with contextlib.nullcontext() if config is None or config.preflight else watch_signals():
         _run_hydra(arguments, parser, run_job, str(CONFIG_DIR), "train")
     if arguments.cfg == "job" and config:  # Hydra has printed the configuration, and run nothing
-        from tabicl_train.run_plan import run_plan
+        from tabicl_train.planning.run_plan import run_plan
 
         print("\n".join(run_plan(config)), file=sys.stderr)
 
@@ -95,20 +95,20 @@ def run_job(tree: Any) -> None:
     with config_errors():
         config = to_config(tree)
         if HydraConfig.get().mode == RunMode.MULTIRUN:
-            from tabicl_train.processes import read_launch
+            from tabicl_train.processes.processes import read_launch
 
             if read_launch(config.trainer, os.environ).size > 1:
                 raise ConfigError(["a sweep (-m) runs its jobs in this process and cannot hold several ranks"])
             config = dataclasses.replace(config, run_dir=HydraConfig.get().runtime.output_dir)
         if config.preflight:
-            from tabicl_train.preflight import preflight
+            from tabicl_train.debugging.preflight import preflight
 
             preflight(config)
             return
-        from tabicl_train.checkpoint import SaveFailed  # lightning takes 3 s to import
-        from tabicl_train.guard import Diverged
-        from tabicl_train.processes import ProcessLost
-        from tabicl_train.run_lock import LostLock
+        from tabicl_train.callbacks.guard import Diverged
+        from tabicl_train.processes.processes import ProcessLost
+        from tabicl_train.run_dir.checkpoint import SaveFailed  # lightning takes 3 s to import
+        from tabicl_train.run_dir.lock import LostLock
         from tabicl_train.train import train as run_training
         from tabicl_train.workers import WorkerDied
 
@@ -136,7 +136,7 @@ class ExportCommand:
 def export() -> None:
     with config_errors():
         told = parse(ExportCommand, sys.argv[1:])
-        from tabicl_train.export import export as write
+        from tabicl_train.prediction.export import export as write
 
         print(write(told.checkpoint, told.output, told.weights))
 
@@ -152,7 +152,7 @@ class ReplayCommand:
 def replay() -> None:
     with config_errors():
         told = parse(ReplayCommand, sys.argv[1:])
-        from tabicl_train.replay import replay as run_again
+        from tabicl_train.debugging.replay import replay as run_again
 
         run_again(told.run, told.step)
 
@@ -189,7 +189,7 @@ class EvaluateCommand:
 def evaluate() -> None:
     with config_errors():
         told = parse(EvaluateCommand, sys.argv[1:])
-        from tabicl_train.evaluate import evaluate as score
+        from tabicl_train.evaluation.evaluate import evaluate as score
 
         score(**vars(told))
 
@@ -205,7 +205,7 @@ def figures() -> None:
     with config_errors():
         told = parse(FiguresCommand, sys.argv[1:])
         require_matplotlib()
-        from tabicl_train.figures import save_figures
+        from tabicl_train.report.run_figures import save_figures
 
         print("\n".join(map(str, save_figures(Path(told.run_dir)))))
 
@@ -225,7 +225,7 @@ def report() -> None:
     with config_errors():
         told = parse(ReportCommand, sys.argv[1:])
         require_matplotlib()
-        from tabicl_train.report import write_report
+        from tabicl_train.report.page import write_report
 
         folders = [Path(str(name)) for name in (told.run_dir if isinstance(told.run_dir, list) else [told.run_dir])]
         if not folders:
@@ -275,7 +275,7 @@ def prior() -> None:
         known = {f.name for f in fields(PriorCommand)}
         told = parse(PriorCommand, [text for text in arguments if text.partition("=")[0] in known])
         config = compose([text for text in arguments if text.partition("=")[0] not in known], also=known)
-        from tabicl_train.tables import ACTIONS
+        from tabicl_train.debugging.prior_actions import ACTIONS
 
         if action not in ACTIONS:
             raise ConfigError([f"{action!r} is no action; there are {', '.join(ACTIONS)}"])

@@ -13,9 +13,9 @@ import numpy as np
 
 from priors import TableSpec
 from priors.table import rng_at
-from tabicl_train.config import CurriculumConfig, StageConfig
-from tabicl_train.flops import forward_flops
+from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.model.config import TabICLConfig
+from tabicl_train.planning.flops import forward_flops
 
 IMBALANCE = 1.05  # of the slowest rank over the lower bound; finer cuts would lose more in small micro-batches
 # Features a table may have, by its rows (spec/prior.md, part C): (more rows than, at most features).

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from priors.table import rng_at
-from tabicl_train.config import RunConfig, StageConfig
+from tabicl_train.config.schema import RunConfig, StageConfig
 from tabicl_train.curriculum import stage_at
-from tabicl_train.messages import say
+from tabicl_train.gradients import Gradients
 from tabicl_train.model import TabICL
 from tabicl_train.optimizer import build_optimizer
 from tabicl_train.precision import LossScale, choose
-from tabicl_train.replicas import Gradients
+from tabicl_train.run_dir.console import say
 from tabicl_train.schedules import learning_rate
 from tabicl_train.stream import StepItem, TableBatch
 

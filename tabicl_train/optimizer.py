@@ -13,7 +13,7 @@ from collections import defaultdict
 import torch
 from torch import Tensor, nn
 
-from tabicl_train.config import OptimizerConfig
+from tabicl_train.config.schema import OptimizerConfig
 
 # Quintic Newton-Schulz coefficients of Muon (Jordan et al. 2024): steepest at zero, singular values end in 0.7..1.2.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)

@@ -10,11 +10,11 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from tabicl_train import checkpoint
-from tabicl_train.checkpoint import DamagedCheckpoint
-from tabicl_train.config import ConfigError, RunConfig, flatten
-from tabicl_train.messages import first_line, tell
-from tabicl_train.processes import Processes
+from tabicl_train.config.schema import ConfigError, RunConfig, flatten
+from tabicl_train.processes.processes import Processes
+from tabicl_train.run_dir import checkpoint
+from tabicl_train.run_dir.checkpoint import DamagedCheckpoint
+from tabicl_train.run_dir.console import first_line, tell
 
 HARMLESS = ("run_dir", "resume.allow_changes", "trainer.max_steps", "preflight", "preflight_steps", "init_weights")
 FREE_TO_CHANGE = ("dropout", "checkpoint_rows", "col_attention_fp32", "scaling_bound")  # weights load all the same

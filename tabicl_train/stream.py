@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from priors import Prior, Table
-from tabicl_train.config import CurriculumConfig
+from tabicl_train.config.schema import CurriculumConfig
 from tabicl_train.curriculum import MicroBatch, plan_step
 from tabicl_train.model.config import TabICLConfig
 

@@ -13,31 +13,31 @@ import lightning as L
 import torch
 import yaml
 
-from tabicl_train import checkpoint
-from tabicl_train.averages import Averages
-from tabicl_train.config import ConfigError, RunConfig, build_prior
-from tabicl_train.export import load_checkpoint
-from tabicl_train.guard import Guard
-from tabicl_train.lengths import Lengths
-from tabicl_train.messages import tell
-from tabicl_train.metrics import Metrics
+from tabicl_train.callbacks.averages import Averages
+from tabicl_train.callbacks.diagnostics import Lengths
+from tabicl_train.callbacks.guard import Guard
+from tabicl_train.callbacks.metrics import Metrics
+from tabicl_train.callbacks.preemption import Preemption
+from tabicl_train.callbacks.profile import Profile
+from tabicl_train.callbacks.validation import Validation
+from tabicl_train.callbacks.wandb_log import WandbLog
+from tabicl_train.config.schema import ConfigError, RunConfig, build_prior
+from tabicl_train.gradients import Joined, Replicas
 from tabicl_train.module import Pretraining
-from tabicl_train.outputs import make_folder
+from tabicl_train.planning.run_plan import run_plan
 from tabicl_train.precision import choose, uses_cuda
-from tabicl_train.preemption import Preemption
-from tabicl_train.processes import Processes, Stopped, join, one_process
-from tabicl_train.profile import Profile
-from tabicl_train.provenance import describe_origin
-from tabicl_train.records import Records
-from tabicl_train.replicas import Joined, Replicas
+from tabicl_train.prediction.export import load_checkpoint
+from tabicl_train.processes.processes import Processes, Stopped, join, one_process
+from tabicl_train.processes.signals import Stop, watch_signals
 from tabicl_train.resume import FREE_TO_CHANGE, Start, find_start, follow
-from tabicl_train.run_lock import LostLock, RunLock
-from tabicl_train.run_plan import run_plan
-from tabicl_train.run_status import RunStatus, read_status
-from tabicl_train.signals import Stop, watch_signals
+from tabicl_train.run_dir import checkpoint
+from tabicl_train.run_dir.console import tell
+from tabicl_train.run_dir.lock import LostLock, RunLock
+from tabicl_train.run_dir.outputs import make_folder
+from tabicl_train.run_dir.provenance import describe_origin
+from tabicl_train.run_dir.records import Records
+from tabicl_train.run_dir.status import RunStatus, read_status
 from tabicl_train.stream import StepStream
-from tabicl_train.validation import Validation
-from tabicl_train.wandb_log import WandbLog
 from tabicl_train.workers import Loader
 
 

@@ -33,8 +33,8 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from tabicl_train.config import StreamConfig
-from tabicl_train.signals import SIGNALS, die_with_parent
+from tabicl_train.config.schema import StreamConfig
+from tabicl_train.processes.signals import SIGNALS, die_with_parent
 from tabicl_train.stream import StepItem, StepStream, TableBatch
 
 ALIGNMENT = 64  # bytes, as torch allocates: matrix products may round by alignment

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from command_line import command
 
-from tabicl_train.checkpoint import saved
+from tabicl_train.run_dir.checkpoint import saved
 
 EXACT = ("step", "stage", "loss", "grad_norm", "lr", "skipped")  # the columns of metrics.csv that are no timings
 

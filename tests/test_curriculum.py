@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tabicl_train.config import CurriculumConfig, StageConfig
+from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.model import TabICLConfig
 

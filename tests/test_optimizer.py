@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from tabicl_train.config import OptimizerConfig
+from tabicl_train.config.schema import OptimizerConfig
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.optimizer import MuonAdamW, build_optimizer, newton_schulz_dtype, orthogonalise
 

@@ -5,10 +5,10 @@ import torch
 from runs import last, metrics
 from test_guard import Poison, run
 
-from tabicl_train.config import TrainerConfig, compose
+from tabicl_train.config.schema import TrainerConfig, compose
+from tabicl_train.gradients import Gradients
 from tabicl_train.module import Pretraining
 from tabicl_train.precision import LossScale, choose
-from tabicl_train.replicas import Gradients
 from tabicl_train.stream import TableBatch
 
 

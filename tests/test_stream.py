@@ -11,7 +11,7 @@ import torch
 
 from priors import build_prior
 from priors.prior import Prior
-from tabicl_train.config import CurriculumConfig, StageConfig, StreamConfig
+from tabicl_train.config.schema import CurriculumConfig, StageConfig, StreamConfig
 from tabicl_train.model import TabICLConfig
 from tabicl_train.stream import StepStream
 from tabicl_train.workers import Loader, WorkerDied

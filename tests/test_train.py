@@ -17,12 +17,12 @@ from tqdm import tqdm
 
 from priors.dummy import Dummy
 from tabicl_train import train as training
-from tabicl_train.checkpoint import saved
-from tabicl_train.config import compose
-from tabicl_train.export import load_model
-from tabicl_train.metrics import COLUMNS, Progress
-from tabicl_train.records import Records
-from tabicl_train.run_plan import expected_work
+from tabicl_train.callbacks.metrics import COLUMNS, Progress
+from tabicl_train.config.schema import compose
+from tabicl_train.planning.run_plan import expected_work
+from tabicl_train.prediction.export import load_model
+from tabicl_train.run_dir.checkpoint import saved
+from tabicl_train.run_dir.records import Records
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +240,7 @@ def test_time_left_counts_the_work_of_later_stages(monkeypatch):
     progress = Progress(config, 0)
     one, two, three = (expected_work(config, stage)[1] for stage in config.curriculum.stages.values())
     progress.started, passed = 0.0, 600.5  # half a second beyond what is shown, so that no rounding matters
-    monkeypatch.setattr("tabicl_train.metrics.time.perf_counter", lambda: passed)
+    monkeypatch.setattr("tabicl_train.callbacks.metrics.time.perf_counter", lambda: passed)
     seconds = passed * (0.5 * one + two + three) / (0.5 * one)
     assert progress.time_left({"step": 1500, "stage": "stage1"}) == (
         f"{tqdm.format_interval(seconds)} left (10:00 of stage1)"

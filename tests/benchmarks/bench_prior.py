@@ -9,7 +9,7 @@ import sys
 from statistics import median
 
 from priors import build_prior
-from priors.bench import measure, own_tables, released_tables
+from priors.inspection.bench import measure, own_tables, released_tables
 
 if __name__ == "__main__":
     given = sys.argv[1:]

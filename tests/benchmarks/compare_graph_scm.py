@@ -22,7 +22,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.tree import DecisionTreeClassifier
 
 from priors import build_prior
-from priors.bench import PlainTable, own_tables, released_tables
+from priors.inspection.bench import PlainTable, own_tables, released_tables
 
 FEW = 32  # columns with at most this many different values count as discrete
 

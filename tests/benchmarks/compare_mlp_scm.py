@@ -20,7 +20,7 @@ import torch
 from compare_graph_scm import report, statistics
 
 from priors import build_prior
-from priors.bench import PlainTable, own_tables
+from priors.inspection.bench import PlainTable, own_tables
 
 MAX_FEATURES = 40
 

@@ -20,11 +20,11 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 
 from priors import TableSpec
 from priors.table import rng_at
-from tabicl_train.baselines import logistic_regression
-from tabicl_train.config import build_prior, compose
-from tabicl_train.evaluate import HERE, score_task, summary_text
-from tabicl_train.features import FeatureEncoder
-from tabicl_train.suites import load_suite
+from tabicl_train.config.schema import build_prior, compose
+from tabicl_train.evaluation.baselines import logistic_regression
+from tabicl_train.evaluation.evaluate import HERE, score_task, summary_text
+from tabicl_train.evaluation.suites import load_suite
+from tabicl_train.prediction.features import FeatureEncoder
 
 ROWS, FEATURES, BATCH = 150, 5, 32
 told = dict(argument.split("=", 1) for argument in sys.argv[1:])

@@ -74,7 +74,7 @@ def arm(point: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     if function == "append":
-        from tabicl_train.records import Records
+        from tabicl_train.run_dir.records import Records
 
         def append(self: Records, name: str, text: str, header: str = "", append=Records._append) -> None:
             if passes(name):
@@ -162,8 +162,8 @@ def finish(folder: Path, name: str, kills: int) -> None:
 def compare(run_dir: Path, whole: Path) -> None:
     from runs import assert_same_end, assert_same_state, last
 
-    from tabicl_train.checkpoint import read
-    from tabicl_train.run_status import read_status
+    from tabicl_train.run_dir.checkpoint import read
+    from tabicl_train.run_dir.status import read_status
 
     assert_same_end(run_dir, whole)
     assert_same_state(last(run_dir)["callbacks"]["Averages"], last(whole)["callbacks"]["Averages"])

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tabicl_train.config import CurriculumConfig, StageConfig
+from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.curriculum import plan_step
 from tabicl_train.model import TabICLConfig
 

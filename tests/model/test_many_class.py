@@ -8,7 +8,7 @@ from small_networks import draw, peer_of, small_network
 
 from tabicl_train.model.column import ColumnEmbedding
 from tabicl_train.model.many_class import label_digits, split_classes
-from tabicl_train.predict import predict_logits
+from tabicl_train.prediction.predict import predict_logits
 
 quick = settings(deadline=None, derandomize=True, max_examples=200)
 TEMPERATURE = 0.9  # of every node in the released client, whatever it is told

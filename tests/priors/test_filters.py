@@ -3,9 +3,9 @@ import pytest
 import torch
 from sklearn.ensemble import ExtraTreesRegressor
 
-from priors.filters import check_predictability
+from priors.filters.predictability import check_predictability
+from priors.filters.trees import ExtraTrees
 from priors.finish import Rejected
-from priors.graph.trees import ExtraTrees
 from priors.table import Table, rng_at
 
 

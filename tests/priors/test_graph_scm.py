@@ -186,7 +186,9 @@ def test_a_request_that_is_always_rejected_ends_with_the_reasons(monkeypatch):
 
 def test_the_filter_of_unpredictable_tables_is_an_option(monkeypatch):
     calls = []
-    monkeypatch.setattr("priors.filters.check_predictability", lambda *arguments: calls.append(arguments[2:]))
+    monkeypatch.setattr(
+        "priors.filters.predictability.check_predictability", lambda *arguments: calls.append(arguments[2:])
+    )
     build_prior("graph_scm", filter_unpredictable_tables=False).sample(SPEC, 0)
     assert calls == []
     build_prior("graph_scm").sample(SPEC, 0)

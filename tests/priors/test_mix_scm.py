@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from priors import PriorError, TableSpec, build_prior
-from tabicl_train.config import ConfigError, compose
-from tabicl_train.config import build_prior as build_configured
+from tabicl_train.config.schema import ConfigError, compose
+from tabicl_train.config.schema import build_prior as build_configured
 
 SPEC = TableSpec(60, 30, 3, 2)
 

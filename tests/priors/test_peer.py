@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import ks_2samp
 
 from priors import build_prior
-from priors.bench import own_tables, released_tables
+from priors.inspection.bench import own_tables, released_tables
 
 pytest.importorskip("tabicl.prior")
 TABLES, ROWS, MAX_FEATURES = 100, 200, 20

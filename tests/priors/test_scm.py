@@ -9,7 +9,7 @@ from scipy.integrate import quad
 from scipy.stats import expon, kstest, norm
 
 from priors.finish import Rejected
-from priors.scm import (
+from priors.scm.shared import (
     Category,
     Discretisation,
     choice_weights,

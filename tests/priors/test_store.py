@@ -11,10 +11,10 @@ import torch
 from safetensors import safe_open
 
 from priors import Prior, PriorError, TableSpec, build_prior
-from priors.store import dump
+from priors.storage.shards import dump
 from priors.table import rng_at
-from tabicl_train.config import ConfigError, compose
-from tabicl_train.config import build_prior as build_configured
+from tabicl_train.config.schema import ConfigError, compose
+from tabicl_train.config.schema import build_prior as build_configured
 from tabicl_train.curriculum import plan_step
 from tabicl_train.stream import StepStream
 
@@ -158,7 +158,7 @@ def test_a_dump_that_is_killed_leaves_whole_shards_only(folder, monkeypatch):
 
         os.rename(source, target)
 
-    monkeypatch.setattr("priors.store.os.replace", replace)
+    monkeypatch.setattr("priors.storage.shards.os.replace", replace)
     with pytest.raises(KeyboardInterrupt):
         dump(PRIOR, requests(0, 10), folder, shard_size=4)
     assert shards(folder) == ["steps-00000000.safetensors", "steps-00000004.safetensors"]

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from priors import TableSpec, build_prior
-from priors.scm import Causes, Discretisation
-from priors.tree.boosting import bin_columns, fit_predict
+from priors.scm.boosting import bin_columns, fit_predict
+from priors.scm.shared import Causes, Discretisation
 from priors.tree_scm import Layer, TreePlan
 
 quick = settings(max_examples=40, deadline=None, derandomize=True)

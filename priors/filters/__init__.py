@@ -1,0 +1,1 @@
+"""Filters of graph_scm's finished tables, and the trees that judge them."""

@@ -1,0 +1,1 @@
+"""Looking at a prior: distributions, pictures, speed."""

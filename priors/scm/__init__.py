@@ -1,0 +1,1 @@
+"""What mlp_scm and tree_scm are made of."""

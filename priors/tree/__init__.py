@@ -1,1 +1,0 @@
-"""Boosted trees of tree_scm."""

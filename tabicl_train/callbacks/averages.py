@@ -1,0 +1,58 @@
+"""Averages of the weights over a run: exponential, and of its last points (LAWA, arXiv 2209.14981)."""
+
+from __future__ import annotations
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from tabicl_train.config.schema import AveragesConfig
+from tabicl_train.module import Pretraining
+
+
+class Averages(L.Callback):
+    """Kept by the first rank, and in its checkpoints, so that a resumed run has the same ones to the bit.
+
+    ema: its decay after t steps grows as (1 + t) / (10 + t) up to the configured one, so that the start is soon
+    forgotten; `since` is the step before its first one
+    points: the weights after the last multiples of `every` steps, oldest first
+    """
+
+    def __init__(self, config: AveragesConfig) -> None:
+        self.config = config
+        self.ema: dict[str, Tensor] = {}
+        self.since = 0
+        self.points: list[dict[str, Tensor]] = []
+
+    def state_dict(self) -> dict:
+        return {"ema": self.ema, "since": self.since, "points": self.points}
+
+    def load_state_dict(self, state: dict) -> None:
+        """An average that is switched off is forgotten, so that it starts anew when it is switched on again."""
+        self.ema, self.since = state["ema"] if self.config.ema else {}, state.get("since", 0)
+        self.points = state["points"] if self.config.last else []
+
+    def on_train_batch_end(self, trainer: L.Trainer, module: Pretraining, *_) -> None:
+        if not trainer.is_global_zero or not (self.config.ema or self.config.last):
+            return
+        step = trainer.global_step
+        weights = module.model.state_dict()
+        if self.config.ema:
+            if not self.ema:
+                self.ema, self.since = {name: w.clone() for name, w in weights.items()}, step - 1
+            # Where it came from a checkpoint it is in host memory.
+            self.ema = {name: w.to(module.device) for name, w in self.ema.items()}
+            steps = step - self.since
+            decay = min(self.config.ema, (1 + steps) / (10 + steps))
+            torch._foreach_lerp_(list(self.ema.values()), list(weights.values()), 1 - decay)
+        if self.config.last and step % self.config.every == 0:
+            self.points.append({name: w.to("cpu", copy=True) for name, w in weights.items()})
+            del self.points[: -self.config.last]
+
+
+def averaged(state: dict, kind: str) -> dict[str, Tensor]:
+    """The weights of a checkpoint's averages, `ema` or `last`; empty when the run keeps none."""
+    if kind == "ema":
+        return state["ema"]
+    points = state["points"]
+    return {name: torch.stack([point[name] for point in points]).mean(0) for name in (points[0] if points else {})}

@@ -1,0 +1,91 @@
+"""Loss by rows and classes, and how a run exercises the length scaling: multipliers and gates of the softmax.
+
+Two files beside metrics.csv, written at the logged steps by the first rank, of its share of the step:
+
+batches.csv   a row a micro-batch and number of classes: rows, labelled rows n, features, classes, tables, mean loss,
+              and mean loss of guessing the frequencies of the labels (see guess_losses)
+scaling.csv   a row a layer: for the smallest and the largest n of the step the base multiplier, max |base(n)| over
+              heads and elements, and over all queries the mean and standard deviation of the gate 1 + tanh(MLP(q));
+              empty where a rule has no gate
+"""
+
+from __future__ import annotations
+
+import lightning as L
+import torch
+import torch.nn.functional as F
+
+from tabicl_train.callbacks.metrics import is_logged
+from tabicl_train.module import Pretraining
+from tabicl_train.run_dir.records import Records
+from tabicl_train.stream import StepItem
+
+BATCHES = ("step", "stage", "rows", "n", "features", "classes", "tables", "loss", "guess_loss")
+SCALING = ("step", "stage", "layer", "n_smallest", "n_largest", "at_smallest", "at_largest", "gate_mean", "gate_std")
+
+
+class Lengths(L.Callback):
+    def __init__(self, records: Records) -> None:
+        self.records = records
+
+    def on_train_start(self, trainer: L.Trainer, module: Pretraining) -> None:
+        if trainer.is_global_zero:
+            self.records.rewind("batches.csv", trainer.global_step, BATCHES)
+            self.records.rewind("scaling.csv", trainer.global_step, SCALING)
+
+    def on_train_batch_start(self, trainer: L.Trainer, module: Pretraining, item: StepItem, _: int) -> None:
+        if not trainer.is_global_zero or not is_logged(module.config, item.step + 1):
+            return
+        for _, scaling in module.model.named_scalings():
+            scaling.gate_sums = torch.zeros(3, device=module.device)
+
+    def on_train_batch_end(self, trainer: L.Trainer, module: Pretraining, _, item: StepItem, __: int) -> None:
+        step = trainer.global_step
+        if not trainer.is_global_zero or not is_logged(module.config, step):
+            return
+        rows = []
+        for batch, losses in zip(item.batches, module.table_losses, strict=True):
+            _, num_rows, num_features = batch.X.shape
+            classes, guesses = num_classes(batch.y), guess_losses(batch.y, batch.train_size)
+            for c in classes.unique().tolist():
+                same = classes == c
+                means = (losses[same].mean().item(), guesses[same].mean().item())
+                values = (step, item.stage, num_rows, batch.train_size, num_features, c, int(same.sum()), *means)
+                rows.append(dict(zip(BATCHES, values, strict=True)))
+        self.records.append_rows("batches.csv", *rows)
+        smallest, largest = (f(batch.train_size for batch in item.batches) for f in (min, max))
+        layers = []
+        for name, scaling in module.model.named_scalings():
+            base = [scaling.multipliers(n).abs().max().item() for n in (smallest, largest)]
+            gate = gate_statistics(scaling.gate_sums)
+            scaling.gate_sums = None
+            values = (step, item.stage, name, smallest, largest, *base, *gate)
+            layers.append(dict(zip(SCALING, values, strict=True)))
+        if layers:
+            self.records.append_rows("scaling.csv", *layers)
+
+
+def gate_statistics(sums: torch.Tensor) -> tuple[float, float] | tuple[str, str]:
+    """Mean and standard deviation of a gate from Scaling.gate_sums; empty cells where no forward pass had one."""
+    mean, square, passes = sums.tolist()
+    if passes == 0:
+        return "", ""
+    mean, square = mean / passes, square / passes
+    return mean, max(square - mean**2, 0.0) ** 0.5
+
+
+def num_classes(y: torch.Tensor) -> torch.Tensor:
+    """The number of different labels in each table of y (B, N), (B,)."""
+    return F.one_hot(y).amax(1).sum(1)  # (B, N, C) -> (B,)
+
+
+def guess_losses(y: torch.Tensor, train_size: int) -> torch.Tensor:
+    """Cross entropy of each table when every query row is guessed by the frequencies of the labels, (B,), in fp32.
+
+    A class that n_c of the n labelled rows have gets the probability (n_c + 1) / (n + C) in a table of C classes, so
+    that one which only query rows have is not impossible. y: (B, N), labelled rows first.
+    """
+    labelled, queries = y.split([train_size, y.shape[1] - train_size], dim=1)
+    counts = F.one_hot(labelled, int(y.max()) + 1).sum(1)  # (B, C)
+    p = (counts + 1) / (train_size + num_classes(y)[:, None])
+    return -p.log().gather(1, queries).mean(1)

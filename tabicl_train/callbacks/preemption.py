@@ -1,0 +1,52 @@
+"""Ending a run from outside, or by the clock, without losing anything."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from datetime import timedelta
+
+import lightning as L
+import torch
+import torch.distributed as dist
+
+from tabicl_train.config.schema import TrainerConfig
+from tabicl_train.processes.signals import Stop
+from tabicl_train.run_dir.console import tell
+
+
+class Preemption(L.Callback):
+    """A stop signal to any rank, or the time limit, ends the run on all ranks after the step, with a checkpoint.
+
+    The ranks agree over a process group of the CPU, so that nobody waits for a GPU.
+    """
+
+    def __init__(self, stop: Stop, settings: TrainerConfig) -> None:
+        self.stop, self.settings = stop, settings
+        self.asked = False
+
+    def on_fit_start(self, trainer: L.Trainer, module) -> None:
+        if trainer.world_size > 1:
+            self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.settings.timeout))
+
+    def on_train_start(self, trainer: L.Trainer, module) -> None:
+        self.agree(trainer)
+
+    def on_train_batch_end(self, trainer: L.Trainer, module, *_) -> None:
+        self.agree(trainer)
+
+    def agree(self, trainer: L.Trainer) -> None:
+        asked = self.stop.asked
+        if trainer.world_size > 1:
+            anybody = torch.tensor(int(asked))
+            dist.all_reduce(anybody, dist.ReduceOp.MAX, group=self.group)
+            asked = bool(anybody)
+        self.asked = self.asked or asked
+        trainer.should_stop = trainer.should_stop or self.asked
+
+    def on_fit_end(self, trainer: L.Trainer, module) -> None:
+        job = os.environ.get("SLURM_JOB_ID")
+        if self.asked and self.settings.requeue and trainer.is_global_zero and job:
+            result = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True)
+            told = "is asked to start again" if result.returncode == 0 else f"is not requeued: {result.stderr.strip()}"
+            tell(f"stop      SLURM job {job} {told}")

@@ -1,0 +1,55 @@
+"""Where the time and the memory of some steps go, on demand: a trace, and on a GPU a snapshot of its memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lightning as L
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from tabicl_train.config.schema import ProfileConfig
+from tabicl_train.run_dir.console import tell
+
+
+class Profile(L.Callback):
+    """Files of the first rank in the run's folder `profile`.
+
+    steps-A-B.json.gz   the trace of steps A to B, for ui.perfetto.dev or chrome://tracing
+    steps-A-B.pickle    allocations on the GPU up to the end of step B, with where they were made, for
+                        pytorch.org/memory_viz; out-of-memory.pickle, where a step fails for want of memory
+    """
+
+    def __init__(self, config: ProfileConfig, run_dir: Path) -> None:
+        self.config, self.folder = config, run_dir / "profile"
+        self.first, self.last = config.step, config.step + config.steps - 1
+        self.profiler: profile | None = None
+
+    def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, *_: object) -> None:
+        if trainer.is_global_zero and trainer.global_step == self.first:
+            self.folder.mkdir(exist_ok=True)
+            if module.device.type == "cuda":
+                torch.cuda.memory._record_memory_history()
+            activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (module.device.type == "cuda")
+            self.profiler = profile(activities=activities)
+            self.profiler.start()
+
+    def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *_: object) -> None:
+        if self.profiler is None or trainer.global_step <= self.last:
+            return
+        self.profiler.stop()
+        trace = self.folder / f"steps-{self.first}-{self.last}.json.gz"
+        self.profiler.export_chrome_trace(str(trace))
+        self.profiler = None
+        tell(f"profile   {trace}")
+        self.snapshot(trace.with_suffix("").with_suffix(".pickle"), module)
+
+    def on_exception(self, trainer: L.Trainer, module: L.LightningModule, exception: BaseException) -> None:
+        if self.profiler is not None and isinstance(exception, torch.OutOfMemoryError):
+            self.snapshot(self.folder / "out-of-memory.pickle", module)
+
+    def snapshot(self, path: Path, module: L.LightningModule) -> None:
+        if module.device.type == "cuda":
+            torch.cuda.memory._dump_snapshot(str(path))
+            torch.cuda.memory._record_memory_history(enabled=None)
+            tell(f"profile   {path}")

@@ -1,0 +1,82 @@
+"""Before a long run: the configured precision beside fp32, on the same tables from the same weights.
+
+Others' runs in low precision collapsed after hours; a multiplier, gradient norm or loss that leaves that of fp32 shows
+within tens of steps, if the learning rate is that of the run: begin from a checkpoint behind its warm-up, if there is
+one, by giving the same run_dir.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean, median
+
+import lightning as L
+
+from tabicl_train.callbacks.guard import MULTIPLIER_AT
+from tabicl_train.config.schema import ConfigError, RunConfig
+from tabicl_train.precision import choose
+from tabicl_train.run_dir import checkpoint
+from tabicl_train.run_dir.console import tell
+from tabicl_train.train import run_steps
+
+LOSS = 0.02  # largest relative difference of the mean loss over the last half of the steps
+NORM = 1.25  # largest ratio, either way, of the median gradient norms there
+MULTIPLIER = 1.25  # the same of the largest multipliers at the end
+
+
+class Recorder(L.Callback):
+    """Loss, gradient norm and largest base multiplier of every step."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[float, float, float]] = []
+
+    def on_train_batch_end(self, trainer: L.Trainer, module, *_) -> None:
+        multipliers = [s.multipliers(MULTIPLIER_AT).abs().max().item() for _, s in module.model.named_scalings()]
+        self.rows.append((module.loss.item(), module.grad_norm.item(), max(multipliers, default=1.0)))
+
+
+def preflight(config: RunConfig) -> None:
+    """Run it and tell; raises ConfigError where the precision is not fit for the run."""
+    precision = choose(config.trainer)
+    if precision.name == "fp32":
+        tell(f"preflight precision is {precision}: there is nothing to compare")
+        return
+    start = checkpoint.newest_valid(Path(config.run_dir) / "checkpoints")
+    first = 0 if start is None else checkpoint.step_of(start[0])
+    steps = min(config.preflight_steps, config.total_steps - first)
+    if steps < 1:
+        raise ConfigError([f"{config.run_dir}: the run is finished, there are no steps left for a preflight"])
+    found = {}
+    for name in ("fp32", precision.name):
+        recorder = Recorder()
+        run_steps(replace(config, trainer=replace(config.trainer, precision=name)), start, first + steps, recorder)
+        found[name] = recorder.rows
+    reference, mixed = found.values()
+    tell(f"preflight {precision} beside fp32, steps {first}..{first + steps - 1}")
+    tell(f"          {'step':>8}{'loss':>20}{'gradient norm':>22}{'multiplier':>22}")
+    for i in sorted({round(k * (steps - 1) / 9) for k in range(10)}):
+        pairs = "".join(f"{a:>{w}.4g}{b:>10.4g}" for a, b, w in zip(reference[i], mixed[i], (10, 12, 12), strict=True))
+        tell(f"          {first + i:>8}{pairs}")
+    if problems := differences(reference, mixed, precision.name):
+        raise ConfigError([f"preflight: {problem}" for problem in problems])
+    tell(f"preflight {precision.name} is fit for this run")
+
+
+def differences(reference: list, mixed: list, name: str) -> list[str]:
+    """What is wrong with the steps of a precision beside those of fp32: rows of loss, gradient norm, multiplier."""
+    for step, (loss, norm, _) in enumerate(mixed):
+        # An infinite norm alone is how fp16 finds the scale of its loss.
+        if not math.isfinite(loss) or not (math.isfinite(norm) or name == "fp16"):
+            return [f"{name} gives loss {loss} and gradient norm {norm} after {step} steps"]
+    problems = []
+    half = len(reference) // 2
+    exact, loss = (mean(row[0] for row in rows[half:]) for rows in (reference, mixed))
+    if not abs(loss - exact) <= LOSS * exact:
+        problems.append(f"the loss of {name} is {loss:.4f}, of fp32 {exact:.4f}; at most {LOSS:.0%} are allowed")
+    for column, most, what, middle in ((1, NORM, "gradient norm", median), (2, MULTIPLIER, "largest multiplier", max)):
+        exact, value = (middle(row[column] for row in rows[half:]) for rows in (reference, mixed))
+        if not exact / most <= value <= exact * most:
+            problems.append(f"the {what} of {name} is {value:.4g}, of fp32 {exact:.4g}; a ratio of {most} is allowed")
+    return problems

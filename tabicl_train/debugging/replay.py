@@ -1,0 +1,125 @@
+"""A step of a run once more: its tables one by one, with the very weights that it met."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import lightning as L
+import torch
+
+from tabicl_train.config.schema import ConfigError, RunConfig, build_prior, from_values
+from tabicl_train.curriculum import plan_step, stage_at
+from tabicl_train.gradients import Gradients
+from tabicl_train.module import Pretraining
+from tabicl_train.run_dir import checkpoint
+from tabicl_train.run_dir.records import Records
+from tabicl_train.stream import StepItem, TableBatch, draw_table
+from tabicl_train.train import run_steps
+
+COLUMNS = ("table", "rows", "labelled", "features", "max |x|", "loss", "gradient norm")
+
+
+def replay(run: str, step: int) -> None:
+    """Train from the newest checkpoint before the step up to it, in memory, and print what each of its tables does.
+
+    One process: of a run of several, the weights are the same up to the order of sums.
+    """
+    folder = Path(run) / "checkpoints"
+    newest = checkpoint.newest_valid(folder)
+    if newest is None:
+        raise ConfigError([f"run is {run!r}; there is no checkpoint in it"])
+    rewinds = [(good, at) for good, at in rewinds_of(Path(run), newest[1]) if at <= step]
+    start, first = newest_before(folder, step, rewinds)
+    config = from_values(as_replayed((start or newest)[1]["config"], start is not None))
+    if not 0 <= step < config.total_steps:
+        raise ConfigError([f"step is {step}; the run has the steps 0..{config.total_steps - 1}"])
+    ahead = [(good, at) for good, at in rewinds if at > first]
+    run_steps(config, start, step + 1, Dissection(config, step, ahead))
+
+
+def as_replayed(values: dict, from_checkpoint: bool) -> dict:
+    """A run's configuration without what its replay does not use, and what this machine may not have."""
+    values = values | {"init_weights": None} if from_checkpoint else values
+    trainer = values["trainer"] | {"accelerator": "auto", "devices": None, "nodes": None}
+    return values | {"trainer": trainer, "wandb": values["wandb"] | {"mode": "disabled"}}
+
+
+def newest_before(folder: Path, step: int, rewinds: list[tuple[int, int]]) -> tuple[tuple[Path, dict] | None, int]:
+    """The newest checkpoint before a step that no rewind has abandoned, if any, and its steps."""
+    while (start := checkpoint.newest_valid(folder, until=step)) is not None:
+        first = checkpoint.step_of(start[0])
+        abandoned = [good for good, at in rewinds if good < first < at]
+        if not abandoned:
+            return start, first
+        step = min(abandoned)
+    return None, 0
+
+
+def rewinds_of(run_dir: Path, newest: dict) -> list[tuple[int, int]]:
+    """Of each rewind the steps of the checkpoint that it went back to, and the steps then done; in order.
+
+    A checkpoint knows those before it, incidents.jsonl also one since the newest checkpoint.
+    """
+    rewinds = {(good, at) for good, at in newest["callbacks"]["Guard"].get("abandoned", [])}
+    for incident in Records(run_dir).lines("incidents.jsonl"):
+        if "back_to" in incident:
+            rewinds.add((incident["back_to"], incident["step"] + 1))
+    return sorted(rewinds, key=lambda rewind: rewind[1])
+
+
+class Dissection(L.Callback):
+    """Prints what the tables of a step do. Where the run was rewound on the way to it, the replay is too."""
+
+    def __init__(self, config: RunConfig, step: int, rewinds: list[tuple[int, int]]) -> None:
+        self.config, self.step, self.rewinds = config, step, rewinds
+        self.checkpoints: dict[int, dict] = {}  # by their steps, those that the run went back to
+
+    def rewind(self, trainer: L.Trainer, module: Pretraining, item: StepItem) -> None:
+        for good, at in self.rewinds:
+            if item.step == at:
+                module.go_back(checkpoint.to_host(self.checkpoints[good]), at)
+                print(f"the run went back from step {at} to the weights of step {good}")
+        if item.step in {good for good, _ in self.rewinds}:
+            content = {
+                "global_step": item.step,
+                "config": dataclasses.asdict(self.config),
+                "state_dict": module.state_dict(),
+                "optimizer_states": [trainer.optimizers[0].state_dict()],
+            }
+            module.on_save_checkpoint(content)
+            self.checkpoints[item.step] = checkpoint.to_host(content)
+        if any(good <= item.step < at for good, at in self.rewinds):
+            item.batches.clear()  # nothing of the step is left after the rewind
+
+    def on_train_batch_start(self, trainer: L.Trainer, module: Pretraining, item: StepItem, _: int) -> None:
+        self.rewind(trainer, module, item)
+        if item.step != self.step:
+            return
+        config, plan = self.config, plan_step(self.config.curriculum, self.config.model, self.config.seed, self.step)
+        wrong = sum(int((~p.isfinite()).sum()) for p in module.model.parameters())
+        print(f"step {self.step} (stage {plan.stage}, seed {config.seed}), {module.precision}")
+        print(f"weights not finite: {wrong}")
+        print("".join(f"{name:>14}" for name in COLUMNS))
+        gradients = Gradients([p for p in module.model.parameters() if p.requires_grad], [])
+        prior = build_prior(config)
+        _, stage, _ = stage_at(config.curriculum, self.step)
+        for batch in plan.micro_batches:
+            for index in batch.tables:
+                table = draw_table(prior, batch, config.seed, self.step, index)
+                alone = TableBatch(table.X[None], table.y[None], table.train_size).to(module.device)
+                gradients.flat.zero_()
+                with module.precision.autocast(module.device.type):
+                    loss = module.backward(gradients, alone, 1.0, stage.checkpoint_rows).item()
+                norm = (gradients.flat[:-1].norm() / module.loss_scale.scale).item()
+                mark = "" if math.isfinite(loss) and math.isfinite(norm) else "  <- not finite"
+                sizes = f"{index:>14}{table.X.shape[0]:>14}{table.train_size:>14}{table.X.shape[1]:>14}"
+                print(f"{sizes}{table.X.abs().max().item():>14.3g}{loss:>14.6g}{norm:>14.4g}{mark}")
+        module.gradients = None  # these took its place
+        torch.cuda.empty_cache()
+
+    def on_train_batch_end(self, trainer: L.Trainer, module: Pretraining, _, item: StepItem, __: int) -> None:
+        if item.step == self.step:
+            taken = "taken" if module.finite else "not taken"
+            print(f"together: loss {module.loss:.6g}, gradient norm {module.grad_norm:.4g}; the step is {taken}")

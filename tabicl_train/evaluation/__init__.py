@@ -1,0 +1,1 @@
+"""Scores on real data, beside baselines."""

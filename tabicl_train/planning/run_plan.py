@@ -1,0 +1,45 @@
+"""What a run will be, before it is: stages, tables, cells, arithmetic and memory."""
+
+from __future__ import annotations
+
+import torch
+
+from tabicl_train.config.schema import CurriculumConfig, RunConfig, StageConfig
+from tabicl_train.curriculum import plan_step
+from tabicl_train.model import TabICL
+from tabicl_train.planning.memory import stage_peak
+from tabicl_train.precision import choose
+
+COLUMNS = ("stage", "steps", "tables", "rows", "cells", "FLOPs", "memory")
+
+
+def run_plan(config: RunConfig) -> list[str]:
+    """Lines: the model's parameters, and for every stage its steps, tables, rows, expected cells and FLOPs, and the
+    estimated memory of a training process at the peak, without the tables that its workers hold ready."""
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in TabICL(config.model).parameters())
+    lines = [f"model     {parameters:,} parameters"]
+    lines.append("          {:12}{:>9}{:>13}{:>15}{:>9}{:>9}{:>10}".format(*COLUMNS))
+    for name, stage in config.curriculum.stages.items():
+        cells, flops = expected_work(config, stage)
+        peak = stage_peak(config.model, parameters, stage, choose(config.trainer).name)
+        rows = f"{stage.rows[0]:,}..{stage.rows[1]:,}"
+        lines.append(
+            f"          {name:12}{stage.steps:>9,}{stage.steps * stage.tables:>13,}{rows:>15}{cells:>9.2g}{flops:>9.2g}"
+            f"{peak / 1e9:>7.2f} GB"
+        )
+    held = config.stream.prefetch_gib * 2**30 / 1e9
+    lines.append(f"          {config.total_steps:,} steps in this run; tables ready: at most {held:.1f} GB a process")
+    return lines
+
+
+def expected_work(config: RunConfig, stage: StageConfig, sample: int = 20) -> tuple[float, float]:
+    """Cells and FLOPs (forward and backward) of a stage, from the plans of `sample` of its steps."""
+    alone = CurriculumConfig({"stage": stage})
+    cells = flops = 0.0
+    for step in range(min(sample, stage.steps)):
+        for batch in plan_step(alone, config.model, config.seed, step).micro_batches:
+            cells += len(batch.tables) * batch.spec.num_rows * batch.spec.num_features
+            flops += 3 * batch.cost
+    scale = stage.steps / min(sample, stage.steps)
+    return cells * scale, flops * scale

@@ -1,0 +1,1 @@
+"""From weights to predictions and public files; imports neither Lightning nor Hydra."""

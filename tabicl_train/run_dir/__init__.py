@@ -1,0 +1,1 @@
+"""The folder of a run: its checkpoints and small files, its lock, and what it says on the terminal."""

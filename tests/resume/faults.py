@@ -1,0 +1,106 @@
+"""A training command in which things go wrong on chosen ranks.
+
+    python faults.py "override override ..." ["override ..." ...]
+
+trains once for each argument, in turn. Beside the settings of tabicl-train one may say
+    oom=RANK,STEP,TABLES    on that rank from that step on, batches of at least so many tables do not fit into memory,
+                            which is found out in the middle of the backward pass
+    nan=RANK,STEP           an infinite cell in a table of that rank in that step
+    signal=RANK,STEP,N      the rank sends itself this signal before that step; STEP may be -1, before training begins,
+                            or -2, in the middle of its first save
+At the end every rank writes a digest of its weights to RUN_DIR/weights.RANK, and the first one adds a line to statuses.
+"""
+
+import hashlib
+import math
+import os
+import sys
+from pathlib import Path
+from unittest import mock
+
+import lightning as L
+import torch
+
+from tabicl_train import module
+from tabicl_train import train as training
+from tabicl_train.config.schema import compose
+from tabicl_train.processes.processes import ProcessLost
+
+SETTINGS = ("experiment=smoke", "curriculum.stages.smoke.steps=8", "prior=dummy", "checkpoint.every=2")
+FAULTS = ("oom", "nan", "signal")
+
+
+class Fails(torch.autograd.Function):
+    """Finds no memory in the backward pass."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise torch.OutOfMemoryError("injected")
+
+
+class Faults(L.Callback):
+    def __init__(self, run_dir: Path, faults: dict[str, list[int]]) -> None:
+        self.run_dir, self.faults, self.step = run_dir, faults, -1
+
+    def mine(self, fault: str) -> list[int] | None:
+        rank, *rest = self.faults.get(fault, [None])
+        return rest if rank == int(os.environ.get("RANK", 0)) else None
+
+    def setup(self, trainer, pretraining, stage) -> None:
+        self.signal_at(-1)
+
+    def on_save_checkpoint(self, trainer, pretraining, checkpoint) -> None:
+        self.signal_at(-2)
+
+    def signal_at(self, step: int) -> None:
+        if (told := self.mine("signal")) and told[0] == step:
+            del self.faults["signal"]
+            os.kill(os.getpid(), told[1])
+
+    def on_train_batch_start(self, trainer, pretraining, item, _) -> None:
+        self.step = item.step
+        if self.mine("nan") == [item.step]:
+            item.batches[-1].X[0, 0, 0] = math.inf
+        self.signal_at(item.step)
+
+    def query_losses(self, model, batch, *settings):
+        loss = QUERY_LOSSES(model, batch, *settings)
+        if (told := self.mine("oom")) and self.step >= told[0] and batch.X.shape[0] >= told[1]:
+            return loss + 0 * Fails.apply(model.row_interactor.cls_tokens).sum()
+        return loss
+
+    def on_train_end(self, trainer, pretraining) -> None:
+        values = b"".join(p.detach().numpy().tobytes() for p in pretraining.model.parameters())
+        (self.run_dir / f"weights.{trainer.global_rank}").write_text(hashlib.sha256(values).hexdigest())
+
+
+QUERY_LOSSES = module.query_losses
+RUN_CALLBACKS = training.run_callbacks
+
+
+def train(overrides: list[str]) -> str:
+    pairs = [text.partition("=") for text in overrides]
+    told = {key: [int(v) for v in value.split(",")] for key, _, value in pairs if key in FAULTS}
+    config = compose([*SETTINGS, *(text for text in overrides if text.partition("=")[0] not in FAULTS)])
+    faults = Faults(Path(config.run_dir), told)
+    with (
+        mock.patch.object(module, "query_losses", faults.query_losses),
+        mock.patch.object(training, "run_callbacks", lambda *a: [faults, *RUN_CALLBACKS(*a)]),
+    ):
+        status = training.train(config)
+    if int(os.environ.get("RANK", 0)) == 0:
+        with open(faults.run_dir / "statuses", "a") as file:
+            file.write((faults.run_dir / "status.json").read_text())
+    return status
+
+
+if __name__ == "__main__":
+    for settings in sys.argv[1:]:
+        try:
+            train(settings.split())
+        except ProcessLost as error:
+            sys.exit(f"error: {error}")

@@ -1,0 +1,318 @@
+import errno
+import importlib.metadata
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from command_line import command
+
+from tabicl_train.config.schema import CheckpointConfig, ConfigError, compose
+from tabicl_train.run_dir import atomic, checkpoint
+from tabicl_train.run_dir.checkpoint import CheckpointFiles, DamagedCheckpoint, newest_valid, read, saved
+from tabicl_train.train import train
+
+SETTINGS = [
+    "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=12",
+    "checkpoint.every=3", "trainer.accelerator=cpu",
+]  # fmt: skip
+
+
+def run(run_dir: Path, *overrides: str) -> str:
+    return train(compose([*SETTINGS, f"run_dir={run_dir}", *overrides]))
+
+
+def names(run_dir: Path) -> list[str]:
+    return [f.stem for f in saved(run_dir / "checkpoints")]
+
+
+def content(step: int, size: int = 10) -> dict:
+    return {"global_step": step, "state_dict": {"w": torch.full((size,), float(step))}}
+
+
+def assert_same_weights(a: Path, b: Path) -> None:
+    one, other = (read(saved(folder / "checkpoints")[-1]) for folder in (a, b))
+    assert one["global_step"] == other["global_step"] == 12
+    assert all(torch.equal(v, other["state_dict"][k]) for k, v in one["state_dict"].items())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    run(run_dir)
+    return run_dir
+
+
+def test_every_flipped_bit_and_every_truncation_is_found(tmp_path):
+    path, damaged = tmp_path / "whole.ckpt", tmp_path / "damaged.ckpt"
+    torch.save(content(7, 300), path)
+    data, generator = path.read_bytes(), random.Random(0)
+    seen = 0
+    for _ in range(400):
+        place = generator.randrange(len(data) * 8)
+        changed = bytearray(data)
+        changed[place // 8] ^= 1 << place % 8
+        damaged.write_bytes(changed)
+        try:
+            result = read(damaged)
+        except DamagedCheckpoint:
+            seen += 1
+        else:  # the bit lay in padding or in a date
+            assert result["global_step"] == 7 and torch.equal(result["state_dict"]["w"], torch.full((300,), 7.0))
+    assert seen > 200
+    for length in [0, 1, len(data) - 1, *(generator.randrange(len(data)) for _ in range(40))]:
+        damaged.write_bytes(data[:length])
+        with pytest.raises(DamagedCheckpoint, match=r"damaged\.ckpt"):
+            read(damaged)
+
+
+def test_a_checkpoint_tells_what_it_is(whole):
+    told = read(saved(whole / "checkpoints")[-2])
+    assert told["config"]["model"]["embed_dim"] == 16 and told["config"]["prior"]["name"] == "dummy"
+    run_facts = told["run"]
+    assert (run_facts["step"], run_facts["stage"], run_facts["stage_step"], run_facts["address"]) == (
+        9, "smoke", 9, [0, 9],
+    )  # fmt: skip
+    assert run_facts["versions"]["torch"] == importlib.metadata.version("torch")
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
+    assert run_facts["commit"] == (head.stdout.strip() or None)
+    assert run_facts["command"] == sys.argv and "diff" in run_facts
+    assert (whole / "provenance.jsonl").read_text().count("\n") == 1
+
+
+def test_a_ring_of_recent_checkpoints_and_permanent_ones(tmp_path):
+    files = CheckpointFiles(CheckpointConfig(every=2, keep=2, permanent_every=4))
+    for step in range(2, 15, 2):
+        files.save_checkpoint(content(step), tmp_path / f"step-{step:08d}.ckpt")
+    files.wait()
+    assert [checkpoint.step_of(f) for f in saved(tmp_path)] == [4, 8, 10, 12, 14]
+    with pytest.raises(ConfigError, match="permanent_every is 5; it must be a multiple of every"):
+        compose(["checkpoint.every=2", "checkpoint.permanent_every=5"])
+
+
+def test_the_newest_whole_checkpoint_is_used_and_damaged_ones_are_told(whole, tmp_path, capsys):
+    run_dir = tmp_path / "run"
+    run(run_dir, "trainer.max_steps=9")
+    (_, middle, newest) = saved(run_dir / "checkpoints")
+    newest.write_bytes(newest.read_bytes()[:-1000])
+    data = bytearray(middle.read_bytes())
+    data[data.index(read(middle)["state_dict"]["model.row_interactor.cls_tokens"].numpy().tobytes()) + 5] ^= 4
+    middle.write_bytes(data)
+    run(run_dir)
+    told = capsys.readouterr().err
+    assert "step-00000009.ckpt is damaged" in told and "step-00000006.ckpt: the checksum of" in told
+    assert "resumed at step 3" in told
+    assert_same_weights(run_dir, whole)
+    for path in saved(run_dir / "checkpoints"):
+        path.write_bytes(b"")
+    with pytest.raises(ConfigError, match="damaged checkpoints only"):
+        run(run_dir)
+
+
+def test_resuming_reads_the_checkpoint_once(tmp_path, monkeypatch):
+    run(tmp_path / "run", "trainer.max_steps=2")
+    reads = []
+    monkeypatch.setattr(checkpoint, "read", lambda path: reads.append(path) or read(path))
+    monkeypatch.setattr(torch, "load", lambda *a, load=torch.load, **k: reads.append("load") or load(*a, **k))
+    run(tmp_path / "run", "trainer.max_steps=3")
+    assert [getattr(r, "name", r) for r in reads] == ["step-00000002.ckpt", "load"]
+
+
+def test_two_ranks_fall_back_to_the_same_checkpoint(tmp_path):
+    run_dir = tmp_path / "run"
+    run(run_dir, "trainer.max_steps=6")
+    saved(run_dir / "checkpoints")[-1].write_bytes(b"cut off")
+    two = [sys.executable, "-m", "tabicl_train", *SETTINGS, f"run_dir={run_dir}", "trainer.devices=2"]
+    result = subprocess.run([*two, "trainer.max_steps=8"], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "step-00000006.ckpt is damaged" in result.stderr and "resumed at step 3" in result.stderr
+    assert newest_valid(run_dir / "checkpoints")[1]["run"]["ranks"] == 2
+
+
+@pytest.mark.parametrize("place", ["write", "fsync"])
+def test_a_full_disk_costs_a_warning_and_the_next_save_tries_again(place, whole, tmp_path, monkeypatch, capsys):
+    run_dir = tmp_path / "run"
+
+    def refuse(*_):
+        if list((run_dir / "checkpoints").glob(".step-00000006.*")) and not failed:
+            failed.append(True)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    failed, save, fsync = [], torch.save, os.fsync
+    if place == "write":
+        monkeypatch.setattr(atomic.torch, "save", lambda *a: (refuse(), save(*a)))
+    else:
+        monkeypatch.setattr(atomic.os, "fsync", lambda fd: (refuse(), fsync(fd)))
+    run(run_dir)
+    assert failed and "warning   step-00000006.ckpt could not be written" in capsys.readouterr().err
+    assert names(run_dir) == ["step-00000003", "step-00000009", "step-00000012"]
+    assert not list((run_dir / "checkpoints").glob(".*"))
+    assert_same_weights(run_dir, whole)
+
+
+def test_a_last_save_that_fails_is_an_error(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(atomic.os, "fsync", refuse)
+    result = command("train", *SETTINGS, f"run_dir={tmp_path}/run", "trainer.max_steps=2")
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert line.startswith("error: the last checkpoint could not be written: [Errno 28]")
+    assert result.returncode == 1 and "Traceback" not in result.stderr
+
+
+def test_a_real_full_file_system(tmp_path):
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", tmp_path], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("mounting a file system is not allowed here")
+    try:
+        files = CheckpointFiles(CheckpointConfig(keep=1))
+        for step, size in ((1, 30_000), (2, 60_000), (3, 30_000)):
+            files.save_checkpoint(content(step, size), tmp_path / f"step-{step:08d}.ckpt")
+            files.wait()
+            assert bool(files.failed) == (step == 2)
+            path, found = newest_valid(tmp_path)
+            assert found["global_step"] == {1: 1, 2: 1, 3: 3}[step]
+            assert [f.name for f in tmp_path.iterdir()] == [path.name]
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tabicl_train.commands import train
+
+fsync = os.fsync
+
+def die(fd):  # in the middle of the third save
+    if list(folder.glob(".step-00000009.*")):
+        os.kill(os.getpid(), signal.SIGKILL)
+    fsync(fd)
+
+os.fsync = die
+folder = Path(sys.argv.pop(1)) / "checkpoints"
+train()
+"""
+
+
+def test_a_run_killed_while_saving_goes_on_from_the_checkpoint_before(whole, tmp_path, capsys):
+    run_dir = tmp_path / "run"
+    command = [sys.executable, "-c", KILLED, run_dir, *SETTINGS, f"run_dir={run_dir}"]
+    assert subprocess.run(command, capture_output=True).returncode == -signal.SIGKILL
+    assert len(list((run_dir / "checkpoints").glob(".*.tmp"))) == 1
+    run(run_dir)
+    assert "resumed at step 6" in capsys.readouterr().err
+    assert_same_weights(run_dir, whole)
+    assert not list((run_dir / "checkpoints").glob(".*"))
+
+
+def test_training_goes_on_while_a_copy_is_written(tmp_path, monkeypatch):
+    go, save = threading.Event(), atomic.save_atomically
+    monkeypatch.setattr(checkpoint, "save_atomically", lambda *a: (go.wait(60), save(*a)))
+    files = CheckpointFiles(CheckpointConfig(keep=1))
+    old = tmp_path / "step-00000001.ckpt"
+    torch.save(content(1), old)
+    state = content(2) | {"callbacks": {"counts": [1, 2], "array": np.array([3])}}
+    files.save_checkpoint(state, tmp_path / "step-00000002.ckpt", tmp_path / "stage-a.ckpt")
+    state["state_dict"]["w"].add_(100)  # the step after the save
+    state["callbacks"]["counts"].append(3)
+    assert saved(tmp_path) == [old]  # kept until the new one is there
+    go.set()
+    files.wait()
+    assert [f.name for f in saved(tmp_path)] == ["step-00000002.ckpt"]
+    written = torch.load(saved(tmp_path)[0], weights_only=False)
+    assert torch.equal(written["state_dict"]["w"], torch.full((10,), 2.0)) and written["callbacks"]["counts"] == [1, 2]
+    assert (tmp_path / "stage-a.ckpt").read_bytes() == saved(tmp_path)[0].read_bytes()
+
+
+def test_an_error_of_the_program_surfaces_at_the_next_save(tmp_path, monkeypatch):
+    files = CheckpointFiles(CheckpointConfig())
+    monkeypatch.setattr(checkpoint, "to_host", lambda value: value)  # a lambda does not survive the copy either
+    files.save_checkpoint({"global_step": lambda: None}, tmp_path / "step-00000001.ckpt")
+    with pytest.raises(Exception, match="pickle"):
+        files.save_checkpoint(content(2), tmp_path / "step-00000002.ckpt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_damaged_newer_files_do_not_push_out_the_good_one(tmp_path):
+    files = CheckpointFiles(CheckpointConfig(keep=2))
+    for step in (7, 8, 9):
+        (tmp_path / f"step-{step:08d}.ckpt").write_bytes(b"cut off")
+    for step in (3, 4, 5):
+        files.save_checkpoint(content(step), tmp_path / f"step-{step:08d}.ckpt")
+        files.wait()
+        assert newest_valid(tmp_path)[1]["global_step"] == step
+    assert [checkpoint.step_of(f) for f in saved(tmp_path)] == [4, 5, 7, 8, 9]
+
+
+def test_a_copy_under_another_name_is_no_checkpoint_of_the_run(tmp_path):
+    files = CheckpointFiles(CheckpointConfig(keep=1))
+    files.save_checkpoint(content(10), tmp_path / "step-00000010.ckpt")
+    files.wait()
+    copy = tmp_path / "step-00000010-backup.ckpt"
+    copy.write_bytes((tmp_path / "step-00000010.ckpt").read_bytes())
+    files.save_checkpoint(content(12), tmp_path / "step-00000012.ckpt")
+    files.wait()
+    assert [f.name for f in saved(tmp_path)] == ["step-00000012.ckpt"] and copy.exists()
+
+
+def test_a_file_that_cannot_be_read_is_not_passed_over(tmp_path, monkeypatch):
+    for step in (1, 2):
+        torch.save(content(step), tmp_path / f"step-{step:08d}.ckpt")
+    for error in (PermissionError(errno.EACCES, "Permission denied"), OSError(errno.EIO, "Input/output error"),
+                  MemoryError("no memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")):  # fmt: skip
+
+        def fail(*_, error=error, **__):
+            raise error
+
+        monkeypatch.setattr(torch, "load", fail)
+        with pytest.raises(ConfigError, match=r"step-00000002\.ckpt cannot be read: "):
+            newest_valid(tmp_path)
+
+
+def test_a_file_that_is_removed_while_it_is_looked_for(tmp_path, monkeypatch):
+    """As a run that is being trained does it: the newest file is a newer one by then."""
+    torch.save(content(1), tmp_path / "step-00000001.ckpt")
+    listed = saved(tmp_path)
+    (tmp_path / "step-00000001.ckpt").unlink()
+    torch.save(content(2), tmp_path / "step-00000002.ckpt")
+    lists = [listed]
+    monkeypatch.setattr(checkpoint, "saved", lambda folder: lists.pop() if lists else saved(folder))
+    assert newest_valid(tmp_path)[1]["global_step"] == 2
+
+
+def test_out_of_memory_is_no_full_disk(tmp_path, monkeypatch):
+    def fail(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(atomic.torch, "save", fail)
+    files = CheckpointFiles(CheckpointConfig())
+    files.save_checkpoint(content(1), tmp_path / "step-00000001.ckpt")
+    with pytest.raises(torch.OutOfMemoryError):
+        files.wait()
+
+
+def test_a_kill_after_any_rename_leaves_no_stage_without_its_file(tmp_path, monkeypatch):
+    """The stage's name first: a run that is killed in between saves the step again."""
+    names = []
+    monkeypatch.setattr(os, "replace", lambda a, b, replace=os.replace: (replace(a, b), names.append(Path(b).name)))
+    files = CheckpointFiles(CheckpointConfig())
+    files.save_checkpoint(content(1), tmp_path / "step-00000001.ckpt", tmp_path / "stage-a.ckpt")
+    files.wait()
+    assert names == ["stage-a.ckpt", "step-00000001.ckpt"]
+    assert (tmp_path / "stage-a.ckpt").samefile(tmp_path / "step-00000001.ckpt")
+
+
+def test_equal_contents_have_equal_checksums(tmp_path):
+    for name, step in (("a", 1), ("b", 1), ("c", 2)):
+        (tmp_path / name).mkdir()
+        torch.save(content(step), tmp_path / name / "step-00000001.ckpt")
+    a, b, c = (checkpoint.checksum(tmp_path / name / "step-00000001.ckpt") for name in "abc")
+    assert a == b != c

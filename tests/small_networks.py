@@ -1,0 +1,55 @@
+"""Small networks with random weights for the tests of this folder, and the released client's network beside them."""
+
+import torch
+from torch import Tensor, nn
+
+from tabicl_train.model import TabICL, TabICLConfig
+from tabicl_train.prediction.public_format import to_public
+
+SMALL = dict(
+    embed_dim=32,
+    col_num_blocks=2,
+    col_num_heads=4,
+    col_num_inducing=6,
+    row_num_blocks=2,
+    row_num_heads=4,
+    row_num_cls=2,
+    icl_num_blocks=2,
+    icl_num_heads=4,
+)
+
+
+def small_network(seed: int = 0, **options) -> TabICL:
+    torch.manual_seed(seed)
+    network = TabICL(TabICLConfig(**{**SMALL, **options}))
+    randomise(network)
+    return network
+
+
+def randomise(network: nn.Module) -> None:
+    """Random values everywhere: parts that start at zero or one would hide errors. With less gain d/dX vanishes."""
+    with torch.no_grad():
+        for name, p in network.named_parameters():
+            if "freqs" in name:
+                continue
+            if p.dim() > 1:
+                p.normal_(std=p.shape[-1] ** -0.5)
+            else:
+                p.normal_(mean=1.0 if name.endswith("weight") or name.endswith("scales") else 0.0, std=0.3)
+
+
+def draw(B: int, N: int, M: int, n: int, seed: int = 1, classes: int = 10) -> tuple[Tensor, Tensor, Tensor]:
+    """X (B, N, M), y_train (B, n), y_query (B, N - n)."""
+    generator = torch.Generator().manual_seed(seed)
+    X = torch.randn(B, N, M, generator=generator)
+    y = torch.randint(0, classes, (B, N), generator=generator)
+    return X, y[:, :n], y[:, n:]
+
+
+def peer_of(network: TabICL) -> nn.Module:
+    """The client's network with the same weights, in training mode, where it takes tables as ours does."""
+    from tabicl._model.tabicl import TabICL as Peer
+
+    peer = Peer(**to_public(network.config))
+    peer.load_state_dict(network.state_dict())
+    return peer.train()
