@@ -9,8 +9,9 @@ from itertools import groupby
 from pathlib import Path
 
 from priors.prior import Prior
+from priors.random import Seed, as_seed
 from priors.storage.shards import DamagedShard, Shard, read_table, shard_paths, tables_of_steps
-from priors.table import PriorError, Seed, Table, TableSpec, as_seed
+from priors.table import PriorError, Table, TableSpec
 
 
 @dataclass

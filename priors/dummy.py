@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from priors.prior import Prior
-from priors.table import TableSpec, rng_at
+from priors.random import rng_at
+from priors.table import TableSpec
 
 
 @dataclass

@@ -10,7 +10,8 @@ from priors.graph.execute import execute_plan
 from priors.graph.plan import GraphPlan, draw_plan
 from priors.graph.scalars import LOCAL, Scalars
 from priors.prior import Prior
-from priors.table import Table, TableSpec, rng_at
+from priors.random import rng_at
+from priors.table import Table, TableSpec
 
 PRESETS = ("corrected", "released")
 RELEASED_CARDINALITY = 9

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from priors.prior import Prior
-from priors.table import PriorError, Seed, Table, TableSpec, as_seed, rng_at
+from priors.random import Seed, as_seed, rng_at
+from priors.table import PriorError, Table, TableSpec
 
 
 @dataclass

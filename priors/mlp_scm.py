@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from priors.prior import Prior
+from priors.random import normals, rng_at
 from priors.scm.activations import Activation, apply_activation, kind_weights, plan_activation
 from priors.scm.shared import (
     CAUSE_SAMPLINGS,
@@ -22,7 +23,7 @@ from priors.scm.shared import (
     scaled_count,
     scaled_normal,
 )
-from priors.table import TableSpec, normals, rng_at
+from priors.table import TableSpec
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from priors.finish import Rejected, finish
-from priors.table import PriorError, Seed, Table, TableSpec, as_seed, one_thread, rng_at
+from priors.random import Seed, as_seed, one_thread, rng_at
+from priors.table import PriorError, Table, TableSpec
 
 MAX_REJECTIONS = 1000
 

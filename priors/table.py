@@ -2,61 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
-Seed = int | tuple[int, ...]
+from priors.random import Seed
 
 MIN_ROWS = 10
+
 MAX_CLASSES = 10
-
-
-def rng_at(*address: Seed | str) -> np.random.Generator:
-    """Counter-based generator (Philox) keyed by an address of ints, tuples of ints and names.
-
-    The key is a hash of the written-out address, so equal addresses give equal draws in any process and
-    (1,), (1, 0) and (2**32,) are three different ones (numpy's SeedSequence pads and splits words, and
-    would mix them up).
-    """
-    digest = hashlib.blake2b(repr(address).encode(), digest_size=16).digest()
-    return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, dtype="<u8")))
-
-
-def normals(rng: np.random.Generator, *shape: int) -> torch.Tensor:
-    """Standard normal float32 tensor, 1 ns a value (rng.standard_normal: 9 ns)."""
-    from priors.floats import fill_normals
-
-    out = torch.empty(shape)
-    fill_normals(out.view(-1).numpy(), random_key(rng))
-    return out
-
-
-def random_key(rng: np.random.Generator) -> int:
-    """A uint64 for compiled functions, which make their random numbers from it."""
-    return rng.bit_generator.random_raw()
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Torch on one thread: with two, sums and decompositions round differently, and tables depend on who draws them."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def as_seed(seed: int | Iterable[int]) -> tuple[int, ...]:
-    """The seed as a tuple of plain ints; 7 and (7,) are the same address."""
-    return tuple(int(part) for part in seed) if isinstance(seed, Iterable) else (int(seed),)
 
 
 class PriorError(ValueError):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from priors.prior import Prior
+from priors.random import normals, rng_at
 from priors.scm.shared import (
     CAUSE_SAMPLINGS,
     Causes,
@@ -19,7 +20,7 @@ from priors.scm.shared import (
     sample_causes,
     scaled_normal,
 )
-from priors.table import TableSpec, normals, rng_at
+from priors.table import TableSpec
 
 MAX_TREES = 4
 MAX_DEPTH = 4

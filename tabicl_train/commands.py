@@ -21,19 +21,11 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from priors import PriorError
-from tabicl_train.config.schema import (
-    CONFIG_DIR,
-    ConfigError,
-    RunConfig,
-    add_stages,
-    compose,
-    compose_sweep,
-    register,
-    require_matplotlib,
-    to_config,
-    unknown,
-)
-from tabicl_train.config.schema import first_lines as first_lines_of
+from tabicl_train.config.compose import CONFIG_DIR, add_stages, compose, compose_sweep, register, to_config
+from tabicl_train.config.mistakes import first_lines as first_lines_of
+from tabicl_train.config.mistakes import unknown
+from tabicl_train.config.schema import RunConfig
+from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.processes.signals import die_with_launcher, watch_signals
 from tabicl_train.run_dir.console import is_first, is_first_here
 from tabicl_train.run_dir.outputs import check_output, make_folder

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from priors import TableSpec
-from priors.table import rng_at
+from priors.random import rng_at
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.planning.flops import forward_flops

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from priors.table import rng_at
+from priors.random import rng_at
 from tabicl_train.config.schema import RunConfig, StageConfig
 from tabicl_train.curriculum import stage_at
 from tabicl_train.gradients import Gradients

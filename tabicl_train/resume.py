@@ -10,7 +10,8 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from tabicl_train.config.schema import ConfigError, RunConfig, flatten
+from tabicl_train.config.schema import RunConfig, flatten
+from tabicl_train.errors import ConfigError
 from tabicl_train.processes.processes import Processes
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.checkpoint import DamagedCheckpoint

@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from tabicl_train.callbacks.averages import Averages
+from tabicl_train.callbacks.checkpoints import CheckpointFiles, Checkpoints
 from tabicl_train.callbacks.diagnostics import Lengths
 from tabicl_train.callbacks.guard import Guard
 from tabicl_train.callbacks.metrics import Metrics
@@ -21,7 +22,8 @@ from tabicl_train.callbacks.preemption import Preemption
 from tabicl_train.callbacks.profile import Profile
 from tabicl_train.callbacks.validation import Validation
 from tabicl_train.callbacks.wandb_log import WandbLog
-from tabicl_train.config.schema import ConfigError, RunConfig, build_prior
+from tabicl_train.config.schema import RunConfig, build_prior
+from tabicl_train.errors import ConfigError
 from tabicl_train.gradients import Joined, Replicas
 from tabicl_train.module import Pretraining
 from tabicl_train.planning.run_plan import run_plan
@@ -103,7 +105,7 @@ def train_from(
 ) -> str:
     begin(config)
     records = Records(Path(config.run_dir), lock.check)
-    files = checkpoint.CheckpointFiles(config.checkpoint, content, lock.check)
+    files = CheckpointFiles(config.checkpoint, content, lock.check)
     del content
     origin = describe_origin()
     validation = Validation(config, records, processes, stop)
@@ -146,7 +148,7 @@ def run_steps(config: RunConfig, start: tuple[Path, dict] | None, until: int, wa
     begin(config)
     config = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, max_steps=until))
     path, content = start or (None, None)
-    trainer = build_trainer(config, [watch], checkpoint.CheckpointFiles(config.checkpoint, content), one_process())
+    trainer = build_trainer(config, [watch], CheckpointFiles(config.checkpoint, content), one_process())
     steps = range(0 if path is None else checkpoint.step_of(path), until)
     stream = StepStream(build_prior(config), config.curriculum, config.model, config.seed, steps)
     with Loader(stream, config.stream, trainer.strategy.root_device) as loader:
@@ -166,7 +168,7 @@ def begin(config: RunConfig) -> None:
 
 
 def build_trainer(
-    config: RunConfig, callbacks: list[L.Callback], files: checkpoint.CheckpointFiles, processes: Processes
+    config: RunConfig, callbacks: list[L.Callback], files: CheckpointFiles, processes: Processes
 ) -> L.Trainer:
     settings = config.trainer
     on_cuda = uses_cuda(settings)
@@ -198,7 +200,7 @@ def build_trainer(
 def run_callbacks(
     config: RunConfig,
     records: Records,
-    files: checkpoint.CheckpointFiles,
+    files: CheckpointFiles,
     origin: dict,
     stop: Stop,
     validation: Validation,
@@ -214,7 +216,7 @@ def run_callbacks(
         Lengths(records),
         *wanted,
         Averages(config.averages),
-        checkpoint.Checkpoints(records.folder / "checkpoints", files, config, origin),
+        Checkpoints(records.folder / "checkpoints", files, config, origin),
         validation,  # before the ranks agree to stop: one that a signal cuts short is the beginning of the next start
         Preemption(stop, config.trainer),
     ]

@@ -13,7 +13,7 @@ from test_guard import STAGES, run
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tabicl_train.callbacks import preemption
-from tabicl_train.config.schema import compose
+from tabicl_train.config.compose import compose
 from tabicl_train.gradients import Gradients
 from tabicl_train.model import TabICL
 from tabicl_train.module import Pretraining, halves, query_losses

@@ -5,7 +5,8 @@ import torch
 from runs import last, metrics
 from test_guard import Poison, run
 
-from tabicl_train.config.schema import TrainerConfig, compose
+from tabicl_train.config.compose import compose
+from tabicl_train.config.schema import TrainerConfig
 from tabicl_train.gradients import Gradients
 from tabicl_train.module import Pretraining
 from tabicl_train.precision import LossScale, choose

@@ -17,8 +17,9 @@ from tqdm import tqdm
 
 from priors.dummy import Dummy
 from tabicl_train import train as training
-from tabicl_train.callbacks.metrics import COLUMNS, Progress
-from tabicl_train.config.schema import compose
+from tabicl_train.callbacks.metrics import COLUMNS
+from tabicl_train.callbacks.progress import Progress
+from tabicl_train.config.compose import compose
 from tabicl_train.planning.run_plan import expected_work
 from tabicl_train.prediction.export import load_model
 from tabicl_train.run_dir.checkpoint import saved

@@ -10,7 +10,7 @@ import torch
 from priors.graph.activations import PlainActivation
 from priors.graph.scalars import Scalars
 from priors.graph.weights import Weights
-from priors.table import normals, random_key
+from priors.random import normals, random_key
 
 ACTIVATION_NOISE = 1e-3  # beside which the 1e-6 of every kind is nothing
 KINDS = ("gaussian", "weights", "singular_values", "kernel", "activation")

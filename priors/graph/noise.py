@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from priors.table import normals, random_key, rng_at
+from priors.random import normals, random_key, rng_at
 
 
 class Noise:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from priors.graph.scalars import Scalars
-from priors.table import random_key
+from priors.random import random_key
 
 
 @dataclass

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from priors.prior import Prior
-from priors.table import TableSpec, one_thread, rng_at
+from priors.random import one_thread, rng_at
+from priors.table import TableSpec
 
 PlainTable = tuple[np.ndarray, np.ndarray, int]  # X float32 (num_rows, M), y int64 (num_rows,), train_size
 

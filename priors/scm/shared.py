@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from priors.finish import Rejected, standardise
-from priors.table import Seed, TableSpec, as_seed, normals, rng_at
+from priors.random import Seed, as_seed, normals, rng_at
+from priors.table import TableSpec
 
 CAUSE_SAMPLINGS = ("normal", "mixed", "uniform")
 CATEGORICAL_SHARE = 0.2  # of the tables turn some columns into categories

@@ -30,7 +30,8 @@ from safetensors.numpy import save_file
 from tqdm import tqdm
 
 from priors.prior import Prior
-from priors.table import PriorError, Table, TableSpec, as_seed
+from priors.random import as_seed
+from priors.table import PriorError, Table, TableSpec
 
 Address = tuple[int, int, int]  # seed of the run, step, table of the step
 Request = tuple[Address, TableSpec]

@@ -14,12 +14,13 @@ import lightning as L
 import torch
 
 from tabicl_train.callbacks.averages import Averages
+from tabicl_train.callbacks.checkpoints import CheckpointFiles
 from tabicl_train.callbacks.metrics import is_logged
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.curriculum import plan_step
 from tabicl_train.model import TabICL
 from tabicl_train.module import Pretraining
-from tabicl_train.run_dir.checkpoint import CheckpointFiles, DamagedCheckpoint, read, saved, step_of
+from tabicl_train.run_dir.checkpoint import DamagedCheckpoint, read, saved, step_of
 from tabicl_train.run_dir.console import tell
 from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem

@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 
 from tabicl_train.callbacks.averages import Averages
+from tabicl_train.callbacks.checkpoints import to_host
 from tabicl_train.callbacks.diagnostics import guess_losses
 from tabicl_train.config.schema import SYNTHETIC, CurriculumConfig, RunConfig, StageConfig, build_prior
 from tabicl_train.model import TabICL
@@ -35,7 +36,7 @@ from tabicl_train.prediction.predict import predict_logits
 from tabicl_train.processes.processes import Processes
 from tabicl_train.processes.signals import Stop
 from tabicl_train.run_dir.atomic import save_atomically
-from tabicl_train.run_dir.checkpoint import DamagedCheckpoint, read, to_host
+from tabicl_train.run_dir.checkpoint import DamagedCheckpoint, read
 from tabicl_train.run_dir.console import first_line, say, tell
 from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem, StepStream

@@ -6,107 +6,39 @@ lists everything wrong with it; `compose` reports all of them together, before a
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import difflib
 import importlib.util
-import itertools
 import math
-import os
-import re
-from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from hydra import compose as hydra_compose
-from hydra import version
-from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path
-from hydra.core.config_search_path import SearchPathQuery
-from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 import priors
 from priors.table import MIN_ROWS
+from tabicl_train.config.checks import at_least, one_of, ordered_pair
+from tabicl_train.errors import install, unusable_folder
 from tabicl_train.model.config import TabICLConfig
 
-PACKAGE = Path(__file__).resolve().parents[1]
-# In a wheel the folder lies inside the package, in a checkout beside it.
-CONFIG_DIR = next(d for d in (PACKAGE / "configs", PACKAGE.parent / "configs") if d.is_dir())
-
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
+
 ROW_DISTRIBUTIONS = ("uniform", "log_uniform")
+
 PARTS = ("column", "row", "icl")  # of the network, as stages can freeze them
+
 OPTIMIZERS = ("muon", "muon_all", "adamw")
+
 GUARD_ACTIONS = ("warn", "stop", "rewind")
+
 SYNTHETIC = "synthetic"  # tables of a validation, as opposed to real ones
+
 BEST = ("real", SYNTHETIC)
+
 WANDB_MODES = ("disabled", "offline", "online")
+
 ACCELERATORS = ("auto", "cpu", "cuda")
-
-
-# What Hydra raises for a command line it cannot compose; ValueError for GROUP=null.
-COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
-
-
-class ConfigError(Exception):
-    """A configuration that cannot run; `problems` says why, one line each, in the user's terms.
-
-    everywhere: all processes of a run raise it alike, and the first one prints it
-    """
-
-    everywhere = False
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__(problems)
-        self.problems = problems
-
-    def __str__(self) -> str:
-        return "\n".join(self.problems)
-
-
-def install(packages: str, extra: str) -> str:
-    """How to get what an extra of this project brings; the project itself is on no package index."""
-    return f"pip install {packages}, or pip install '.[{extra}]' in the project's folder"
-
-
-def require_matplotlib() -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError([f"pictures need matplotlib: {install('matplotlib', 'plots')}"])
-
-
-def unusable_folder(path: Path) -> str | None:
-    """Why files cannot be made in a folder, which need not exist yet."""
-    existing = next(p for p in (path, *path.parents) if os.path.exists(p))
-    if not existing.is_dir():
-        return f"{existing} is a file"
-    return None if os.access(existing, os.W_OK | os.X_OK) else f"{existing} is not writable"
-
-
-def one_of(name: str, value: str, choices: tuple[str, ...]) -> list[str]:
-    return [] if value in choices else [f"{name} is {value!r}; it must be one of {', '.join(choices)}"]
-
-
-def at_least(bound: float, **values: float) -> list[str]:
-    return [f"{name} is {value}; it must be at least {bound}" for name, value in values.items() if value < bound]
-
-
-def ordered_pair(name: str, value: list, low: float, high: float = float("inf")) -> list[str]:
-    """A range [low, high] as YAML gives it: two numbers in order, inside the bounds."""
-    if len(value) != 2 or value[0] > value[1]:
-        return [f"{name} is {list(value)}; it must be [lowest, highest]"]
-    if value[0] < low or value[1] > high:
-        upper = "" if high == float("inf") else f"..{high}"
-        return [f"{name} is {list(value)}; it must lie in {low}{upper or ' and above'}"]
-    return []
 
 
 @dataclass
@@ -432,291 +364,3 @@ def build_prior(config: RunConfig) -> priors.Prior:
         raise priors.PriorError(f"none is chosen; say prior=NAME, one of {', '.join(priors.prior_names())}")
     options = dict(config.prior)
     return priors.build_prior(options.pop("name"), **options)
-
-
-def register() -> None:
-    """Tell Hydra the schemas: the run's, and one a prior, from the prior's own fields."""
-    store = ConfigStore.instance()
-    store.store(name="run_schema", node=RunConfig)
-    for name in priors.prior_names():
-        cls = priors.prior_class(name)
-        schema = dataclasses.make_dataclass(cls.__name__, [("name", str, field(default=name))], bases=(cls,))
-        store.store(group="prior/schema", name=name, node=schema, package="prior")
-
-
-def compose(
-    overrides: list[str],
-    config_name: str = "train",
-    config_path: str | None = None,
-    config_dir: str | None = None,
-    also: Collection[str] = (),
-) -> RunConfig:
-    """The checked configuration of a command line; raises ConfigError with every problem found.
-
-    config_name, config_path, config_dir: Hydra's options of these names
-    also: keys that are no settings of a run, but that the command takes as well
-    """
-    with config_files(config_name, config_path, config_dir):
-        return compose_one(config_name, add_stages(overrides), also)
-
-
-def compose_sweep(
-    overrides: list[str], config_name: str, config_path: str | None, config_dir: str | None
-) -> list[RunConfig]:
-    """The checked configurations of all jobs of a sweep; raises ConfigError with their problems, each once."""
-    configs: list[RunConfig] = []
-    found: dict[str, None] = {}
-    with config_files(config_name, config_path, config_dir):
-        for combination in combinations(add_stages(overrides)):
-            try:
-                configs.append(compose_one(config_name, combination))
-            except ConfigError as error:
-                if found.keys() >= set(error.problems):
-                    break  # a typo is in every job; to sort one out takes a second
-                found |= dict.fromkeys(error.problems)
-    if found:
-        raise ConfigError(list(found))
-    return configs
-
-
-@contextlib.contextmanager
-def config_files(config_name: str, config_path: str | None, config_dir: str | None) -> Iterator[None]:
-    """Within it Hydra composes from the folders that its options name; raises ConfigError where there are none."""
-    for option, folder in (("--config-path", config_path), ("--config-dir", config_dir)):
-        if folder is not None and not Path(folder).is_dir():
-            raise ConfigError([f"{option} is {folder!r}; there is no such folder"])
-    register()
-    GlobalHydra.instance().clear()
-    version.setbase("1.3")
-    search_path = create_config_search_path(os.path.abspath(config_path or CONFIG_DIR))
-    if config_dir is not None:  # where Hydra's own main puts it
-        search_path.prepend("command-line", f"file://{os.path.abspath(config_dir)}", SearchPathQuery(provider="schema"))
-    try:
-        loader = Hydra.create_main_hydra2("tabicl-train", search_path).config_loader
-        if not loader.repository.config_exists(config_name):
-            raise ConfigError([f"--config-name is {config_name!r}; there is no such file in the folders searched"])
-        yield
-    finally:
-        GlobalHydra.instance().clear()
-
-
-STAGES = "curriculum.stages"
-NEW_STAGE = re.compile(r"\+{1,2}(curriculum\.stages\.([^.=]+)[.=].*)", re.DOTALL)
-
-
-def add_stages(overrides: list[str]) -> list[str]:
-    """+curriculum.stages.NAME.KEY=VALUE as Hydra understands it: a new stage with its defaults, and values of it.
-
-    Hydra cannot add to a typed dictionary key by key, but it merges an entry into it.
-    """
-    matches = [NEW_STAGE.fullmatch(text) for text in overrides]
-    if not any(matches):
-        return overrides
-    names = dict.fromkeys(match[2] for match in matches if match)
-    first = next(index for index, match in enumerate(matches) if match)
-    plain = [match[1] if match else text for match, text in zip(matches, overrides, strict=True)]
-    return [*plain[:first], f"+{STAGES}={{{','.join(f'{name}:{{}}' for name in names)}}}", *plain[first:]]
-
-
-def combinations(overrides: list[str]) -> Iterator[list[str]]:
-    """The overrides of every job of a sweep. Of an interval, which a sampling sweeper draws from, its start."""
-    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-    choices = []
-    for text in overrides:
-        choices.append([text])
-        with contextlib.suppress(HydraException):  # what cannot be read is told where it is composed
-            override = parser.parse_overrides([text])[0]
-            if override.is_discrete_sweep():
-                choices[-1] = [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
-            elif override.is_interval_sweep():
-                choices[-1] = [f"{override.get_key_element()}={override.value().start}"]
-    return map(list, itertools.product(*choices))
-
-
-def compose_one(config_name: str, overrides: list[str], also: Collection[str] = ()) -> RunConfig:
-    try:
-        tree = hydra_compose(config_name, overrides)
-    except COMPOSE_ERRORS as error:
-        raise ConfigError(sort_out(config_name, overrides, also) or [first_lines(error)]) from None
-    return to_config(tree)
-
-
-def to_config(tree: DictConfig) -> RunConfig:
-    """The composed tree as checked dataclasses; raises ConfigError."""
-    if found := find_problems(tree):
-        raise ConfigError(found)
-    return to_dataclasses(tree)
-
-
-def from_values(values: dict) -> RunConfig:
-    """The configuration that a checkpoint keeps as plain values."""
-    return to_config(OmegaConf.merge(OmegaConf.structured(RunConfig), values))
-
-
-def find_problems(tree: DictConfig) -> list[str]:
-    if OmegaConf.get_type(tree) is not RunConfig:
-        return ["the configuration has no schema; its file must begin with defaults: [run_schema, ...]"]
-    try:
-        config = to_dataclasses(tree)
-        infinite = not_finite(config)
-        others = [p for p in config.problems() if not p.startswith(tuple(f"{key} " for key in infinite))]
-        return unknown_keys(tree, RunConfig, every_key(tree)) + list(infinite.values()) + others
-    except OmegaConfBaseException as error:
-        return [first_lines(error)]
-
-
-# Limits that inf switches off. Anywhere else it is a mistake, and nan always is: comparisons with it pass unnoticed.
-UNLIMITED = (".clip", "guard.loss", "guard.multiplier", "guard.multiplier_loss", "stream.prefetch_gib")
-
-
-def not_finite(config: RunConfig) -> dict[str, str]:
-    """What is wrong with the numbers that are nan or infinite, by their keys."""
-    found = {}
-    for key, value in flatten(dataclasses.asdict(config)).items():
-        for number in value if isinstance(value, list) else [value]:
-            if not isinstance(number, float) or math.isfinite(number):
-                continue
-            if number != math.inf or not key.endswith(UNLIMITED):
-                found[key] = f"{key} is {value}; it must be a finite number"
-    return found
-
-
-def to_dataclasses(tree: DictConfig) -> RunConfig:
-    config = OmegaConf.to_object(tree)
-    config.curriculum.drop_skipped()
-    config.prior = OmegaConf.to_container(tree.prior, resolve=True) if tree.prior is not None else None
-    return config
-
-
-def sort_out(config_name: str, overrides: list[str], also: Collection[str]) -> list[str]:
-    """Everything that is wrong with overrides that Hydra cannot compose: it stops at the first problem.
-
-    Each is tried by itself: first what says where configurations lie, then the choices of groups, then the values.
-    """
-    found, parsed = [], []
-    usable: list[str] = []
-    for text in overrides:
-        try:
-            override = OverridesParser.create().parse_override(text)
-        except HydraException:
-            found.append(f"{text!r} is not of the form key=value")
-            continue
-        if override.key_or_group == "hydra.searchpath":
-            usable.append(text)
-        else:
-            parsed.append((text, override))
-    options = {text: group_options(config_name, override.key_or_group, usable) for text, override in parsed}
-    groups = [(text, override) for text, override in parsed if options[text]]
-    values = [(text, override) for text, override in parsed if not options[text]]
-    added_stages = [text for text, override in values if override.is_add() and override.key_or_group == STAGES]
-    wrong = set()
-    for text, override in groups:
-        try:
-            hydra_compose(config_name, [*usable, text])
-            usable.append(text)
-        except COMPOSE_ERRORS as error:
-            wrong.add(override.key_or_group)
-            found.append(wrong_choice(override, options[text]) or first_lines(error))
-    try:
-        tree = hydra_compose(config_name, [*usable, *added_stages])
-    except COMPOSE_ERRORS as error:
-        return [*found, first_lines(error)]
-    # A wrong choice leaves open which stages there are and which options the prior has, and nearly all else.
-    open_keys = tuple(f"{group}." for group in (STAGES, "prior") if wrong & {"experiment", group.partition(".")[0]})
-    for text, override in values:
-        try:
-            hydra_compose(config_name, [*usable, text])
-            usable.append(text)
-        except COMPOSE_ERRORS as error:
-            missing = None if override.is_add() else missing_key(tree, override.key_or_group, also)
-            if missing is None or not override.key_or_group.startswith(open_keys):
-                found.append(missing or wrong_value(override, error))
-    with contextlib.suppress(*COMPOSE_ERRORS):
-        others = find_problems(hydra_compose(config_name, usable))
-        found += [p for p in others if not p.startswith(("",) if "experiment" in wrong else tuple(wrong))]
-    return list(dict.fromkeys(found))
-
-
-def group_options(config_name: str, key: str, search_path: list[str]) -> list[str]:
-    """The choices of a group of configurations; none where the key is not a group's."""
-    loader = GlobalHydra.instance().config_loader()
-    return sorted(loader.get_group_options(key, config_name=config_name, overrides=search_path))
-
-
-def wrong_choice(override: Override, choices: list[str]) -> str | None:
-    if override.value() in choices:
-        return None
-    return f"{override.key_or_group}={override.value()}: there is no such choice; there are {', '.join(choices)}"
-
-
-def missing_key(tree: DictConfig, key: str, also: Collection[str]) -> str | None:
-    """The message for a key that the configuration does not have, with the nearest one that it has."""
-    node: Any = tree
-    parts = key.split(".")
-    for depth, part in enumerate(parts):
-        if not isinstance(node, DictConfig) or part not in node:
-            known = list(node) if isinstance(node, DictConfig) else []
-            prefix = ".".join(parts[:depth])
-            if prefix == STAGES:
-                adding = "" if depth + 1 == len(parts) else f" (+{prefix}.{part}.KEY=VALUE adds a stage)"
-                return unknown(prefix, part, known) + adding
-            return unknown(prefix, part, [*known, *also] if depth == 0 else known, parts[-1], every_key(tree))
-        node = node[part]
-    return None
-
-
-def every_key(tree: DictConfig) -> list[str]:
-    return list(flatten(OmegaConf.to_container(tree)))
-
-
-def unknown(prefix: str, key: str, known: list[str], last: str | None = None, everywhere: Collection[str] = ()) -> str:
-    """The message for a key that is not among the `known` ones under `prefix`, with what may have been meant.
-
-    last: the last part of the whole key, which may be the name of a setting elsewhere
-    everywhere: the dotted keys of all settings
-    """
-    where = f"{prefix}." if prefix else ""
-    by_name: dict[str, list[str]] = {}
-    for path in everywhere:
-        by_name.setdefault(path.rpartition(".")[2], []).append(path)
-    last = last or key
-    siblings = [where + name for name in closest(key, known)]
-    near = [*siblings, *by_name.get(last, [])] if last == key else by_name.get(last, siblings)
-    near = near or [path for name in closest(last, by_name) for path in by_name[name]]
-    if near:
-        return f"{where}{key}: no such setting; did you mean {' or '.join(near[:3])}?"
-    return f"{where}{key}: no such setting; there are {', '.join(map(str, known))}"
-
-
-def closest(name: str, names: Collection[str]) -> list[str]:
-    """The most similar one, if any; at a similarity of 0.5 tabel was taken for trainer."""
-    return difflib.get_close_matches(name, names, n=1, cutoff=0.7)
-
-
-def wrong_value(override: Override, error: Exception) -> str:
-    cause = error.__cause__ or error
-    return f"{override.key_or_group}: {str(cause).splitlines()[0]}"
-
-
-def first_lines(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return "; ".join(line for line in lines[:3] if not line.startswith("object_type"))
-
-
-def unknown_keys(tree: DictConfig, cls: type, everywhere: Collection[str], prefix: str = "") -> list[str]:
-    """Keys that `+key=value` added to a typed node; Hydra lets them through, and nothing would ever read them."""
-    fields = {f.name: f for f in dataclasses.fields(cls)}
-    found = []
-    for key in tree:
-        path = f"{prefix}{key}"
-        if key not in fields:
-            elsewhere = [name for name in everywhere if not f"{name}.".startswith(f"{path}.")]
-            found.append(unknown(prefix.rstrip("."), str(key), list(fields), None, elsewhere))
-        elif path == "curriculum":
-            for name, stage in tree.curriculum.stages.items():
-                found += unknown_keys(stage, StageConfig, everywhere, f"{path}.stages.{name}.")
-        elif isinstance(tree._get_node(key), DictConfig) and path != "prior":
-            node_type = OmegaConf.get_type(tree, key)
-            if dataclasses.is_dataclass(node_type):
-                found += unknown_keys(tree[key], node_type, everywhere, f"{path}.")
-    return found

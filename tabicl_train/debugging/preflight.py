@@ -15,7 +15,8 @@ from statistics import mean, median
 import lightning as L
 
 from tabicl_train.callbacks.guard import MULTIPLIER_AT
-from tabicl_train.config.schema import ConfigError, RunConfig
+from tabicl_train.config.schema import RunConfig
+from tabicl_train.errors import ConfigError
 from tabicl_train.precision import choose
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.console import tell

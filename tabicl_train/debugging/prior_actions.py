@@ -11,15 +11,10 @@ from typing import Any
 from tqdm import tqdm
 
 from priors import Table
-from tabicl_train.config.schema import (
-    ConfigError,
-    RunConfig,
-    at_least,
-    build_prior,
-    install,
-    require_matplotlib,
-)
+from tabicl_train.config.checks import at_least
+from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.curriculum import plan_step, stage_at
+from tabicl_train.errors import ConfigError, install, require_matplotlib
 from tabicl_train.run_dir.outputs import check_output, make_folder
 from tabicl_train.stream import draw_table
 

@@ -9,8 +9,11 @@ from pathlib import Path
 import lightning as L
 import torch
 
-from tabicl_train.config.schema import ConfigError, RunConfig, build_prior, from_values
+from tabicl_train.callbacks.checkpoints import to_host
+from tabicl_train.config.compose import from_values
+from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.curriculum import plan_step, stage_at
+from tabicl_train.errors import ConfigError
 from tabicl_train.gradients import Gradients
 from tabicl_train.module import Pretraining
 from tabicl_train.run_dir import checkpoint
@@ -79,7 +82,7 @@ class Dissection(L.Callback):
     def rewind(self, trainer: L.Trainer, module: Pretraining, item: StepItem) -> None:
         for good, at in self.rewinds:
             if item.step == at:
-                module.go_back(checkpoint.to_host(self.checkpoints[good]), at)
+                module.go_back(to_host(self.checkpoints[good]), at)
                 print(f"the run went back from step {at} to the weights of step {good}")
         if item.step in {good for good, _ in self.rewinds}:
             content = {
@@ -89,7 +92,7 @@ class Dissection(L.Callback):
                 "optimizer_states": [trainer.optimizers[0].state_dict()],
             }
             module.on_save_checkpoint(content)
-            self.checkpoints[item.step] = checkpoint.to_host(content)
+            self.checkpoints[item.step] = to_host(content)
         if any(good <= item.step < at for good, at in self.rewinds):
             item.batches.clear()  # nothing of the step is left after the rewind
 

@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 
-from tabicl_train.config.schema import ConfigError
+from tabicl_train.errors import ConfigError
 
 MOST_CATEGORIES = 255  # that histogram gradient boosting takes; more are left out there
 

@@ -13,7 +13,8 @@ from sklearn.model_selection import StratifiedShuffleSplit
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
-from tabicl_train.config.schema import ConfigError, at_least, require_matplotlib
+from tabicl_train.config.checks import at_least
+from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.evaluation.baselines import BASELINES, public_client
 from tabicl_train.evaluation.scores import BUCKETS, METRICS, by_bucket, by_task, score, summarise
 from tabicl_train.evaluation.suites import Task, sources

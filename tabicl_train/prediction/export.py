@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from tabicl_train.callbacks.averages import averaged
-from tabicl_train.config.schema import ConfigError
+from tabicl_train.errors import ConfigError
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.prediction.public_format import load_public, save_public
 from tabicl_train.run_dir.checkpoint import load

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tabicl_train.config.schema import ConfigError
+from tabicl_train.errors import ConfigError
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.run_dir.atomic import save_atomically
 

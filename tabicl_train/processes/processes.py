@@ -31,7 +31,8 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from tabicl_train.config.schema import ConfigError, TrainerConfig
+from tabicl_train.config.schema import TrainerConfig
+from tabicl_train.errors import ConfigError
 from tabicl_train.processes.signals import PARENT, Stop
 from tabicl_train.run_dir.console import first_line, say
 from tabicl_train.run_dir.liveness import is_running, machine, process_start

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import yaml
 
-from tabicl_train.config.schema import SYNTHETIC, ConfigError, RunConfig, flatten
+from tabicl_train.config.schema import SYNTHETIC, RunConfig, flatten
+from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.scores import by_task, summarise
 from tabicl_train.evaluation.scores_figure import draw_scores
 from tabicl_train.report.comparison_figures import draw_throughput, draw_training, draw_validation

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tabicl_train.config.schema import ConfigError
+from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir.outputs import check_output
 from tabicl_train.run_dir.records import Records
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tabicl_train.config.schema import ConfigError, unusable_folder
+from tabicl_train.errors import ConfigError, unusable_folder
 
 
 def make_folder(setting: str, path: Path) -> None:

@@ -19,8 +19,9 @@ import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
 
 from priors import TableSpec
-from priors.table import rng_at
-from tabicl_train.config.schema import build_prior, compose
+from priors.random import rng_at
+from tabicl_train.config.compose import compose
+from tabicl_train.config.schema import build_prior
 from tabicl_train.evaluation.baselines import logistic_regression
 from tabicl_train.evaluation.evaluate import HERE, score_task, summary_text
 from tabicl_train.evaluation.suites import load_suite

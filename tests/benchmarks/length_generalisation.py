@@ -21,7 +21,8 @@ import torch
 import torch.nn.functional as F
 
 from priors import TableSpec
-from tabicl_train.config.schema import build_prior, compose
+from tabicl_train.config.compose import compose
+from tabicl_train.config.schema import build_prior
 from tabicl_train.model import TabICL, attention
 from tabicl_train.module import query_losses
 from tabicl_train.optimizer import build_optimizer

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
-from tabicl_train.config.schema import compose
+from tabicl_train.config.compose import compose
 
 BOUND = 30
 BASE = ["experiment=demo", "curriculum=mini_v2", "trainer.accelerator=cpu"]

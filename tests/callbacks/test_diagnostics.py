@@ -10,7 +10,8 @@ from runs import read
 from tabicl_train import module
 from tabicl_train import train as training
 from tabicl_train.callbacks.diagnostics import SCALING, guess_losses
-from tabicl_train.config.schema import build_prior, compose
+from tabicl_train.config.compose import compose
+from tabicl_train.config.schema import build_prior
 from tabicl_train.model import TabICL
 from tabicl_train.stream import StepStream
 

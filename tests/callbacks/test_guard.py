@@ -13,7 +13,8 @@ from tabicl_train import train as training
 from tabicl_train.callbacks import guard
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.guard import Diverged
-from tabicl_train.config.schema import ConfigError, compose
+from tabicl_train.config.compose import compose
+from tabicl_train.errors import ConfigError
 from tabicl_train.prediction.export import export
 from tabicl_train.prediction.public_format import load_public
 from tabicl_train.run_dir.checkpoint import read

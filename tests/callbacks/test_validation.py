@@ -28,7 +28,9 @@ from tabicl_train.callbacks import validation as validation_module
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.diagnostics import guess_losses
 from tabicl_train.callbacks.validation import COLUMNS, Validation, frozen_stream, read_scores
-from tabicl_train.config.schema import SYNTHETIC, ConfigError, compose
+from tabicl_train.config.compose import compose
+from tabicl_train.config.schema import SYNTHETIC
+from tabicl_train.errors import ConfigError
 from tabicl_train.module import query_losses
 from tabicl_train.prediction.export import export, load_checkpoint, load_model
 from tabicl_train.prediction.public_format import load_public

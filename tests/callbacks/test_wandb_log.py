@@ -19,7 +19,7 @@ from tabicl_train import train as training
 from tabicl_train.callbacks import wandb_log
 from tabicl_train.callbacks.validation import Validation
 from tabicl_train.callbacks.wandb_log import WandbLog, validation_values, wandb_files, why_offline
-from tabicl_train.config.schema import compose
+from tabicl_train.config.compose import compose
 from tabicl_train.run_dir.records import Records
 
 pytest.importorskip("wandb")

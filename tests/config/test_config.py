@@ -13,7 +13,9 @@ from command_line import exit_code
 from omegaconf import OmegaConf
 from runs import metrics
 
-from tabicl_train.config.schema import CONFIG_DIR, ConfigError, StageConfig, compose, compose_sweep, require_matplotlib
+from tabicl_train.config.compose import CONFIG_DIR, compose, compose_sweep
+from tabicl_train.config.schema import StageConfig
+from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.module import Pretraining
 from tabicl_train.prediction.export import export
 from tabicl_train.processes.processes import one_process

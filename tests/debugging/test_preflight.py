@@ -7,10 +7,12 @@ from test_guard import run
 
 from tabicl_train import module
 from tabicl_train.commands import replay as replay_command
-from tabicl_train.config.schema import ConfigError, build_prior, compose
+from tabicl_train.config.compose import compose
+from tabicl_train.config.schema import build_prior
 from tabicl_train.curriculum import plan_step
 from tabicl_train.debugging.preflight import differences, preflight
 from tabicl_train.debugging.replay import replay
+from tabicl_train.errors import ConfigError
 from tabicl_train.stream import draw_table
 
 SETTINGS = ["experiment=smoke", "stream.num_workers=0", "trainer.accelerator=cpu", "preflight_steps=8"]

@@ -8,8 +8,9 @@ from runs import last, metrics
 from test_guard import REWIND, STAGES, Ruin, run
 
 from tabicl_train.callbacks import guard
-from tabicl_train.config.schema import ConfigError, compose, from_values
+from tabicl_train.config.compose import compose, from_values
 from tabicl_train.debugging.replay import as_replayed, replay
+from tabicl_train.errors import ConfigError
 
 
 class RuinTwice(Ruin):

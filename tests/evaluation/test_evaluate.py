@@ -17,7 +17,8 @@ from sklearn.model_selection import StratifiedShuffleSplit
 from tiny_network import TINY, tiny_network
 
 from tabicl_train import TabICLClassifier
-from tabicl_train.config.schema import ConfigError, StageConfig
+from tabicl_train.config.schema import StageConfig
+from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation import evaluate as evaluation
 from tabicl_train.evaluation import scores_figure
 from tabicl_train.evaluation.evaluate import HERE, as_text, evaluate, score_task, summary_text

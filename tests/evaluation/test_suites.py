@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from sklearn.model_selection import StratifiedShuffleSplit
 
-from tabicl_train.config.schema import ConfigError
+from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.baselines import BASELINES
 from tabicl_train.evaluation.evaluate import QUERY_SHARE
 from tabicl_train.evaluation.suites import FEWEST_KEPT, RDATASETS_TASKS, load_suite, make_task, subsample

@@ -16,7 +16,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 from tiny_network import TINY, tiny_network
 
 from tabicl_train import TabICLClassifier
-from tabicl_train.config.schema import ConfigError
+from tabicl_train.errors import ConfigError
 from tabicl_train.prediction.classifier import Member
 from tabicl_train.prediction.features import FeatureEncoder, Normalizer
 from tabicl_train.prediction.predict import predict_logits

@@ -6,7 +6,7 @@ import torch
 from sklearn.datasets import load_iris, load_wine
 from small_networks import draw, peer_of, small_network
 
-from tabicl_train.config.schema import ConfigError
+from tabicl_train.errors import ConfigError
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.model.config import GROUPINGS, SCALINGS
 from tabicl_train.prediction.public_format import from_public, load_public, save_public, to_public

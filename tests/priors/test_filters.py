@@ -6,7 +6,8 @@ from sklearn.ensemble import ExtraTreesRegressor
 from priors.filters.predictability import check_predictability
 from priors.filters.trees import ExtraTrees
 from priors.finish import Rejected
-from priors.table import Table, rng_at
+from priors.random import rng_at
+from priors.table import Table
 
 
 def make_table(X: np.ndarray, y: np.ndarray) -> Table:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from priors.finish import Rejected, finish, standardise, standardise_torch
-from priors.table import rng_at
+from priors.random import rng_at
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
 

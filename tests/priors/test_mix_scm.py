@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from priors import PriorError, TableSpec, build_prior
-from tabicl_train.config.schema import ConfigError, compose
+from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior as build_configured
+from tabicl_train.errors import ConfigError
 
 SPEC = TableSpec(60, 30, 3, 2)
 

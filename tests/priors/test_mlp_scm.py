@@ -10,9 +10,9 @@ from scipy.stats import kstest
 from priors import PriorError, TableSpec, build_prior
 from priors.finish import Rejected
 from priors.mlp_scm import Layer, Plan, draw_group, draw_weight, linear, pick_variables, run_network
+from priors.random import rng_at
 from priors.scm.activations import FIXED, KINDS, Activation, FourierFunction, apply_activation, kind_weights
 from priors.scm.shared import Discretisation, plan_causes
-from priors.table import rng_at
 
 SPEC = TableSpec(num_rows=200, train_size=100, num_features=6, group_seed=(5,))
 

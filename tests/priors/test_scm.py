@@ -9,6 +9,7 @@ from scipy.integrate import quad
 from scipy.stats import expon, kstest, norm
 
 from priors.finish import Rejected
+from priors.random import rng_at
 from priors.scm.shared import (
     Category,
     Discretisation,
@@ -25,7 +26,7 @@ from priors.scm.shared import (
     scaled_count,
     scaled_normal,
 )
-from priors.table import TableSpec, rng_at
+from priors.table import TableSpec
 
 SPEC = TableSpec(num_rows=100, train_size=50, num_features=5)
 RNG = np.random.Generator

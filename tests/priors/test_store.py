@@ -11,11 +11,12 @@ import torch
 from safetensors import safe_open
 
 from priors import Prior, PriorError, TableSpec, build_prior
+from priors.random import rng_at
 from priors.storage.shards import dump
-from priors.table import rng_at
-from tabicl_train.config.schema import ConfigError, compose
+from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior as build_configured
 from tabicl_train.curriculum import plan_step
+from tabicl_train.errors import ConfigError
 from tabicl_train.stream import StepStream
 
 SEED = 5

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from tabicl_train.config.schema import ConfigError, TrainerConfig
+from tabicl_train.config.schema import TrainerConfig
+from tabicl_train.errors import ConfigError
 from tabicl_train.processes import processes as module
 from tabicl_train.processes.processes import (
     Launch,
@@ -301,7 +302,8 @@ def test_no_process_outlives_its_launcher(launcher, tmp_path):
 WORKER = """
 import time
 from priors.dummy import Dummy
-from tabicl_train.config.schema import StreamConfig, build_prior, compose
+from tabicl_train.config.schema import StreamConfig, build_prior
+from tabicl_train.config.compose import compose
 from tabicl_train.stream import StepStream
 from tabicl_train.workers import Loader
 

@@ -5,7 +5,7 @@ import pytest
 from command_line import command
 
 from tabicl_train.callbacks.diagnostics import BATCHES, SCALING
-from tabicl_train.config.schema import ConfigError
+from tabicl_train.errors import ConfigError
 from tabicl_train.report.page import Run, multipliers
 from tabicl_train.report.run_figures import draw_losses, draw_scaling, save_figures
 from tabicl_train.run_dir.records import Records

@@ -17,7 +17,8 @@ import pytest
 from command_line import command
 
 from tabicl_train import train as training
-from tabicl_train.config.schema import ConfigError, compose
+from tabicl_train.config.compose import compose
+from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.scores import METRICS, summarise
 from tabicl_train.report.comparison_figures import draw_training
 from tabicl_train.report.page import merge, read_run, write_report

@@ -23,7 +23,7 @@ import torch
 
 from tabicl_train import module
 from tabicl_train import train as training
-from tabicl_train.config.schema import compose
+from tabicl_train.config.compose import compose
 from tabicl_train.processes.processes import ProcessLost
 
 SETTINGS = ("experiment=smoke", "curriculum.stages.smoke.steps=8", "prior=dummy", "checkpoint.every=2")

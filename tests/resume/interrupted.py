@@ -17,7 +17,7 @@ import lightning as L
 
 from tabicl_train import module
 from tabicl_train import train as training
-from tabicl_train.config.schema import compose
+from tabicl_train.config.compose import compose
 
 SETTINGS = ("experiment=smoke", "curriculum.stages.smoke.steps=8", "curriculum.stages.smoke.micro_batch_rows=100")
 AT = (5, 2)  # step and micro-batch (from 0), before which the signal is sent

@@ -6,7 +6,8 @@ import pytest
 import runs
 import torch
 
-from tabicl_train.config.schema import ConfigError, compose
+from tabicl_train.config.compose import compose
+from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir.checkpoint import saved
 
 TABLES = ("rows=[30,50]", "features=[2,4]", "tables=4", "group_size=2", "warmup=0")

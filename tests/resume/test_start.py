@@ -11,7 +11,9 @@ from runs import metrics
 
 from tabicl_train import resume
 from tabicl_train import train as training
-from tabicl_train.config.schema import ConfigError, RunConfig, compose
+from tabicl_train.config.compose import compose
+from tabicl_train.config.schema import RunConfig
+from tabicl_train.errors import ConfigError
 from tabicl_train.resume import Start, find_start, follow
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.checkpoint import saved

@@ -13,9 +13,12 @@ import pytest
 import torch
 from command_line import command
 
-from tabicl_train.config.schema import CheckpointConfig, ConfigError, compose
+from tabicl_train.callbacks.checkpoints import CheckpointFiles
+from tabicl_train.config.compose import compose
+from tabicl_train.config.schema import CheckpointConfig
+from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir import atomic, checkpoint
-from tabicl_train.run_dir.checkpoint import CheckpointFiles, DamagedCheckpoint, newest_valid, read, saved
+from tabicl_train.run_dir.checkpoint import DamagedCheckpoint, newest_valid, read, saved
 from tabicl_train.train import train
 
 SETTINGS = [
@@ -215,7 +218,7 @@ def test_a_run_killed_while_saving_goes_on_from_the_checkpoint_before(whole, tmp
 
 def test_training_goes_on_while_a_copy_is_written(tmp_path, monkeypatch):
     go, save = threading.Event(), atomic.save_atomically
-    monkeypatch.setattr(checkpoint, "save_atomically", lambda *a: (go.wait(60), save(*a)))
+    monkeypatch.setattr(checkpoints, "save_atomically", lambda *a: (go.wait(60), save(*a)))
     files = CheckpointFiles(CheckpointConfig(keep=1))
     old = tmp_path / "step-00000001.ckpt"
     torch.save(content(1), old)
@@ -234,7 +237,7 @@ def test_training_goes_on_while_a_copy_is_written(tmp_path, monkeypatch):
 
 def test_an_error_of_the_program_surfaces_at_the_next_save(tmp_path, monkeypatch):
     files = CheckpointFiles(CheckpointConfig())
-    monkeypatch.setattr(checkpoint, "to_host", lambda value: value)  # a lambda does not survive the copy either
+    monkeypatch.setattr(checkpoints, "to_host", lambda value: value)  # a lambda does not survive the copy either
     files.save_checkpoint({"global_step": lambda: None}, tmp_path / "step-00000001.ckpt")
     with pytest.raises(Exception, match="pickle"):
         files.save_checkpoint(content(2), tmp_path / "step-00000002.ckpt")

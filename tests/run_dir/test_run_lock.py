@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tabicl_train.config.schema import ConfigError
+from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir import lock as run_lock
 from tabicl_train.run_dir.lock import BEAT, STALE, LostLock, RunLock, owner_is_alive, this_process
 from tabicl_train.run_dir.records import Records

@@ -26,7 +26,7 @@ from priors.graph.functions import (
 )
 from priors.graph.noise import Noise
 from priors.graph.scalars import Scalars
-from priors.table import rng_at
+from priors.random import rng_at
 
 
 def draw_scalars(seed: int) -> Scalars:

@@ -6,7 +6,7 @@ from priors.graph import kernels
 from priors.graph.activations import ranks, ranks_torch
 from priors.graph.functions import cos_turns_torch, oblivious_trees_torch, pair_products_torch
 from priors.graph.nearest import nearest_centres, nearest_centres_torch, p_distances, p_distances_torch
-from priors.table import rng_at
+from priors.random import rng_at
 
 POWERS = (0.5, 0.77, 1.0, 1.5, 2.0, 3.1, 4.0)
 SHAPES = ((1, 1, 2), (1, 700, 5), (3, 513, 40), (9, 300, 33), (16, 1025, 4), (17, 200, 3), (24, 100, 60), (57, 100, 7))

@@ -15,7 +15,7 @@ from priors.graph.noise import Noise
 from priors.graph.points import BASES, Points
 from priors.graph.scalars import LOCAL, Scalars
 from priors.graph.weights import Weights
-from priors.table import normals, rng_at
+from priors.random import normals, rng_at
 
 
 def draw_scalars(seed: int, skewed_choices: bool = False) -> Scalars:

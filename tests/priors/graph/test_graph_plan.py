@@ -21,7 +21,7 @@ from priors.graph.plan import TARGET, ancestors, draw_cardinalities, draw_parent
 from priors.graph.points import Points
 from priors.graph.scalars import Scalars
 from priors.graph.weights import Weights
-from priors.table import rng_at
+from priors.random import rng_at
 
 PRESETS = ("corrected", "released")
 SPEC = TableSpec(num_rows=60, train_size=30, num_features=8)
