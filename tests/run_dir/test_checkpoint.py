@@ -13,6 +13,7 @@ import pytest
 import torch
 from command_line import command
 
+from tabicl_train.callbacks import checkpoints
 from tabicl_train.callbacks.checkpoints import CheckpointFiles
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import CheckpointConfig
