@@ -97,9 +97,9 @@ def run_job(tree: Any) -> None:
 
             preflight(config)
             return
+        from tabicl_train.callbacks.checkpoints import SaveFailed  # Lightning takes 3 s to import
         from tabicl_train.callbacks.guard import Diverged
         from tabicl_train.processes.processes import ProcessLost
-        from tabicl_train.run_dir.checkpoint import SaveFailed  # lightning takes 3 s to import
         from tabicl_train.run_dir.lock import LostLock
         from tabicl_train.train import train as run_training
         from tabicl_train.workers import WorkerDied
