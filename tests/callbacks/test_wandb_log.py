@@ -173,7 +173,7 @@ def test_what_a_kill_has_lost_of_the_log_is_taken_from_the_files(tmp_path, no_ac
         "import os, signal\n"
         "from tabicl_train.callbacks.metrics import Metrics\n"
         "from tabicl_train.train import train\n"
-        "from tabicl_train.config.schema import compose\n"
+        "from tabicl_train.config.compose import compose\n"
         "at = Metrics.on_train_batch_end\n"
         "def kill(self, trainer, *rest):\n"
         "    at(self, trainer, *rest)\n"

@@ -158,7 +158,7 @@ def test_a_wrong_command_line_ends_with_2_and_no_trace(command, tmp_path):
 
 def test_configuration_is_checked_without_importing_lightning():
     code = (
-        "import sys\nfrom tabicl_train.config.schema import compose\ncompose(['experiment=smoke'])\n"
+        "import sys\nfrom tabicl_train.config.compose import compose\ncompose(['experiment=smoke'])\n"
         "assert 'lightning' not in sys.modules and 'sklearn' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
