@@ -1,0 +1,127 @@
+"""Who may import whom. Imports run downwards only, lazy ones included, and heavy libraries stay where they belong."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# From the bottom up; rooms of one line do not import each other.
+LAYERS = [
+    ["priors"],
+    ["errors"],
+    ["model", "run_dir"],
+    ["config", "prediction"],
+    ["processes", "evaluation"],
+    ["line"],
+    ["planning"],
+    ["callbacks"],
+    ["train"],
+    ["report", "debugging"],
+    ["commands"],
+]
+LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+LINE = {"curriculum", "stream", "workers", "module", "optimizer", "schedules", "precision", "gradients", "resume"}
+LIBRARIES = {  # what a room must not import, directly or through others
+    "priors": {"lightning", "hydra", "omegaconf", "tabicl_train"},
+    "model": {"lightning", "hydra", "omegaconf", "numpy", "scipy", "pandas", "sklearn", "priors"},
+    "prediction": {"lightning", "hydra", "omegaconf"},
+    "evaluation": {"lightning", "hydra", "omegaconf"},
+    "run_dir": {"lightning", "hydra", "omegaconf"},
+}
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+FILES = {module_name(path): path for folder in ("tabicl_train", "priors") for path in (ROOT / folder).rglob("*.py")}
+
+
+def imports(module: str) -> set[str]:
+    """Full names of the modules that a file imports, at its top or inside a function."""
+    names = set()
+    for node in ast.walk(ast.parse(FILES[module].read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            full = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {name if name in FILES else node.module for name in full}
+    return names - {module}
+
+
+IMPORTS = {module: imports(module) for module in FILES}
+
+
+def room_of(module: str) -> str:
+    """The room of a module; the files at the top of tabicl_train are the line, but for a few of their own."""
+    package, _, rest = module.partition(".")
+    if package == "priors":
+        return "priors"
+    first = rest.partition(".")[0]
+    if first in ("", "__main__"):
+        return "commands"
+    return "line" if first in LINE else first
+
+
+def test_every_file_belongs_to_a_layer():
+    assert {room_of(module) for module in FILES} == set(LEVEL)
+
+
+@pytest.mark.parametrize("module", sorted(FILES))
+def test_imports_run_downwards(module):
+    room = room_of(module)
+    if module == "tabicl_train":  # offers the estimators
+        return
+    for name in IMPORTS[module]:
+        if name in FILES and name != "tabicl_train" and (other := room_of(name)) != room:
+            assert LEVEL[other] < LEVEL[room], f"{module} imports {name}"
+
+
+def test_no_module_imports_itself_through_others():
+    done, path = set(), []
+
+    def visit(module):
+        assert module not in path, f"import cycle: {' -> '.join([*path[path.index(module) :], module])}"
+        if module in done:
+            return
+        path.append(module)
+        for name in sorted(IMPORTS[module] & FILES.keys()):
+            visit(name)
+        path.pop()
+        done.add(module)
+
+    for module in sorted(FILES):
+        visit(module)
+
+
+@pytest.mark.parametrize("room", LIBRARIES)
+def test_heavy_libraries_stay_where_they_belong(room):
+    reached, todo = set(), [module for module in FILES if room_of(module) == room]
+    while todo:
+        module = todo.pop()
+        for name in IMPORTS[module]:
+            library = name.partition(".")[0]
+            allowed = library not in LIBRARIES[room] or (library == "priors" and room == "priors")
+            assert allowed, f"{room} reaches {name} through {module}"
+            if name in FILES and name not in reached:
+                reached.add(name)
+                todo.append(name)
+
+
+@pytest.mark.parametrize("folder", ["tabicl_train", "priors", "tests"])
+def test_files_and_folders_stay_small(folder):
+    files = list((ROOT / folder).rglob("*.py"))
+    assert not [path for path in files if len(path.read_text().splitlines()) > 350]
+    folders = {path.parent for path in files}
+    assert not [place for place in folders if len(list(place.glob("*.py"))) > 16]
+
+
+def test_functions_stay_short():
+    """At most 50 lines; compiled kernels, which are one loop by nature, are left out."""
+    for module, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and not any("jit" in ast.unparse(d) for d in node.decorator_list):
+                lines = node.end_lineno - node.lineno + 1
+                assert lines <= 50, f"{module}.{node.name} has {lines} lines"
