@@ -1,0 +1,50 @@
+"""The wheel, installed outside the checkout, has everything that the commands need."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD = "from hatchling.build import build_wheel; import sys; build_wheel(sys.argv[1])"
+# One process for all commands, since importing torch and Lightning takes longer than the rest.
+COMMANDS = """
+import sys
+from tabicl_train import commands
+
+assert "site" in commands.__file__, commands.__file__
+for line in (
+    "train experiment=smoke run_dir=run trainer.max_steps=2",
+    "export checkpoint=run output=model.ckpt",
+    "evaluate checkpoint=run splits=1 rows=100 n_estimators=1 output=scores.csv",
+    "report run_dir=run",
+):
+    name, *arguments = line.split()
+    sys.argv = [f"tabicl-{name}", *arguments]
+    getattr(commands, name)()
+"""
+
+pytestmark = [pytest.mark.slow, pytest.mark.multi_process]
+
+
+def test_an_installed_wheel_trains_exports_evaluates_and_reports(tmp_path):
+    pytest.importorskip("hatchling")
+    subprocess.run([sys.executable, "-c", BUILD, tmp_path], cwd=ROOT, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")  # what pip does with a wheel of Python files
+    work = tmp_path / "work"
+    work.mkdir()
+    result = subprocess.run(
+        [sys.executable, "-c", COMMANDS],
+        cwd=work,
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    assert {"run", "model.ckpt", "scores.csv"} <= {path.name for path in work.iterdir()}
+    assert (work / "run" / "report.html").is_file()
