@@ -25,7 +25,7 @@ COLUMNS = ("table", "rows", "labelled", "features", "max |x|", "loss", "gradient
 
 
 def replay(run_dir: str, step: int) -> None:
-    """Train in memory from the newest checkpoint before the step, and print loss and gradient norm of each of its tables.
+    """Train in memory from the newest checkpoint before the step, and print loss and gradient norm of all its tables.
 
     It uses one process; for a run of several processes, the weights are equal up to the order of sums. Raises
     ConfigError if the folder holds no checkpoint or the run has no such step.

@@ -106,7 +106,7 @@ def bootstrap(values: np.ndarray) -> tuple[float, float]:
 
 
 def by_bucket(results: pd.DataFrame, quantity: str, metric: str = "roc_auc") -> pd.DataFrame:
-    """The number of tasks, and means over them, by bucket of rows, features or classes: a row per bucket with any task."""
+    """The number of tasks, and means over them, by rows, features or classes: a row per bucket that has any task."""
     edges = BUCKETS[quantity]
     sizes = results.drop_duplicates("data").set_index("data")[quantity]
     labels = [bucket_name(low, high) for low, high in zip([None, *edges], edges, strict=False)]

@@ -72,9 +72,8 @@ def draw_leads(axes: Axes, results: pd.DataFrame) -> None:
     auc = by_task(results, "roc_auc")
     first, *others = auc
     for i, method in enumerate(others, start=1):
-        axes.plot(
-            range(1, len(auc) + 1), np.sort(auc[first] - auc[method]), ".-", color=f"C{i}", label=f"over {method}"
-        )
+        leads = np.sort(auc[first] - auc[method])
+        axes.plot(range(1, len(auc) + 1), leads, ".-", color=f"C{i}", label=f"over {method}")
     axes.axhline(0, color="grey", linewidth=1)
     axes.set_xlabel("tasks, sorted for each method")
     axes.set_title(f"lead of {first} in ROC AUC")

@@ -59,13 +59,9 @@ def png(figure: Figure) -> str:
 def table(frame: pd.DataFrame) -> Markup:
     """An HTML table; columns that hold any text are aligned to the left throughout."""
     has_text = frame.map(lambda value: isinstance(value, str)).any(axis=None)
-    html = frame.rename_axis(index=None, columns=frame.index.name).to_html(
-        formatters=[cell] * frame.shape[1],
-        na_rep="",
-        classes="text" if has_text else "numbers",
-        border=0,
-        justify="left",
-    )
+    kind, formatters = "text" if has_text else "numbers", [cell] * frame.shape[1]
+    frame = frame.rename_axis(index=None, columns=frame.index.name)  # otherwise the name takes a row of its own
+    html = frame.to_html(formatters=formatters, na_rep="", classes=kind, border=0, justify="left")
     return Markup(html.replace(' style="text-align: left;"', ""))  # the page's style sheet aligns the head
 
 
