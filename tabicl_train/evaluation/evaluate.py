@@ -46,11 +46,11 @@ def evaluate(
 ) -> pd.DataFrame:
     """Score a checkpoint on a suite of tasks: print tables, and write a CSV file and a figure if asked to.
 
-    For the meaning of the arguments, and their defaults, see EvaluateCommand in commands.py. A task that cannot be read
-    or scored is reported and skipped. The CSV file is complete after every task, even if the process is killed.
-    Raises ConfigError for wrong arguments; exits with 1 if it is interrupted or a file cannot be written at the end.
+    EvaluateCommand in commands.py explains the arguments. A task that cannot be read or scored is reported and skipped.
+    The CSV file is complete after every task, even if the process is killed. Raises ConfigError for wrong arguments;
+    exits with 1 if it is interrupted or a file cannot be written at the end.
 
-    returns: a row per task, split and method, see scores.py
+    returns: the results as described in scores.py
     """
     if problems := arg_problems(splits, rows, n_estimators, client_weights, output, figure):
         raise ConfigError(problems)
@@ -59,9 +59,7 @@ def evaluate(
     network, trained = build_model(*weights_of(path, content)), trained_range(content)
     methods = competitors(network, n_estimators, client_weights)
 
-    scores: list[dict] = []
-    skipped: list[str] = []  # a warning per task
-    errors: list[str] = []
+    scores, skipped, errors = [], [], []  # rows, warnings, messages
     records = Records(Path(output or ".").resolve().parent)
     try:
         for of_task in score_tasks(tasks, methods, rows, splits, skipped):

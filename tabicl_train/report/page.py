@@ -57,19 +57,18 @@ def png(figure: Figure) -> str:
 
 
 def table(frame: pd.DataFrame) -> Markup:
-    """An HTML table; columns that hold any text are aligned to the left throughout."""
+    """An HTML table, with empty cells for None and nan; aligned to the left if it holds any text."""
     has_text = frame.map(lambda value: isinstance(value, str)).any(axis=None)
     kind, formatters = "text" if has_text else "numbers", [cell] * frame.shape[1]
     frame = frame.rename_axis(index=None, columns=frame.index.name)  # otherwise the name takes a row of its own
-    html = frame.to_html(formatters=formatters, na_rep="", classes=kind, border=0, justify="left")
+    frame = frame.astype(object).where(frame.notna(), "")
+    html = frame.to_html(formatters=formatters, classes=kind, border=0, justify="left")
     return Markup(html.replace(' style="text-align: left;"', ""))  # the page's style sheet aligns the head
 
 
 def cell(value: Any) -> str:
     if isinstance(value, str):
         return value
-    if value is None or value != value:  # nan
-        return ""
     if isinstance(value, numbers.Integral):
         return f"{value:,}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
