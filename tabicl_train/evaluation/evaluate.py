@@ -1,4 +1,4 @@
-"""Scores of a network on real data, beside baselines on the same splits."""
+"""Scores of a network on real data, and of baselines on the same splits."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def evaluate(
     scores, skipped, errors = [], [], []  # rows, warnings, messages
     records = Records(Path(output or ".").resolve().parent)
     try:
-        for of_task in score_tasks(tasks, methods, rows, splits, skipped):
-            scores += [row | {"trained_range": position(trained, row)} for row in of_task]
+        for task_rows in score_tasks(tasks, methods, rows, splits, skipped):
+            scores += [row | {"trained_range": position(trained, row)} for row in task_rows]
             if output is not None:
                 records.replace(Path(output).name, pd.DataFrame(scores).to_csv(index=False))
     except KeyboardInterrupt:
