@@ -26,9 +26,9 @@ import numpy as np
 from tabicl_train.callbacks.validation import read_scores
 from tabicl_train.config.schema import SYNTHETIC, RunConfig
 from tabicl_train.module import Pretraining
-from tabicl_train.report.run_figures import GROUPS, weighted_means
 from tabicl_train.run_dir.console import first_line, tell
 from tabicl_train.run_dir.lock import LostLock
+from tabicl_train.run_dir.loss_groups import GROUPS, weighted_means
 from tabicl_train.run_dir.records import Records, open_or_empty
 
 TRAINING = ("stage", "loss", "grad_norm", "lr", "skipped")  # of metrics.csv, what is the same when a step is done again

@@ -1,8 +1,8 @@
-"""Before a long run: the configured precision beside fp32, on the same tables from the same weights.
+"""A check before a long run: a few steps in the configured precision and in fp32, on the same tables and weights.
 
-Others' runs in low precision collapsed after hours; a multiplier, gradient norm or loss that leaves that of fp32 shows
-within tens of steps, if the learning rate is that of the run: begin from a checkpoint behind its warm-up, if there is
-one, by giving the same run_dir.
+Published runs in low precision have collapsed after hours. Losses, gradient norms and multipliers that deviate from
+those of fp32 show within tens of steps at the learning rate of the run; with the run_dir of a run, the preflight starts
+from its newest checkpoint, ideally one after the warm-up.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.console import tell
 from tabicl_train.train import run_steps
 
-LOSS = 0.02  # largest relative difference of the mean loss over the last half of the steps
-NORM = 1.25  # largest ratio, either way, of the median gradient norms there
-MULTIPLIER = 1.25  # the same of the largest multipliers at the end
+LOSS = 0.02  # largest relative difference between the mean losses over the second half of the steps
+NORM = 1.25  # largest ratio, either way, between the median gradient norms there
+MULTIPLIER = 1.25  # largest ratio, either way, between the largest multipliers there
 
 
 class Recorder(L.Callback):
-    """Loss, gradient norm and largest base multiplier of every step."""
+    """Records loss, gradient norm and largest base multiplier of every step."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[float, float, float]] = []
@@ -39,23 +39,23 @@ class Recorder(L.Callback):
 
 
 def preflight(config: RunConfig) -> None:
-    """Run it and tell; raises ConfigError where the precision is not fit for the run."""
+    """Run the check and print a comparison; raises ConfigError if the precision is unfit for the run."""
     precision = choose(config.trainer)
     if precision.name == "fp32":
-        tell(f"preflight precision is {precision}: there is nothing to compare")
+        tell(f"preflight the precision is {precision}: there is nothing to compare")
         return
     start = checkpoint.newest_valid(Path(config.run_dir) / "checkpoints")
     first = 0 if start is None else checkpoint.step_of(start[0])
     steps = min(config.preflight_steps, config.total_steps - first)
     if steps < 1:
-        raise ConfigError([f"{config.run_dir}: the run is finished, there are no steps left for a preflight"])
-    found = {}
+        raise ConfigError([f"run_dir is {config.run_dir!r}; the run is finished, no steps are left for a preflight"])
+    rows = {}
     for name in ("fp32", precision.name):
         recorder = Recorder()
         run_steps(replace(config, trainer=replace(config.trainer, precision=name)), start, first + steps, recorder)
-        found[name] = recorder.rows
-    reference, mixed = found.values()
-    tell(f"preflight {precision} beside fp32, steps {first}..{first + steps - 1}")
+        rows[name] = recorder.rows
+    reference, mixed = rows.values()
+    tell(f"preflight fp32 and {precision}, steps {first}..{first + steps - 1}")
     tell(f"          {'step':>8}{'loss':>20}{'gradient norm':>22}{'multiplier':>22}")
     for i in sorted({round(k * (steps - 1) / 9) for k in range(10)}):
         pairs = "".join(f"{a:>{w}.4g}{b:>10.4g}" for a, b, w in zip(reference[i], mixed[i], (10, 12, 12), strict=True))
@@ -66,18 +66,21 @@ def preflight(config: RunConfig) -> None:
 
 
 def differences(reference: list, mixed: list, name: str) -> list[str]:
-    """What is wrong with the steps of a precision beside those of fp32: rows of loss, gradient norm, multiplier."""
+    """Problems of a precision compared with fp32.
+
+    reference, mixed: of fp32 and of the precision, (loss, gradient norm, multiplier) per step
+    """
     for step, (loss, norm, _) in enumerate(mixed):
-        # An infinite norm alone is how fp16 finds the scale of its loss.
+        # For fp16 infinite norms are normal: this is how it finds its loss scale.
         if not math.isfinite(loss) or not (math.isfinite(norm) or name == "fp16"):
-            return [f"{name} gives loss {loss} and gradient norm {norm} after {step} steps"]
+            return [f"{name} gives loss {loss} and gradient norm {norm} in step {step} of the preflight"]
     problems = []
     half = len(reference) // 2
     exact, loss = (mean(row[0] for row in rows[half:]) for rows in (reference, mixed))
     if not abs(loss - exact) <= LOSS * exact:
-        problems.append(f"the loss of {name} is {loss:.4f}, of fp32 {exact:.4f}; at most {LOSS:.0%} are allowed")
-    for column, most, what, middle in ((1, NORM, "gradient norm", median), (2, MULTIPLIER, "largest multiplier", max)):
+        problems.append(f"the loss of {name} is {loss:.4f}, of fp32 {exact:.4f}; they may differ by {LOSS:.0%}")
+    for column, ratio, what, middle in ((1, NORM, "gradient norm", median), (2, MULTIPLIER, "largest multiplier", max)):
         exact, value = (middle(row[column] for row in rows[half:]) for rows in (reference, mixed))
-        if not exact / most <= value <= exact * most:
-            problems.append(f"the {what} of {name} is {value:.4g}, of fp32 {exact:.4g}; a ratio of {most} is allowed")
+        if not exact / ratio <= value <= exact * ratio:
+            problems.append(f"the {what} of {name} is {value:.4g}, of fp32 {exact:.4g}; a ratio of {ratio} is allowed")
     return problems

@@ -1,4 +1,4 @@
-"""A step of a run once more: its tables one by one, with the very weights that it met."""
+"""Repeats a step of a run, table by table, with the weights that the run had at that step."""
 
 from __future__ import annotations
 
@@ -24,46 +24,47 @@ from tabicl_train.train import run_steps
 COLUMNS = ("table", "rows", "labelled", "features", "max |x|", "loss", "gradient norm")
 
 
-def replay(run: str, step: int) -> None:
-    """Train from the newest checkpoint before the step up to it, in memory, and print what each of its tables does.
+def replay(run_dir: str, step: int) -> None:
+    """Train in memory from the newest checkpoint before the step, and print loss and gradient norm of all its tables.
 
-    One process: of a run of several, the weights are the same up to the order of sums.
+    It uses one process; for a run of several processes, the weights are equal up to the order of sums. Raises
+    ConfigError if the folder holds no checkpoint or the run has no such step.
     """
-    folder = Path(run) / "checkpoints"
+    folder = Path(run_dir) / "checkpoints"
     newest = checkpoint.newest_valid(folder)
     if newest is None:
-        raise ConfigError([f"run is {run!r}; there is no checkpoint in it"])
-    rewinds = [(good, at) for good, at in rewinds_of(Path(run), newest[1]) if at <= step]
+        raise ConfigError([f"run_dir is {run_dir!r}; there is no checkpoint in it"])
+    rewinds = [(good, at) for good, at in rewinds_of(Path(run_dir), newest[1]) if at <= step]
     start, first = newest_before(folder, step, rewinds)
-    config = from_values(as_replayed((start or newest)[1]["config"], start is not None))
+    config = from_values(replay_values((start or newest)[1]["config"], start is not None))
     if not 0 <= step < config.total_steps:
-        raise ConfigError([f"step is {step}; the run has the steps 0..{config.total_steps - 1}"])
+        raise ConfigError([f"step is {step}; the run has steps 0..{config.total_steps - 1}"])
     ahead = [(good, at) for good, at in rewinds if at > first]
     run_steps(config, start, step + 1, Dissection(config, step, ahead))
 
 
-def as_replayed(values: dict, from_checkpoint: bool) -> dict:
-    """A run's configuration without what its replay does not use, and what this machine may not have."""
+def replay_values(values: dict, from_checkpoint: bool) -> dict:
+    """A run's configuration without the devices, files and services that the replay does not need."""
     values = values | {"init_weights": None} if from_checkpoint else values
     trainer = values["trainer"] | {"accelerator": "auto", "devices": None, "nodes": None}
     return values | {"trainer": trainer, "wandb": values["wandb"] | {"mode": "disabled"}}
 
 
 def newest_before(folder: Path, step: int, rewinds: list[tuple[int, int]]) -> tuple[tuple[Path, dict] | None, int]:
-    """The newest checkpoint before a step that no rewind has abandoned, if any, and its steps."""
+    """The newest checkpoint before a step, if any, and its number of steps; not one that a rewind discarded."""
     while (start := checkpoint.newest_valid(folder, until=step)) is not None:
         first = checkpoint.step_of(start[0])
-        abandoned = [good for good, at in rewinds if good < first < at]
-        if not abandoned:
+        rewound_to = [good for good, at in rewinds if good < first < at]
+        if not rewound_to:
             return start, first
-        step = min(abandoned)
+        step = min(rewound_to)
     return None, 0
 
 
 def rewinds_of(run_dir: Path, newest: dict) -> list[tuple[int, int]]:
-    """Of each rewind the steps of the checkpoint that it went back to, and the steps then done; in order.
+    """(good, at) for each rewind, in order: after `at` steps the run went back to its checkpoint of `good` steps.
 
-    A checkpoint knows those before it, incidents.jsonl also one since the newest checkpoint.
+    The newest checkpoint lists the rewinds before it, incidents.jsonl also those since.
     """
     rewinds = {(good, at) for good, at in newest["callbacks"]["Guard"].get("abandoned", [])}
     for incident in Records(run_dir).lines("incidents.jsonl"):
@@ -73,11 +74,11 @@ def rewinds_of(run_dir: Path, newest: dict) -> list[tuple[int, int]]:
 
 
 class Dissection(L.Callback):
-    """Prints what the tables of a step do. Where the run was rewound on the way to it, the replay is too."""
+    """Prints loss and gradient norm of each table of a step, and rewinds wherever the run was rewound before it."""
 
     def __init__(self, config: RunConfig, step: int, rewinds: list[tuple[int, int]]) -> None:
         self.config, self.step, self.rewinds = config, step, rewinds
-        self.checkpoints: dict[int, dict] = {}  # by their steps, those that the run went back to
+        self.checkpoints: dict[int, dict] = {}  # those that the run went back to, by number of steps
 
     def rewind(self, trainer: L.Trainer, module: Pretraining, item: StepItem) -> None:
         for good, at in self.rewinds:
@@ -94,16 +95,16 @@ class Dissection(L.Callback):
             module.on_save_checkpoint(content)
             self.checkpoints[item.step] = to_host(content)
         if any(good <= item.step < at for good, at in self.rewinds):
-            item.batches.clear()  # nothing of the step is left after the rewind
+            item.batches.clear()  # the rewind discards what the step would do
 
     def on_train_batch_start(self, trainer: L.Trainer, module: Pretraining, item: StepItem, _: int) -> None:
         self.rewind(trainer, module, item)
         if item.step != self.step:
             return
         config, plan = self.config, plan_step(self.config.curriculum, self.config.model, self.config.seed, self.step)
-        wrong = sum(int((~p.isfinite()).sum()) for p in module.model.parameters())
+        non_finite = sum(int((~p.isfinite()).sum()) for p in module.model.parameters())
         print(f"step {self.step} (stage {plan.stage}, seed {config.seed}), {module.precision}")
-        print(f"weights not finite: {wrong}")
+        print(f"non-finite weights: {non_finite}")
         print("".join(f"{name:>14}" for name in COLUMNS))
         gradients = Gradients([p for p in module.model.parameters() if p.requires_grad], [])
         prior = build_prior(config)
@@ -116,13 +117,13 @@ class Dissection(L.Callback):
                 with module.precision.autocast(module.device.type):
                     loss = module.backward(gradients, alone, 1.0, stage.checkpoint_rows).item()
                 norm = (gradients.flat[:-1].norm() / module.loss_scale.scale).item()
-                mark = "" if math.isfinite(loss) and math.isfinite(norm) else "  <- not finite"
+                mark = "" if math.isfinite(loss) and math.isfinite(norm) else "  <- non-finite"
                 sizes = f"{index:>14}{table.X.shape[0]:>14}{table.train_size:>14}{table.X.shape[1]:>14}"
                 print(f"{sizes}{table.X.abs().max().item():>14.3g}{loss:>14.6g}{norm:>14.4g}{mark}")
-        module.gradients = None  # these took its place
+        module.gradients = None  # the step makes its own buffer: the one above has taken over the .grad of the weights
         torch.cuda.empty_cache()
 
     def on_train_batch_end(self, trainer: L.Trainer, module: Pretraining, _, item: StepItem, __: int) -> None:
         if item.step == self.step:
-            taken = "taken" if module.finite else "not taken"
-            print(f"together: loss {module.loss:.6g}, gradient norm {module.grad_norm:.4g}; the step is {taken}")
+            outcome = "taken" if module.finite else "skipped"
+            print(f"all tables: loss {module.loss:.6g}, gradient norm {module.grad_norm:.4g}; the step is {outcome}")

@@ -1,1 +1,1 @@
-"""Scores on real data, beside baselines."""
+"""Scores of a network on real data, compared with baselines."""

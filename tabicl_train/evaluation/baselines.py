@@ -1,4 +1,4 @@
-"""What a network is measured beside: untuned models of scikit-learn, and the public client with weights of its own."""
+"""What a network is compared with: untuned scikit-learn models, and the public client with weights of its own."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 
 from tabicl_train.errors import ConfigError
 
-MOST_CATEGORIES = 255  # that histogram gradient boosting takes; more are left out there
+MAX_CATEGORIES = 255  # the limit of histogram gradient boosting; columns with more are dropped for it
 
 is_category = make_column_selector(dtype_include="category")
 
 
 def few_categories(X: pd.DataFrame) -> list[str]:
-    return [name for name in is_category(X) if X[name].nunique() <= MOST_CATEGORIES]
+    return [name for name in is_category(X) if X[name].nunique() <= MAX_CATEGORIES]
 
 
 def logistic_regression() -> ClassifierMixin:
@@ -53,7 +53,7 @@ BASELINES: dict[str, Callable[[], ClassifierMixin]] = {
 
 
 def public_client(weights: str, n_estimators: int) -> ClassifierMixin:
-    """The released client with a file of weights."""
+    """The released client with a weights file; raises ConfigError if the client is not installed."""
     try:
         from tabicl import TabICLClassifier
     except ImportError:

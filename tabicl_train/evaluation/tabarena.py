@@ -1,6 +1,6 @@
-"""A pretrained network on TabArena (arXiv 2506.16791), through its public package. Classification tasks only.
+"""A pretrained network on the classification tasks of TabArena (arXiv 2506.16791), through its public package.
 
-Its Python environment is one of its own, with this package beside it: pip install tabarena tabicl-train. Then
+Install the package and this one into a Python environment of their own, then run
 
     from tabarena.benchmark.experiment import TabArenaV0pt1ExperimentBundle
     from tabarena.contexts import TabArenaContext
@@ -15,8 +15,8 @@ Its Python environment is one of its own, with this package beside it: pip insta
     )
     print(arena.compare(output_dir="/path/to/leaderboard"))
 
-downloads the tasks, runs the first split of each ("lite"; leave it out for all), and compares with the published
-results of other methods. Written against tabarena 0.1.0.
+This downloads the tasks, runs the first split of each ("lite"; omit it to run all splits), and compares the results
+with the published ones of other methods. Written for tabarena 0.1.0.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tabicl_train.prediction.classifier import TabICLClassifier
 
 
 class TabICLSystem(ExternalSystemModel):
-    """model: as of TabICLClassifier; a path, since experiments are written to files"""
+    """model: see TabICLClassifier; here a path, because TabArena writes its experiments to files"""
 
     def __init__(self, *, model: str, n_estimators: int = 8, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -47,7 +47,7 @@ class TabICLSystem(ExternalSystemModel):
         **_: Any,
     ) -> TabICLSystem:
         if problem_type == "regression":
-            raise ValueError("This network is a classifier; leave regression tasks out")
+            raise ValueError("The network is a classifier; leave out regression tasks")
         device = None if num_gpus is None or num_gpus > 0 else "cpu"
         classifier = TabICLClassifier(
             self.model, n_estimators=self.n_estimators, device=device, random_state=random_state or 0

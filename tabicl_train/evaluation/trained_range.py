@@ -1,4 +1,4 @@
-"""Which tables a network was trained on, and whether a real task is like them."""
+"""The sizes of the tables that a network was trained on, and whether a real task lies inside them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from tabicl_train.prediction.export import is_run_checkpoint
 
 @dataclass(frozen=True)
 class TrainedRange:
-    """[lowest, highest] of all tables of the stages that a run has begun.
+    """(lowest, highest) over the tables of all stages that a run has started.
 
-    labelled_rows: a network predicts each query row by itself, so their number does not matter
+    Query rows do not count: the network predicts each of them independently of the others.
     """
 
     labelled_rows: tuple[int, int]
     features: tuple[int, int]
 
     def holds(self, labelled_rows: int, features: int) -> bool:
-        """The rule: a task is inside if both its labelled rows and its features are, bounds included."""
+        """Whether both numbers of a task lie inside, bounds included."""
         return (
             self.labelled_rows[0] <= labelled_rows <= self.labelled_rows[1]
             and self.features[0] <= features <= self.features[1]
@@ -30,20 +30,20 @@ class TrainedRange:
 
 
 def trained_range(content: dict) -> TrainedRange | None:
-    """That of a run's checkpoint; None for a file in the public format, which does not say it."""
+    """The range of a run's checkpoint; None for a file in the public format, which does not contain it."""
     if not is_run_checkpoint(content):
         return None
-    first, begun = 0, []
+    first, started = 0, []
     for stage in content["config"]["curriculum"]["stages"].values():
         if first < max(content["global_step"], 1):
-            begun.append(stage)
+            started.append(stage)
         first += stage["steps"]
-    labelled = [round(rows * share) for stage in begun for rows, share in extremes(stage)]
-    features = [bound for stage in begun for bound in stage["features"]]
+    labelled = [round(rows * share) for stage in started for rows, share in extremes(stage)]
+    features = [bound for stage in started for bound in stage["features"]]
     return TrainedRange((min(labelled), max(labelled)), (min(features), max(features)))
 
 
 def extremes(stage: dict) -> list[tuple[int, float]]:
-    """Rows and labelled share of a stage's tables with the fewest and the most labelled rows."""
+    """(rows, labelled share) of the tables of a stage with the fewest and with the most labelled rows."""
     ranges = [stage["rows"]] * (stage["small_share"] < 1) + [stage["small_rows"]] * (stage["small_share"] > 0)
     return [(rows, share) for bounds in ranges for rows, share in zip(bounds, stage["train_share"], strict=True)]

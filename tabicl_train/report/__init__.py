@@ -1,1 +1,1 @@
-"""The HTML page of a run, and its figures."""
+"""The HTML page about a run, and its figures."""

@@ -21,10 +21,10 @@ QUERY_LOSSES = module.query_losses
 
 def test_bf16_passes_and_nothing_is_written(tmp_path, capsys):
     preflight(compose([*SETTINGS, f"run_dir={tmp_path}/run", "trainer.precision=bf16"]))
-    told = capsys.readouterr().err
-    assert "bf16 mixed, fp32 weights (as configured) beside fp32, steps 0..7" in told
-    assert told.splitlines()[-1] == "preflight bf16 is fit for this run"
-    rows = [line.split() for line in told.splitlines() if len(line.split()) == 7 and line.split()[0].isdigit()]
+    printed = capsys.readouterr().err
+    assert "preflight fp32 and bf16 mixed, fp32 weights (as configured), steps 0..7" in printed
+    assert printed.splitlines()[-1] == "preflight bf16 is fit for this run"
+    rows = [line.split() for line in printed.splitlines() if len(line.split()) == 7 and line.split()[0].isdigit()]
     assert [int(row[0]) for row in rows] == list(range(8))
     assert all(float(row[2]) == pytest.approx(float(row[1]), rel=0.03) for row in rows)
     assert not list(tmp_path.iterdir())
@@ -36,7 +36,7 @@ def test_fp32_has_nothing_to_compare(capsys):
 
 
 @pytest.mark.parametrize(("factor", "words"), [(1.2, "the loss of bf16 is"), (math.nan, "bf16 gives loss nan")])
-def test_what_differs_from_fp32_is_refused(factor, words, monkeypatch):
+def test_deviations_from_fp32_are_refused(factor, words, monkeypatch):
     def worse_in_bf16(*arguments):
         return QUERY_LOSSES(*arguments) * (factor if torch.is_autocast_enabled("cpu") else 1.0)
 
@@ -56,10 +56,10 @@ def test_each_difference_has_its_limit():
     assert "the loss of bf16 is 2.0600" in problem
     overflow = [(2.0, math.inf, 5.0)] * 2 + reference[2:]
     assert differences(reference, overflow, "fp16") == []
-    assert "gradient norm inf after 0 steps" in differences(reference, overflow, "bf16")[0]
+    assert "gradient norm inf in step 0 of the preflight" in differences(reference, overflow, "bf16")[0]
 
 
-def test_a_preflight_begins_at_the_checkpoint_of_its_run(tmp_path, capsys):
+def test_a_preflight_starts_from_the_newest_checkpoint_of_the_run(tmp_path, capsys):
     run(tmp_path / "run", "trainer.max_steps=4")
     capsys.readouterr()
     settings = [*SETTINGS, "prior=dummy", "curriculum.stages.smoke.steps=16", "trainer.precision=bf16"]
@@ -67,36 +67,37 @@ def test_a_preflight_begins_at_the_checkpoint_of_its_run(tmp_path, capsys):
     assert "steps 4..5" in capsys.readouterr().err
 
 
-def test_replaying_a_step_meets_the_weights_that_it_met(tmp_path, capsys, monkeypatch):
+def test_a_replay_uses_the_weights_that_the_run_had(tmp_path, capsys, monkeypatch):
     run(tmp_path / "run", "prior=mlp_scm")
     capsys.readouterr()
     for step in (2, 6, 15):  # before the first checkpoint, between two, at the end
-        monkeypatch.setattr("sys.argv", ["tabicl-replay", f"run={tmp_path}/run", f"step={step}"])
+        monkeypatch.setattr("sys.argv", ["tabicl-replay", f"run_dir={tmp_path}/run", f"step={step}"])
         replay_command()
-        told = capsys.readouterr().out
+        printed = capsys.readouterr().out
         row = metrics(tmp_path / "run")[step]
-        assert f"together: loss {float(row['loss']):.6g}, gradient norm {float(row['grad_norm']):.4g}" in told
-        tables = [line.split() for line in told.splitlines() if len(line.split()) == 7 and line.split()[0].isdigit()]
+        assert f"all tables: loss {float(row['loss']):.6g}, gradient norm {float(row['grad_norm']):.4g}" in printed
+        tables = [line.split() for line in printed.splitlines() if len(line.split()) == 7 and line.split()[0].isdigit()]
         assert sorted(int(line[0]) for line in tables) == list(range(8))
         assert sum(float(line[5]) for line in tables) / 8 == pytest.approx(float(row["loss"]), rel=1e-4)
-    with pytest.raises(ConfigError, match=r"the run has the steps 0\.\.15"):
+    with pytest.raises(ConfigError, match=r"the run has steps 0\.\.15"):
         replay(str(tmp_path / "run"), 16)
     with pytest.raises(ConfigError, match="there is no checkpoint in it"):
         replay(str(tmp_path / "nowhere"), 1)
 
 
-def test_a_replay_names_the_table_that_is_not_finite(tmp_path, capsys, monkeypatch):
+def test_a_replay_marks_the_table_that_is_not_finite(tmp_path, capsys, monkeypatch):
     run(tmp_path / "run", "trainer.max_steps=4")
     config = compose(["experiment=smoke", "prior=dummy", "curriculum.stages.smoke.steps=16"])
     batch = plan_step(config.curriculum, config.model, config.seed, 2).micro_batches[0]
     bad = draw_table(build_prior(config), batch, config.seed, 2, batch.tables[1])
 
     def poisoned(model, batch, *settings):
-        found = batch.X.shape[1:] == bad.X.shape and any(torch.equal(X, bad.X) for X in batch.X)
-        return QUERY_LOSSES(model, batch, *settings) * (math.nan if found else 1.0)
+        is_bad = batch.X.shape[1:] == bad.X.shape and any(torch.equal(X, bad.X) for X in batch.X)
+        return QUERY_LOSSES(model, batch, *settings) * (math.nan if is_bad else 1.0)
 
     monkeypatch.setattr(module, "query_losses", poisoned)
     replay(str(tmp_path / "run"), 2)
-    told = capsys.readouterr().out
-    assert [line.split()[0] for line in told.splitlines() if line.endswith("<- not finite")] == [str(batch.tables[1])]
-    assert "the step is not taken" in told and "weights not finite: 0" in told
+    printed = capsys.readouterr().out
+    (marked,) = [line.split()[0] for line in printed.splitlines() if line.endswith("<- non-finite")]
+    assert marked == str(batch.tables[1])
+    assert "the step is skipped" in printed and "non-finite weights: 0" in printed

@@ -1,4 +1,4 @@
-"""Steps of a run that was rewound, once more."""
+"""Replays of a run that was rewound."""
 
 import dataclasses
 from pathlib import Path
@@ -9,14 +9,14 @@ from test_guard import REWIND, STAGES, Ruin, run
 
 from tabicl_train.callbacks import guard
 from tabicl_train.config.compose import compose, from_values
-from tabicl_train.debugging.replay import as_replayed, replay
+from tabicl_train.debugging.replay import replay, replay_values
 from tabicl_train.errors import ConfigError
 
 
 class RuinTwice(Ruin):
     def on_train_batch_start(self, trainer, module, item, _) -> None:
         super().on_train_batch_start(trainer, module, item, _)
-        if item.step == 11:  # once the optimiser of the second stage is forgotten
+        if item.step == 11:  # after the reset of the optimizer in the second stage
             self.after = 13
 
 
@@ -34,13 +34,13 @@ def rewound(tmp_path, monkeypatch) -> Path:
 def assert_same_step(run_dir: Path, step: int, capsys) -> str:
     capsys.readouterr()
     replay(str(run_dir), step)
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     row = metrics(run_dir)[step]
-    assert f"together: loss {float(row['loss']):.6g}, gradient norm {float(row['grad_norm']):.4g}" in told
-    return told
+    assert f"all tables: loss {float(row['loss']):.6g}, gradient norm {float(row['grad_norm']):.4g}" in printed
+    return printed
 
 
-def test_a_replay_meets_the_weights_of_a_run_that_was_rewound(rewound, tmp_path, capsys):
+def test_a_replay_uses_the_weights_of_a_run_that_was_rewound(rewound, tmp_path, capsys):
     folder = rewound / "checkpoints"
     assert "went back" not in assert_same_step(rewound, 6, capsys)
     assert "went back" not in assert_same_step(rewound, 9, capsys)  # from the checkpoint of step 8, saved after it
@@ -49,15 +49,15 @@ def test_a_replay_meets_the_weights_of_a_run_that_was_rewound(rewound, tmp_path,
     assert "from step 14 to the weights of step 12" in assert_same_step(rewound, 15, capsys)  # from step 12
     assert "from step 8 to the weights of step 6" in assert_same_step(rewound, 9, capsys)  # from step 6
     (rewound / "incidents.jsonl").rename(tmp_path / "incidents.jsonl")
-    assert "from step 8 to the weights of step 6" in assert_same_step(rewound, 9, capsys)  # a checkpoint knows it
+    assert "from step 8 to the weights of step 6" in assert_same_step(rewound, 9, capsys)  # a checkpoint lists it
     (folder / "step-00000006.ckpt").unlink()
-    assert "from step 8 to the weights of step 6" in assert_same_step(rewound, 9, capsys)  # from the beginning
+    assert "from step 8 to the weights of step 6" in assert_same_step(rewound, 9, capsys)  # from step 0
 
 
-def test_a_replay_asks_for_nothing_that_it_does_not_use():
+def test_a_replay_needs_neither_devices_nor_files_that_it_does_not_use():
     values = dataclasses.asdict(compose(["experiment=smoke"]))
     values |= {"init_weights": "gone.ckpt", "trainer": values["trainer"] | {"accelerator": "cuda", "devices": 8}}
-    config = from_values(as_replayed(values, from_checkpoint=True))
+    config = from_values(replay_values(values, from_checkpoint=True))
     assert config.init_weights is None and config.trainer.accelerator == "auto" and config.trainer.devices is None
-    with pytest.raises(ConfigError, match=r"init_weights is 'gone\.ckpt'"):  # from the beginning it does need them
-        from_values(as_replayed(values, from_checkpoint=False))
+    with pytest.raises(ConfigError, match=r"init_weights is 'gone\.ckpt'"):  # from step 0 it needs them
+        from_values(replay_values(values, from_checkpoint=False))

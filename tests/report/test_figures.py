@@ -1,19 +1,28 @@
+"""Figures of the report whose lines are known, and what the page shows of runs that lack some of them."""
+
 import csv
 
 import numpy as np
+import pandas as pd
 import pytest
-from command_line import command
 
 from tabicl_train.callbacks.diagnostics import BATCHES, SCALING
-from tabicl_train.errors import ConfigError
-from tabicl_train.report.page import Run, multipliers
-from tabicl_train.report.run_figures import draw_losses, draw_scaling, save_figures
+from tabicl_train.report.loss_groups_figure import draw_loss_groups
+from tabicl_train.report.multipliers_figure import draw_multipliers
+from tabicl_train.report.page import render, write_report
+from tabicl_train.report.read_run import read_run
 from tabicl_train.run_dir.records import Records
+
+ALT_TEXTS = {
+    "scaling": "multipliers of the scalable softmax",
+    "rows": "loss by the rows of a table",
+    "classes": "loss by the classes of a table",
+}
 
 
 @pytest.fixture
 def run_dir(tmp_path):
-    """Two stages of 80 logged steps: multipliers step + n, and losses that say stage and rows."""
+    """Two stages of 80 logged steps: multipliers are step + n, and losses depend on stage, rows and classes."""
     generator = np.random.default_rng(0)
     batches, scaling = [], []
     for step in range(1, 161):
@@ -31,7 +40,7 @@ def run_dir(tmp_path):
 
 
 def test_multipliers_are_lines_from_the_smallest_to_the_largest_n(run_dir):
-    panels = [axes for axes in draw_scaling(run_dir).axes if axes.get_title()]
+    panels = [axes for axes in draw_multipliers(pd.read_csv(run_dir / "scaling.csv")).axes if axes.get_title()]
     assert [axes.get_title() for axes in panels] == ["column.0", "icl.0"]
     for axes in panels:
         (lines,) = axes.collections
@@ -45,7 +54,7 @@ def test_multipliers_are_lines_from_the_smallest_to_the_largest_n(run_dir):
 def test_losses_are_means_over_tables_by_rows(run_dir):
     with open(run_dir / "batches.csv") as file:
         rows = list(csv.DictReader(file))
-    over_time, by_rows = draw_losses(run_dir, "rows").axes
+    over_time, by_rows = draw_loss_groups(pd.read_csv(run_dir / "batches.csv"), "rows").axes
     lines = {line.get_label(): line for line in over_time.get_lines() if "..." not in line.get_label()}
     assert {"64..127", "256..511"} <= set(lines)
     first = [row for row in rows if int(row["step"]) <= 4]  # a fortieth of the run
@@ -59,11 +68,11 @@ def test_losses_are_means_over_tables_by_rows(run_dir):
     assert list(ends) == ["short", "long"]
     assert list(ends["short"]) == [6] and list(ends["long"]) == [6, 8]
     assert [label.get_text() for label in by_rows.get_xticklabels()] == ["64..127", "256..511"]
-    assert 5 < ends["long"][8] < 7.2 and 3 < ends["long"][6] < 5.2  # 2 to 4 more than rows / 100, by the classes
+    assert 5 < ends["long"][8] < 7.2 and 3 < ends["long"][6] < 5.2  # rows / 100, and 2 to 4 more for the classes
 
 
 def test_losses_are_means_over_tables_by_classes(run_dir):
-    over_time, by_classes = draw_losses(run_dir, "classes").axes
+    over_time, by_classes = draw_loss_groups(pd.read_csv(run_dir / "batches.csv"), "classes").axes
     assert [line.get_label() for line in over_time.get_lines()][:3] == ["2", "3", "4"]
     with open(run_dir / "batches.csv") as file:
         late = [row for row in csv.DictReader(file) if int(row["step"]) >= 140.25 and row["classes"] == "3"]
@@ -72,24 +81,22 @@ def test_losses_are_means_over_tables_by_classes(run_dir):
     assert list(long.get_xdata()) == [2, 3, 4] and long.get_ydata()[1] == pytest.approx(expected)
 
 
-def test_the_command_writes_pictures_or_says_what_is_missing(run_dir):
-    names = ("scaling", "loss_by_rows", "loss_by_classes")
-    written = command("figures", f"run_dir={run_dir}").stdout.splitlines()
-    assert written == [f"{run_dir}/figures/{name}.png" for name in names]
-    assert all((run_dir / "figures" / f"{name}.png").stat().st_size > 10_000 for name in names)
-    missing = command("figures", f"run_dir={run_dir}/nowhere")
-    assert missing.returncode == 2 and "there is no" in missing.stderr and "Traceback" not in missing.stderr
+def test_the_page_has_the_figures_of_the_files_that_there_are(run_dir):
+    page = render([read_run(run_dir, "run")])
+    assert all(f'alt="{alt}' in page for alt in ALT_TEXTS.values()) and "There is no scaling.csv" not in page
+    pictures = [part.split('"')[0] for part in page.split('src="data:image/png;base64,')[1:]]
+    assert len(pictures) == 3 and all(len(picture) > 13_000 for picture in pictures)  # 10 kB
+    (run_dir / "scaling.csv").unlink()  # as in a run without scalable softmax
+    page = render([read_run(run_dir, "run")])
+    assert ALT_TEXTS["scaling"] not in page and "There is no scaling.csv" in page
+    assert ALT_TEXTS["rows"] in page and ALT_TEXTS["classes"] in page
 
 
-def test_a_run_that_begins_again_has_files_without_rows(tmp_path):
+def test_a_run_that_starts_over_has_files_without_rows(tmp_path):
+    (tmp_path / "config.yaml").write_text("name: run")
     for name in ("scaling.csv", "batches.csv"):
         Records(tmp_path).append_rows(name, {"step": 1})
         Records(tmp_path).rewind(name, 0)
-    with pytest.raises(ConfigError, match=r"there is no row of scaling\.csv or batches\.csv"):
-        save_figures(tmp_path)
-    assert "There is no scaling.csv" in multipliers(Run("run", tmp_path, *[None] * 8))
-
-
-def test_a_run_without_scalable_softmax_has_the_other_figures(run_dir):
-    (run_dir / "scaling.csv").unlink()
-    assert save_figures(run_dir) == [run_dir / "figures" / f"loss_by_{by}.png" for by in ("rows", "classes")]
+    write_report([tmp_path], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "There is no scaling.csv" in page and "There is no batches.csv" in page and "<img" not in page

@@ -1,8 +1,9 @@
-"""The page about runs: what it says, that it needs nothing but itself, and how a browser shows it."""
+"""The report: its content, that the page is self-contained, and how a browser displays it."""
 
 import base64
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -19,9 +20,11 @@ from command_line import command
 from tabicl_train import train as training
 from tabicl_train.config.compose import compose
 from tabicl_train.errors import ConfigError
-from tabicl_train.evaluation.scores import METRICS, summarise
-from tabicl_train.report.comparison_figures import draw_training
-from tabicl_train.report.page import merge, read_run, write_report
+from tabicl_train.evaluation.scores import METRICS, summarize
+from tabicl_train.report.page import table, write_report
+from tabicl_train.report.read_run import read_run
+from tabicl_train.report.sections import merge
+from tabicl_train.report.training_curves import draw_training
 
 VOID = {"meta", "img", "br"}
 SECTIONS = [
@@ -33,12 +36,12 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chrom
 
 
 class Page(HTMLParser):
-    """Parses strictly: every element is closed where it was opened. Collects tables, pictures, text and links."""
+    """Parses strictly: every element is closed in its parent. Collects tables, pictures, text and links."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.open, self.ids, self.links, self.pictures, self.tables = [], [], [], [], []
-        self.said = ""
+        self.text = ""
         self.source = path.read_text()
         self.feed(self.source)
         self.close()
@@ -48,14 +51,14 @@ class Page(HTMLParser):
         if tag not in VOID:
             self.open.append(tag)
         assert len(dict(attributes)) == len(attributes)
-        told = dict(attributes)
+        values = dict(attributes)
         assert tag not in ("script", "link", "iframe", "object", "base")
-        assert not [name for name in told if name.startswith("on") or name in ("style", "srcset", "background")]
-        self.ids += [told["id"]] if "id" in told else []
-        self.links += [told["href"]] if "href" in told else []
+        assert not [name for name in values if name.startswith("on") or name in ("style", "srcset", "background")]
+        self.ids += [values["id"]] if "id" in values else []
+        self.links += [values["href"]] if "href" in values else []
         if tag == "img":
-            assert set(told) == {"alt", "src"} and told["alt"]
-            kind, _, data = told["src"].partition(",")
+            assert set(values) == {"alt", "src"} and values["alt"]
+            kind, _, data = values["src"].partition(",")
             assert kind == "data:image/png;base64"
             self.pictures.append(matplotlib.image.imread(io.BytesIO(base64.b64decode(data, validate=True))))
         if tag == "table":
@@ -72,7 +75,7 @@ class Page(HTMLParser):
         if {"td", "th"} & set(self.open):
             self.tables[-1][-1][-1] += data
         elif "style" not in self.open:
-            self.said += data
+            self.text += data
 
     def table(self, corner: str = "", *columns: str) -> dict[str, dict[str, str]]:
         """The first table with these columns, by row and column."""
@@ -96,7 +99,7 @@ def write_scores(run_dir: Path, lead: float, tasks: list[str] = TASKS) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> list[Path]:
-    """Two short runs with everything a run may have."""
+    """Two short runs with every file that a run can have."""
     folders = [tmp_path_factory.mktemp("runs") / name for name in ("one & <only>", "two")]
     for seed, folder in enumerate(folders):
         training.train(compose([
@@ -120,7 +123,7 @@ def pages(runs, tmp_path_factory) -> dict[int, Path]:
     return {number: folder / f"{number}.html" for number in (1, 2)}
 
 
-def test_a_page_needs_nothing_but_itself(pages):
+def test_a_page_is_self_contained(pages):
     page = Page(pages[1])
     assert page.ids == SECTIONS and page.links == [f"#{name}" for name in SECTIONS]
     assert len(page.pictures) == 7 and all(min(p.shape[:2]) > 200 and p.std() > 0.05 for p in page.pictures)
@@ -128,7 +131,7 @@ def test_a_page_needs_nothing_but_itself(pages):
     assert "default-src 'none'" in page.source and page.source.isascii()
 
 
-def test_a_page_says_what_the_files_say(runs, pages):
+def test_a_page_shows_the_content_of_the_files(runs, pages):
     page = Page(pages[1])
     name = "one & <only>"
     metrics, batches, validation = (
@@ -136,7 +139,7 @@ def test_a_page_says_what_the_files_say(runs, pages):
     )
     facts = {key: row[name] for key, row in page.table("", name).items()}
     assert facts["status"] == "finished" and facts["steps done"] == "9" and facts["incidents"] == "2"
-    assert float(facts["loss, last tenth of the steps"]) == pytest.approx(metrics["loss"].iloc[-1], rel=1e-3)
+    assert float(facts["mean loss, last 10% of the steps"]) == pytest.approx(metrics["loss"].iloc[-1], rel=1e-3)
     settings = page.tables[2]
     assert ["prior.name", "dummy"] in settings and "guard.loss" not in dict(settings)
     assert ["guard.loss", "0.9"] in page.tables[3] and "curriculum.stages" not in str(page.tables[3])
@@ -146,31 +149,41 @@ def test_a_page_says_what_the_files_say(runs, pages):
     assert float(losses[-1][1]) == pytest.approx(np.average(late["loss"], weights=late["tables"]), rel=1e-3)
     late = batches[batches["step"] >= 7]
     losses = next(t for t in page.tables if t[-1][0].endswith(" classes"))
-    for classes, mine in late.groupby("classes"):
-        (told,) = [row[1] for row in losses if row[0] == f"{classes} classes"]
-        assert float(told) == pytest.approx(np.average(mine["loss"], weights=mine["tables"]), rel=1e-3)
+    for classes, rows in late.groupby("classes"):
+        (mean,) = [row[1] for row in losses if row[0] == f"{classes} classes"]
+        assert float(mean) == pytest.approx(np.average(rows["loss"], weights=rows["tables"]), rel=1e-3)
     assert "the <loss> is not finite" in page.table("time", "reason")["now"]["reason"]
     real = validation[validation["data"] != "synthetic"].groupby("step")["roc_auc"].mean()
-    told = page.table("", "best at step")["ROC AUC on real data"]
-    assert float(told["last"]) == pytest.approx(real[9], rel=1e-3)
-    assert float(told["best"]) == pytest.approx(real.max(), rel=1e-3) and int(told["best at step"]) == real.idxmax()
-    assert "Warning: the mean ROC AUC on real data fell 3 times" in page.said
-    scores = page.table("method", "roc auc")
-    expected = summarise(pd.read_csv(runs[0] / "evaluation.csv"))
+    scores = page.table("", "best at step")["ROC AUC on real data"]
+    assert float(scores["last"]) == pytest.approx(real[9], rel=1e-3)
+    assert float(scores["best"]) == pytest.approx(real.max(), rel=1e-3) and int(scores["best at step"]) == real.idxmax()
+    assert "Warning: the mean ROC AUC on real data fell 3 times" in page.text
+    scores = page.table("method", "ROC AUC")
+    expected = summarize(pd.read_csv(runs[0] / "evaluation.csv"))
     assert list(scores) == ["this model", "random <forest>"]
-    assert float(scores["this model"]["roc auc"]) == pytest.approx(expected.loc["this model", "roc_auc"], rel=1e-3)
+    assert float(scores["this model"]["ROC AUC"]) == pytest.approx(expected.loc["this model", "roc_auc"], rel=1e-3)
     assert scores["random <forest>"]["win rate"] == "1" and scores["this model"]["win rate"] == ""
     assert list(page.table("data", "this model")) == TASKS
-    assert f"Outside the trained range, where the network extrapolates: {TASKS[-1]}." in page.said
+    assert f"Outside the trained range, where the network extrapolates: {TASKS[-1]}." in page.text
 
 
-def test_the_loss_stands_beside_its_ratio_to_that_of_guessing(runs):
-    """Ratios of sums over tables: the noise of few and many classes cancels, and the validation has the same scale."""
+def test_cells_of_tables(tmp_path):
+    frame = pd.DataFrame({"a<b": [12345, None, 0.123456], "text": ["<i>", math.nan, "c"]}, dtype=object)
+    numbers = pd.DataFrame({"n": [1.5, math.nan, 98765.4]}, index=pd.Index(["x", "y", "z"], name="name"))
+    (tmp_path / "tables.html").write_text(table(frame) + table(numbers))
+    assert Page(tmp_path / "tables.html").tables == [
+        [["", "a<b", "text"], ["0", "12,345", "<i>"], ["1", "", ""], ["2", "0.1235", "c"]],
+        [["name", "n"], ["x", "1.5"], ["y", ""], ["z", "98,765"]],
+    ]
+
+
+def test_the_loss_is_also_shown_relative_to_guessing(runs):
+    """Ratios of sums over tables: the noise of few and many classes cancels, and validations have the same scale."""
     steps = np.repeat(np.arange(1, 201), 2)
     generator = np.random.default_rng(0)
     tables, guess_loss = generator.integers(1, 9, 400), generator.choice([0.5, 2.0], 400)
-    learned = 1 - steps / 400  # the share that is left falls from 1 to 1/2
-    batches = pd.DataFrame({"step": steps, "tables": tables, "loss": guess_loss * learned, "guess_loss": guess_loss})
+    ratio = 1 - steps / 400  # falls from 1 to 1/2
+    batches = pd.DataFrame({"step": steps, "tables": tables, "loss": guess_loss * ratio, "guess_loss": guess_loss})
     validation = pd.DataFrame({
         "step": [100, 100, 100, 200, 200], "data": ["synthetic", "synthetic", "iris", "synthetic", "synthetic"],
         "loss": [0.3, 0.9, 9.0, 0.2, 0.7], "guess_loss": [0.6, 1.0, np.nan, 0.6, 1.2],
@@ -181,23 +194,24 @@ def test_the_loss_stands_beside_its_ratio_to_that_of_guessing(runs):
     every, smooth, points, one = axes.get_lines()
     assert np.allclose(every.get_ydata(), 1 - np.arange(1, 201) / 400)
     assert list(smooth.get_xdata()) == list(range(1, 201))
-    assert np.abs(np.diff(smooth.get_ydata())).max() < 0.01 and np.allclose(smooth.get_ydata(), learned[::2], atol=0.03)
+    assert np.abs(np.diff(smooth.get_ydata())).max() < 0.01 and np.allclose(smooth.get_ydata(), ratio[::2], atol=0.03)
     assert points.get_xydata().tolist() == [[100, pytest.approx(1.2 / 1.6)], [200, pytest.approx(0.5)]]
     assert set(one.get_ydata()) == {1}
-    older = draw_training({"a": metrics}, {"a": batches.drop(columns="guess_loss")}, {})  # written without the column
-    assert not [axes for axes in older.axes if "guessing" in axes.get_title()]
+    older = batches.drop(columns="guess_loss")  # as older versions wrote it
+    figure = draw_training({"a": metrics}, {"a": older}, {})
+    assert not [axes for axes in figure.axes if "guessing" in axes.get_title()]
 
 
-def test_several_runs_stand_beside_each_other(pages):
+def test_several_runs_side_by_side(pages):
     page = Page(pages[2])
     names = ["one & <only>", "two"]
     assert {name: page.table("", *names)["status"][name] for name in names} == dict.fromkeys(names, "finished")
     (seeds,) = [row for row in page.tables[2] if row[0] == "seed"]
     assert seeds == ["seed", "0", "1"]
-    assert sum(t[-1][0] == "checkpoint_rows" for t in page.tables) == 1  # one curriculum for both
-    assert list(page.table("method", "roc auc")) == [*names, "random <forest>"]
+    assert sum(t[-1][0] == "checkpoint_rows" for t in page.tables) == 1  # the runs have the same curriculum
+    assert list(page.table("method", "ROC AUC")) == [*names, "random <forest>"]
     assert len(page.pictures) == 10  # loss by rows, loss by classes and multipliers of each, the others for both
-    assert "two: " not in page.said
+    assert "two: " not in page.text
 
 
 def test_only_tasks_of_all_runs_are_compared(runs, tmp_path):
@@ -210,13 +224,13 @@ def test_only_tasks_of_all_runs_are_compared(runs, tmp_path):
     write_scores(other, lead=0.3, tasks=["task 9"])
     write_report([runs[1], other], tmp_path / "page.html")
     page = Page(tmp_path / "page.html")
-    assert "evaluated on different tasks" in page.said
+    assert "evaluated on different tasks" in page.text
     above = Path(os.path.commonpath([runs[1], other]))  # both folders are called "two"
     assert page.tables[0][0][1:] == [str(runs[1].relative_to(above)), str(other.relative_to(above))]
 
 
 @pytest.mark.parametrize("kept", [["config.yaml"], ["metrics.csv"], ["config.yaml", "metrics.csv", "batches.csv"]])
-def test_what_is_missing_is_said(kept, runs, tmp_path):
+def test_missing_files_are_named(kept, runs, tmp_path):
     (tmp_path / "run").mkdir()
     for name in kept:
         shutil.copy(runs[0] / name, tmp_path / "run")
@@ -224,17 +238,17 @@ def test_what_is_missing_is_said(kept, runs, tmp_path):
             with open(tmp_path / "run" / name, "a") as file:
                 file.write("10,smoke,0.")  # killed while writing
     write_report([tmp_path / "run"], tmp_path / "page.html")
-    said = Page(tmp_path / "page.html").said
+    text = Page(tmp_path / "page.html").text
     for name in ("config.yaml", "metrics.csv", "batches.csv"):
-        assert (f"There is no {name}." in said) == (name not in kept)
-    for what in ("There was no incident", "There is no validation.csv", "There is no scaling.csv",
+        assert (f"There is no {name}." in text) == (name not in kept)
+    for what in ("There were no incidents", "There is no validation.csv", "There is no scaling.csv",
                  "there is no evaluation.csv", "There is no provenance.jsonl"):  # fmt: skip
-        assert what in said
+        assert what in text
 
 
 def test_the_command(runs, tmp_path):
-    told = command("report", f"run_dir={runs[1]}")
-    assert told.returncode == 0 and told.stdout == f"{runs[1]}/report.html\n", told.stderr
+    result = command("report", f"run_dir={runs[1]}")
+    assert result.returncode == 0 and result.stdout == f"{runs[1]}/report.html\n", result.stderr
     assert Page(runs[1] / "report.html").ids == SECTIONS
     with pytest.raises(ConfigError, match="there is no run in it"):
         write_report([runs[0], tmp_path], tmp_path / "page.html")
@@ -259,9 +273,9 @@ LOOK = """<script>document.title = JSON.stringify({
 
 @pytest.mark.skipif(BROWSER is None, reason="no headless browser")
 @pytest.mark.parametrize("width", [1200, 500])
-def test_a_browser_shows_it(width, pages, tmp_path):
+def test_a_browser_displays_it(width, pages, tmp_path):
     source = pages[2].read_text()
-    policy = re.search(r"<meta http-equiv=[^>]*>", source)[0]  # keeps scripts out, so that there can be none
+    policy = re.search(r"<meta http-equiv=[^>]*>", source)[0]  # it blocks scripts, the one added below too
     (tmp_path / "look.html").write_text(source.replace(policy, "").replace("</body>", LOOK))
     document = browse(f"--window-size={width},900", "--virtual-time-budget=10000", "--dump-dom", tmp_path / "look.html")
     seen = json.loads(re.search(r"<title>(.*?)</title>", document)[1])
@@ -269,5 +283,5 @@ def test_a_browser_shows_it(width, pages, tmp_path):
     assert seen["overflow"] <= 0
     browse(f"--window-size={width},{seen['height']}", f"--screenshot={tmp_path}/page.png", pages[2])
     shown = matplotlib.image.imread(tmp_path / "page.png")[..., :3]
-    line = np.abs(shown - np.array([0x1F, 0x77, 0xB4]) / 255).max(axis=2) < 0.15  # the first colour of the figures
+    line = np.abs(shown - np.array([0x1F, 0x77, 0xB4]) / 255).max(axis=2) < 0.15  # the first color of the figures
     assert shown.shape[1] == width and line.sum() > 200

@@ -1,0 +1,251 @@
+"""What the sections of the report show: data frames and figures, computed from the files of the runs.
+
+None stands for files that are missing; the template page.html.j2 holds the words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from tabicl_train.config.schema import SYNTHETIC, RunConfig, flatten
+from tabicl_train.evaluation.scores import by_task, summarize
+from tabicl_train.evaluation.scores_figure import draw_scores
+from tabicl_train.report.loss_groups_figure import draw_loss_groups, stage_end_losses
+from tabicl_train.report.multipliers_figure import draw_multipliers
+from tabicl_train.report.read_run import Run
+from tabicl_train.report.training_curves import draw_throughput, draw_training, draw_validation
+from tabicl_train.run_dir.loss_groups import GROUPS
+
+MAX_INCIDENTS = 50  # shown; a run may have a thousand
+STAGES = "curriculum.stages."
+RATES = {
+    "tables_per_s": "tables/s",
+    "cells_per_s": "cells/s",
+    "tflops_per_s": "TFLOP/s",
+    "data_wait": "share of time waiting for tables",
+    "accept_rate": "share of draws accepted",
+    "memory_gb": "memory, GB",
+}
+SUMMARY = {
+    "roc_auc": "ROC AUC",
+    "log_loss": "log loss",
+    "accuracy": "accuracy",
+    "calibration_error": "calibration error",
+    "normalized_accuracy": "normalized accuracy",
+    "mean_rank": "mean rank",
+    "win_rate": "win rate",
+    "win_low": "win rate, low",
+    "win_high": "win rate, high",
+    "lead": "lead",
+    "lead_low": "lead, low",
+    "lead_high": "lead, high",
+}
+
+
+def sections(runs: list[Run]) -> dict[str, Any]:
+    """The variables of the template."""
+    return {
+        "overview": overview(runs),
+        "starts": starts(runs),
+        "settings": settings(runs),
+        "curriculum": curriculum(runs),
+        "training": training(runs),
+        "losses": per_run(runs, losses),
+        "multipliers": per_run(runs, lambda run: None if run.scaling is None else draw_multipliers(run.scaling)),
+        "throughput": throughput(runs),
+        "incidents": per_run(runs, incidents),
+        "validation": curves(runs, "validation", draw_validation),
+        "validation_scores": per_run(runs, validation_scores),
+        "unevaluated": [run for run in runs if run.evaluation is None],
+        "real_data": real_data([run for run in runs if run.evaluation is not None]),
+    }
+
+
+def per_run(runs: list[Run], content: Callable[[Run], Any]) -> dict[str, Any]:
+    return {run.name: content(run) for run in runs}
+
+
+def tables_of(runs: list[Run], source: str) -> dict[str, pd.DataFrame]:
+    """One of the data frames, by the names of the runs that have it."""
+    return {run.name: getattr(run, source) for run in runs if getattr(run, source) is not None}
+
+
+def curves(runs: list[Run], source: str, draw: Callable[[dict[str, pd.DataFrame]], Figure]) -> Figure | None:
+    tables = tables_of(runs, source)
+    return draw(tables) if tables else None
+
+
+def overview(runs: list[Run]) -> pd.DataFrame:
+    """A row per fact, a column per run."""
+    facts = {run.name: facts_of(run) for run in runs}
+    keys = list(dict.fromkeys(key for values in facts.values() for key in values))
+    columns = {name: [values.get(key) for key in keys] for name, values in facts.items()}
+    return pd.DataFrame(columns, keys, dtype=object)
+
+
+def facts_of(run: Run) -> dict[str, Any]:
+    facts: dict[str, Any] = {"run directory": str(run.folder)}
+    if run.status is not None:
+        facts["status"] = run.status["status"]
+    if run.metrics is not None:
+        late = run.metrics[run.metrics["step"] > 0.9 * run.metrics["step"].max()]
+        facts |= {
+            "steps done": int(run.metrics["step"].iloc[-1]),
+            "stage": run.metrics["stage"].iloc[-1],
+            "mean loss, last 10% of the steps": late["loss"].mean(),
+            "median tables/s": run.metrics["tables_per_s"].median(),
+            "skipped steps": int(run.metrics["skipped"].iloc[-1]),
+        }
+    facts["incidents"] = len(run.incidents)
+    if run.validation is not None:
+        facts |= {f"last validation: {name}": v.iloc[-1] for name, v in validation_means(run.validation).items()}
+    if run.evaluation is not None:
+        auc = by_task(run.evaluation, "roc_auc").mean()
+        facts[f"mean ROC AUC on {run.evaluation['data'].nunique()} real tasks"] = auc.iloc[0]
+    return facts
+
+
+def starts(runs: list[Run]) -> pd.DataFrame | None:
+    """A row per start of a run."""
+    rows = [
+        {
+            "run": run.name,
+            "step": start["step"],
+            "time": start["time"],
+            "commit": (start["commit"] or "")[:12] + (" with changes" if start["diff"] else ""),
+            "command": shlex.join([Path(start["command"][0]).name, *start["command"][1:]]),
+            "versions": ", ".join(f"{name} {version}" for name, version in start["versions"].items()),
+        }
+        for run in runs
+        for start in run.starts
+    ]
+    return pd.DataFrame(rows).set_index("run") if rows else None
+
+
+def settings(runs: list[Run]) -> dict[str, pd.DataFrame] | None:
+    """The settings without those of the stages, a column per run: all of them, and those that are changed from the
+    default or differ between runs."""
+    configs = {run.name: run.config for run in runs if run.config is not None}
+    if not configs:
+        return None
+    keys = dict.fromkeys(key for config in configs.values() for key in config if not key.startswith(STAGES))
+    defaults = flatten(dataclasses.asdict(RunConfig()))
+    rows = {key: [config.get(key) for config in configs.values()] for key in keys}
+    changed = [key for key, row in rows.items() if any(v != row[0] or v != defaults.get(key) for v in row)]
+    shown = {key: [str(value) for value in row] for key, row in rows.items()}
+    table = pd.DataFrame.from_dict(shown, orient="index", columns=list(configs))
+    return {"all": table, "changed": table.loc[changed]}
+
+
+def curriculum(runs: list[Run]) -> pd.DataFrame | None:
+    """A row per setting, a column per stage; the stages of every run if the runs differ."""
+    stages = {run.name: stages_of(run.config) for run in runs if run.config is not None}
+    if not stages:
+        return None
+    first, *others = stages.values()
+    if all(other == first for other in others):
+        return pd.DataFrame(first)
+    return pd.DataFrame({f"{run}: {name}": stage for run, by_name in stages.items() for name, stage in by_name.items()})
+
+
+def stages_of(config: dict[str, Any]) -> dict[str, dict[str, str]]:
+    stages: dict[str, dict[str, str]] = {}
+    for key, value in config.items():
+        if key.startswith(STAGES):
+            stage, _, setting = key.removeprefix(STAGES).rpartition(".")
+            stages.setdefault(stage, {})[setting] = str(value)
+    return stages
+
+
+def training(runs: list[Run]) -> Figure | None:
+    metrics, batches, validation = (tables_of(runs, source) for source in ("metrics", "batches", "validation"))
+    return draw_training(metrics, batches, validation) if metrics else None
+
+
+def losses(run: Run) -> dict[str, tuple[Figure, pd.DataFrame]] | None:
+    """Loss by rows and by classes."""
+    if run.batches is None:
+        return None
+    parts = {}
+    for by, (_, name_of) in GROUPS.items():
+        means = stage_end_losses(run.batches, by)
+        means.index = [f"{name_of(group)} {by}" for group in means.index]
+        parts[by] = draw_loss_groups(run.batches, by), means
+    return parts
+
+
+def throughput(runs: list[Run]) -> tuple[Figure, pd.DataFrame] | None:
+    """Curves, and the medians of each run."""
+    metrics = tables_of(runs, "metrics")
+    if not metrics:
+        return None
+    medians = {name: rows.reindex(columns=list(RATES)).median() for name, rows in metrics.items()}
+    return draw_throughput(metrics), pd.DataFrame(medians).rename(RATES).T
+
+
+def incidents(run: Run) -> tuple[pd.DataFrame, int] | None:
+    """The first incidents, and the number of those that are not shown."""
+    if not run.incidents:
+        return None
+    shown = pd.DataFrame(run.incidents[:MAX_INCIDENTS]).reindex(columns=["time", "step", "stage", "reason", "replay"])
+    return shown.set_index("time"), len(run.incidents) - len(shown)
+
+
+def validation_scores(run: Run) -> tuple[pd.DataFrame, list[str]] | None:
+    """The last and the best mean scores, and warnings about falling ones."""
+    if run.validation is None:
+        return None
+    rows = {}
+    for name, values in validation_means(run.validation).items():
+        if values.notna().any():
+            best = values.idxmin() if "loss" in name else values.idxmax()
+            rows[name] = {"last": values.iloc[-1], "best": values[best], "best at step": best}
+    table = pd.DataFrame.from_dict(rows, orient="index")
+    return table, [line["reason"] for line in run.incidents if "real data fell" in line["reason"]]
+
+
+def validation_means(rows: pd.DataFrame) -> dict[str, pd.Series]:
+    """Mean scores by step, of the kinds of tables that were scored."""
+    synthetic = rows[rows["data"] == SYNTHETIC].groupby("step")["loss"].mean()
+    real = rows[rows["data"] != SYNTHETIC].groupby("step")["roc_auc"].mean()
+    means = {"loss on synthetic tables": synthetic, "ROC AUC on real data": real}
+    return {name: values for name, values in means.items() if len(values)}
+
+
+def real_data(runs: list[Run]) -> dict[str, Any] | None:
+    """The comparison of methods on the tasks that all evaluated runs have in common; {} if there are none."""
+    if not runs:
+        return None
+    results = runs[0].evaluation if len(runs) == 1 else merge(runs)
+    if results.empty:
+        return {}
+    auc = by_task(results, "roc_auc")
+    outside = results[results["trained_range"] == "outside"]["data"] if "trained_range" in results else pd.Series()
+    return {
+        "auc": auc,
+        "splits": results["split"].nunique(),
+        "first": str(auc.columns[0]),
+        "outside": list(outside.unique()),
+        "summary": summarize(results).rename(columns=SUMMARY),
+        "figure": draw_scores(results),
+    }
+
+
+def merge(runs: list[Run]) -> pd.DataFrame:
+    """One table of results on the tasks that all runs were evaluated on: the networks of the runs, and the other
+    methods of the first run."""
+    keys = ["data", "split", "rows"]
+    networks = [run.evaluation[run.evaluation["method"] == run.evaluation["method"].iloc[0]] for run in runs]
+    common = set.intersection(*({*zip(*(rows[key] for key in keys), strict=True)} for rows in networks))
+    first = runs[0].evaluation
+    tables = [rows.assign(method=run.name) for run, rows in zip(runs, networks, strict=True)]
+    tables.append(first[first["method"] != first["method"].iloc[0]])
+    merged = pd.concat(tables, ignore_index=True)
+    return merged[[key in common for key in zip(*(merged[key] for key in keys), strict=True)]]
