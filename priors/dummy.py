@@ -26,7 +26,7 @@ class DummyPlan:
 
 @dataclass
 class Dummy(Prior):
-    """Noise without structure; it has no options."""
+    """Gaussian noise with labels that have nothing to do with it, for tests."""
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> DummyPlan:
         num_classes = int(rng_at(seed, "plan").integers(2, spec.max_classes + 1))

@@ -20,7 +20,7 @@ def parse(options: type, arguments: list[str]) -> Any:
     """key=value arguments as an instance of a dataclass of options; raises ConfigError with everything wrong."""
     schema = OmegaConf.structured(options)
     keys = list(schema)
-    problems = []
+    problems, given = [], set()
     for text in arguments:
         key, equals, value = text.partition("=")
         if not equals:
@@ -28,11 +28,12 @@ def parse(options: type, arguments: list[str]) -> Any:
         elif key not in keys:
             problems.append(unknown_key("", key, keys))
         else:
+            given.add(key)
             try:
                 schema[key] = read_value(value)
             except OmegaConfBaseException as error:
                 problems.append(f"{key}: {first_lines(error)}")
-    problems += [f"{key} is missing" for key in keys if OmegaConf.is_missing(schema, key)]
+    problems += [f"{key} is missing" for key in keys if OmegaConf.is_missing(schema, key) and key not in given]
     if problems:
         error = ConfigError(problems)
         error.add_note(f"usage: {usage(options)}")

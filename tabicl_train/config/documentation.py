@@ -8,6 +8,7 @@ import functools
 import inspect
 import itertools
 import json
+import re
 import textwrap
 import types
 from typing import Any, get_args, get_origin, get_type_hints
@@ -39,7 +40,7 @@ def hint_text(hint: Any) -> str:
         return " or ".join(hint_text(part) for part in get_args(hint))
     if hint is types.NoneType:
         return "null"
-    return str(hint) if get_origin(hint) else getattr(hint, "__name__", str(hint))
+    return re.sub(r"\w+\.", "", str(hint)) if get_origin(hint) else getattr(hint, "__name__", str(hint))
 
 
 def default_of(field: dataclasses.Field) -> Any:

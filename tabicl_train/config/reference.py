@@ -25,10 +25,8 @@ Every option is set by `KEY=VALUE` behind `tabicl-train`, and a group of options
 def reference() -> str:
     """The whole page, in Markdown."""
     sections = [INTRODUCTION, groups_section()]
-    top = [field for field in dataclasses.fields(RunConfig) if not is_part(field)]
-    sections.append(
-        section("A run", inspect.getdoc(RunConfig), table(RunConfig, [f for f in top if f.name != "prior"]))
-    )
+    top = [field for field in dataclasses.fields(RunConfig) if not is_part(field) and field.name != "prior"]
+    sections.append(section("The run", inspect.getdoc(RunConfig), table(RunConfig, top)))
     for field in dataclasses.fields(RunConfig):
         if field.name == "prior":
             sections.append(priors_section())

@@ -175,7 +175,7 @@ class ResumeConfig:
 
 @dataclass
 class RunConfig:
-    """A run. `run_dir` identifies it: the same command on the same folder continues it."""
+    """Everything about a run. `run_dir` identifies it: the same command on the same folder continues it."""
 
     name: str = "run"
     """Name of the run, from which run_dir is made."""

@@ -24,16 +24,16 @@ from tabicl_train.train import run_steps
 COLUMNS = ("table", "rows", "labelled", "features", "max |x|", "loss", "gradient norm")
 
 
-def replay(run: str, step: int) -> None:
+def replay(run_dir: str, step: int) -> None:
     """Train from the newest checkpoint before the step up to it, in memory, and print what each of its tables does.
 
     One process: of a run of several, the weights are the same up to the order of sums.
     """
-    folder = Path(run) / "checkpoints"
+    folder = Path(run_dir) / "checkpoints"
     newest = checkpoint.newest_valid(folder)
     if newest is None:
-        raise ConfigError([f"run is {run!r}; there is no checkpoint in it"])
-    rewinds = [(good, at) for good, at in rewinds_of(Path(run), newest[1]) if at <= step]
+        raise ConfigError([f"run_dir is {run_dir!r}; there is no checkpoint in it"])
+    rewinds = [(good, at) for good, at in rewinds_of(Path(run_dir), newest[1]) if at <= step]
     start, first = newest_before(folder, step, rewinds)
     config = from_values(as_replayed((start or newest)[1]["config"], start is not None))
     if not 0 <= step < config.total_steps:

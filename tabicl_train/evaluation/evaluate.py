@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from tabicl_train.config.checks import at_least
+from tabicl_train.config.options import EvaluateOptions
 from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.evaluation.baselines import BASELINES, public_client
 from tabicl_train.evaluation.scores import BUCKETS, METRICS, by_bucket, by_task, score, summarise
@@ -33,11 +34,11 @@ HERE = "this model"
 
 def evaluate(
     checkpoint: str,
-    suite: str = "sklearn",
+    suite: str = EvaluateOptions.suite,
     folder: str | None = None,
-    splits: int = 3,
-    rows: int = 1000,
-    n_estimators: int = 8,
+    splits: int = EvaluateOptions.splits,
+    rows: int = EvaluateOptions.rows,
+    n_estimators: int = EvaluateOptions.n_estimators,
     client_weights: str | None = None,
     output: str | None = None,
     figure: str | None = None,

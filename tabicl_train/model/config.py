@@ -15,7 +15,7 @@ class TabICLConfig:
     """Architecture of the classifier. The defaults are TabICLv2 (arXiv 2602.11139); `v1()` is TabICL (2502.05564)."""
 
     max_classes: int = 10
-    """Number of logits, 2..10; tables with more classes are predicted digit by digit of their labels."""
+    """Number of logits, 2..10; for tables with more classes, the digits of their labels are predicted."""
 
     # column embedding
     embed_dim: int = 128

@@ -71,7 +71,7 @@ def test_replaying_a_step_meets_the_weights_that_it_met(tmp_path, capsys, monkey
     run(tmp_path / "run", "prior=mlp_scm")
     capsys.readouterr()
     for step in (2, 6, 15):  # before the first checkpoint, between two, at the end
-        monkeypatch.setattr("sys.argv", ["tabicl-replay", f"run={tmp_path}/run", f"step={step}"])
+        monkeypatch.setattr("sys.argv", ["tabicl-replay", f"run_dir={tmp_path}/run", f"step={step}"])
         replay_command()
         told = capsys.readouterr().out
         row = metrics(tmp_path / "run")[step]

@@ -117,10 +117,8 @@ def test_machines_share_a_dump_that_a_run_needs_whole(tmp_path, monkeypatch, cap
     assert train() == 0 and len(metrics(tmp_path / "run")) == 12
 
 
-def test_reports_and_figures_that_cannot_be_written_or_drawn(tmp_path, monkeypatch, capfd):
+def test_reports_that_cannot_be_written(tmp_path, monkeypatch, capfd):
     (tmp_path / "file").touch()
     for output, words in (("", "it is a folder, not a file"), ("file/report.html", "is a file")):
         assert exit_code(monkeypatch, "report", f"run_dir={tmp_path}", f"output={tmp_path / output}") == 2
         assert words in capfd.readouterr().err
-    assert exit_code(monkeypatch, "figures", f"run_dir={tmp_path}") == 2
-    assert capfd.readouterr().err == f"error: run_dir is '{tmp_path}'; there is no row of scaling.csv or batches.csv\n"

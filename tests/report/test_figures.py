@@ -2,7 +2,6 @@ import csv
 
 import numpy as np
 import pytest
-from command_line import command
 
 from tabicl_train.callbacks.diagnostics import BATCHES, SCALING
 from tabicl_train.errors import ConfigError
@@ -72,13 +71,12 @@ def test_losses_are_means_over_tables_by_classes(run_dir):
     assert list(long.get_xdata()) == [2, 3, 4] and long.get_ydata()[1] == pytest.approx(expected)
 
 
-def test_the_command_writes_pictures_or_says_what_is_missing(run_dir):
+def test_pictures_are_written_or_the_error_says_what_is_missing(run_dir):
     names = ("scaling", "loss_by_rows", "loss_by_classes")
-    written = command("figures", f"run_dir={run_dir}").stdout.splitlines()
-    assert written == [f"{run_dir}/figures/{name}.png" for name in names]
+    assert save_figures(run_dir) == [run_dir / "figures" / f"{name}.png" for name in names]
     assert all((run_dir / "figures" / f"{name}.png").stat().st_size > 10_000 for name in names)
-    missing = command("figures", f"run_dir={run_dir}/nowhere")
-    assert missing.returncode == 2 and "there is no" in missing.stderr and "Traceback" not in missing.stderr
+    with pytest.raises(ConfigError, match="there is no"):
+        save_figures(run_dir / "nowhere")
 
 
 def test_a_run_that_begins_again_has_files_without_rows(tmp_path):
