@@ -34,11 +34,11 @@ EXIT_PREEMPTED = os.EX_TEMPFAIL
 
 def train() -> None:
     """tabicl-train experiment=NAME run_dir=DIR key=value ..."""
-    from tabicl_train.config.compose import complete, register
+    die_with_launcher()
+    from tabicl_train.config.compose import prepare, register
     from tabicl_train.config.folders import CONFIG_DIR
     from tabicl_train.config.hydra_internals import get_args_parser, hydra_main
 
-    die_with_launcher()
     if "--version" in sys.argv[1:]:  # Hydra's parser would print its own
         from tabicl_train.run_dir.provenance import versions
 
@@ -58,7 +58,7 @@ def train() -> None:
         config = check(args)
     if args.help:
         return
-    args.overrides = complete(args.overrides)
+    args.overrides = prepare(args.overrides)
     # Signals are watched from here on since it takes seconds before the run begins; a preflight has nothing to save.
     with contextlib.nullcontext() if config is None or config.preflight else watch_signals():
         hydra_main(args, parser, run_job, CONFIG_DIR, "train")

@@ -69,7 +69,7 @@ def compose(
     also: keys that the command takes beside the settings of a run, to be suggested for a misspelled one
     """
     with config_files(config_name, config_path, config_dir):
-        return compose_one(config_name, complete(overrides), also)
+        return compose_one(config_name, prepare(overrides), also)
 
 
 def compose_sweep(
@@ -85,7 +85,7 @@ def compose_sweep(
     wrong_values: set[str] = set()
     wrong_choices: set[str] = set()
     with config_files(config_name, config_path, config_dir):
-        for job in combinations(complete(overrides)):
+        for job in combinations(prepare(overrides)):
             if wrong_choices.intersection(job):
                 continue
             try:
@@ -123,7 +123,7 @@ def group_choices() -> dict[str, list[str]]:
     return {group: sorted(loader.get_group_options(group)) for group in groups}
 
 
-def complete(overrides: list[str]) -> list[str]:
+def prepare(overrides: list[str]) -> list[str]:
     """The overrides of a user as Hydra understands them: values quoted where needed, and stages added."""
     return add_stages([quote(text) for text in overrides])
 

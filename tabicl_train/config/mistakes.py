@@ -64,11 +64,28 @@ def to_dataclasses(tree: DictConfig) -> RunConfig:
 
 @dataclass
 class Diagnosis:
-    """What is wrong with overrides, and which of them are to blame: `wrong_choices` of groups and `wrong_values`."""
+    """What is wrong with overrides, and which of them are to blame: `wrong_choices` of groups and `wrong_values`.
 
+    usable: the overrides that compose together
+    """
+
+    config_name: str
     problems: list[str] = field(default_factory=list)
     wrong_choices: set[str] = field(default_factory=set)
     wrong_values: set[str] = field(default_factory=set)
+    usable: list[str] = field(default_factory=list)
+
+    def compose(self, *overrides: str) -> DictConfig:
+        return hydra_compose(self.config_name, [*self.usable, *overrides])
+
+    def try_override(self, text: str) -> Exception | None:
+        """Add an override to the usable ones, or return what Hydra raises."""
+        try:
+            self.compose(text)
+        except COMPOSE_ERRORS as error:
+            return error
+        self.usable.append(text)
+        return None
 
 
 def diagnose(config_name: str, overrides: list[str], also: Collection[str]) -> Diagnosis:
@@ -76,41 +93,42 @@ def diagnose(config_name: str, overrides: list[str], also: Collection[str]) -> D
 
     Each override is tried by itself: first those that name the folders searched, then choices of groups, then values.
     """
-    diagnosis = Diagnosis()
-    parsed, usable = parse_overrides(overrides, diagnosis)
-    options = {text: group_options(config_name, override.key_or_group, usable) for text, override in parsed}
-    groups = [(text, override) for text, override in parsed if options[text]]
+    diagnosis = Diagnosis(config_name)
+    parsed = parse_overrides(overrides, diagnosis)
+    options = {text: group_options(config_name, override.key_or_group, diagnosis.usable) for text, override in parsed}
     values = [(text, override) for text, override in parsed if not options[text]]
     wrong_groups = set()
-    for text, override in groups:
-        try:
-            hydra_compose(config_name, [*usable, text])
-            usable.append(text)
-        except COMPOSE_ERRORS as error:
+    for text, override in parsed:
+        if options[text] and (error := diagnosis.try_override(text)):
             wrong_groups.add(override.key_or_group)
             diagnosis.wrong_choices.add(text)
             diagnosis.problems.append(wrong_choice(override, options[text]) or first_lines(error))
     added_stages = [text for text, override in values if override.is_add() and override.key_or_group == STAGES]
     try:
-        tree = hydra_compose(config_name, [*usable, *added_stages])
+        tree = diagnosis.compose(*added_stages)
     except COMPOSE_ERRORS as error:
         diagnosis.problems.append(first_lines(error))
         return diagnosis
     # After a wrong choice, the names of the stages or the options of the prior are unknown; after a wrong experiment,
     # both are.
-    undecided = [group for group in (STAGES, "prior") if wrong_groups & {"experiment", group.partition(".")[0]}]
-    usable += try_values(config_name, values, usable, tree, tuple(f"{group}." for group in undecided), also, diagnosis)
+    groups = [group for group in (STAGES, "prior") if wrong_groups & {"experiment", group.partition(".")[0]}]
+    undecided = tuple(f"{group}." for group in groups)
+    for text, override in values:
+        if error := diagnosis.try_override(text):
+            diagnosis.wrong_values.add(text)
+            missing = None if override.is_add() else missing_key(tree, override.key_or_group, also)
+            if missing is None or not override.key_or_group.startswith(undecided):
+                diagnosis.problems.append(missing or wrong_value(override, error))
     with contextlib.suppress(*COMPOSE_ERRORS):
-        rest = find_problems(hydra_compose(config_name, usable))
         hidden = ("",) if "experiment" in wrong_groups else tuple(wrong_groups)
-        diagnosis.problems += [problem for problem in rest if not problem.startswith(hidden)]
+        diagnosis.problems += [p for p in find_problems(diagnosis.compose()) if not p.startswith(hidden)]
     diagnosis.problems = list(dict.fromkeys(diagnosis.problems))
     return diagnosis
 
 
-def parse_overrides(overrides: list[str], diagnosis: Diagnosis) -> tuple[list[tuple[str, Override]], list[str]]:
-    """The overrides that can be read, and apart from them those that name the folders searched."""
-    parsed, search_path = [], []
+def parse_overrides(overrides: list[str], diagnosis: Diagnosis) -> list[tuple[str, Override]]:
+    """The overrides that can be read. Those that name the folders searched become usable at once."""
+    parsed = []
     for text in overrides:
         try:
             override = OverridesParser.create().parse_override(text)
@@ -119,10 +137,10 @@ def parse_overrides(overrides: list[str], diagnosis: Diagnosis) -> tuple[list[tu
             diagnosis.problems.append(unreadable(text))
             continue
         if override.key_or_group == "hydra.searchpath":
-            search_path.append(text)
+            diagnosis.usable.append(text)
         else:
             parsed.append((text, override))
-    return parsed, search_path
+    return parsed
 
 
 def unreadable(override: str) -> str:
@@ -130,33 +148,6 @@ def unreadable(override: str) -> str:
     if not equals:
         return f"{override!r} is not of the form key=value"
     return f"{override!r} cannot be read; if the value is plain text, put it in quotes: \"{key}='...'\""
-
-
-def try_values(
-    config_name: str,
-    values: list[tuple[str, Override]],
-    usable: list[str],
-    tree: DictConfig,
-    undecided: tuple[str, ...],
-    also: Collection[str],
-    diagnosis: Diagnosis,
-) -> list[str]:
-    """Compose with the values one by one on top of the usable overrides; returns those that are fine.
-
-    tree: the configuration without the values, to look up keys
-    undecided: prefixes of keys of which it is not known whether they exist
-    """
-    fine: list[str] = []
-    for text, override in values:
-        try:
-            hydra_compose(config_name, [*usable, *fine, text])
-            fine.append(text)
-        except COMPOSE_ERRORS as error:
-            diagnosis.wrong_values.add(text)
-            missing = None if override.is_add() else missing_key(tree, override.key_or_group, also)
-            if missing is None or not override.key_or_group.startswith(undecided):
-                diagnosis.problems.append(missing or wrong_value(override, error))
-    return fine
 
 
 def group_options(config_name: str, key: str, search_path: list[str]) -> list[str]:

@@ -19,6 +19,15 @@ Made from the code by `python -m tabicl_train.config.reference > configs/README.
 Every option is set by `KEY=VALUE` behind `tabicl-train`, and a group of options by `GROUP=NAME`, which reads
 `configs/GROUP/NAME.yaml`. Single options win over groups, and `experiment=NAME` sets several groups at once.
 `tabicl-train experiment=demo --cfg job` prints the values in force.
+
+Your own files: a folder with the layout of `configs/` is searched after this one with `--config-dir DIR`, or always if
+an installed package registers it. The same package can bring priors; the rest of the project needs no change:
+
+    [project.entry-points."tabicl_train.configs"]
+    mine = "my_package.configs"       # a package whose folder holds prior/mine.yaml, model/mine.yaml, ...
+
+    [project.entry-points."tabicl_train.priors"]
+    mine = "my_package.my_prior"      # a module with one subclass of priors.Prior, or the class
 """
 
 

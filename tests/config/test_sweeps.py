@@ -12,23 +12,23 @@ from tabicl_train.processes.signals import watch_signals
 
 
 @pytest.mark.parametrize(
-    ("override", "found"),
+    ("override", "problem"),
     [
-        ("model.embed_dm=8,16", ["model.embed_dm: no such setting; did you mean model.embed_dim?"]),
-        ("trainer.max_steps=range(0,3)", ["trainer.max_steps is 0; it must be at least 1"]),
+        ("model.embed_dm=8,16", "model.embed_dm: no such setting; did you mean model.embed_dim?"),
+        ("trainer.max_steps=range(0,3)", "trainer.max_steps is 0; it must be at least 1"),
         (
             "trainer.precision=choice(fp32,bf17)",
-            ["trainer.precision is 'bf17'; it must be one of auto, fp32, bf16, fp16"],
+            "trainer.precision is 'bf17'; it must be one of auto, fp32, bf16, fp16",
         ),
-        ("optimizer=muon,sgd", ["optimizer=sgd: there is no such choice; there are adamw, muon, muon_all"]),
-        ("seed=interval(-2,3)", ["seed: Value '-2.0' of type 'float' could not be converted to Integer"]),
-        ("averages.ema=interval(2,3)", ["averages.ema is 2.0; it must lie in [0, 1)"]),
+        ("optimizer=muon,sgd", "optimizer=sgd: there is no such choice; there are adamw, muon, muon_all"),
+        ("seed=interval(-2,3)", "seed: Value '-2.0' of type 'float' could not be converted to Integer"),
+        ("averages.ema=interval(2,3)", "averages.ema is 2.0; it must lie in [0, 1)"),
     ],
 )
-def test_every_combination_of_a_sweep_is_checked(override, found):
+def test_every_combination_of_a_sweep_is_checked(override, problem):
     with pytest.raises(ConfigError) as caught:
         compose_sweep(["experiment=smoke", "name=a,b", override], "train", None, None)
-    assert len(caught.value.problems) == 1 and caught.value.problems[0].startswith(found[0])
+    assert len(caught.value.problems) == 1 and caught.value.problems[0].startswith(problem)
 
 
 @pytest.mark.parametrize(
