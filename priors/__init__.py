@@ -1,15 +1,22 @@
 """Synthetic tables: what one is, and how to draw one.
 
 A prior is one module `priors/<name>.py` with one `Prior` subclass, whose fields are its options, and one file
-`configs/prior/<name>.yaml`; nothing else lists it.
+`configs/prior/<name>.yaml`; nothing else lists it. Another package registers a prior of its own as an entry point,
+which names such a module or the class itself:
+
+    [project.entry-points."tabicl_train.priors"]
+    mine = "my_package.my_prior"
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Collection
 from dataclasses import fields
 from difflib import get_close_matches
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
 from typing import Any, get_origin, get_type_hints
 
 from priors.prior import Prior
@@ -17,22 +24,30 @@ from priors.table import PriorError, Table, TableSpec
 
 __all__ = ["Prior", "PriorError", "Table", "TableSpec", "build_prior", "prior_class", "prior_names"]
 
+GROUP = "tabicl_train.priors"
+
 
 def prior_names() -> list[str]:
-    """Names of the priors: the modules of this package that define a prior."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if find_class(module.name))
+    """Names of the priors of this package and of those that other packages register.
+
+    Raises PriorError if two priors have the same name.
+    """
+    own = [name for name in own_modules() if own_class(name)]
+    return sorted([*own, *installed_priors(own)])
 
 
 def prior_class(name: str) -> type[Prior]:
-    """The prior called `name`; PriorError where there is none."""
-    found = find_class(name) if name in {module.name for module in pkgutil.iter_modules(__path__)} else None
-    if found is None:
+    """The prior called `name`; PriorError if there is none, or if the package that registers it is broken."""
+    if name in own_modules() and (cls := own_class(name)):
+        return cls
+    installed = installed_priors()
+    if name not in installed:
         raise PriorError(f"there is no prior {name!r}; there are: {', '.join(prior_names())}")
-    return found
+    return load_prior(installed[name])
 
 
 def build_prior(name: str, **options) -> Prior:
-    """The prior called `name` with some of its options set; PriorError tells all that is wrong with them."""
+    """The prior called `name` with some of its options set; PriorError lists everything wrong with them."""
     cls = prior_class(name)
     known = [field.name for field in fields(cls) if field.init]
     unknown = []
@@ -41,8 +56,8 @@ def build_prior(name: str, **options) -> Prior:
             near = get_close_matches(option, known, n=1)
             unknown.append(f"{option!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
     if unknown:
-        have = f"its options are: {', '.join(known)}" if known else "it has none"
-        raise PriorError(f"prior {name} has no option {', '.join(unknown)}; {have}")
+        available = f"its options are: {', '.join(known)}" if known else "it has none"
+        raise PriorError(f"prior {name} has no option {', '.join(unknown)}; {available}")
     if problems := wrong_types(cls, options):
         raise PriorError(f"prior {name}: " + "; ".join(problems))
     prior = cls(**options)
@@ -52,25 +67,59 @@ def build_prior(name: str, **options) -> Prior:
 
 
 def wrong_types(cls: type[Prior], options: dict[str, Any]) -> list[str]:
-    """Options whose values are not of their declared type; an int will do for a float."""
+    """Options whose values are not of their declared type; an int is accepted for a float."""
     hints = get_type_hints(cls)
-    found = []
+    problems = []
     for option, value in options.items():
         kind = get_origin(hints[option]) or hints[option]
         if type(value) is not kind and not (kind is float and type(value) is int):
-            found.append(f"{option} is {value!r}; it must be of type {kind.__name__}")
-    return found
+            problems.append(f"{option} is {value!r}; it must be of type {kind.__name__}")
+    return problems
 
 
-def find_class(module: str) -> type[Prior] | None:
-    """The single Prior subclass that a module of this package defines, if any."""
-    content = vars(importlib.import_module(f"{__name__}.{module}")).values()
-    found = [
+def own_modules() -> list[str]:
+    """The modules of this package; its subpackages hold parts of priors, and no priors."""
+    return [module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg]
+
+
+def own_class(module: str) -> type[Prior] | None:
+    return find_class(importlib.import_module(f"{__name__}.{module}"))
+
+
+def find_class(module: ModuleType) -> type[Prior] | None:
+    """The single Prior subclass that a module defines, if any."""
+    classes = [
         entry
-        for entry in content
-        if isinstance(entry, type) and issubclass(entry, Prior) and entry.__module__ == f"{__name__}.{module}"
+        for entry in vars(module).values()
+        if isinstance(entry, type)
+        and issubclass(entry, Prior)
+        and entry is not Prior
+        and entry.__module__ == module.__name__
     ]
-    found = [cls for cls in found if cls is not Prior]
-    if len(found) > 1:
-        raise TypeError(f"module priors.{module} defines several priors: {', '.join(cls.__name__ for cls in found)}")
-    return found[0] if found else None
+    if len(classes) > 1:
+        raise TypeError(f"module {module.__name__} defines several priors: {', '.join(c.__name__ for c in classes)}")
+    return classes[0] if classes else None
+
+
+def installed_priors(taken: Collection[str] = ()) -> dict[str, EntryPoint]:
+    """The priors that other packages register, by name; PriorError if a name is used twice or `taken`."""
+    entries: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=GROUP):
+        if entry.name in taken or entry.name in entries:
+            other = f"package {entries[entry.name].dist.name}" if entry.name in entries else "tabicl-train itself"
+            raise PriorError(f"two priors are called {entry.name!r}: of package {entry.dist.name} and of {other}")
+        entries[entry.name] = entry
+    return entries
+
+
+def load_prior(entry: EntryPoint) -> type[Prior]:
+    """The class of a prior that a package registers."""
+    description = f"package {entry.dist.name}: the prior {entry.name} = {entry.value!r}"
+    try:
+        loaded = entry.load()
+        cls = find_class(loaded) if isinstance(loaded, ModuleType) else loaded
+    except Exception as error:  # importing the package may fail in any way
+        raise PriorError(f"{description} cannot be loaded ({type(error).__name__}: {error})") from error
+    if not (isinstance(cls, type) and issubclass(cls, Prior)):
+        raise PriorError(f"{description} is neither a subclass of priors.Prior nor a module that defines one")
+    return cls

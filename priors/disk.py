@@ -16,9 +16,10 @@ from priors.table import PriorError, Table, TableSpec
 
 @dataclass
 class Disk(Prior):
-    """folder: where the shards are"""
+    """Stored tables, served by their addresses."""
 
     folder: str = ""
+    """Folder with the files that tabicl-prior dump has written."""
 
     def problems(self) -> list[str]:
         if not self.folder:

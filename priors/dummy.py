@@ -26,6 +26,8 @@ class DummyPlan:
 
 @dataclass
 class Dummy(Prior):
+    """Gaussian noise with labels that have nothing to do with it, for tests."""
+
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> DummyPlan:
         num_classes = int(rng_at(seed, "plan").integers(2, spec.max_classes + 1))
         return DummyPlan(seed, spec.num_rows, spec.num_features, num_classes)

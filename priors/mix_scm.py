@@ -15,13 +15,12 @@ from priors.table import PriorError, Table, TableSpec
 
 @dataclass
 class MixSCM(Prior):
-    """components: for each prior by its name, a weight, and options of that prior: {graph_scm: {weight: 2, preset:
-    released}, ...}. Tables of a group come from the same component.
-    """
+    """A mixture of priors. Tables of a group come from the same component."""
 
     components: dict[str, dict[str, Any]] = field(
         default_factory=lambda: {"mlp_scm": {"weight": 0.7}, "tree_scm": {"weight": 0.3}}
     )
+    """For each prior by its name, a weight and options of that prior: {graph_scm: {weight: 2, preset: released}}."""
 
     def problems(self) -> list[str]:
         found, total = [], 0.0

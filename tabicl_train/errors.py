@@ -1,4 +1,4 @@
-"""What a user is told instead of a stack trace."""
+"""Errors that the user caused or can mend, reported in their terms instead of as a stack trace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 class ConfigError(Exception):
     """A configuration that cannot run; `problems` says why, one line each, in the user's terms.
 
-    everywhere: all processes of a run raise it alike, and the first one prints it
+    everywhere: every process of the run raises the same error, so only the first one prints it
     """
 
     everywhere = False
@@ -24,17 +24,24 @@ class ConfigError(Exception):
 
 
 def install(packages: str, extra: str) -> str:
-    """How to get what an extra of this project brings; the project itself is on no package index."""
+    """How to get the packages of an extra of this project; the project itself is on no package index."""
     return f"pip install {packages}, or pip install '.[{extra}]' in the project's folder"
 
 
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported. A mere folder of its name, such as wandb/ in the working directory, cannot:
+    it has a spec, but no origin."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
+
+
 def require_matplotlib() -> None:
-    if importlib.util.find_spec("matplotlib") is None:
+    if not is_installed("matplotlib"):
         raise ConfigError([f"pictures need matplotlib: {install('matplotlib', 'plots')}"])
 
 
 def unusable_folder(path: Path) -> str | None:
-    """Why files cannot be made in a folder, which need not exist yet."""
+    """Why files cannot be created in a folder, which need not exist yet; None if they can."""
     existing = next(p for p in (path, *path.parents) if os.path.exists(p))
     if not existing.is_dir():
         return f"{existing} is a file"

@@ -33,8 +33,7 @@ LESS = {
 def test_the_readme_shows_the_commands_that_are_run_here():
     assert COMMANDS[:2] == ["launch/demo.sh", "launch/test.sh"]
     assert {command.split()[0] for command in COMMANDS[2:]} == {
-        "tabicl-train", "tabicl-export", "tabicl-evaluate", "tabicl-prior", "tabicl-figures", "tabicl-replay",
-        "tabicl-report",
+        "tabicl-train", "tabicl-export", "tabicl-evaluate", "tabicl-prior", "tabicl-replay", "tabicl-report",
     }  # fmt: skip
     assert all(any(command.startswith(start) for command in COMMANDS) for start in LESS)
 

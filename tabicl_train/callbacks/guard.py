@@ -108,7 +108,7 @@ class Guard(L.Callback):
             for b in plan.micro_batches
         ]
         line = {"step": step, "stage": plan.stage, "seed": self.config.seed, "reason": reason, **facts}
-        line |= {"replay": f"tabicl-replay run={self.config.run_dir} step={step}", "micro_batches": batches}
+        line |= {"replay": f"tabicl-replay run_dir={self.config.run_dir} step={step}", "micro_batches": batches}
         self.records.append_line("incidents.jsonl", {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **line})
 
     def judge(self, trainer: L.Trainer, module: Pretraining) -> None:

@@ -1,18 +1,20 @@
-"""Checks of single values, shared by the dataclasses of the schema."""
+"""Checks of single values, shared by the dataclasses of the schema. Each returns the list of problems."""
 
 from __future__ import annotations
 
 
 def one_of(name: str, value: str, choices: tuple[str, ...]) -> list[str]:
+    """The problem with a value that is not among the choices, as a list of one or no lines."""
     return [] if value in choices else [f"{name} is {value!r}; it must be one of {', '.join(choices)}"]
 
 
 def at_least(bound: float, **values: float) -> list[str]:
+    """A problem for each of the named values that is below the bound."""
     return [f"{name} is {value}; it must be at least {bound}" for name, value in values.items() if value < bound]
 
 
 def ordered_pair(name: str, value: list, low: float, high: float = float("inf")) -> list[str]:
-    """A range [low, high] as YAML gives it: two numbers in order, inside the bounds."""
+    """The problems with a range: it must be a list of two numbers in order, both within the bounds low..high."""
     if len(value) != 2 or value[0] > value[1]:
         return [f"{name} is {list(value)}; it must be [lowest, highest]"]
     if value[0] < low or value[1] > high:

@@ -5,40 +5,53 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import os
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import field
 from pathlib import Path
 
 from hydra import compose as hydra_compose
-from hydra import version
-from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path
-from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
 import priors
-from tabicl_train.config.mistakes import COMPOSE_ERRORS, STAGES, find_problems, first_lines, sort_out, to_dataclasses
+from tabicl_train.config.folders import CONFIG_DIR, installed_folders
+from tabicl_train.config.hydra_internals import file_exists, searching
+from tabicl_train.config.mistakes import COMPOSE_ERRORS, STAGES, Diagnosis, diagnose, find_problems, to_dataclasses
 from tabicl_train.config.schema import RunConfig
+from tabicl_train.config.suggestions import first_lines
 from tabicl_train.errors import ConfigError
 
-PACKAGE = Path(__file__).resolve().parents[1]
 
-# In a wheel the folder lies inside the package, in a checkout beside it.
-CONFIG_DIR = next(d for d in (PACKAGE / "configs", PACKAGE.parent / "configs") if d.is_dir())
+class InstalledConfigs(SearchPathPlugin):
+    """Hydra searches the folders that other packages register, after the folder of this package."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for name, folder in installed_folders().items():
+            search_path.append(f"tabicl_train.configs:{name}", f"file://{folder}")
 
 
 def register() -> None:
-    """Tell Hydra the schemas: the run's, and one a prior, from the prior's own fields."""
+    """Make known to Hydra the schema of a run, that of each prior (the prior's own fields), and installed folders.
+
+    Raises ConfigError for a package whose entry points are broken.
+    """
+    installed_folders()
+    Plugins.instance().register(InstalledConfigs)
     store = ConfigStore.instance()
     store.store(name="run_schema", node=RunConfig)
-    for name in priors.prior_names():
-        cls = priors.prior_class(name)
+    try:
+        classes = {name: priors.prior_class(name) for name in priors.prior_names()}
+    except priors.PriorError as error:
+        raise ConfigError([str(error)]) from error
+    for name, cls in classes.items():
         schema = dataclasses.make_dataclass(cls.__name__, [("name", str, field(default=name))], bases=(cls,))
         store.store(group="prior/schema", name=name, node=schema, package="prior")
 
@@ -50,53 +63,89 @@ def compose(
     config_dir: str | None = None,
     also: Collection[str] = (),
 ) -> RunConfig:
-    """The checked configuration of a command line; raises ConfigError with every problem found.
+    """The checked configuration of a command line; raises ConfigError with every problem.
 
     config_name, config_path, config_dir: Hydra's options of these names
-    also: keys that are no settings of a run, but that the command takes as well
+    also: keys that the command takes beside the settings of a run, to be suggested for a misspelled one
     """
     with config_files(config_name, config_path, config_dir):
-        return compose_one(config_name, add_stages(overrides), also)
+        return compose_one(config_name, prepare(overrides), also)
 
 
 def compose_sweep(
     overrides: list[str], config_name: str, config_path: str | None, config_dir: str | None
 ) -> list[RunConfig]:
-    """The checked configurations of all jobs of a sweep; raises ConfigError with their problems, each once."""
+    """The checked configurations of all jobs of a sweep; raises ConfigError with their problems, each once.
+
+    A diagnosis takes a second, so an override is diagnosed in the first job that has it: a wrong value is left out of
+    later jobs, and a job with a wrong choice of a group is skipped.
+    """
     configs: list[RunConfig] = []
-    found: dict[str, None] = {}
+    problems: dict[str, None] = {}
+    wrong_values: set[str] = set()
+    wrong_choices: set[str] = set()
     with config_files(config_name, config_path, config_dir):
-        for combination in combinations(add_stages(overrides)):
+        for job in combinations(prepare(overrides)):
+            if wrong_choices.intersection(job):
+                continue
             try:
-                configs.append(compose_one(config_name, combination))
+                configs.append(compose_one(config_name, [text for text in job if text not in wrong_values]))
+            except InvalidOverrides as error:
+                problems |= dict.fromkeys(error.problems)
+                wrong_values |= error.diagnosis.wrong_values
+                wrong_choices |= error.diagnosis.wrong_choices
             except ConfigError as error:
-                if found.keys() >= set(error.problems):
-                    break  # a typo is in every job; to sort one out takes a second
-                found |= dict.fromkeys(error.problems)
-    if found:
-        raise ConfigError(list(found))
+                problems |= dict.fromkeys(error.problems)
+    if problems:
+        raise ConfigError(list(problems))
     return configs
 
 
 @contextlib.contextmanager
-def config_files(config_name: str, config_path: str | None, config_dir: str | None) -> Iterator[None]:
-    """Within it Hydra composes from the folders that its options name; raises ConfigError where there are none."""
+def config_files(
+    config_name: str = "train", config_path: str | None = None, config_dir: str | None = None
+) -> Iterator[None]:
+    """Inside the context, Hydra composes from the folders that its options name; raises ConfigError without them."""
     for option, folder in (("--config-path", config_path), ("--config-dir", config_dir)):
         if folder is not None and not Path(folder).is_dir():
             raise ConfigError([f"{option} is {folder!r}; there is no such folder"])
     register()
-    GlobalHydra.instance().clear()
-    version.setbase("1.3")
-    search_path = create_config_search_path(os.path.abspath(config_path or CONFIG_DIR))
-    if config_dir is not None:  # where Hydra's own main puts it
-        search_path.prepend("command-line", f"file://{os.path.abspath(config_dir)}", SearchPathQuery(provider="schema"))
-    try:
-        loader = Hydra.create_main_hydra2("tabicl-train", search_path).config_loader
-        if not loader.repository.config_exists(config_name):
+    with searching(config_path or CONFIG_DIR, config_dir):
+        if not file_exists(config_name):
             raise ConfigError([f"--config-name is {config_name!r}; there is no such file in the folders searched"])
         yield
-    finally:
-        GlobalHydra.instance().clear()
+
+
+def group_choices() -> dict[str, list[str]]:
+    """The groups of configuration files and the choices of each; inside `config_files`."""
+    loader = GlobalHydra.instance().config_loader()
+    groups = [name for name in loader.get_group_options("", ObjectType.GROUP) if name != "hydra"]
+    return {group: sorted(loader.get_group_options(group)) for group in groups}
+
+
+def prepare(overrides: list[str]) -> list[str]:
+    """The overrides of a user as Hydra understands them: values quoted where needed, and stages added."""
+    return add_stages([quote(text) for text in overrides])
+
+
+def quote(override: str) -> str:
+    """KEY=VALUE with quotes around a value that Hydra's grammar cannot read, such as run_dir=runs/it's(1).
+
+    Values with commas, brackets at the start or backslashes stay as they are, as they may be meant as more than text.
+    """
+    key, equals, value = override.partition("=")
+    if not equals or is_readable(override) or "," in value or "\\" in value or value.startswith(("[", "{", "'", '"')):
+        return override
+    quoted = f"{key}='" + value.replace("'", "\\'") + "'"
+    return quoted if is_readable(quoted) else override
+
+
+def is_readable(override: str) -> bool:
+    try:
+        OverridesParser.create().parse_override(override)
+    except HydraException:
+        return False
+    return True
 
 
 NEW_STAGE = re.compile(r"\+{1,2}(curriculum\.stages\.([^.=]+)[.=].*)", re.DOTALL)
@@ -117,12 +166,12 @@ def add_stages(overrides: list[str]) -> list[str]:
 
 
 def combinations(overrides: list[str]) -> Iterator[list[str]]:
-    """The overrides of every job of a sweep. Of an interval, which a sampling sweeper draws from, its start."""
+    """The overrides of every job of a sweep. For an interval, from which a sampling sweeper draws, its start."""
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     choices = []
     for text in overrides:
         choices.append([text])
-        with contextlib.suppress(HydraException):  # what cannot be read is told where it is composed
+        with contextlib.suppress(HydraException):  # an unreadable override is reported when its job is composed
             override = parser.parse_overrides([text])[0]
             if override.is_discrete_sweep():
                 choices[-1] = [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
@@ -131,18 +180,28 @@ def combinations(overrides: list[str]) -> Iterator[list[str]]:
     return map(list, itertools.product(*choices))
 
 
+class InvalidOverrides(ConfigError):
+    """Overrides that Hydra cannot compose."""
+
+    def __init__(self, diagnosis: Diagnosis) -> None:
+        super().__init__(diagnosis.problems)
+        self.diagnosis = diagnosis
+
+
 def compose_one(config_name: str, overrides: list[str], also: Collection[str] = ()) -> RunConfig:
     try:
         tree = hydra_compose(config_name, overrides)
     except COMPOSE_ERRORS as error:
-        raise ConfigError(sort_out(config_name, overrides, also) or [first_lines(error)]) from None
+        diagnosis = diagnose(config_name, overrides, also)
+        diagnosis.problems = diagnosis.problems or [first_lines(error)]
+        raise InvalidOverrides(diagnosis) from None
     return to_config(tree)
 
 
 def to_config(tree: DictConfig) -> RunConfig:
     """The composed tree as checked dataclasses; raises ConfigError."""
-    if found := find_problems(tree):
-        raise ConfigError(found)
+    if problems := find_problems(tree):
+        raise ConfigError(problems)
     return to_dataclasses(tree)
 
 

@@ -1,12 +1,12 @@
-"""What is wrong with a command line, all of it, in the user's terms."""
+"""Finds out everything that is wrong with a command line, in the user's terms."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import math
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Any
 
 from hydra import compose as hydra_compose
@@ -18,39 +18,41 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tabicl_train.config.schema import RunConfig, StageConfig, flatten
+from tabicl_train.config.suggestions import first_lines, unknown_key
 
-# What Hydra raises for a command line it cannot compose; ValueError for GROUP=null.
+# What Hydra raises for a command line that it cannot compose; ValueError for GROUP=null.
 COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
 
 STAGES = "curriculum.stages"
 
 
 def find_problems(tree: DictConfig) -> list[str]:
+    """Everything wrong with a composed configuration: contradictions, unknown keys, numbers that are not finite."""
     if OmegaConf.get_type(tree) is not RunConfig:
         return ["the configuration has no schema; its file must begin with defaults: [run_schema, ...]"]
     try:
         config = to_dataclasses(tree)
-        infinite = not_finite(config)
-        others = [p for p in config.problems() if not p.startswith(tuple(f"{key} " for key in infinite))]
-        return unknown_keys(tree, RunConfig, every_key(tree)) + list(infinite.values()) + others
+        not_finite = non_finite_numbers(config)
+        problems = [p for p in config.problems() if not p.startswith(tuple(f"{key} " for key in not_finite))]
+        return unknown_keys(tree, RunConfig, setting_keys(tree)) + list(not_finite.values()) + problems
     except OmegaConfBaseException as error:
         return [first_lines(error)]
 
 
-# Limits that inf switches off. Anywhere else it is a mistake, and nan always is: comparisons with it pass unnoticed.
+# Limits that inf switches off. Anywhere else inf is a mistake. nan always is: comparisons with it never fail.
 UNLIMITED = (".clip", "guard.loss", "guard.multiplier", "guard.multiplier_loss", "stream.prefetch_gib")
 
 
-def not_finite(config: RunConfig) -> dict[str, str]:
-    """What is wrong with the numbers that are nan or infinite, by their keys."""
-    found = {}
+def non_finite_numbers(config: RunConfig) -> dict[str, str]:
+    """The problems with numbers that are nan or infinite, by their keys."""
+    problems = {}
     for key, value in flatten(dataclasses.asdict(config)).items():
         for number in value if isinstance(value, list) else [value]:
             if not isinstance(number, float) or math.isfinite(number):
                 continue
             if number != math.inf or not key.endswith(UNLIMITED):
-                found[key] = f"{key} is {value}; it must be a finite number"
-    return found
+                problems[key] = f"{key} is {value}; it must be a finite number"
+    return problems
 
 
 def to_dataclasses(tree: DictConfig) -> RunConfig:
@@ -60,57 +62,96 @@ def to_dataclasses(tree: DictConfig) -> RunConfig:
     return config
 
 
-def sort_out(config_name: str, overrides: list[str], also: Collection[str]) -> list[str]:
-    """Everything that is wrong with overrides that Hydra cannot compose: it stops at the first problem.
+@dataclass
+class Diagnosis:
+    """What is wrong with overrides, and which of them are to blame: `wrong_choices` of groups and `wrong_values`.
 
-    Each is tried by itself: first what says where configurations lie, then the choices of groups, then the values.
+    usable: the overrides that compose together
     """
-    found, parsed = [], []
-    usable: list[str] = []
+
+    config_name: str
+    problems: list[str] = field(default_factory=list)
+    wrong_choices: set[str] = field(default_factory=set)
+    wrong_values: set[str] = field(default_factory=set)
+    usable: list[str] = field(default_factory=list)
+
+    def compose(self, *overrides: str) -> DictConfig:
+        return hydra_compose(self.config_name, [*self.usable, *overrides])
+
+    def try_override(self, text: str) -> Exception | None:
+        """Add an override to the usable ones, or return what Hydra raises."""
+        try:
+            self.compose(text)
+        except COMPOSE_ERRORS as error:
+            return error
+        self.usable.append(text)
+        return None
+
+
+def diagnose(config_name: str, overrides: list[str], also: Collection[str]) -> Diagnosis:
+    """Everything wrong with overrides that Hydra cannot compose; Hydra itself stops at the first problem.
+
+    Each override is tried by itself: first those that name the folders searched, then choices of groups, then values.
+    """
+    diagnosis = Diagnosis(config_name)
+    parsed = parse_overrides(overrides, diagnosis)
+    options = {text: group_options(config_name, override.key_or_group, diagnosis.usable) for text, override in parsed}
+    values = [(text, override) for text, override in parsed if not options[text]]
+    wrong_groups = set()
+    for text, override in parsed:
+        if options[text] and (error := diagnosis.try_override(text)):
+            wrong_groups.add(override.key_or_group)
+            diagnosis.wrong_choices.add(text)
+            diagnosis.problems.append(wrong_choice(override, options[text]) or first_lines(error))
+    added_stages = [text for text, override in values if override.is_add() and override.key_or_group == STAGES]
+    try:
+        tree = diagnosis.compose(*added_stages)
+    except COMPOSE_ERRORS as error:
+        diagnosis.problems.append(first_lines(error))
+        return diagnosis
+    # After a wrong choice, the names of the stages or the options of the prior are unknown; after a wrong experiment,
+    # both are.
+    groups = [group for group in (STAGES, "prior") if wrong_groups & {"experiment", group.partition(".")[0]}]
+    undecided = tuple(f"{group}." for group in groups)
+    for text, override in values:
+        if error := diagnosis.try_override(text):
+            diagnosis.wrong_values.add(text)
+            missing = None if override.is_add() else missing_key(tree, override.key_or_group, also)
+            if missing is None or not override.key_or_group.startswith(undecided):
+                diagnosis.problems.append(missing or wrong_value(override, error))
+    with contextlib.suppress(*COMPOSE_ERRORS):
+        hidden = ("",) if "experiment" in wrong_groups else tuple(wrong_groups)
+        diagnosis.problems += [p for p in find_problems(diagnosis.compose()) if not p.startswith(hidden)]
+    diagnosis.problems = list(dict.fromkeys(diagnosis.problems))
+    return diagnosis
+
+
+def parse_overrides(overrides: list[str], diagnosis: Diagnosis) -> list[tuple[str, Override]]:
+    """The overrides that can be read. Those that name the folders searched become usable at once."""
+    parsed = []
     for text in overrides:
         try:
             override = OverridesParser.create().parse_override(text)
         except HydraException:
-            found.append(f"{text!r} is not of the form key=value")
+            diagnosis.wrong_values.add(text)
+            diagnosis.problems.append(unreadable(text))
             continue
         if override.key_or_group == "hydra.searchpath":
-            usable.append(text)
+            diagnosis.usable.append(text)
         else:
             parsed.append((text, override))
-    options = {text: group_options(config_name, override.key_or_group, usable) for text, override in parsed}
-    groups = [(text, override) for text, override in parsed if options[text]]
-    values = [(text, override) for text, override in parsed if not options[text]]
-    added_stages = [text for text, override in values if override.is_add() and override.key_or_group == STAGES]
-    wrong = set()
-    for text, override in groups:
-        try:
-            hydra_compose(config_name, [*usable, text])
-            usable.append(text)
-        except COMPOSE_ERRORS as error:
-            wrong.add(override.key_or_group)
-            found.append(wrong_choice(override, options[text]) or first_lines(error))
-    try:
-        tree = hydra_compose(config_name, [*usable, *added_stages])
-    except COMPOSE_ERRORS as error:
-        return [*found, first_lines(error)]
-    # A wrong choice leaves open which stages there are and which options the prior has, and nearly all else.
-    open_keys = tuple(f"{group}." for group in (STAGES, "prior") if wrong & {"experiment", group.partition(".")[0]})
-    for text, override in values:
-        try:
-            hydra_compose(config_name, [*usable, text])
-            usable.append(text)
-        except COMPOSE_ERRORS as error:
-            missing = None if override.is_add() else missing_key(tree, override.key_or_group, also)
-            if missing is None or not override.key_or_group.startswith(open_keys):
-                found.append(missing or wrong_value(override, error))
-    with contextlib.suppress(*COMPOSE_ERRORS):
-        others = find_problems(hydra_compose(config_name, usable))
-        found += [p for p in others if not p.startswith(("",) if "experiment" in wrong else tuple(wrong))]
-    return list(dict.fromkeys(found))
+    return parsed
+
+
+def unreadable(override: str) -> str:
+    key, equals, _ = override.partition("=")
+    if not equals:
+        return f"{override!r} is not of the form key=value"
+    return f"{override!r} cannot be read; if the value is plain text, put it in quotes: \"{key}='...'\""
 
 
 def group_options(config_name: str, key: str, search_path: list[str]) -> list[str]:
-    """The choices of a group of configurations; none where the key is not a group's."""
+    """The choices of a group of configuration files; empty if the key is not a group's."""
     loader = GlobalHydra.instance().config_loader()
     return sorted(loader.get_group_options(key, config_name=config_name, overrides=search_path))
 
@@ -130,39 +171,17 @@ def missing_key(tree: DictConfig, key: str, also: Collection[str]) -> str | None
             known = list(node) if isinstance(node, DictConfig) else []
             prefix = ".".join(parts[:depth])
             if prefix == STAGES:
-                adding = "" if depth + 1 == len(parts) else f" (+{prefix}.{part}.KEY=VALUE adds a stage)"
-                return unknown(prefix, part, known) + adding
-            return unknown(prefix, part, [*known, *also] if depth == 0 else known, parts[-1], every_key(tree))
+                hint = "" if depth + 1 == len(parts) else f" (+{prefix}.{part}.KEY=VALUE adds a stage)"
+                return unknown_key(prefix, part, known) + hint
+            known = [*known, *also] if depth == 0 else known
+            return unknown_key(prefix, part, known, parts[-1], setting_keys(tree))
         node = node[part]
     return None
 
 
-def every_key(tree: DictConfig) -> list[str]:
+def setting_keys(tree: DictConfig) -> list[str]:
+    """The dotted keys of all settings."""
     return list(flatten(OmegaConf.to_container(tree)))
-
-
-def unknown(prefix: str, key: str, known: list[str], last: str | None = None, everywhere: Collection[str] = ()) -> str:
-    """The message for a key that is not among the `known` ones under `prefix`, with what may have been meant.
-
-    last: the last part of the whole key, which may be the name of a setting elsewhere
-    everywhere: the dotted keys of all settings
-    """
-    where = f"{prefix}." if prefix else ""
-    by_name: dict[str, list[str]] = {}
-    for path in everywhere:
-        by_name.setdefault(path.rpartition(".")[2], []).append(path)
-    last = last or key
-    siblings = [where + name for name in closest(key, known)]
-    near = [*siblings, *by_name.get(last, [])] if last == key else by_name.get(last, siblings)
-    near = near or [path for name in closest(last, by_name) for path in by_name[name]]
-    if near:
-        return f"{where}{key}: no such setting; did you mean {' or '.join(near[:3])}?"
-    return f"{where}{key}: no such setting; there are {', '.join(map(str, known))}"
-
-
-def closest(name: str, names: Collection[str]) -> list[str]:
-    """The most similar one, if any; at a similarity of 0.5 tabel was taken for trainer."""
-    return difflib.get_close_matches(name, names, n=1, cutoff=0.7)
 
 
 def wrong_value(override: Override, error: Exception) -> str:
@@ -170,25 +189,20 @@ def wrong_value(override: Override, error: Exception) -> str:
     return f"{override.key_or_group}: {str(cause).splitlines()[0]}"
 
 
-def first_lines(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return "; ".join(line for line in lines[:3] if not line.startswith("object_type"))
-
-
-def unknown_keys(tree: DictConfig, cls: type, everywhere: Collection[str], prefix: str = "") -> list[str]:
-    """Keys that `+key=value` added to a typed node; Hydra lets them through, and nothing would ever read them."""
+def unknown_keys(tree: DictConfig, cls: type, all_keys: Collection[str], prefix: str = "") -> list[str]:
+    """The problems with keys that `+key=value` added to a typed node: Hydra allows it, but nothing would read them."""
     fields = {f.name: f for f in dataclasses.fields(cls)}
-    found = []
+    problems = []
     for key in tree:
         path = f"{prefix}{key}"
         if key not in fields:
-            elsewhere = [name for name in everywhere if not f"{name}.".startswith(f"{path}.")]
-            found.append(unknown(prefix.rstrip("."), str(key), list(fields), None, elsewhere))
+            elsewhere = [name for name in all_keys if not f"{name}.".startswith(f"{path}.")]
+            problems.append(unknown_key(prefix.rstrip("."), str(key), list(fields), None, elsewhere))
         elif path == "curriculum":
             for name, stage in tree.curriculum.stages.items():
-                found += unknown_keys(stage, StageConfig, everywhere, f"{path}.stages.{name}.")
+                problems += unknown_keys(stage, StageConfig, all_keys, f"{path}.stages.{name}.")
         elif isinstance(tree._get_node(key), DictConfig) and path != "prior":
             node_type = OmegaConf.get_type(tree, key)
             if dataclasses.is_dataclass(node_type):
-                found += unknown_keys(tree[key], node_type, everywhere, f"{path}.")
-    return found
+                problems += unknown_keys(tree[key], node_type, all_keys, f"{path}.")
+    return problems

@@ -1,12 +1,13 @@
-"""The configuration of a run: typed dataclasses, and what is wrong with a given one.
+"""The schema of a run's configuration: every option with its type, default and meaning.
 
-Hydra composes `configs/` over these dataclasses, so a value is declared here and nowhere else. `problems()` of each
-lists everything wrong with it; `compose` reports all of them together, before anything heavy is imported.
+Hydra composes `configs/` over these dataclasses, so an option is declared here and nowhere else. The string under each
+field documents it: `tabicl-train --help` and `configs/README.md` are made from these strings. `problems()` of each
+dataclass lists everything wrong with its values; `compose` reports all of it at once, before anything heavy is
+imported.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,310 +16,223 @@ from typing import Any
 import torch
 
 import priors
-from priors.table import MIN_ROWS
-from tabicl_train.config.checks import at_least, one_of, ordered_pair
-from tabicl_train.errors import install, unusable_folder
+from tabicl_train.config.checks import at_least, one_of
+from tabicl_train.config.monitoring import (
+    SYNTHETIC,
+    AveragesConfig,
+    GuardConfig,
+    ProfileConfig,
+    ValidationConfig,
+    WandbConfig,
+)
+from tabicl_train.config.stages import SCHEDULES, CurriculumConfig, StageConfig
+from tabicl_train.errors import unusable_folder
 from tabicl_train.model.config import TabICLConfig
+
+__all__ = [
+    "SCHEDULES",
+    "SYNTHETIC",
+    "AveragesConfig",
+    "CheckpointConfig",
+    "CurriculumConfig",
+    "GuardConfig",
+    "OptimizerConfig",
+    "ProfileConfig",
+    "ResumeConfig",
+    "RunConfig",
+    "StageConfig",
+    "StreamConfig",
+    "TrainerConfig",
+    "ValidationConfig",
+    "WandbConfig",
+    "build_prior",
+    "flatten",
+]
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 
-SCHEDULES = ("cosine", "linear", "wsd", "constant")
-
-ROW_DISTRIBUTIONS = ("uniform", "log_uniform")
-
-PARTS = ("column", "row", "icl")  # of the network, as stages can freeze them
-
 OPTIMIZERS = ("muon", "muon_all", "adamw")
-
-GUARD_ACTIONS = ("warn", "stop", "rewind")
-
-SYNTHETIC = "synthetic"  # tables of a validation, as opposed to real ones
-
-BEST = ("real", SYNTHETIC)
-
-WANDB_MODES = ("disabled", "offline", "online")
 
 ACCELERATORS = ("auto", "cpu", "cuda")
 
 
 @dataclass
-class StageConfig:
-    """One stage of the curriculum: which tables, how many, and how they are learned from."""
-
-    steps: int = 1000
-    rows: list[int] = field(default_factory=lambda: [1024, 1024])  # [lowest, highest] rows of a table
-    row_distribution: str = "log_uniform"
-    small_share: float = 0.0  # share of the groups whose rows are drawn from small_rows instead
-    small_rows: list[int] = field(default_factory=lambda: [100, 1024])
-    train_share: list[float] = field(default_factory=lambda: [0.3, 0.9])  # labelled share of the rows, uniform
-    features: list[int] = field(default_factory=lambda: [1, 100])  # uniform
-    tables: int = 64  # tables of one optimiser step, over all ranks
-    group_size: int = 4  # tables that share rows, split and width
-    micro_batch_rows: int = 26_000  # rows of one forward pass, at most (one table always fits)
-    learning_rate: float = 8e-4  # peak
-    schedule: str = "cosine"
-    warmup: float = 0.01  # share of the stage's steps
-    decay: float = 0.2  # share of the stage's steps over which schedule=wsd falls
-    final_learning_rate: float = 1e-7
-    clip: float = 10.0  # gradient norm
-    weight_decay: float = 0.01
-    fresh_optimizer: bool = True  # forget the momenta of the stage before
-    frozen: list[str] = field(default_factory=list)  # parts that keep their weights: column, row, icl
-    checkpoint_rows: int | None = None  # recompute activations above this many rows; by default the model's value
-
-    def problems(self) -> list[str]:
-        found = at_least(1, steps=self.steps, tables=self.tables, group_size=self.group_size)
-        found += at_least(1, micro_batch_rows=self.micro_batch_rows)
-        found += ordered_pair("rows", self.rows, MIN_ROWS)
-        found += ordered_pair("small_rows", self.small_rows, MIN_ROWS)
-        found += ordered_pair("features", self.features, 1)
-        found += one_of("row_distribution", self.row_distribution, ROW_DISTRIBUTIONS)
-        found += one_of("schedule", self.schedule, SCHEDULES)
-        share = self.train_share
-        if len(share) != 2 or not 0 < share[0] <= share[1] < 1:
-            found.append(f"train_share is {list(share)}; it must be [lowest, highest] inside (0, 1), 0 and 1 excluded")
-        if not 0 <= self.small_share <= 1:
-            found.append(f"small_share is {self.small_share}; it must lie in 0..1")
-        for part in self.frozen:
-            found += one_of("frozen", part, PARTS)
-        if set(self.frozen) == set(PARTS):
-            found.append("frozen names every part; nothing would be trained")
-        if self.checkpoint_rows is not None:
-            found += at_least(0, checkpoint_rows=self.checkpoint_rows)
-        for name in ("warmup", "decay"):
-            if not 0 <= (share := getattr(self, name)) <= 1:
-                found.append(f"{name} is {share}; it is a share of the steps, 0..1")
-        if not self.learning_rate > 0:
-            found.append(f"learning_rate is {self.learning_rate}; it must be positive")
-        elif not 0 <= self.final_learning_rate <= self.learning_rate:
-            found.append(f"final_learning_rate is {self.final_learning_rate}; it must lie in 0..learning_rate")
-        if not self.clip > 0:
-            found.append(f"clip is {self.clip}; it must be positive")
-        return found + at_least(0, weight_decay=self.weight_decay)
-
-
-@dataclass
-class CurriculumConfig:
-    stages: dict[str, StageConfig] = field(default_factory=dict)  # by name, in the order they run
-    start: str | None = None  # the first stage to run, for a run from init_weights; the ones before are left out
-
-    def problems(self) -> list[str]:
-        if not self.stages:
-            return ["stages is empty; a run needs at least one"]
-        found = one_of("start", self.start, tuple(self.stages)) if self.start is not None else []
-        return found + [f"stages.{name}.{p}" for name, stage in self.stages.items() for p in stage.problems()]
-
-    def drop_skipped(self) -> None:
-        """Leave out the stages before `start`."""
-        if self.start in self.stages:
-            names = list(self.stages)
-            self.stages = {name: self.stages[name] for name in names[names.index(self.start) :]}
-
-
-@dataclass
 class OptimizerConfig:
-    """muon: Muon for the hidden matrices, AdamW for the rest; muon_all: Muon for everything; adamw: AdamW alone."""
+    """Muon (https://kellerjordan.github.io/posts/muon) and AdamW. Learning rates and weight decay belong to a stage."""
 
     name: str = "muon"
-    momentum: float = 0.9  # Muon, Nesterov
+    """muon (hidden matrices; AdamW for the rest), muon_all (everything, as published) or adamw."""
+    momentum: float = 0.9
+    """Nesterov momentum of Muon, in [0, 1)."""
     newton_schulz_steps: int = 5
-    newton_schulz_dtype: str = "auto"  # bf16 on a GPU, fp32 on a CPU; or fp32, bf16
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])  # AdamW
+    """Iterations with which Muon orthogonalizes an update."""
+    newton_schulz_dtype: str = "auto"
+    """Number format of these iterations: fp32, bf16, or auto (bf16 on a GPU, fp32 on a CPU)."""
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    """Decay rates of AdamW's two moments, each in [0, 1)."""
     eps: float = 1e-8
-    cautious_weight_decay: bool = False  # decay only the weights that the update moves towards zero
+    """Term added to the denominator of AdamW."""
+    cautious_weight_decay: bool = False
+    """Decay only the weights that the update itself moves towards zero (arXiv 2510.12402)."""
 
     def problems(self) -> list[str]:
-        found = one_of("name", self.name, OPTIMIZERS)
-        found += one_of("newton_schulz_dtype", self.newton_schulz_dtype, ("auto", "fp32", "bf16"))
-        found += at_least(1, newton_schulz_steps=self.newton_schulz_steps)
+        problems = one_of("name", self.name, OPTIMIZERS)
+        problems += one_of("newton_schulz_dtype", self.newton_schulz_dtype, ("auto", "fp32", "bf16"))
+        problems += at_least(1, newton_schulz_steps=self.newton_schulz_steps)
         if not 0 <= self.momentum < 1:
-            found.append(f"momentum is {self.momentum}; it must lie in [0, 1)")
+            problems.append(f"momentum is {self.momentum}; it must lie in [0, 1)")
         if len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas):
-            found.append(f"betas is {list(self.betas)}; it must be two numbers in [0, 1)")
+            problems.append(f"betas is {list(self.betas)}; it must be two numbers in [0, 1)")
         if not self.eps > 0:
-            found.append(f"eps is {self.eps}; it must be positive")
-        return found
+            problems.append(f"eps is {self.eps}; it must be positive")
+        return problems
 
 
 @dataclass
 class TrainerConfig:
-    max_steps: int | None = None  # stops the run early; schedules keep the length of their stages
-    precision: str = "auto"  # bf16 on a GPU, fp32 on a CPU; or fp32, bf16, fp16
+    """Devices, processes, precision and time."""
+
+    max_steps: int | None = None
+    """Stop the run after this many steps; schedules keep the length of their stages."""
+    precision: str = "auto"
+    """fp32, bf16, fp16, or auto (bf16 on a GPU, fp32 on a CPU); weights are fp32 in all of them."""
     accelerator: str = "auto"
-    devices: int | None = None  # processes of each machine, one a device; by default what the launcher says, or 1
-    nodes: int | None = None  # machines; by default what the launcher says, or 1
-    # Threads of a training process on the CPU. Set, since sums round differently with another number; one, since a
-    # second one that shares its core with a busy worker made a step 30 times slower (0.13 s -> 4 s on two cores).
+    """cpu, cuda, or auto (a GPU where torch finds one)."""
+    devices: int | None = None
+    """Training processes on each machine, one per device; null takes the launcher's number, or 1."""
+    nodes: int | None = None
+    """Machines; null takes the launcher's number, or 1."""
+    # The number is fixed because another one rounds sums differently. It is 1 because a second thread that shares its
+    # core with a busy worker made a step 30 times slower (0.13 s -> 4 s on two cores).
     cpu_threads: int = 1
-    log_every: int = 10  # steps between rows of metrics.csv
-    timeout: float = 600.0  # seconds that a process waits for the others before it gives up
-    max_hours: float | None = None  # the run saves and ends by itself after them
-    requeue: bool = False  # ask SLURM to start the job again after a stop signal
+    """Threads of each training process on the CPU; another number changes results in the last bits."""
+    log_every: int = 10
+    """Steps between rows of metrics.csv."""
+    timeout: float = 600.0
+    """Seconds that a process waits for the others before it gives up."""
+    max_hours: float | None = None
+    """Hours after which the run saves and ends, to be continued by the same command; null sets no limit."""
+    requeue: bool = False
+    """Ask SLURM to start the job again after a stop signal."""
 
     def problems(self) -> list[str]:
-        found = one_of("precision", self.precision, PRECISIONS)
-        found += one_of("accelerator", self.accelerator, ACCELERATORS)
-        found += at_least(1, cpu_threads=self.cpu_threads)
-        found += at_least(1, **{name: n for name in ("devices", "nodes") if (n := getattr(self, name)) is not None})
-        found += at_least(1, log_every=self.log_every, timeout=self.timeout)
-        if 1e9 < self.timeout < math.inf:  # beyond what the clocks of torch and Python count
-            found.append(f"timeout is {self.timeout}; it must be at most 1e9")
+        problems = one_of("precision", self.precision, PRECISIONS)
+        problems += one_of("accelerator", self.accelerator, ACCELERATORS)
+        problems += at_least(1, cpu_threads=self.cpu_threads)
+        problems += at_least(1, **{name: n for name in ("devices", "nodes") if (n := getattr(self, name)) is not None})
+        problems += at_least(1, log_every=self.log_every, timeout=self.timeout)
+        if 1e9 < self.timeout < math.inf:  # the clocks of torch and Python overflow beyond
+            problems.append(f"timeout is {self.timeout}; it must be at most 1e9")
         if self.max_hours is not None and not self.max_hours > 0:
-            found.append(f"max_hours is {self.max_hours}; it must be positive")
-        return found + (at_least(1, max_steps=self.max_steps) if self.max_steps is not None else [])
+            problems.append(f"max_hours is {self.max_hours}; it must be positive")
+        return problems + (at_least(1, max_steps=self.max_steps) if self.max_steps is not None else [])
 
 
 @dataclass
 class StreamConfig:
-    num_workers: int = 1  # processes that draw tables; 0 draws them in the training process
-    prefetch: int = 4  # steps ready or being drawn, a worker
-    # Tables ready or being drawn, of a training process; 64 tables of 1,024 rows are 14 MB, of up to 60,000 about 100.
+    """The processes that draw tables ahead of training."""
+
+    num_workers: int = 1
+    """Worker processes that draw tables, for each training process; 0 draws them in the training process."""
+    prefetch: int = 4
+    """Most steps of tables that each worker draws ahead."""
+    # 64 tables of 1,024 rows are 14 MB, of up to 60,000 rows about 100 MB.
     prefetch_gib: float = 2.0
+    """Most memory in GiB for tables drawn ahead, for each training process; inf sets no limit."""
 
     def problems(self) -> list[str]:
-        found = at_least(0, num_workers=self.num_workers) + at_least(1, prefetch=self.prefetch)
-        return found if self.prefetch_gib > 0 else [*found, f"prefetch_gib is {self.prefetch_gib}; it must be positive"]
+        problems = at_least(0, num_workers=self.num_workers) + at_least(1, prefetch=self.prefetch)
+        if not self.prefetch_gib > 0:
+            problems.append(f"prefetch_gib is {self.prefetch_gib}; it must be positive")
+        return problems
 
 
 @dataclass
 class CheckpointConfig:
-    every: int = 500  # steps
-    keep: int = 3  # newest checkpoints kept
-    permanent_every: int | None = None  # steps; checkpoints of multiples of it are kept for good
+    """When checkpoints are saved and which are kept."""
+
+    every: int = 500
+    """Steps between checkpoints."""
+    keep: int = 3
+    """Number of newest checkpoints to keep."""
+    permanent_every: int | None = None
+    """Keep checkpoints of multiples of this many steps for good; a multiple of checkpoint.every."""
 
     def problems(self) -> list[str]:
-        found = at_least(1, every=self.every, keep=self.keep)
+        problems = at_least(1, every=self.every, keep=self.keep)
         if self.permanent_every is not None and (self.permanent_every < 1 or self.permanent_every % self.every):
-            found.append(f"permanent_every is {self.permanent_every}; it must be a multiple of every ({self.every})")
-        return found
-
-
-@dataclass
-class GuardConfig:
-    """When a run is no longer worth its electricity. The limits are those of the published one-GPU run."""
-
-    skipped_in_a_row: int = 10  # steps of non-finite loss or gradient, after which the run stops
-    skipped: int = 1000  # the same, all in all
-    action: str = "warn"  # or stop, or rewind, where one of the limits below is passed
-    after: int = 5000  # steps from which the limits hold: the published warm-up
-    loss: float = 0.9  # moving average of the loss
-    multiplier: float = 30.0  # of the first in-context block at 512 labelled rows ...
-    multiplier_loss: float = 0.65  # ... while the moving average of the loss is above this
-    rewinds: int = 3  # after so many of them, the next one is a stop
-
-    def problems(self) -> list[str]:
-        found = at_least(1, skipped_in_a_row=self.skipped_in_a_row, skipped=self.skipped)
-        found += one_of("action", self.action, GUARD_ACTIONS)
-        return found + at_least(0, after=self.after, rewinds=self.rewinds)
-
-
-@dataclass
-class AveragesConfig:
-    """Averages of the weights, kept in the checkpoints; tabicl-export weights=ema|last writes them."""
-
-    ema: float = 0.0  # decay a step of an exponential moving average; 0 keeps none
-    last: int = 0  # weights of so many points of the run are averaged; 0 keeps none
-    every: int = 500  # steps between these points
-
-    def problems(self) -> list[str]:
-        found = at_least(0, last=self.last) + at_least(1, every=self.every)
-        return found + ([] if 0 <= self.ema < 1 else [f"ema is {self.ema}; it must lie in [0, 1)"])
-
-
-@dataclass
-class ValidationConfig:
-    """How good the network is while it is trained: on synthetic tables that no step has, and on real data."""
-
-    every: int = 0  # steps; 0: never
-    rows: list[int] = field(default_factory=lambda: [128, 512, 1024])  # of the synthetic tables; []: none of them
-    tables: int = 16  # of each number of rows
-    features: list[int] = field(default_factory=lambda: [2, 30])  # uniform
-    real_rows: int = 200  # the most that are used of each of scikit-learn's bundled sets; 0: none of them
-    best: str = "real"  # or synthetic: the weights that are best by it are kept in checkpoints/best.ckpt
-
-    def problems(self) -> list[str]:
-        found = at_least(0, every=self.every) + at_least(1, tables=self.tables) + one_of("best", self.best, BEST)
-        found += ordered_pair("features", self.features, 1)
-        found += [problem for rows in self.rows for problem in at_least(MIN_ROWS, rows=rows)]
-        if self.real_rows != 0:  # of ten classes, a split of 30 % shows each
-            found += at_least(50, real_rows=self.real_rows)
-        if self.every and not (self.real_rows if self.best == "real" else self.rows):
-            found.append(f"best is {self.best!r}, but {'real_rows is 0' if self.best == 'real' else 'rows is empty'}")
-        return found
-
-
-@dataclass
-class ProfileConfig:
-    """A trace of some steps, and on a GPU a snapshot of its memory, in the run's folder `profile`."""
-
-    step: int | None = None  # the first one, counted from 0; none is profiled without it
-    steps: int = 3
-
-    def problems(self) -> list[str]:
-        return at_least(1, steps=self.steps) + (at_least(0, step=self.step) if self.step is not None else [])
-
-
-@dataclass
-class WandbConfig:
-    """Weights and Biases, beside metrics.csv."""
-
-    mode: str = "disabled"  # or offline, or online, which becomes offline where there is no account or no network
-    project: str = "tabicl-train"
-    timeout: float = 30.0  # seconds that its start and its end may take
-
-    def problems(self) -> list[str]:
-        found = one_of("mode", self.mode, WANDB_MODES) + at_least(1, timeout=self.timeout)
-        if self.mode != "disabled" and importlib.util.find_spec("wandb") is None:
-            found.append(f"mode is {self.mode!r}, but wandb is not installed: {install('wandb', 'wandb')}")
-        return found
+            problems.append(f"permanent_every is {self.permanent_every}; it must be a multiple of every ({self.every})")
+        return problems
 
 
 @dataclass
 class ResumeConfig:
-    allow_changes: bool = False  # continue although the model, the seed, the prior or a started stage is another one
+    """What may change when a run is continued."""
+
+    allow_changes: bool = False
+    """Continue even if the model, the seed, the prior or a stage that has begun was changed."""
 
 
 @dataclass
 class RunConfig:
-    """Everything about a run. `run_dir` is the run: the same command on it continues."""
+    """Everything about a run. `run_dir` identifies it: the same command on the same folder continues it."""
 
     name: str = "run"
+    """Name of the run, from which run_dir is made."""
     seed: int = 0
+    """Seed of the weights and of the tables: table i of step s is a function of (seed, s, i)."""
     run_dir: str = "runs/${name}"
-    preflight: bool = False  # train a few steps in fp32 and in the configured precision, compare, and write nothing
+    """Folder of the run; a run that lives there already is continued."""
+    preflight: bool = False
+    """Instead of training, run a few steps in fp32 and in the configured precision, and compare them."""
     preflight_steps: int = 50
-    init_weights: str | None = None  # to start from: a run, a checkpoint, or a file in the public format
+    """Steps of the preflight."""
+    init_weights: str | None = None
+    """Weights to start from: the folder of a run, a checkpoint, or a file in the public format."""
     model: TabICLConfig = field(default_factory=TabICLConfig)
-    prior: Any = None  # {name, options}; the schema is the prior's dataclass
+    """The network."""
+    prior: Any = None
+    """The distribution that tables are drawn from: its name and its options."""
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
+    """The stages of training."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """The optimizer."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    """Devices, processes, precision and time."""
     stream: StreamConfig = field(default_factory=StreamConfig)
+    """The processes that draw tables."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """Which checkpoints are saved and kept."""
     guard: GuardConfig = field(default_factory=GuardConfig)
+    """When a run has failed."""
     averages: AveragesConfig = field(default_factory=AveragesConfig)
+    """Averages of the weights."""
     validation: ValidationConfig = field(default_factory=ValidationConfig)
+    """Scores during training."""
     wandb: WandbConfig = field(default_factory=WandbConfig)
+    """Weights and Biases."""
     profile: ProfileConfig = field(default_factory=ProfileConfig)
+    """A trace of some steps."""
     resume: ResumeConfig = field(default_factory=ResumeConfig)
+    """What may change when a run is continued."""
 
     def problems(self) -> list[str]:
-        found = at_least(0, seed=self.seed) + at_least(2, preflight_steps=self.preflight_steps)
+        problems = at_least(0, seed=self.seed) + at_least(2, preflight_steps=self.preflight_steps)
         if not self.run_dir.strip():
-            found.append("run_dir is empty; name the folder of the run")
+            problems.append("run_dir is empty; name the folder of the run")
         for name, part in vars(self).items():
             if hasattr(part, "problems"):
-                found += [f"{name}.{problem}" for problem in part.problems()]
+                problems += [f"{name}.{problem}" for problem in part.problems()]
         try:
             build_prior(self)
         except priors.PriorError as error:
-            found.append(f"prior: {error}")
+            problems.append(f"prior: {error}")
         else:
             if self.prior["name"] == "disk" and self.validation.every and self.validation.rows:
-                found.append("validation.rows must be [] with prior=disk, which has the tables of a run's steps only")
+                problems.append("validation.rows must be [] with prior=disk, which only has the tables of steps")
         if self.init_weights is not None and not Path(self.init_weights).exists() and not self.has_checkpoint:
-            found.append(f"init_weights is {self.init_weights!r}; there is no such file or run directory")
-        return found + self.too_few_tables((self.trainer.devices or 1) * (self.trainer.nodes or 1))
+            problems.append(f"init_weights is {self.init_weights!r}; there is no such file or run directory")
+        return problems + self.too_few_tables((self.trainer.devices or 1) * (self.trainer.nodes or 1))
 
     def too_few_tables(self, processes: int) -> list[str]:
         return [
@@ -328,25 +242,26 @@ class RunConfig:
         ]
 
     def start_problems(self) -> list[str]:
-        """What keeps the run from starting on this machine, now; `problems` hold on all machines."""
-        found = []
+        """What keeps the run from starting here and now; `problems` are the same on every machine."""
+        problems = []
         if problem := unusable_folder(Path(self.run_dir)):
-            found.append(f"run_dir is {self.run_dir!r}; {problem}")
+            problems.append(f"run_dir is {self.run_dir!r}; {problem}")
         if self.trainer.accelerator == "cuda" and not torch.cuda.is_available():
-            found.append("trainer.accelerator is 'cuda'; torch finds no GPU on this machine")
+            problems.append("trainer.accelerator is 'cuda'; torch finds no GPU on this machine")
         if self.prior["name"] == "disk":
             steps = [stage.tables for stage in self.curriculum.stages.values() for _ in range(stage.steps)]
-            found += [f"prior.{line}" for line in build_prior(self).missing_steps(self.seed, steps[: self.total_steps])]
-        return found
+            missing = build_prior(self).missing_steps(self.seed, steps[: self.total_steps])
+            problems += [f"prior.{line}" for line in missing]
+        return problems
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether the run has begun, and goes on from a checkpoint of its own."""
+        """Whether the run has begun and will continue from a checkpoint of its own."""
         return any(Path(self.run_dir, "checkpoints").glob("step-*.ckpt"))
 
     @property
     def total_steps(self) -> int:
-        """Optimiser steps of the run: all stages, cut at trainer.max_steps."""
+        """Optimizer steps of the run: all stages, cut at trainer.max_steps."""
         steps = sum(stage.steps for stage in self.curriculum.stages.values())
         return steps if self.trainer.max_steps is None else min(steps, self.trainer.max_steps)
 
@@ -361,6 +276,6 @@ def flatten(values: dict, prefix: str = "") -> dict:
 
 def build_prior(config: RunConfig) -> priors.Prior:
     if not isinstance(config.prior, dict) or "name" not in config.prior:
-        raise priors.PriorError(f"none is chosen; say prior=NAME, one of {', '.join(priors.prior_names())}")
+        raise priors.PriorError(f"none is chosen; set prior=NAME to one of {', '.join(priors.prior_names())}")
     options = dict(config.prior)
     return priors.build_prior(options.pop("name"), **options)

@@ -15,34 +15,64 @@ class TabICLConfig:
     """Architecture of the classifier. The defaults are TabICLv2 (arXiv 2602.11139); `v1()` is TabICL (2502.05564)."""
 
     max_classes: int = 10
-    embed_dim: int = 128  # E; a row representation has D = row_num_cls * E values
+    """Number of logits, 2..10; for tables with more classes, the digits of their labels are predicted."""
+
     # column embedding
+    embed_dim: int = 128
+    """Width E of a column token; a row representation has D = row_num_cls * E values."""
     col_num_blocks: int = 3
+    """Induced set attention blocks of the column embedding."""
     col_num_heads: int = 8
+    """Attention heads of the column embedding."""
     col_num_inducing: int = 128
-    col_affine: bool = False  # v1: the set transformer yields a weight and a bias for each cell
-    col_grouping: str = "circular"  # one of GROUPINGS
-    col_group_size: int = 3  # features seen by one token; without effect when col_grouping is none
-    col_target_aware: bool = True  # labels are embedded before the set transformer
-    col_scaling: str = "qassmax_elementwise"  # one of SCALINGS
+    """Inducing points of each block."""
+    col_affine: bool = False
+    """The set transformer yields a weight and a bias for each cell, as in TabICL v1."""
+    col_grouping: str = "circular"
+    """How features form the groups that column tokens see: none (each by itself), circular or disjoint."""
+    col_group_size: int = 3
+    """Features of a group; it has no effect with col_grouping=none."""
+    col_target_aware: bool = True
+    """Embed the labels before the set transformer."""
+    col_scaling: str = "qassmax_elementwise"
+    """Scalable softmax of the column embedding: none, ssmax, ssmax_mlp, ssmax_mlp_elementwise, qassmax or
+    qassmax_elementwise."""
+
     # row interaction
     row_num_blocks: int = 3
+    """Transformer blocks over the tokens of a row."""
     row_num_heads: int = 8
+    """Attention heads of these blocks."""
     row_num_cls: int = 4
+    """CLS tokens of a row, whose outputs are its representation."""
     row_rope_base: float = 100_000.0
-    row_rope_interleaved: bool = False  # pairs (2i, 2i+1) as in v1; otherwise (i, i + head_dim/2)
+    """Base of the rotary position embedding."""
+    row_rope_interleaved: bool = False
+    """Rotate pairs of neighbors (2i, 2i+1), as in TabICL v1, instead of (i, i + head_dim/2)."""
+
     # in-context learning
     icl_num_blocks: int = 12
+    """Transformer blocks over the rows of a table."""
     icl_num_heads: int = 8
-    icl_scaling: str = "qassmax_elementwise"  # one of SCALINGS
+    """Attention heads of these blocks."""
+    icl_scaling: str = "qassmax_elementwise"
+    """Scalable softmax of in-context learning; the choices are those of col_scaling."""
+
     # all stages
-    scaling_bound: float | None = None  # base multipliers stay within +-bound, smoothly; not in the public format
+    scaling_bound: float | None = None
+    """Keep base multipliers of the scalable softmax within +-bound, smoothly; the public format cannot express it."""
     ff_factor: int = 2
+    """Width of the feed-forward networks as a multiple of the width of their input."""
     dropout: float = 0.0
+    """Dropout rate, in [0, 1)."""
     bias_free_ln: bool = False
-    zero_init: bool = False  # attention output and second feed-forward matrix start at zero, as in v1
-    col_attention_fp32: bool = False  # column attention ignores mixed precision, as in the published one-GPU run
-    checkpoint_rows: int = 20_000  # recompute activations in the backward pass of tables with more rows; 0 = never
+    """Leave the bias out of the layer norms."""
+    zero_init: bool = False
+    """Start attention outputs and second feed-forward matrices at zero, as in TabICL v1."""
+    col_attention_fp32: bool = False
+    """Compute column attention in fp32 under any precision, as in the published one-GPU run."""
+    checkpoint_rows: int = 20_000
+    """Recompute activations in the backward pass of tables with more rows than this; 0 never recomputes."""
 
     @classmethod
     def v1(cls) -> "TabICLConfig":

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from tabicl_train.callbacks.averages import averaged
+from tabicl_train.config.options import ExportOptions
 from tabicl_train.errors import ConfigError
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.prediction.public_format import load_public, save_public
@@ -56,7 +57,7 @@ def build_model(config: TabICLConfig, weights: dict[str, torch.Tensor]) -> TabIC
     return model.eval()
 
 
-def export(checkpoint: str, output: str, weights: str = "trained") -> str:
+def export(checkpoint: str, output: str, weights: str = ExportOptions.weights) -> str:
     """Write the public file; returns a line that says what was written. Raises ConfigError where it cannot be."""
     if Path(output).suffix not in SUFFIXES:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Files and folders that a command is asked to write: looked at before the work for them begins."""
+"""Checks that files and folders can be written, before the work whose results they will hold."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from tabicl_train.errors import ConfigError, unusable_folder
 
 
 def make_folder(setting: str, path: Path) -> None:
-    """Raises ConfigError that names the setting where files cannot be made in the folder."""
+    """Create a folder; raises ConfigError that names the setting if files cannot be created in it."""
     if problem := folder_problem(path):
         raise ConfigError([f"{setting} is {str(path)!r}; {problem}"])
 
 
 def folder_problem(path: Path) -> str | None:
-    """Make a folder; returns what is in the way."""
+    """Create a folder; returns what prevents it, if anything."""
     if problem := unusable_folder(path):
         return problem
     try:
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:  # os.access knows nothing of names too long, or of file systems like /proc
+    except OSError as error:  # os.access cannot foresee a name that is too long, or a file system like /proc
         return f"{path} cannot be made ({error.strerror})"
     return None
 
 
 def output_problems(setting: str, path: str | Path | None) -> list[str]:
-    """What keeps a file from being written, if one is asked for; its folder is made now."""
+    """What prevents a file from being written, if one is asked for. Its folder is created."""
     if path is None:
         return []
     path = Path(path)
@@ -40,6 +40,6 @@ def output_problems(setting: str, path: str | Path | None) -> list[str]:
 
 
 def check_output(path: str | Path) -> None:
-    """Raises ConfigError where `output` cannot be written."""
+    """Raises ConfigError if the file of the setting `output` cannot be written."""
     if problems := output_problems("output", path):
         raise ConfigError(problems)

@@ -8,7 +8,7 @@ import sys
 import time
 
 from priors.storage.shards import version
-from tabicl_train.config.compose import PACKAGE
+from tabicl_train.config.folders import PACKAGE
 
 PACKAGES = ("tabicl-train", "torch", "lightning", "hydra-core", "numpy", "scipy", "numba")
 

@@ -105,7 +105,7 @@ def test_steps_that_are_not_finite_change_nothing_and_are_written_down(settings,
     assert [(line["step"], line["seed"], line["stage"]) for line in found] == [(s, 0, "smoke") for s in (0, 5, 7)]
     assert found[0]["loss"] == "nan" and found[0]["reason"] == "the loss is not finite"
     assert sorted(i for b in found[1]["micro_batches"] for i in b["tables"]) == list(range(8))
-    assert found[1]["replay"] == f"tabicl-replay run={tmp_path}/run step=5"
+    assert found[1]["replay"] == f"tabicl-replay run_dir={tmp_path}/run step=5"
     state = last(tmp_path / "run")["optimizer_states"][0]["state"].values()
     assert {int(s["taken"]) for s in state if "taken" in s} == {13}
     saved = read(tmp_path / "run/checkpoints/step-00000008.ckpt")  # all that was known by then, logged or not

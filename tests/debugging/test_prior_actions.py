@@ -59,7 +59,7 @@ def test_bench_prints_a_line_a_row_count():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["shw"], "'shw' is no action; there are describe, gallery, show, bench, dump"),
+        (["shw"], "there is no action 'shw'; there are describe, gallery, show, bench, dump"),
         (["show", "step=20", "experiment=smoke"], "the run has the steps 0..19"),
         (["show", "table=8", "experiment=smoke"], "a step has the tables 0..7"),
         (["describe", "prior=nope"], "prior=nope: there is no such choice"),
@@ -80,7 +80,7 @@ def test_wrong_commands_end_with_2_and_no_trace(arguments, words, tmp_path, monk
     Path("file").touch()
     assert exit_code(monkeypatch, "prior", *arguments) == 2
     error = capfd.readouterr().err
-    assert words in error and all(line.startswith("error: ") for line in error.splitlines())
+    assert words in error and all(line.startswith(("error: ", "usage: ")) for line in error.splitlines())
     assert {path.name for path in tmp_path.iterdir()} == {"folder", "file"}
 
 
@@ -117,10 +117,8 @@ def test_machines_share_a_dump_that_a_run_needs_whole(tmp_path, monkeypatch, cap
     assert train() == 0 and len(metrics(tmp_path / "run")) == 12
 
 
-def test_reports_and_figures_that_cannot_be_written_or_drawn(tmp_path, monkeypatch, capfd):
+def test_reports_that_cannot_be_written(tmp_path, monkeypatch, capfd):
     (tmp_path / "file").touch()
     for output, words in (("", "it is a folder, not a file"), ("file/report.html", "is a file")):
         assert exit_code(monkeypatch, "report", f"run_dir={tmp_path}", f"output={tmp_path / output}") == 2
         assert words in capfd.readouterr().err
-    assert exit_code(monkeypatch, "figures", f"run_dir={tmp_path}") == 2
-    assert capfd.readouterr().err == f"error: run_dir is '{tmp_path}'; there is no row of scaling.csv or batches.csv\n"

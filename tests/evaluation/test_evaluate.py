@@ -17,7 +17,7 @@ from sklearn.model_selection import StratifiedShuffleSplit
 from tiny_network import TINY, tiny_network
 
 from tabicl_train import TabICLClassifier
-from tabicl_train.commands import EvaluateCommand
+from tabicl_train.config.options import EvaluateOptions
 from tabicl_train.config.schema import StageConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation import evaluate as evaluation
@@ -35,7 +35,7 @@ METHODS = ["this model", "logistic regression", "random forest", "gradient boost
 
 def evaluate(**settings) -> pd.DataFrame:
     """With the defaults of the command."""
-    return evaluation.evaluate(**vars(EvaluateCommand(**settings)))
+    return evaluation.evaluate(**vars(EvaluateOptions(**settings)))
 
 
 @pytest.fixture(scope="module")

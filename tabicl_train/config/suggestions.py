@@ -1,0 +1,38 @@
+"""What the user may have meant: messages for unknown keys."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+
+
+def unknown_key(
+    prefix: str, key: str, known: list[str], last: str | None = None, all_keys: Collection[str] = ()
+) -> str:
+    """The message for a key that is not among the `known` ones under `prefix`, with what may have been meant.
+
+    last: the last part of the dotted key, which may be the name of a setting elsewhere
+    all_keys: the dotted keys of all settings
+    """
+    start = f"{prefix}." if prefix else ""
+    keys_by_name: dict[str, list[str]] = {}
+    for path in all_keys:
+        keys_by_name.setdefault(path.rpartition(".")[2], []).append(path)
+    last = last or key
+    siblings = [start + name for name in closest(key, known)]
+    near = [*siblings, *keys_by_name.get(last, [])] if last == key else keys_by_name.get(last, siblings)
+    near = near or [path for name in closest(last, keys_by_name) for path in keys_by_name[name]]
+    if near:
+        return f"{start}{key}: no such setting; did you mean {' or '.join(near[:3])}?"
+    return f"{start}{key}: no such setting; there are {', '.join(map(str, known))}"
+
+
+def closest(name: str, names: Collection[str]) -> list[str]:
+    """The most similar name, if any. The cutoff is 0.7 since at 0.5 `tabel` was taken for `trainer`."""
+    return difflib.get_close_matches(name, names, n=1, cutoff=0.7)
+
+
+def first_lines(error: Exception) -> str:
+    """The message of an OmegaConf or Hydra error in one line, without the type of the node."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return "; ".join(line for line in lines[:3] if not line.startswith("object_type"))

@@ -1,0 +1,145 @@
+import importlib.metadata
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import command, exit_code
+from problems import problems
+
+from tabicl_train.errors import ConfigError, is_installed, require_matplotlib
+from tabicl_train.run_dir.provenance import describe_origin
+
+MODULE, SCRIPT = ["-m", "tabicl_train"], ["-c", "from tabicl_train.commands import train; train()"]
+
+
+@pytest.mark.parametrize("command", [MODULE, SCRIPT])
+def test_a_wrong_command_line_ends_with_2_and_no_trace(command, tmp_path):
+    result = subprocess.run(
+        [sys.executable, *command, "experiment=smoke", "model.embed_dm=64", f"run_dir={tmp_path}/run"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert result.returncode == 2
+    assert result.stderr.strip() == "error: model.embed_dm: no such setting; did you mean model.embed_dim?"
+    assert not list(tmp_path.iterdir())
+
+
+def test_configuration_is_checked_without_importing_lightning():
+    code = (
+        "import sys\nfrom tabicl_train.config.compose import compose\ncompose(['experiment=smoke'])\n"
+        "assert 'lightning' not in sys.modules and 'sklearn' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("run_dir=file", "run_dir is 'file'; file is a file"),
+        ("run_dir=file/run", "run_dir is 'file/run'; file is a file"),
+        ("run_dir=closed/run", "run_dir is 'closed/run'; closed is not writable"),
+        (f"run_dir={'x' * 300}", "cannot be made (File name too long)"),
+        ("trainer.accelerator=cuda", "trainer.accelerator is 'cuda'; torch finds no GPU on this machine"),
+    ],
+)
+def test_what_keeps_a_run_from_starting_here_is_reported_in_one_line(override, words, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    Path("closed").mkdir()
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "closed" and access(path, mode))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert exit_code(monkeypatch, "train", "experiment=smoke", override) == 2
+    error = capfd.readouterr().err
+    assert words in error and error.startswith("error: ") and error.count("\n") == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "closed"}
+
+
+def test_questions_about_the_command(monkeypatch, capfd):
+    assert exit_code(monkeypatch, "train", "--version") == 0
+    assert capfd.readouterr().out == f"tabicl-train {importlib.metadata.version('tabicl-train')}\n"
+    assert exit_code(monkeypatch, "train", "--hydra-help") == 0
+    assert 'eval "$(tabicl-train -sc install=bash)"' in capfd.readouterr().out
+    assert exit_code(monkeypatch, "train", "-sc", "install=bash") == 0
+    assert "hydra_bash_completion tabicl-train" in capfd.readouterr().out
+    for line, completions in (
+        ("experiment=demo", "experiment=demo experiment=demo_long"),
+        ("experiment=demo curriculum.stages.short.lea", "curriculum.stages.short.learning_rate="),
+    ):
+        monkeypatch.setenv("COMP_LINE", f"tabicl-train {line}")
+        assert exit_code(monkeypatch, "train", "-sc", "query=bash") == 0
+        assert capfd.readouterr().out.strip() == completions
+    assert exit_code(monkeypatch, "train", "experiment=smok", "--help") == 2
+    assert capfd.readouterr().err.startswith("error: experiment=smok: there is no such choice")
+
+
+def test_a_missing_extra_is_reported_with_a_way_to_get_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    (found,) = problems("experiment=smoke", "wandb.mode=offline")
+    assert found.endswith("pip install wandb, or pip install '.[wandb]' in the project's folder")
+    with pytest.raises(ConfigError, match="pip install matplotlib, or"):
+        require_matplotlib()
+
+
+def test_a_folder_of_the_name_of_a_package_is_no_package(tmp_path, monkeypatch):
+    (tmp_path / "some_name").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert importlib.util.find_spec("some_name") and not is_installed("some_name")
+    assert is_installed("torch")
+
+
+def test_provenance_names_the_version_of_the_program():
+    assert describe_origin()["versions"]["tabicl-train"] == importlib.metadata.version("tabicl-train")
+
+
+def test_help_is_short_and_names_every_group_and_the_reference(monkeypatch, capfd, own_configs):
+    assert exit_code(monkeypatch, "train", "--help", "--config-dir", str(own_configs)) == 0
+    text = capfd.readouterr().out
+    assert len(text.splitlines()) < 60
+    assert "usage: tabicl-train experiment=NAME run_dir=DIR" in text
+    assert "demo, demo_long, mini_v2, own, smoke, tabicl_v1, tabicl_v2" in text
+    for group in ("model", "prior", "curriculum", "optimizer", "trainer"):
+        assert f"\n  {group} " in text
+    assert "Steps between checkpoints. (default: 500)" in text
+    reference = text.splitlines()[-1].removeprefix("All settings: ")
+    assert "trainer.max_steps" in Path(reference).read_text()
+
+
+@pytest.mark.parametrize("name", ["export", "replay", "evaluate", "report", "prior"])
+def test_commands_explain_their_options(name, monkeypatch, capfd):
+    assert exit_code(monkeypatch, name, "--help") == 0
+    text = capfd.readouterr().out
+    assert text.startswith(f"usage: tabicl-{name} ") and "\n  " in text
+
+
+def test_wrong_arguments_end_with_all_problems_and_the_usage():
+    result = command("replay", "runs", "stp=3", "step=x")
+    assert result.returncode == 2
+    assert result.stderr.splitlines() == [
+        "error: 'runs' is not of the form key=value",
+        "error: stp: no such setting; did you mean step?",
+        "error: step: Value 'x' of type 'str' could not be converted to Integer; full_key: step",
+        "error: run_dir is missing",
+        "usage: tabicl-replay run_dir=RUN_DIR step=N",
+    ]
+
+
+def test_values_of_commands_are_yaml_or_plain_text():
+    result = command("export", "checkpoint='no such", "output=x.ckpt")
+    assert result.returncode == 2 and "'no such" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_export_and_evaluate_do_not_import_hydra():
+    code = (
+        "import sys\nfrom tabicl_train import commands\n"
+        "for name, *arguments in (('export', 'output=x.ckpt'), ('evaluate',)):\n"
+        "    sys.argv = ['tabicl-' + name, 'checkpoint=nowhere', *arguments]\n"
+        "    try:\n        getattr(commands, name)()\n    except SystemExit as error:\n        assert error.code == 2\n"
+        "assert 'hydra' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

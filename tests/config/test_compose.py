@@ -1,0 +1,97 @@
+import dataclasses
+
+import pytest
+from omegaconf import OmegaConf
+
+from tabicl_train.config.compose import CONFIG_DIR, compose
+from tabicl_train.config.schema import StageConfig
+from tabicl_train.errors import ConfigError
+
+GROUPS = sorted(d.name for d in CONFIG_DIR.iterdir() if d.is_dir())
+CHOICES = [(g, f.stem) for g in GROUPS for f in sorted((CONFIG_DIR / g).glob("*.yaml"))]
+CHOICES.remove(("prior", "disk"))  # does not compose without a folder of tables: tests/priors/test_store.py has one
+
+
+@pytest.mark.parametrize(("group", "choice"), CHOICES)
+def test_every_yaml_composes(group, choice):
+    config = compose([f"{group}={choice}"])
+    values = OmegaConf.load(CONFIG_DIR / group / f"{choice}.yaml")
+    if group != "experiment":
+        part = config.prior if group == "prior" else dataclasses.asdict(getattr(config, group))
+        values.pop("defaults", None)
+        assert values.items() <= part.items() or group == "curriculum"
+    assert config.total_steps > 0
+
+
+@pytest.mark.parametrize("name", [choice for group, choice in CHOICES if group == "experiment"])
+def test_every_experiment_says_its_cost_and_hardware(name):
+    """The steps and tables are those of its curriculum."""
+    comment = (CONFIG_DIR / f"experiment/{name}.yaml").read_text().partition("defaults:")[0]
+    stages = compose([f"experiment={name}"]).curriculum.stages.values()
+    steps, tables = sum(s.steps for s in stages), sum(s.steps * s.tables for s in stages)
+    assert f"Cost: {steps:,} steps" in comment and "FLOPs" in comment and "Hardware: " in comment
+    assert f"{tables:,} tables" in comment or f"{tables / 1e6:.0f} million tables" in comment
+
+
+def test_overrides_reach_the_configuration():
+    config = compose(
+        [
+            "experiment=smoke",
+            "seed=7",
+            "run_dir=elsewhere/x",
+            "trainer.max_steps=3",
+            "trainer.precision=bf16",
+            "model.embed_dim=32",
+            "model.max_classes=5",
+            "stream.num_workers=2",
+            "checkpoint.every=9",
+            "curriculum.stages.smoke.learning_rate=0.5",
+        ]
+    )
+    assert (config.seed, config.run_dir, config.total_steps, config.trainer.precision) == (7, "elsewhere/x", 3, "bf16")
+    assert (config.model.embed_dim, config.model.max_classes) == (32, 5)
+    assert (config.stream.num_workers, config.checkpoint.every) == (2, 9)
+    assert config.curriculum.stages["smoke"].learning_rate == 0.5
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["+curriculum.stages.long.steps=7", "+curriculum.stages.long.rows=[50,60]"],
+        ["++curriculum.stages.long.steps=7", "curriculum.stages.long.rows=[50,60]"],
+        ["+curriculum.stages.long={steps: 7, rows: [50, 60]}"],
+    ],
+)
+def test_a_stage_is_added(overrides):
+    stages = compose(["experiment=smoke", *overrides]).curriculum.stages
+    assert list(stages) == ["smoke", "long"]
+    assert stages["long"] == StageConfig(steps=7, rows=[50, 60])
+    assert stages["smoke"] == compose(["experiment=smoke"]).curriculum.stages["smoke"]
+
+
+def test_a_folder_of_own_configurations_is_searched_too(own_configs):
+    option, override = {"config_dir": str(own_configs)}, f"hydra.searchpath=[{own_configs}]"
+    for overrides, options in ((["experiment=own"], option), (["experiment=own", override], {})):
+        assert list(compose(overrides, **options).curriculum.stages) == ["only"]
+        with pytest.raises(ConfigError) as caught:
+            compose([*overrides, "model.embed_dm=3", "curriculum.stages.only.steps=4"], **options)
+        assert caught.value.problems == ["model.embed_dm: no such setting; did you mean model.embed_dim?"]
+        with pytest.raises(ConfigError, match="there are demo, demo_long, mini_v2, own, smoke"):
+            compose([*overrides, "experiment=ow"], **options)
+    assert compose(["experiment=own"], "short", **option).total_steps == 2
+    for arguments, words in (
+        (("train", None, "nowhere"), "--config-dir is 'nowhere'; there is no such folder"),
+        (("train", "nowhere", None), "--config-path is 'nowhere'; there is no such folder"),
+        (("nothing", None, None), "--config-name is 'nothing'; there is no such file"),
+        (("loose", None, str(own_configs)), "run_schema"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            compose([], *arguments)
+
+
+def test_values_that_hydra_cannot_read_are_quoted():
+    for value in ("runs/a(1)", "runs/a=b", "it's", "über/dir", "a [b]", "runs/a+b", "$dir", "{a}"):
+        override = f"run_dir={value}" if value != "{a}" else "run_dir=x{a}"
+        assert compose(["experiment=smoke", override]).run_dir == override.removeprefix("run_dir=")
+    config = compose(["experiment=smoke", "name=a(b)"])
+    assert (config.name, config.run_dir) == ("a(b)", "runs/a(b)")

@@ -1,0 +1,107 @@
+import pytest
+from problems import problems
+
+from tabicl_train.config.compose import compose
+
+
+def test_all_problems_are_reported_at_once_with_the_nearest_name():
+    found = problems(
+        "experiment=smoke",
+        "model.embed_dm=64",
+        "trainer.max_steps=abc",
+        "curriculum.stages.smoke.warmpu=0.1",
+        "optimizer=sgd",
+        "loose words",
+        "model.max_classes=11",
+    )
+    text = "\n".join(found)
+    assert len(found) == 6 and "model.max_classes is 11" in text
+    assert "model.embed_dm: no such setting; did you mean model.embed_dim?" in text
+    assert "trainer.max_steps" in text and "'abc'" in text
+    assert "did you mean curriculum.stages.smoke.warmup?" in text
+    assert "optimizer=sgd: there is no such choice; there are adamw, muon" in text
+    assert "'loose words' is not of the form key=value" in text
+
+
+def test_contradictions_are_reported_at_once():
+    found = problems(
+        "experiment=smoke",
+        "model.embed_dim=36",
+        "model.col_num_heads=8",
+        "model.max_classes=11",
+        "curriculum.stages.smoke.train_share=[0,1]",
+        "curriculum.stages.smoke.rows=[90,40]",
+        "trainer.precision=bf17",
+        "trainer.devices=9",
+        "checkpoint.every=0",
+        "init_weights=nowhere.ckpt",
+    )
+    text = "\n".join(found)
+    for words in (
+        "embed_dim (36) is not divisible by col_num_heads (8)",
+        "model.max_classes is 11",
+        "train_share is [0.0, 1.0]",
+        "rows is [90, 40]",
+        "trainer.precision is 'bf17'; it must be one of auto, fp32, bf16, fp16",
+        "fewer than the 9 processes",
+        "checkpoint.every is 0",
+        "there is no such file",
+    ):
+        assert words in text, text
+    assert all(line.startswith(("model.", "curriculum.", "trainer.", "checkpoint.", "init_weights")) for line in found)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("+model.embed=3", "model.embed: no such setting; did you mean model.embed_dim?"),
+        ("+colour=3", "colour: no such setting"),
+        ("+curriculum.stages.smoke.row=3", "did you mean curriculum.stages.smoke.rows?"),
+        ("+prior.num_layer=3", "num_layer"),
+        ("model=null", "model"),
+        ("prior=nope", "there is no such choice"),
+        ("curriculum.stages=null", "curriculum.stages"),
+        ("seed=-1", "seed is -1"),
+        ("run_dir=", "run_dir is empty"),
+        ("trainer.timeout=1e20", "trainer.timeout is 1e+20; it must be at most 1e9"),
+        ("max_steps=3", "max_steps: no such setting; did you mean trainer.max_steps?"),
+        ("tabel=2", "did you mean curriculum.stages.smoke.tables or validation.tables?"),
+        ("modle.embed_dim=3", "modle: no such setting; did you mean model.embed_dim?"),
+        ("colour=3", "colour: no such setting; there are name, seed, run_dir"),
+        ("curriculum.stages.long.steps=3", "there are smoke (+curriculum.stages.long.KEY=VALUE adds a stage)"),
+        ("+curriculum.stages.long.step=3", "long.step: no such setting; did you mean curriculum.stages.long.steps"),
+        ("+curriculum.stages.long.steps=x", "curriculum.stages.long.steps: Value 'x'"),
+        ("+curriculum.stages.long={step: 3}", "curriculum.stages.long"),
+    ],
+)
+def test_single_problems(override, words):
+    assert words in "\n".join(problems("experiment=smoke", override))
+
+
+def test_numbers_must_be_finite_except_for_limits():
+    wrong = {
+        "model.scaling_bound": "inf",
+        "curriculum.stages.smoke.learning_rate": "nan",
+        "curriculum.stages.smoke.weight_decay": "nan",
+        "optimizer.betas": "[nan, 0.9]",
+        "trainer.timeout": "inf",
+        "guard.loss": "nan",
+    }
+    found = problems("experiment=smoke", *(f"{key}={value}" for key, value in wrong.items()))
+    assert found == [f"{k} is {v}; it must be a finite number" for k, v in wrong.items()]
+    config = compose(["experiment=smoke", "guard.multiplier=inf", "curriculum.stages.smoke.clip=inf"])
+    assert config.guard.multiplier == config.curriculum.stages["smoke"].clip == float("inf")
+
+
+def test_a_wrong_choice_brings_no_false_problems():
+    assert problems(
+        "experiment=nope", "curriculum.stages.demo.steps=4", "prior.causal=true", "trainer.devices=99", "model.embed=3"
+    ) == [
+        "experiment=nope: there is no such choice; there are demo, demo_long, mini_v2, smoke, tabicl_v1, tabicl_v2",
+        "model.embed: no such setting; did you mean model.embed_dim?",
+    ]
+
+
+def test_text_that_cannot_be_quoted_for_the_user_gets_a_hint():
+    (problem,) = problems("experiment=smoke", "run_dir=runs/(a,b")
+    assert problem.endswith("cannot be read; if the value is plain text, put it in quotes: \"run_dir='...'\"")

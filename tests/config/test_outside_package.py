@@ -1,0 +1,100 @@
+"""A package outside this repository registers a prior and configuration files."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from problems import problems
+from runs import metrics
+
+PRIOR = '''
+from dataclasses import dataclass
+import torch
+from priors import Prior
+from priors.random import rng_at
+
+@dataclass
+class Sums(Prior):
+    """The label says whether the sum of the features is positive."""
+
+    scale: float = 1.0
+    """Standard deviation of the features."""
+
+    def plan(self, spec, seed):
+        return seed, spec.num_rows, spec.num_features
+
+    def execute(self, plan):
+        seed, *shape = plan
+        columns = torch.from_numpy(rng_at(seed, "execute").normal(0, self.scale, shape)).float()
+        return columns, (columns.sum(1) > 0).long(), 2
+'''
+
+FILES = {
+    "outside/__init__.py": "",
+    "outside/sums.py": PRIOR,
+    "outside/configs/prior/sums.yaml": "defaults: [schema/sums]\nscale: 2.0\n",
+    "outside/configs/model/minute.yaml": "defaults: [tiny]\nembed_dim: 8\n",
+    "outside/configs/experiment/outside.yaml": "# @package _global_\n"
+    "defaults: [override /prior: sums, override /model: minute, override /curriculum: smoke]\n",
+}
+
+
+def install(folder: Path, package: str, priors: str = "", configs: str = "") -> None:
+    """What pip leaves of a package's metadata."""
+    metadata = folder / f"{package}-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(
+        f"[tabicl_train.priors]\n{priors}\n\n[tabicl_train.configs]\n{configs}\n"
+    )
+
+
+def test_an_installed_package_trains_with_its_prior_and_configurations(tmp_path):
+    site, run_dir = tmp_path / "site", tmp_path / "run"
+    install(site, "outside", "sums = outside.sums", "outside = outside.configs")
+    for name, content in FILES.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(content)
+    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    result = subprocess.run(
+        [sys.executable, "-m", "tabicl_train", "experiment=outside", f"run_dir={run_dir}",
+         "trainer.max_steps=2", "trainer.log_every=1", "stream.num_workers=1"],
+        capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "prior     sums" in result.stderr and len(metrics(run_dir)) == 2
+    assert "scale: 2.0" in (run_dir / "config.yaml").read_text()
+    assert "embed_dim: 8" in (run_dir / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("priors", "configs", "words"),
+    [
+        ("sums = missing.sums", "", "package broken: the prior sums = 'missing.sums' cannot be loaded (ModuleNotFound"),
+        (
+            "sums = json:loads",
+            "",
+            "the prior sums = 'json:loads' is neither a subclass of priors.Prior nor",
+        ),
+        ("sums = json", "", "package broken: the prior sums = 'json' is neither"),
+        ("mlp_scm = json", "", "two priors are called 'mlp_scm': of package broken and of tabicl-train itself"),
+        ("", "own = nowhere.configs", "package broken: the entry point own = 'nowhere.configs' of the group"),
+        ("", "own = nowhere", "names no folder of configuration files (there is no such package)"),
+    ],
+)
+def test_a_broken_package_is_named(priors, configs, words, tmp_path, monkeypatch):
+    install(tmp_path, "broken", priors, configs)
+    monkeypatch.syspath_prepend(tmp_path)
+    (problem,) = problems("experiment=smoke")
+    assert words in problem
+
+
+def test_two_packages_with_one_name_for_their_priors_are_named(tmp_path, monkeypatch):
+    install(tmp_path, "one", "sums = one")
+    install(tmp_path, "two", "sums = two")
+    monkeypatch.syspath_prepend(tmp_path)
+    (problem,) = problems("experiment=smoke")
+    assert problem.startswith("two priors are called 'sums': of package ")
+    assert "package one" in problem and "package two" in problem
