@@ -47,8 +47,8 @@ def evaluate(
     """Score a checkpoint on a suite of tasks: print tables, and write a CSV file and a figure if asked to.
 
     EvaluateOptions in config/options.py explains the arguments. A task that cannot be read or scored is skipped with a
-    message. The CSV file is complete after every task, even if the process is killed. Raises ConfigError for wrong arguments;
-    exits with 1 if it is interrupted or a file cannot be written at the end.
+    message. The CSV file is complete after every task, even if the process is killed. Raises ConfigError for wrong
+    arguments; exits with 1 if it is interrupted or a file cannot be written at the end.
 
     returns: the results as described in scores.py
     """
