@@ -1,4 +1,4 @@
-"""Random numbers of an address."""
+"""Random numbers that depend on nothing but an address."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import numpy as np
 import torch
 
 Seed = int | tuple[int, ...]
+
+STREAM_VERSION = 1
+"""Version of the stream of tables: whatever changes the tables of a seed raises it."""
 
 
 def rng_at(*address: Seed | str) -> np.random.Generator:
