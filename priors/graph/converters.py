@@ -11,8 +11,7 @@ from priors.graph.functions import Function, draw_cheap_function
 from priors.graph.nearest import nearest_centres
 from priors.graph.noise import Noise
 from priors.graph.points import Points
-from priors.graph.scalars import LOCAL, Scalars
-from priors.graph.weights import Weights
+from priors.graph.scalars import LOCAL, Scalars, Weights
 
 NUMERIC_MODES = ("identity", "warp")
 CATEGORICAL_MODES = (

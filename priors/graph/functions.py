@@ -14,8 +14,7 @@ from priors.graph.activations import Activation
 from priors.graph.matrices import Matrix
 from priors.graph.nearest import nearest_centres, p_distances
 from priors.graph.noise import Noise
-from priors.graph.scalars import Scalars
-from priors.graph.weights import Weights
+from priors.graph.scalars import Scalars, Weights
 from priors.random import normals
 
 CHUNK = 2**18  # float32 values of a temporary that is wider than its input and output: 1 MB stays in the cache

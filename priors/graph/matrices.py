@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from priors.graph.activations import PlainActivation
-from priors.graph.scalars import Scalars
-from priors.graph.weights import Weights
+from priors.graph.scalars import Scalars, Weights
 from priors.random import normals, random_key
 
 ACTIVATION_NOISE = 1e-3  # beside which the 1e-6 of every kind is nothing

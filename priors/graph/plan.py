@@ -9,8 +9,7 @@ import numpy as np
 from priors.graph.converters import Categorical, Converter, Numeric
 from priors.graph.functions import Function, draw_function
 from priors.graph.points import Points
-from priors.graph.scalars import LOCAL, Scalars
-from priors.graph.weights import Weights
+from priors.graph.scalars import LOCAL, Scalars, Weights
 
 TARGET = -1  # the index of the target among the columns
 MULTI_FUNCTIONS = ("concat", "aggregate")

@@ -8,8 +8,7 @@ import torch
 
 from priors.graph.functions import Function, draw_function
 from priors.graph.noise import Noise
-from priors.graph.scalars import Scalars
-from priors.graph.weights import Weights
+from priors.graph.scalars import Scalars, Weights
 
 BASES = ("cube", "ball", "normal", "correlated")
 

@@ -13,8 +13,7 @@ from priors.graph.matrices import KINDS as MATRIX_KINDS
 from priors.graph.matrices import Matrix, MixturePoints
 from priors.graph.noise import Noise
 from priors.graph.points import BASES, Points
-from priors.graph.scalars import LOCAL, Scalars
-from priors.graph.weights import Weights
+from priors.graph.scalars import LOCAL, Scalars, Weights
 from priors.random import normals, rng_at
 
 
@@ -26,7 +25,7 @@ def draw_scalars(seed: int, skewed_choices: bool = False) -> Scalars:
 
 
 def test_the_law_of_a_name_is_uniform_in_t_and_log_uniform_in_s():
-    a, b = np.array([draw_scalars(seed).law("width") for seed in range(2000)]).T
+    a, b = np.array([draw_scalars(seed).beta("width") for seed in range(2000)]).T
     assert kstest(a / (a + b), "uniform").pvalue > 1e-3
     assert kstest((np.log(a + b) - math.log(0.1)) / math.log(1e5), "uniform").pvalue > 1e-3
 
@@ -34,7 +33,7 @@ def test_the_law_of_a_name_is_uniform_in_t_and_log_uniform_in_s():
 def test_draws_of_a_name_follow_its_beta_law():
     for seed in range(8):
         scalars = draw_scalars(seed)
-        a, b = scalars.law("width")
+        a, b = scalars.beta("width")
         units = [(scalars.real("width", 3.0, 7.0) - 3) / 4 for _ in range(300)]
         many = (scalars.reals("width", 300, 3.0, 7.0) - 3) / 4
         for sample in (np.array(units), many):

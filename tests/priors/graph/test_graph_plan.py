@@ -19,8 +19,7 @@ from priors.graph.functions import Linear
 from priors.graph.noise import Noise
 from priors.graph.plan import TARGET, ancestors, draw_cardinalities, draw_parents, place_columns
 from priors.graph.points import Points
-from priors.graph.scalars import Scalars
-from priors.graph.weights import Weights
+from priors.graph.scalars import Scalars, Weights
 from priors.random import rng_at
 
 PRESETS = ("corrected", "released")
