@@ -10,22 +10,9 @@ from scipy.stats import expon, kstest, norm
 
 from priors.finish import Rejected
 from priors.random import rng_at
-from priors.scm.shared import (
-    Category,
-    Discretisation,
-    choice_weights,
-    choose,
-    cut,
-    discretise,
-    group_rng,
-    plan_causes,
-    plan_discretisation,
-    sample_categorical,
-    sample_causes,
-    sample_zipf,
-    scaled_count,
-    scaled_normal,
-)
+from priors.scm.causes import plan_causes, sample_categorical, sample_causes, sample_zipf
+from priors.scm.discretisation import Category, Discretisation, cut, discretise, plan_discretisation
+from priors.scm.hyperparameters import choice_weights, choose, group_rng, scaled_count, scaled_normal
 from priors.table import TableSpec
 
 SPEC = TableSpec(num_rows=100, train_size=50, num_features=5)
