@@ -20,7 +20,7 @@ MAX_DEPTH = 4
 
 @dataclass(frozen=True)
 class Layer:
-    """Boosted trees, fitted to standard normal targets and predicted at the same rows -> noise (not in the first layer).
+    """Boosted trees, fitted to standard normal targets and predicted at the same rows -> noise (first layer: none).
 
     num_outputs: targets that every tree predicts at once
     """

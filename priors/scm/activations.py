@@ -1,4 +1,4 @@
-"""Activations of mlp_scm (TabICL, arXiv 2502.05564): fixed functions of a random affine map, and random Fourier series."""
+"""Activations of mlp_scm (TabICL, arXiv 2502.05564): fixed functions of an affine map, and random Fourier series."""
 
 from __future__ import annotations
 
@@ -112,9 +112,7 @@ class FourierFunction:
         low, high = (float(bound) for bound in x.aminmax())
         if not np.isfinite(high - low):
             return torch.full_like(x, torch.nan)
-        size = (
-            math.isqrt(int((high - low) / GRID_STEP) + 2) + 1
-        )  # points of either grid: size^2 points reach beyond `high`
+        size = math.isqrt(int((high - low) / GRID_STEP) + 2) + 1  # of either grid: size^2 points reach beyond `high`
         coarse = np.outer(low + GRID_STEP * size * np.arange(size), self.frequencies) + self.phases
         fine = np.outer(GRID_STEP * np.arange(size), self.frequencies)
         coarse, fine = coarse.astype(np.float32), fine.astype(np.float32)  # (size, 256)
