@@ -1,4 +1,4 @@
-"""dummy: Gaussian noise with labels that have nothing to do with it; for tests of everything behind a prior."""
+"""dummy: Gaussian features and independent uniform labels, for tests of everything that uses a prior."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from priors.table import TableSpec
 
 @dataclass
 class DummyPlan:
-    """A table of noise, decided: everything else follows from the address."""
+    """The size of a table of noise; its values follow from the address."""
 
     address: tuple[int, ...]
     num_rows: int
@@ -26,6 +26,8 @@ class DummyPlan:
 
 @dataclass
 class Dummy(Prior):
+    """Tables of noise."""
+
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> DummyPlan:
         num_classes = int(rng_at(seed, "plan").integers(2, spec.max_classes + 1))
         return DummyPlan(seed, spec.num_rows, spec.num_features, num_classes)

@@ -13,8 +13,8 @@ from priors.finish import Rejected
 from priors.table import Table
 
 # Numbers of trees after which a table may be decided; the last is that of the paper. More trees and more rows only
-# raise the z-score of the improvement: of 400 tables, none was rejected whose score exceeded 2 at any stage (the highest
-# among the rejected was 1.1), and none accepted whose score was below -3 after 12 trees.
+# raise the z-score of the improvement: of 400 tables, none was rejected whose score exceeded 2 at any stage (the
+# highest among the rejected was 1.1), and none accepted whose score was below -3 after 12 trees.
 STAGES = (1, 3, 6, 12, 25)
 CERTAIN = 2.5  # z-score above which a table is accepted early
 HOPELESS, HOPELESS_AFTER = -3.5, 12  # z-score below which a table is rejected early, from this number of trees on

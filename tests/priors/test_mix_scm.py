@@ -69,7 +69,7 @@ def test_the_order_of_the_components_does_not_matter():
     [
         ({}, "components: at least one needs a positive weight"),
         ({"dummy": {"weight": 0}}, "components: at least one needs a positive weight"),
-        ({"dummy": 3}, "components.dummy is 3; it must hold a weight, and options of dummy"),
+        ({"dummy": 3}, "components.dummy is 3; it must hold a weight and options of dummy"),
         ({"dummy": {}}, "components.dummy.weight is None; it must be a number, 0 or more"),
         ({"dummy": {"weight": -1}}, "components.dummy.weight is -1"),
         ({"dummy": {"weight": "much"}}, "components.dummy.weight is much"),
