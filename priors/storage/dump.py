@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
@@ -56,10 +59,9 @@ def dump(
             delayed(fill_shard)(Job(prior, shard, folder, Path(scratch), shard_size))
             for shard in cut_into_shards(requests, shard_size)
         )
+        pool = Parallel(processes, return_as="generator_unordered", batch_size=1, initializer=end_with_parent)
         try:
-            for outcome in Parallel(
-                processes, return_as="generator_unordered", batch_size=1, initializer=ignore_interrupts
-            )(jobs):
+            for outcome in pool(jobs):
                 bar.update(outcome.tables)
                 counts["written" if outcome.is_written else "kept"] += 1
                 if outcome.damage:
@@ -67,15 +69,27 @@ def dump(
                     bar.write(f"{outcome.damage}; it was written again", file=sys.stderr)
         except BrokenProcessPool:
             raise PriorError(
-                f"a process that was drawing tables was killed, perhaps for want of memory; {counts.total()} shards in "
-                f"{folder} are complete, and the same command continues"
+                f"a process that was drawing tables was killed, perhaps for lack of memory; complete shards stay in "
+                f"{folder}, and the same command draws the others"
             ) from None
     return counts
 
 
-def ignore_interrupts() -> None:
-    """Leave it to the first process to end the others: Ctrl-C reaches the whole process group."""
+def end_with_parent() -> None:
+    """Make this process end when the one that started it does, and only then.
+
+    Ctrl-C reaches the whole process group, and the first process ends the others. But if the first process is killed,
+    the others would go on, and write into a folder that may be used for another dump by then.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def cut_into_shards(requests: Iterable[Request], shard_size: int) -> Iterator[list[Request]]:
