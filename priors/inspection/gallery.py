@@ -136,8 +136,9 @@ def plot_graph(ax: Any, nodes: list) -> None:
     names = nx.get_node_attributes(graph, "names")
     colors = ["tab:red" if "y" in names[i] else "tab:blue" if names[i] else "0.8" for i in graph]
     nx.draw_networkx_nodes(graph, place, ax=ax, node_size=45, node_color=colors)
-    above = {i: (x, y + 0.09) for i, (x, y) in place.items()}
-    nx.draw_networkx_labels(graph, above, {i: node_label(names[i]) for i in graph}, ax=ax, font_size=7)
+    for index, position in place.items():
+        label = node_label(names[index])
+        ax.annotate(label, position, (0, 7), textcoords="offset points", fontsize=7, ha="center")
     ax.margins(0.12)
     ax.set_axis_off()
 
