@@ -42,7 +42,7 @@ def layer(**changes) -> Layer:
 # Activations
 
 
-def test_there_are_18_fixed_functions_and_one_that_weighs_ten():
+def test_there_are_18_fixed_functions_and_one_that_is_ten_times_as_likely():
     assert set(CLOSED_FORMS) == set(FIXED) and len(KINDS) == 28
 
 
@@ -127,14 +127,14 @@ def test_noise(rng, varies):
     assert (stds**2).mean() == pytest.approx(1, rel=0.1)
 
 
-def test_only_what_is_wanted_is_computed_and_it_is_the_same(rng):
+def test_only_the_requested_variables_are_computed_and_they_are_the_same(rng):
     activation = Activation("tanh", 1.0, 0.0)
     layers = (layer(num_inputs=4), *[layer(activation=activation, num_inputs=30)] * 3)
     plan = Plan((1,), 50, plan_causes(rng, 4, "normal", False), layers, None, 0, Discretisation("rank", 2, ()))
     causes = torch.from_numpy(rng.standard_normal((50, 4), dtype=np.float32))
     everything = run_network(plan, causes, list(range(90)))
-    for wanted in ([89, 0, 31], [5, 29, 3], [40]):
-        assert torch.allclose(run_network(plan, causes, wanted), everything[:, wanted], atol=1e-4)
+    for variables in ([89, 0, 31], [5, 29, 3], [40]):
+        assert torch.allclose(run_network(plan, causes, variables), everything[:, variables], atol=1e-4)
     by_hand = causes @ draw_weight(layers[0], rng_at((1,), "layer", 0))
     by_hand = torch.tanh((by_hand - by_hand.mean(0)) / by_hand.std(0)) @ draw_weight(
         layers[1], rng_at((1,), "layer", 1)
@@ -241,6 +241,6 @@ def test_an_overflow_is_a_rejection(rng):
         prior.execute(replace(plan, layers=tuple(layers)))
 
 
-def test_an_option_of_the_wrong_kind_is_refused():
+def test_an_option_of_the_wrong_type_is_refused():
     with pytest.raises(PriorError, match="causal"):
         build_prior("mlp_scm", causal="often")

@@ -46,22 +46,22 @@ def slow_boosting(X: np.ndarray, targets: np.ndarray, num_trees: int, depth: int
 @given(
     st.integers(2, 60), st.integers(1, 4), st.integers(1, 9), st.integers(1, 4), st.integers(1, 4), st.integers(0, 999)
 )
-def test_boosting_is_the_definition(num_rows, num_columns, num_outputs, num_trees, depth, seed):
+def test_boosting_agrees_with_its_definition(num_rows, num_columns, num_outputs, num_trees, depth, seed):
     rng = np.random.default_rng(seed)
     X = rng.standard_normal((num_rows, num_columns)).astype(np.float32)
     X[:, 0] = rng.integers(0, 4, num_rows)  # ties
     targets = rng.standard_normal((num_rows, num_outputs)).astype(np.float32)
     before = targets.copy()
-    found = fit_predict(X, targets, num_trees, depth)
-    assert found.dtype == np.float32 and found.shape == targets.shape and (targets == before).all()
+    predictions = fit_predict(X, targets, num_trees, depth)
+    assert predictions.dtype == np.float32 and predictions.shape == targets.shape and (targets == before).all()
     expected = slow_boosting(X.astype(float), targets.astype(float), num_trees, depth)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(predictions, expected, atol=1e-5)
 
 
-def test_columns_that_tell_nothing_leave_the_shrunken_mean():
+def test_uninformative_columns_leave_the_mean():
     targets = np.random.default_rng(0).standard_normal((50, 3)).astype(np.float32)
-    found = fit_predict(np.ones((50, 2), np.float32), targets, 4, 4)
-    np.testing.assert_allclose(found, np.tile(targets.mean(0), (50, 1)), atol=1e-6)
+    predictions = fit_predict(np.ones((50, 2), np.float32), targets, 4, 4)
+    np.testing.assert_allclose(predictions, np.tile(targets.mean(0), (50, 1)), atol=1e-6)
 
 
 def test_a_target_that_steps_with_a_column_is_learned():

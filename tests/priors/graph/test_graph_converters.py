@@ -33,7 +33,7 @@ def test_kumaraswamy_is_its_closed_form():
 
 
 @pytest.mark.parametrize("warp_flow", [True, False])
-def test_warps_act_on_the_column_and_on_what_flows_on_only_if_told(warp_flow: bool):
+def test_warps_act_on_the_column_and_on_what_flows_on_only_if_warp_flow_is_set(warp_flow: bool):
     x = draw_points(3, 50)
     converters = [Numeric("warp", 0.5, 2.0, warp_flow), Numeric("identity"), Numeric("warp", 3.0, 0.4, warp_flow)]
     raw = x.clone()

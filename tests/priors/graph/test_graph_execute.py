@@ -79,7 +79,7 @@ def test_noise_and_importance_reach_the_children(monkeypatch):
     assert len(ratios) > 100 and np.mean(np.abs(np.array(ratios) - 1) < 2e-3) > 0.9
 
 
-def test_tables_whose_labels_cannot_be_split_are_given_up_at_the_target():
+def test_tables_whose_labels_cannot_be_split_are_rejected_at_the_target():
     for labels in ([1, 1, 1, 1], [0, 0, 0, 2], [0, 1]):
         with pytest.raises(Rejected, match="split"):
             check_classes(torch.tensor(labels))

@@ -59,7 +59,7 @@ def test_gaussian_matrices_are_isotropic():
 
 def test_weights_matrices_have_sparse_rows():
     matrix = draw_matrix("weights", 0, 6, 5, 3)
-    matrix.weights = Weights(5, np.full(18, 6.0), np.full(18, 1e-4))  # one entry a row outweighs the others
+    matrix.weights = Weights(5, np.full(18, 6.0), np.full(18, 1e-4))  # one entry per row outweighs the others
     computed = np.sort(np.abs(matrix.compute(rng_at(0)).reshape(18, 5)), axis=1)
     assert np.median(computed[:, -1]) > 0.99
     winners = np.abs(matrix._raw(rng_at(0))).reshape(18, 5).argmax(1)

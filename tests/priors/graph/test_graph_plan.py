@@ -167,19 +167,20 @@ def test_the_share_of_categorical_columns():
 
 @pytest.mark.parametrize(("preset", "limit"), [("corrected", 200), ("released", 9)])
 def test_cardinalities_stay_within_the_preset_s_limit(preset: str, limit: int):
-    found, most, classes = set(), [], []
+    cardinalities, most, classes = set(), [], []
     for plan in draw_plans(400, preset=preset):
-        of_plan = [
+        in_plan = [
             column.converter.cardinality
             for _, column in columns_of(plan)
             if column.index != TARGET and isinstance(column.converter, Categorical)
         ]
-        found |= set(of_plan)
-        most.append(max(of_plan, default=0))
+        cardinalities |= set(in_plan)
+        most.append(max(in_plan, default=0))
         target = next(column.converter for _, column in columns_of(plan) if column.index == TARGET)
         assert isinstance(target, Categorical) and target.cardinality == plan.num_classes
         classes.append(plan.num_classes)
-    assert min(found) == 2 and max(found) <= limit and max(found) >= (100 if preset == "corrected" else 9)
+    assert min(cardinalities) == 2
+    assert (100 if preset == "corrected" else 9) <= max(cardinalities) <= limit
     assert np.bincount(classes, minlength=11)[2:] / 400 == pytest.approx(np.full(9, 1 / 9), abs=0.06)
 
 

@@ -13,13 +13,13 @@ from priors.graph.scalars import LOCAL, Weights
 from priors.random import normals, rng_at
 
 
-def test_the_law_of_a_name_is_uniform_in_t_and_log_uniform_in_s():
+def test_the_beta_distribution_of_a_name_is_uniform_in_t_and_log_uniform_in_s():
     a, b = np.array([draw_scalars(seed).beta("width") for seed in range(2000)]).T
     assert kstest(a / (a + b), "uniform").pvalue > 1e-3
     assert kstest((np.log(a + b) - math.log(0.1)) / math.log(1e5), "uniform").pvalue > 1e-3
 
 
-def test_draws_of_a_name_follow_its_beta_law():
+def test_draws_of_a_name_follow_its_beta_distribution():
     for seed in range(8):
         scalars = draw_scalars(seed)
         a, b = scalars.beta("width")
@@ -52,7 +52,7 @@ def test_local_draws_are_independent_and_uniform():
     assert kstest((log - math.log(0.1)) / math.log(100), "uniform").pvalue > 1e-3
 
 
-def test_integers_exclude_high_and_edges_have_a_mass():
+def test_integers_exclude_high_and_edges_have_a_probability_mass():
     scalars = draw_scalars(0)
     drawn = [scalars.integer(LOCAL, 2, 6) for _ in range(4000)]
     assert np.bincount(drawn, minlength=6)[2:] == pytest.approx(np.full(4, 1000), abs=150)

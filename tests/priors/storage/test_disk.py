@@ -25,7 +25,7 @@ def test_the_disk_prior_can_be_pickled_for_worker_processes(dumped):
     )
 
 
-def test_steps_that_are_missing_are_known_before_they_are_needed(folder):
+def test_missing_steps_are_reported_before_they_are_needed(folder):
     disk = build_prior("disk", folder=str(folder))
     assert disk.missing_steps(SEED, [4] * 10) == []
     (folder / "steps-00000004.safetensors").unlink()
@@ -51,7 +51,7 @@ def test_a_folder_without_shards_is_a_configuration_error(folder, message, tmp_p
         compose(["experiment=smoke", "prior=disk", f"prior.folder={folder}"])
 
 
-def test_training_from_disk_sees_the_live_stream(tmp_path):
+def test_training_from_disk_sees_the_stream_that_is_drawn(tmp_path):
     config = compose(["experiment=smoke", "prior=mix_scm", "seed=3"])
     live = build_configured(config)
     requested = [

@@ -18,7 +18,7 @@ from priors.random import STREAM_VERSION
 from priors.storage.dump import dump
 
 
-def test_tables_on_disk_are_the_live_ones(dumped):
+def test_stored_tables_equal_drawn_ones(dumped):
     assert names(dumped) == ["steps-00000000.safetensors", "steps-00000004.safetensors", "steps-00000008.safetensors"]
     assert all(path.stat().st_mode & 0o777 == dumped.stat().st_mode & 0o666 for path in dumped.iterdir())
     requested = requests(0, 10)

@@ -136,10 +136,10 @@ def class_shares(target: torch.Tensor, boundaries: str, num_classes: int, tables
     for seed in range(tables):
         try:
             plan = Discretisation(boundaries, num_classes, ())
-            _, labels, found = discretise(torch.zeros(len(target), 1), target, plan, (seed,))
+            _, labels, num_present = discretise(torch.zeros(len(target), 1), target, plan, (seed,))
         except Rejected:
             continue
-        assert labels.unique().tolist() == list(range(found))
+        assert labels.unique().tolist() == list(range(num_present))
         assert (labels[target.argsort()].diff() >= 0).all()
         shares.append((labels == 0).float().mean().item())
     return np.array(shares)
@@ -162,8 +162,7 @@ def test_boundaries_are_values_of_random_rows_or_normal_draws():
 def test_classes_without_rows_do_not_count():
     columns, target = torch.zeros(100, 1), torch.tensor([0.0, 1.0]).repeat(50)
     plan = Discretisation("value", 10, ())
-    found = discretise(columns, target, plan, (0,))[2]
-    assert found == 2
+    assert discretise(columns, target, plan, (0,))[2] == 2
     with pytest.raises(Rejected, match="one_class"):
         discretise(columns, torch.zeros(100), plan, (0,))
     with pytest.raises(Rejected, match="nan"):
