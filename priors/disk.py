@@ -1,4 +1,4 @@
-"""disk: tables that another prior drew and `priors.storage.shards.dump` wrote, for the same curriculum and seed."""
+"""disk: tables that another prior drew and `tabicl-prior dump` stored, for the same curriculum and seed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from priors.table import PriorError, Table, TableSpec
 
 @dataclass
 class Disk(Prior):
-    """Stored tables, served by their addresses."""
+    """Stored tables."""
 
     folder: str = ""
-    """Folder with the files that tabicl-prior dump has written."""
+    """The folder that `tabicl-prior dump output=FOLDER` wrote the tables to."""
 
     def problems(self) -> list[str]:
         if not self.folder:
-            return ["folder is not set; it is where tabicl-prior dump wrote its shards"]
+            return ["folder is not set; it is the folder that tabicl-prior dump wrote its shards to"]
         if not Path(self.folder).is_dir():
             return [f"folder is {self.folder!r}; there is no such folder"]
         if not shard_paths(Path(self.folder)):
@@ -32,35 +32,40 @@ class Disk(Prior):
 
     @cached_property
     def shard_size(self) -> int:
+        """Steps of a shard."""
         return int(Shard(shard_paths(Path(self.folder))[0]).metadata["shard_size"])
 
     def missing_steps(self, seed: int, tables: Sequence[int]) -> list[str]:
-        """What keeps a run from having all its tables; `tables`: how many every step has, from step 0."""
+        """Why a run cannot get all its tables, as messages for the user; [] if it can.
+
+        tables: number of tables of every step of the run, from step 0 on
+        """
         try:
-            there = tables_of_steps(Path(self.folder), seed)
+            stored = tables_of_steps(Path(self.folder), seed)
         except PriorError as error:
             return [f"folder is {self.folder!r}; {error}"]
-        missing = [step for step, count in enumerate(tables) if there[step] < count]
+        missing = [step for step, count in enumerate(tables) if stored[step] < count]
         if not missing:
             return []
         ranges = []
-        for _, steps in groupby(enumerate(missing), lambda pair: pair[1] - pair[0]):  # consecutive ones
+        for _, steps in groupby(enumerate(missing), lambda pair: pair[1] - pair[0]):  # runs of consecutive steps
             steps = [step for _, step in steps]
             ranges.append(f"{steps[0]}..{steps[-1]}" if len(steps) > 1 else str(steps[0]))
         named = ", ".join(ranges[:5]) + (", ..." if len(ranges) > 5 else "")
         first = missing[0] // self.shard_size * self.shard_size
+        steps = (missing[-1] // self.shard_size + 1) * self.shard_size - first  # whole shards
         return [
             f"folder is {self.folder!r}; tables of {len(missing)} of the run's {len(tables)} steps are missing: "
-            f"{named} (tabicl-prior dump first_step={first} steps={missing[-1] + 1 - first} writes them)"
+            f"{named} (tabicl-prior dump first_step={first} steps={steps} writes them)"
         ]
 
     def sample(self, spec: TableSpec, seed: Seed) -> Table:
-        """The table that was dumped at the address (seed, step, table); the text of its plan stands for the plan."""
+        """The table that was dumped at the address (seed, step, table); its plan is a text."""
         spec.check()
         address = as_seed(seed)
         if len(address) != 3:
-            raise PriorError(f"address {address}: tables on disk have the addresses (seed, step, table)")
+            raise PriorError(f"the address is {address}; tables on disk have addresses (seed, step, table)")
         try:
             return read_table(Path(self.folder), self.shard_size, address, spec)
         except DamagedShard as error:
-            raise PriorError(f"{error}; to mend it, dump into its folder again") from None
+            raise PriorError(f"{error}; to repair it, dump into its folder again") from None

@@ -1,4 +1,4 @@
-"""dummy: Gaussian noise with labels that have nothing to do with it; for tests of everything behind a prior."""
+"""dummy: Gaussian features and independent uniform labels, for tests of everything that uses a prior."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from priors.table import TableSpec
 
 @dataclass
 class DummyPlan:
-    """A table of noise, decided: everything else follows from the address."""
+    """The size of a table of noise; its values follow from the address."""
 
     address: tuple[int, ...]
     num_rows: int

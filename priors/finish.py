@@ -1,4 +1,7 @@
-"""From raw columns and labels to a training table: the steps that all priors share (TabICLv2, arXiv 2602.11139)."""
+"""From raw columns and labels to a training table: the steps that all priors share (TabICLv2, arXiv 2602.11139).
+
+Figures marked "measured" are from tables of the released generator (tabicl 2.2.0).
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,17 @@ import torch
 
 from priors.table import Table
 
-OUTLIER_STDS = 4.0
-CLIP = 100.0
-MIN_STD = 1e-6
-SPLIT_ATTEMPTS = 10
+OUTLIER_STDS = 4.0  # values farther from the mean are clamped, in standard deviations
+MIN_STD = 1e-6  # a smaller standard deviation counts as this
+CLIP = 100.0  # bound of the standardised values
+SPLIT_ATTEMPTS = 10  # permutations of the rows
 
 
 class Rejected(Exception):
-    """A draw that makes no table; `reason` is one word."""
+    """A draw that cannot become a table.
+
+    reason: one word, under which the draw is counted
+    """
 
     def __init__(self, reason: str):
         super().__init__(reason)
@@ -26,15 +32,15 @@ def finish(
 ) -> Table:
     """The table made of raw columns float32 (num_rows, num_features) and labels int64 (num_rows,) in 0..num_classes-1.
 
-    Outliers are clamped and features standardised over all rows, constant features dropped; features and classes
-    are permuted; rows are permuted only where labelled and query rows would hold different classes.
-    Raises Rejected: "split", "nan" (an infinity among the values is one too) or "constant".
+    Outliers are clamped and features standardised over all rows, and constant features are dropped. Features and
+    classes are permuted; rows are permuted only if labelled and query rows would otherwise hold different classes.
+    Raises Rejected: "split" (no permutation helps), "nan" (a value is not finite) or "constant" (all features are).
     """
     feature_order = rng.permutation(columns.shape[1])
     class_order = torch.from_numpy(rng.permutation(num_classes)).to(labels.device)
     rows = split_rows(labels.cpu().numpy(), num_classes, train_size, rng)
 
-    features = standardise(columns).T  # (M, N)
+    features = clamp_and_standardise(columns).T  # (M, N)
     if features.isnan().any():
         raise Rejected("nan")
     varies = (features != features[:, :1]).any(1).cpu().numpy()
@@ -51,7 +57,7 @@ def finish(
 def split_rows(labels: np.ndarray, num_classes: int, train_size: int, rng: np.random.Generator) -> np.ndarray | None:
     """An order of the rows in which labelled and query rows hold the same classes, at least two of them.
 
-    None where the order as it is will do. Raises Rejected where none of 10 permutations does.
+    None if the rows can stay where they are. Raises Rejected("split") if none of 10 permutations will do.
     """
     rows = None
     for _ in range(1 + SPLIT_ATTEMPTS):
@@ -64,29 +70,30 @@ def split_rows(labels: np.ndarray, num_classes: int, train_size: int, rng: np.ra
     raise Rejected("split")
 
 
-def standardise(columns: torch.Tensor) -> torch.Tensor:
-    """Columns (N, M) with outliers clamped, zero mean and unit variance, within +-100; NaN where a value is not finite.
+def clamp_and_standardise(columns: torch.Tensor) -> torch.Tensor:
+    """Columns float32 (N, M) with outliers clamped, zero mean and unit variance, within +-100.
 
-    Moments are taken in float64: raw columns reach 1e30, whose squares overflow float32, and a large offset
-    beside a small spread loses it.
+    A column with a value that is not finite becomes NaN. Moments are computed in float64: raw columns reach 1e30,
+    whose squares overflow float32, and in float32 a spread that is small beside the mean would be lost.
     """
     if columns.is_cuda:
-        return standardise_torch(columns)
-    from priors.moments import standardise_columns
+        return clamp_and_standardise_torch(columns)
+    from priors.moments import clamp_and_standardise_columns
 
-    return torch.from_numpy(standardise_columns(columns.T.contiguous().numpy(), OUTLIER_STDS, MIN_STD, CLIP)).T
+    columns = columns.T.contiguous().numpy()  # (M, N)
+    return torch.from_numpy(clamp_and_standardise_columns(columns, OUTLIER_STDS, MIN_STD, CLIP)).T
 
 
-def standardise_torch(columns: torch.Tensor) -> torch.Tensor:
-    """The same for CUDA."""
+def clamp_and_standardise_torch(columns: torch.Tensor) -> torch.Tensor:
+    """The CUDA path of clamp_and_standardise; it also runs on the CPU."""
     x = columns.double()
     deviation = x - x.mean(0)
     inside = deviation.abs() <= OUTLIER_STDS * deviation.square().sum(0).div(len(x) - 1).sqrt()
     count = inside.sum(0)
     mean = (x * inside).sum(0) / count
     variance = ((x - mean) * inside).square().sum(0) / (count - 1)
-    # A value held by 1 row in 17 or fewer counts as an outlier. The least deviation keeps its column from becoming
-    # constant: it comes out at +-4, with a standard deviation below one, as in the released generator (measured).
+    # In a column of two values the rarer one is an outlier if at most 1 row in 17 holds it. MIN_STD keeps such a column
+    # from becoming constant: the rare value ends at +-4, with a standard deviation below one (measured).
     bound = OUTLIER_STDS * variance.sqrt().clamp(min=MIN_STD)
     x = x.clamp(mean - bound, mean + bound)
     deviation = x - x.mean(0)

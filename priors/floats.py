@@ -1,4 +1,4 @@
-"""Float32 functions as polynomials on bits, inlined into numba loops: libm's do not vectorise."""
+"""Float32 powers, exponentials and random numbers to be inlined into numba loops, which libm's would not vectorise."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-FASTMATH = {"contract", "nsz"}  # fused multiply-add; NaN and infinity keep their meaning
+FASTMATH = {"contract", "nsz"}  # allows fused multiply-add; NaN and infinity keep their meaning
 
 
 @intrinsic
 def bits_of(typingctx, x):
+    """The bits of a float32, as an int32."""
+
     def codegen(context, builder, signature, args):
         return builder.bitcast(args[0], ir.IntType(32))
 
@@ -20,6 +22,8 @@ def bits_of(typingctx, x):
 
 @intrinsic
 def float_of(typingctx, x):
+    """The float32 with the bits of an int32."""
+
     def codegen(context, builder, signature, args):
         return builder.bitcast(args[0], ir.FloatType())
 
@@ -28,15 +32,16 @@ def float_of(typingctx, x):
 
 @njit(inline="always")
 def mantissa(bits):
+    """The float32 in [1, 2) with the mantissa of these bits."""
     return float_of((bits & np.int32(0x7FFFFF)) | np.int32(0x3F800000))
 
 
 @njit(inline="always")
 def float_of_log2(z):
-    """2^(z / 2^23 - 127), relative error 2e-4, for z in [0, 2^31).
+    """2^(z / 2^23 - 127) for z in [0, 2^31), with a relative error of 2e-4.
 
-    The bits of a float are its logarithm, linear between powers of two; what is missing, 2^(m-1) / m, is a polynomial
-    in the mantissa m that is 1 at 1 and 2 (minimax).
+    The bits of a float, as an integer, are its logarithm, interpolated linearly between powers of two. The factor that
+    corrects this, 2^(m-1) / m, is a minimax polynomial in the mantissa m that equals 1 at 1 and 2.
     """
     bits = np.int32(z)
     m = mantissa(bits)
@@ -49,10 +54,11 @@ def float_of_log2(z):
 
 @njit(inline="always")
 def power(x, p):
-    """x^p for float32 x >= 0 and p > 0, relative error below 2e-4 + 1e-4 p.
+    """x^p for float32 x >= 0 and p > 0, with a relative error below 2e-4 + 1e-4 p.
 
-    With x = 2^e m, log2(m) - (m - 1) is a polynomial in m that vanishes at 1 and 2 (see float_of_log2). Monotone,
-    continuous, 0^p = 0 and results up to 2^126. Errors of 1e-6 cost twice the time and change no distribution.
+    With x = 2^e m, log2(m) - (m - 1) is approximated by a polynomial in m that vanishes at 1 and 2 (see float_of_log2).
+    The result is monotone and continuous, 0 for x = 0, and at most 2^126. An error of 1e-6 would take twice the time
+    and change no distribution.
     """
     bits = bits_of(x)
     m = mantissa(bits)
@@ -66,14 +72,14 @@ def power(x, p):
 
 @njit(inline="always")
 def exponential(x):
-    """e^x for x <= 88, relative error 2e-4; 0 below -88."""
+    """e^x for x <= 88, with a relative error of 2e-4; 0 below -88."""
     z = x * np.float32(2**23 / np.log(2)) + np.float32(127 * 2**23)
     return float_of_log2(max(z, np.float32(0.0)))
 
 
 @njit(inline="always")
 def scramble(counter):
-    """splitmix64 (Steele, Lea and Flood 2014): a random uint64 from counters that are multiples of the golden ratio."""
+    """A random uint64 from a counter: splitmix64 (Steele, Lea and Flood 2014)."""
     h = counter * np.uint64(0x9E3779B97F4A7C15)
     h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -82,13 +88,13 @@ def scramble(counter):
 
 @njit(inline="always")
 def uniform(h):
-    """A float32 in [0, 1) from the upper 24 of 64 random bits."""
+    """A uniform float32 in [0, 1) from the upper 24 of 64 random bits."""
     return np.float32(h >> np.uint64(40)) * np.float32(2.0**-24)
 
 
 @njit(inline="always")
 def normal_pair(h):
-    """Two independent standard normals from 64 random bits, by Box and Muller; at most 6.8."""
+    """Two independent standard normals from 64 random bits, by the Box-Muller transform; at most 6.8 in magnitude."""
     u = (np.float32(np.uint32(h)) + np.float32(0.5)) * np.float32(2.0**-32)
     bits = bits_of(u)
     exponent = (bits - np.int32(0x3F3504F3)) >> np.int32(23)  # leaves a mantissa in [sqrt(1/2), sqrt(2))
@@ -101,9 +107,9 @@ def normal_pair(h):
     q = q * t + np.float32(-0.721352759)
     q = q * t + np.float32(1.44269496)
     radius = np.sqrt(np.float32(-2 * np.log(2)) * min(np.float32(exponent) + t * q, np.float32(0.0)))
-    a = np.float32(np.int32(h >> np.uint64(32))) * np.float32(np.pi * 2.0**-32)  # half of the angle, in [-pi/2, pi/2]
+    a = np.float32(np.int32(h >> np.uint64(32))) * np.float32(np.pi * 2.0**-32)  # half the angle, in [-pi/2, pi/2]
     s = a * a
-    sine = np.float32(2.7557314e-6) * s + np.float32(-1.9841270e-4)  # Taylor's series
+    sine = np.float32(2.7557314e-6) * s + np.float32(-1.9841270e-4)  # Taylor series
     sine = sine * s + np.float32(8.3333333e-3)
     sine = sine * s + np.float32(-1.6666667e-1)
     sine = a + a * s * sine
@@ -117,7 +123,7 @@ def normal_pair(h):
 
 @njit("void(f4[::1], u8)", cache=True, fastmath=FASTMATH)
 def fill_normals(out, key):
-    """Standard normals at the counters key, key + 1, ..., two a counter."""
+    """Fill out (size,) with standard normals: two from each of the counters key, key + 1, ..."""
     half = len(out) // 2
     for i in range(half):
         out[i], out[half + i] = normal_pair(scramble(key + np.uint64(i)))

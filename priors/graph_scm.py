@@ -14,46 +14,62 @@ from priors.random import rng_at
 from priors.table import Table, TableSpec
 
 PRESETS = ("corrected", "released")
-RELEASED_CARDINALITY = 9
+RELEASED_CARDINALITY = 9  # largest number of categories of a feature in the released preset
 
 
 @dataclass
 class GraphSCM(Prior):
-    """
-    preset: "released" draws what tabicl 2.2.0 draws; "corrected" is what was meant: choices of one table share random
-        probabilities, warps act on columns and not on nodes, cardinalities reach max_cardinality
-    filter_unpredictable_graphs: the target and some feature have a common cause or one is behind the other
-    filter_unpredictable_tables: drop tables whose target extremely randomised trees cannot predict
-    filter_trivial_tables: drop tables whose target the same trees predict almost perfectly
-    min_nodes, max_nodes: size of the graph before nodes that no column depends on are removed
-    max_cardinality: of categorical features, in the corrected preset
-    node_noise: Gaussian noise on every node, standard deviation 1e-5..1
-    device: where the tensors are computed, "cpu" or "cuda"
-    """
+    """The graph prior of TabICLv2."""
 
     preset: str = "corrected"
+    """Either "released", which draws what tabicl 2.2.0 draws, or "corrected", which draws what was evidently meant: the
+    choices within a table share random probabilities, warps act on columns but not on nodes, and cardinalities reach
+    max_cardinality (TabICLv2, arXiv 2602.11139, appendix on the prior)."""
+
     filter_unpredictable_graphs: bool = True
+    """Whether graphs are drawn again until some node is an ancestor of, or holds, both a feature and the target
+    (TabICLv2, arXiv 2602.11139, appendix on the prior)."""
+
     filter_unpredictable_tables: bool = True
+    """Whether tables are dropped whose target extremely randomised trees predict no better than its mean
+    (TabICLv2, arXiv 2602.11139, appendix on the prior)."""
+
     filter_trivial_tables: bool = False
+    """Whether tables are dropped whose target the same trees predict almost perfectly, with a squared error below 15 %
+    of that of the mean (our own)."""
+
     min_nodes: int = 2
+    """Smallest number of nodes of the causal graph, before those that no column depends on are removed, at least 1
+    (TabICLv2, arXiv 2602.11139, appendix on the prior)."""
+
     max_nodes: int = 32
+    """Largest number of nodes of the causal graph, before those that no column depends on are removed, at least
+    min_nodes (TabICLv2, arXiv 2602.11139, appendix on the prior)."""
+
     max_cardinality: int = 200
+    """Largest number of categories of a feature, at least 2; the released preset has at most 9
+    (TabICLv2, arXiv 2602.11139, appendix on the prior)."""
+
     node_noise: bool = False
+    """Whether Gaussian noise with a standard deviation in 1e-5..1 is added to every node
+    (TabICLv2, arXiv 2602.11139, appendix on the prior, where it is off by default)."""
+
     device: str = "cpu"
+    """Where the tensors are computed, "cpu" or "cuda"; tables of the two agree in distribution, not in value."""
 
     def problems(self) -> list[str]:
-        found = []
+        problems = []
         if self.preset not in PRESETS:
-            found.append(f"preset is {self.preset!r}; it must be one of {', '.join(PRESETS)}")
+            problems.append(f"preset is {self.preset!r}; it must be one of {', '.join(PRESETS)}")
         if not 1 <= self.min_nodes <= self.max_nodes:
-            found.append(f"min_nodes is {self.min_nodes}, max_nodes is {self.max_nodes}; 1 <= min <= max is needed")
+            problems.append(f"min_nodes is {self.min_nodes}, max_nodes is {self.max_nodes}; 1 <= min <= max is needed")
         if self.max_cardinality < 2:
-            found.append(f"max_cardinality is {self.max_cardinality}; at least 2 is needed")
+            problems.append(f"max_cardinality is {self.max_cardinality}; at least 2 is needed")
         if self.device.split(":")[0] not in ("cpu", "cuda"):
-            found.append(f"device is {self.device!r}; it must be cpu or cuda")
+            problems.append(f"device is {self.device!r}; it must be cpu or cuda")
         elif self.device != "cpu" and not torch.cuda.is_available():
-            found.append(f"device is {self.device!r}, but this machine has no CUDA device")
-        return found
+            problems.append(f"device is {self.device!r}, but this machine has no CUDA device")
+        return problems
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> GraphPlan:
         released = self.preset == "released"

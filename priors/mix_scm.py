@@ -1,4 +1,4 @@
-"""mix_scm: tables of several priors, in given proportions; by default those of TabICL v1 (arXiv 2502.05564)."""
+"""mix_scm: tables of several priors in given proportions, by default those of TabICL v1 (arXiv 2502.05564)."""
 
 from __future__ import annotations
 
@@ -15,38 +15,39 @@ from priors.table import PriorError, Table, TableSpec
 
 @dataclass
 class MixSCM(Prior):
-    """A mixture of priors. Tables of a group come from the same component."""
+    """A mixture of priors. The tables of a group come from the same component."""
 
     components: dict[str, dict[str, Any]] = field(
         default_factory=lambda: {"mlp_scm": {"weight": 0.7}, "tree_scm": {"weight": 0.3}}
     )
-    """For each prior by its name, a weight and options of that prior: {graph_scm: {weight: 2, preset: released}}."""
+    """The priors by name, each with a weight (0 or more; shares are proportional to it) and with options of that prior:
+    {graph_scm: {weight: 2, preset: released}, ...}; the default is TabICL's (arXiv 2502.05564, appendix)."""
 
     def problems(self) -> list[str]:
-        found, total = [], 0.0
+        problems, total = [], 0.0
         for name, options in self.components.items():
             if name == "mix_scm":
-                found.append("components.mix_scm: a mixture cannot be part of a mixture")
+                problems.append("components.mix_scm: a mixture cannot be part of a mixture")
                 continue
             if not isinstance(options, dict):
-                found.append(f"components.{name} is {options!r}; it must hold a weight, and options of {name}")
+                problems.append(f"components.{name} is {options!r}; it must hold a weight and options of {name}")
                 continue
             weight = options.get("weight")
             if type(weight) not in (int, float) or not 0 <= weight < float("inf"):
-                found.append(f"components.{name}.weight is {weight}; it must be a number, 0 or more")
+                problems.append(f"components.{name}.weight is {weight}; it must be a number, 0 or more")
             else:
                 total += weight
             try:
                 build_component(name, options)
             except PriorError as error:
-                found.append(f"components.{name}: {error}")
-        if not found and total == 0:
-            found.append("components: at least one needs a positive weight")
-        return found
+                problems.append(f"components.{name}: {error}")
+        if not problems and total == 0:
+            problems.append("components: at least one needs a positive weight")
+        return problems
 
     @cached_property
     def priors(self) -> dict[str, Prior]:
-        """The components by name, in the order of their names, as no draw may depend on another order."""
+        """The components, sorted by name, so that no draw depends on the order in which they are configured."""
         return {name: build_component(name, self.components[name]) for name in sorted(self.components)}
 
     def sample(self, spec: TableSpec, seed: Seed) -> Table:
@@ -61,6 +62,7 @@ class MixSCM(Prior):
 
 
 def build_component(name: str, options: dict[str, Any]) -> Prior:
-    from priors import build_prior  # which imports this module to find the priors
+    """The prior of a component; options: its own and the weight."""
+    from priors import build_prior  # not at the top: build_prior imports this module to find the priors
 
     return build_prior(name, **{option: value for option, value in options.items() if option != "weight"})

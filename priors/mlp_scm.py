@@ -1,8 +1,11 @@
-"""mlp_scm: tables from a random multi-layer perceptron read as a structural causal model (TabICL, arXiv 2502.05564)."""
+"""mlp_scm: tables read off a random multi-layer perceptron as a structural causal model (TabICL, arXiv 2502.05564).
+
+The distributions of the hyper-parameters are those of the paper's appendix and of tabicl 2.2.0.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -10,25 +13,27 @@ import torch
 from priors.prior import Prior
 from priors.random import normals, rng_at
 from priors.scm.activations import Activation, apply_activation, kind_weights, plan_activation
-from priors.scm.shared import (
-    CAUSE_SAMPLINGS,
-    Causes,
-    Discretisation,
-    choose,
-    discretise,
-    group_rng,
-    plan_causes,
-    plan_discretisation,
-    sample_causes,
-    scaled_count,
-    scaled_normal,
-)
+from priors.scm.causes import CAUSE_SAMPLINGS, Causes, plan_causes, sample_causes
+from priors.scm.discretisation import Discretisation, discretise, plan_discretisation
+from priors.scm.hyperparameters import choose, group_rng, scaled_count, scaled_normal
+from priors.scm.noise import LayerNoise
 from priors.table import TableSpec
 
 
 @dataclass(frozen=True)
 class Group:
-    """Hyper-parameters shared by the tables of a group."""
+    """Hyper-parameters shared by the tables of a group.
+
+    num_causes: of a causal table; the others have as many causes as features
+    hidden: units of a hidden layer, unless the variables of a causal table need more
+    weight_dropout: share of the weights that are zero, unless they are block-wise
+    block_wise: weights are zero outside diagonal blocks
+    cause_sampling, cause_moments: see plan_causes
+    target_last: the target of a causal table is the last unit, so an effect of the features
+    in_clique: features and target of a causal table are neighbouring units
+    boundaries: see Discretisation
+    activation_weights: probabilities of the kinds of activation
+    """
 
     num_causes: int
     num_layers: int
@@ -36,8 +41,7 @@ class Group:
     weight_std: float
     weight_dropout: float
     block_wise: bool
-    noise_std: float
-    noise_varies: bool
+    noise: LayerNoise
     cause_sampling: str
     cause_moments: bool
     target_last: bool
@@ -48,11 +52,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Layer:
-    """activation (none in the first) -> linear -> noise.
+    """activation (none in the first layer) -> linear -> noise (none in the first layer).
 
     blocks: number of diagonal blocks outside which the weights are zero; 0 for a full matrix
     dropout: share of the weights of a full matrix that are zero
-    noise_varies: noise_std is the scale of a unit's own standard deviation instead of being it
     """
 
     activation: Activation | None
@@ -61,22 +64,21 @@ class Layer:
     weight_std: float
     blocks: int
     dropout: float
-    noise_std: float
-    noise_varies: bool
+    noise: LayerNoise
 
     def __str__(self) -> str:
         weights = f"{self.blocks} blocks" if self.blocks else f"dropout {self.dropout:.2f}"
-        noise = f"noise {'up to about ' if self.noise_varies else ''}{self.noise_std:.2g}"
         function = f"{self.activation} -> " if self.activation else ""
-        return f"{function}linear {self.num_inputs} -> {self.num_units} (std {self.weight_std:.2g}, {weights}), {noise}"
+        linear = f"linear {self.num_inputs} -> {self.num_units} (std {self.weight_std:.2g}, {weights})"
+        return f"{function}{linear}, {self.noise}"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A network, and which of its variables are the table.
+    """A network, and which of its variables are the columns of the table.
 
-    features: places of the features in the concatenation of the outputs of layers 1, 2, ...; None: the causes
-    target: place of the target there
+    features: indices of the features in the concatenated outputs of layers 1, 2, ...; None if they are the causes
+    target: index of the target in the same concatenation
     """
 
     seed: tuple[int, ...]
@@ -99,11 +101,11 @@ class Plan:
 
 @dataclass
 class MLPSCM(Prior):
-    """causal: features and target are hidden units, so that features depend on each other; otherwise, as in
-    tabicl 2.2.0, the features are the independent causes and the target is the network's output
-    """
+    """The multi-layer perceptron prior of TabICL v1."""
 
     causal: bool = False
+    """Whether features and target are hidden units, so that features depend on each other, instead of the independent
+    causes and the network's output as in tabicl 2.2.0 (TabICL, arXiv 2502.05564, appendix)."""
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> Plan:
         group = draw_group(group_rng(spec, seed))
@@ -130,8 +132,8 @@ class MLPSCM(Prior):
 
     def execute(self, plan: Plan) -> tuple[torch.Tensor, torch.Tensor, int]:
         causes = sample_causes(plan.causes, plan.num_rows, rng_at(plan.seed, "causes"))
-        wanted = [plan.target] if plan.features is None else [*plan.features, plan.target]
-        values = run_network(plan, causes, wanted)
+        variables = [plan.target] if plan.features is None else [*plan.features, plan.target]
+        values = run_network(plan, causes, variables)
         columns = causes if plan.features is None else values[:, :-1]
         return discretise(columns, values[:, -1], plan.discretisation, plan.seed)
 
@@ -144,8 +146,7 @@ def draw_group(rng: np.random.Generator) -> Group:
         weight_std=scaled_normal(rng, 10, 0.01),
         weight_dropout=0.9 * float(rng.beta(*rng.uniform(0.1, 5, 2))),
         block_wise=choose(rng, (True, False)),
-        noise_std=scaled_normal(rng, 0.3, 1e-4),
-        noise_varies=choose(rng, (True, False)),
+        noise=LayerNoise(std=scaled_normal(rng, 0.3, 1e-4), varies=choose(rng, (True, False))),
         cause_sampling=choose(rng, CAUSE_SAMPLINGS),
         cause_moments=choose(rng, (True, False)),
         target_last=choose(rng, (True, False)),
@@ -165,64 +166,64 @@ def plan_layer(rng: np.random.Generator, group: Group, index: int, num_inputs: i
         weight_std=group.weight_std,
         blocks=int(rng.integers(1, max_blocks + 1)) if group.block_wise else 0,
         dropout=0.0 if first or group.block_wise else group.weight_dropout,
-        noise_std=0.0 if first else group.noise_std,
-        noise_varies=group.noise_varies,
+        noise=replace(group.noise, std=0.0) if first else group.noise,
     )
 
 
 def pick_variables(
     rng: np.random.Generator, num_features: int, num_variables: int, group: Group
 ) -> tuple[tuple[int, ...], int]:
-    """Places of the features, all different, and of the target: the last variable if it is to be an effect."""
+    """Indices of the features, all different, and of the target."""
     if group.in_clique:
-        places = rng.permutation(num_features + 1) + rng.integers(num_variables - num_features - 1)
+        picked = rng.permutation(num_features + 1) + rng.integers(num_variables - num_features - 1)
     else:
-        places = rng.permutation(num_variables - 1)[: num_features + 1]
-    places = tuple(places.tolist())
-    return places[1:], num_variables - 1 if group.target_last else places[0]
+        picked = rng.permutation(num_variables - 1)[: num_features + 1]
+    picked = tuple(picked.tolist())
+    return picked[1:], num_variables - 1 if group.target_last else picked[0]
 
 
-def run_network(plan: Plan, causes: torch.Tensor, wanted: list[int]) -> torch.Tensor:
-    """The wanted variables, float32 (num_rows, len(wanted)); computes no layer behind the last of them."""
-    values = causes.new_empty(plan.num_rows, len(wanted))
-    places = np.array(wanted)
+def run_network(plan: Plan, causes: torch.Tensor, variables: list[int]) -> torch.Tensor:
+    """Values of the variables with these indices, float32 (num_rows, len(variables)).
+
+    Layers after the last of them are not computed.
+    """
+    values = causes.new_empty(plan.num_rows, len(variables))
+    indices = np.array(variables)
     x = linear(plan.layers[0], causes, rng_at(plan.seed, "layer", 0), None)
-    start = 0  # place of the layer's first unit
+    start = 0  # index of the layer's first unit
     for i, layer in enumerate(plan.layers[1:], start=1):
         rng = rng_at(plan.seed, "layer", i)
         x = apply_activation(layer.activation, x, rng)
-        here = np.flatnonzero((places >= start) & (places < start + layer.num_units))
-        units = places[here] - start
+        columns = np.flatnonzero((indices >= start) & (indices < start + layer.num_units))
+        units = indices[columns] - start
         start += layer.num_units
-        last = places.max() < start
+        last = indices.max() < start
         x = linear(layer, x, rng, units if last else None)
-        values[:, here] = x if last else x[:, units]
+        values[:, columns] = x if last else x[:, units]
         if last:
             return values
-    raise AssertionError("wanted variables lie beyond the last layer")
+    raise AssertionError("a variable lies beyond the last layer")
 
 
 def linear(layer: Layer, x: torch.Tensor, rng: np.random.Generator, units: np.ndarray | None) -> torch.Tensor:
-    """Random linear map of x (N, num_inputs) plus noise: all units, or only those given.
+    """Random linear map of x (N, num_inputs) plus noise, float32 (N, number of units): all units, or only those given.
 
-    It has no bias, which the standardisation that follows, of the next activation or of the columns, would remove.
+    There is no bias, since the standardisation of the next activation, or of the columns, would remove it.
     """
-    weight = draw_weight(layer, rng)
-    unit_noise = torch.full((layer.num_units,), layer.noise_std)
-    if layer.noise_varies:
-        unit_noise *= normals(rng, layer.num_units).abs()
+    weight, noise_stds = draw_weight(layer, rng), layer.noise.draw_stds(rng, layer.num_units)
     if units is not None:
-        weight, unit_noise = weight[:, units], unit_noise[units]
-    if layer.noise_std == 0:
+        weight, noise_stds = weight[:, units], noise_stds[units]
+    if layer.noise.std == 0:
         return x @ weight
     noise = normals(rng, len(x), weight.shape[1])
-    return noise.mul_(unit_noise).addmm_(x, weight)
+    return noise.mul_(noise_stds).addmm_(x, weight)
 
 
 def draw_weight(layer: Layer, rng: np.random.Generator) -> torch.Tensor:
-    """Weight (num_inputs, num_units). The variance of its non-zero part makes up for the zeros.
+    """Weights float32 (num_inputs, num_units); the non-zero ones have a larger variance, to make up for the zeros.
 
-    Sides that the number of blocks does not divide leave inputs unused and units with noise alone.
+    If the number of blocks does not divide a side of the matrix, the remaining inputs are unused and the remaining
+    units hold noise alone, as in tabicl 2.2.0.
     """
     if layer.blocks:
         height, width = layer.num_inputs // layer.blocks, layer.num_units // layer.blocks

@@ -1,4 +1,4 @@
-"""Standardised columns with clamped outliers, compiled by numba for the CPU."""
+"""The CPU path of priors.finish.clamp_and_standardise, compiled by numba."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numba import njit
 
 @njit("UniTuple(f8, 3)(f8[::1], f8, f8)", cache=True, fastmath={"contract", "nsz", "reassoc"})
 def moments_within(x, centre, bound):
-    """Number, mean and sum of squared deviations of the values at most `bound` away from `centre`."""
+    """Number, mean and sum of squared deviations of the values of x (N,) at most `bound` away from `centre`."""
     count = total = 0.0
     for j in range(len(x)):
         inside = abs(x[j] - centre) <= bound
@@ -26,7 +26,7 @@ def moments_within(x, centre, bound):
 
 @njit("UniTuple(f8, 2)(f8[::1])", cache=True, fastmath={"contract", "nsz", "reassoc"})
 def moments(x):
-    """Mean and standard deviation (ddof 1)."""
+    """Mean and standard deviation (ddof 1) of x (N,)."""
     total = square = 0.0
     for j in range(len(x)):
         total += x[j]
@@ -38,8 +38,8 @@ def moments(x):
 
 
 @njit("f4[:, ::1](f4[:, ::1], f8, f8, f8)", cache=True)
-def standardise_columns(columns, outlier_stds, min_std, clip):
-    """priors.finish.standardise of columns (M, N), one after another, in float64; NaN stays NaN."""
+def clamp_and_standardise_columns(columns, outlier_stds, min_std, clip):
+    """Columns (M, N) to float32 (M, N); a column with a value that is not finite becomes NaN."""
     M, N = columns.shape
     out = np.empty((M, N), np.float32)
     x = np.empty(N)
@@ -48,7 +48,7 @@ def standardise_columns(columns, outlier_stds, min_std, clip):
         mean, std = moments(x)
         if math.isfinite(std):
             count, mean, square = moments_within(x, mean, outlier_stds * std)
-            # See standardise_torch for the least deviation here.
+            # Why min_std is needed here is said in clamp_and_standardise_torch.
             bound = outlier_stds * max(math.sqrt(square / (count - 1)), min_std)
             low, high = mean - bound, mean + bound
             for j in range(N):

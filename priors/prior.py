@@ -1,4 +1,4 @@
-"""The interface of a prior, and the loop behind it: plan, execute, finish, filter, count what was thrown away."""
+"""The interface of a prior, and the loop behind it: plan, execute, finish, filter, and count rejected draws."""
 
 from __future__ import annotations
 
@@ -12,40 +12,44 @@ from priors.finish import Rejected, finish
 from priors.random import Seed, as_seed, one_thread, rng_at
 from priors.table import PriorError, Table, TableSpec
 
-MAX_REJECTIONS = 1000
+MAX_REJECTIONS = 1000  # in a row, before the request counts as impossible
 
 
 @dataclass
 class Prior:
-    """A distribution over tables. The fields of a subclass are its options, the schema of its YAML file.
+    """A distribution over tables. The fields of a subclass are its options, and the schema of its YAML file.
 
-    A subclass decides (`plan`) and computes (`execute`); everything that priors share happens in `sample`.
-    One that takes its tables from elsewhere (mix_scm, disk) has a `sample` of its own instead.
+    A subclass implements `plan` and `execute`, and `accept` if it has filters; what priors share happens in `sample`.
+    A subclass that gets its tables from elsewhere (mix_scm, disk) overrides `sample` instead.
     """
 
     def problems(self) -> list[str]:
-        """Everything wrong with the options, in the user's terms."""
+        """Everything wrong with the options, as messages for the user."""
         return []
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> Any:
-        """Decide a table: a small description from which `execute` computes, without further decisions."""
+        """Make all decisions about a table: a small description from which `execute` computes it.
+
+        seed: the table's address and the number of the attempt, of which the plan is a pure function
+        Raises Rejected with a one-word reason if the decisions lead to no table.
+        """
         raise NotImplementedError
 
     def execute(self, plan: Any) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Compute a plan: raw columns float32 (num_rows, num_features), labels int64 (num_rows,), number of classes.
 
-        Raises Rejected with a one-word reason where the plan leads nowhere, as `plan` may.
+        Raises Rejected with a one-word reason if the plan leads to no table.
         """
         raise NotImplementedError
 
     def accept(self, table: Table, seed: tuple[int, ...]) -> None:
-        """Raise Rejected for a finished table that the prior's filters turn away."""
+        """Raise Rejected for a finished table that does not pass the prior's filters."""
 
     @one_thread()
     def sample(self, spec: TableSpec, seed: Seed) -> Table:
-        """The table at an address: a pure function of options, spec and seed (an int or a tuple of ints).
+        """The table at an address: a pure function of the options, spec and seed (an int or a tuple of ints).
 
-        Raises PriorError for an impossible spec, and after 1,000 rejections in a row.
+        Raises PriorError if the spec is impossible, and after 1,000 rejected draws in a row.
         """
         spec.check()
         address = as_seed(seed)
@@ -69,11 +73,11 @@ class Prior:
 
 
 def explain(rejections: Counter[str], spec: TableSpec) -> str:
-    """Which setting makes the tables impossible, from the commonest reason."""
+    """Which setting to change, judged by the commonest reason."""
     reason = rejections.most_common(1)[0][0]
     return {
-        "split": f"rows or train_size are too few for up to {spec.max_classes} classes: raise num_rows, move the "
+        "split": f"num_rows or train_size is too small for up to {spec.max_classes} classes: raise num_rows, move the "
         "labelled share towards one half, or lower max_classes",
-        "unpredictable": "the filter of unpredictable tables turns all away: raise num_rows or switch the filter off",
-        "trivial": "the filter of trivial tables turns all away: switch it off",
+        "unpredictable": "the filter of unpredictable tables rejects all: raise num_rows or switch the filter off",
+        "trivial": "the filter of trivial tables rejects all: switch it off",
     }.get(reason, "raise num_rows or num_features, or use the prior's default options")

@@ -1,4 +1,4 @@
-"""Random numbers of an address."""
+"""Random numbers that depend on nothing but an address."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ import torch
 
 Seed = int | tuple[int, ...]
 
+STREAM_VERSION = 1
+"""Version of the stream of tables: whatever changes the tables of a seed raises it."""
+
 
 def rng_at(*address: Seed | str) -> np.random.Generator:
     """Counter-based generator (Philox) keyed by an address of ints, tuples of ints and names.
 
-    The key is a hash of the written-out address, so equal addresses give equal draws in any process and
-    (1,), (1, 0) and (2**32,) are three different ones (numpy's SeedSequence pads and splits words, and
-    would mix them up).
+    The key is a hash of the address as text, so that equal addresses give equal draws in any process, and (1,), (1, 0)
+    and (2**32,) are three different addresses (numpy's SeedSequence pads and splits words, and would confuse them).
     """
     digest = hashlib.blake2b(repr(address).encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, dtype="<u8")))
 
 
 def normals(rng: np.random.Generator, *shape: int) -> torch.Tensor:
-    """Standard normal float32 tensor, 1 ns a value (rng.standard_normal: 9 ns)."""
+    """Standard normal float32 tensor of this shape; 1 ns per value (rng.standard_normal: 9 ns)."""
     from priors.floats import fill_normals
 
     out = torch.empty(shape)
@@ -33,13 +35,13 @@ def normals(rng: np.random.Generator, *shape: int) -> torch.Tensor:
 
 
 def random_key(rng: np.random.Generator) -> int:
-    """A uint64 for compiled functions, which make their random numbers from it."""
+    """A uint64 from which compiled functions make their random numbers."""
     return rng.bit_generator.random_raw()
 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch on one thread: with two, sums and decompositions round differently, and tables depend on who draws them."""
+    """Torch on one thread, as sums and decompositions round differently on two, and tables must not depend on that."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -49,5 +51,5 @@ def one_thread() -> Iterator[None]:
 
 
 def as_seed(seed: int | Iterable[int]) -> tuple[int, ...]:
-    """The seed as a tuple of plain ints; 7 and (7,) are the same address."""
+    """The seed as a tuple of Python ints; 7 and (7,) are the same address."""
     return tuple(int(part) for part in seed) if isinstance(seed, Iterable) else (int(seed),)

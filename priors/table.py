@@ -1,4 +1,4 @@
-"""What a synthetic table is, and the address it is drawn from."""
+"""What is asked of a prior, and the table it returns."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ import torch
 from priors.random import Seed
 
 MIN_ROWS = 10
-
 MAX_CLASSES = 10
 
 
 class PriorError(ValueError):
-    """A request that a prior cannot serve; the message is for the person who made it."""
+    """A request that a prior cannot serve; the message is for the user."""
 
 
 @dataclass(frozen=True)
 class TableSpec:
     """What is asked of a prior.
 
-    num_rows: rows of the table, labelled and query rows together
-    train_size: labelled rows, the first ones
-    num_features: columns drawn; constant ones are dropped afterwards
-    max_classes: labels are drawn from 2..max_classes classes
-    group_seed: address of the hyper-parameters that the tables of one micro-batch group share, in the priors
-        that have such (mlp_scm, tree_scm); by default the table's own address
+    num_rows: labelled and query rows together, at least 10
+    train_size: labelled rows, which come first
+    num_features: columns to draw, of which constant ones are dropped afterwards
+    max_classes: the number of classes is drawn from 2..max_classes, at most 10
+    group_seed: address of the hyper-parameters that the tables of a micro-batch group share, in priors that have
+        them (mlp_scm, tree_scm, mix_scm); by default the table's own address
     """
 
     num_rows: int
@@ -38,37 +37,43 @@ class TableSpec:
     group_seed: Seed | None = None
 
     def problems(self) -> list[str]:
-        found = []
+        """Everything that makes the table impossible."""
+        problems = []
         if self.num_rows < MIN_ROWS:
-            found.append(f"num_rows is {self.num_rows}; at least {MIN_ROWS} are needed")
+            problems.append(f"num_rows is {self.num_rows}; at least {MIN_ROWS} are needed")
         if not 1 <= self.train_size < self.num_rows:
-            found.append(f"train_size is {self.train_size}; it must lie in 1..num_rows-1 = 1..{self.num_rows - 1}")
+            problems.append(f"train_size is {self.train_size}; it must lie in 1..num_rows-1 = 1..{self.num_rows - 1}")
         if self.num_features < 1:
-            found.append(f"num_features is {self.num_features}; at least 1 is needed")
+            problems.append(f"num_features is {self.num_features}; at least 1 is needed")
         if not 2 <= self.max_classes <= MAX_CLASSES:
-            found.append(f"max_classes is {self.max_classes}; it must lie in 2..{MAX_CLASSES}")
+            problems.append(f"max_classes is {self.max_classes}; it must lie in 2..{MAX_CLASSES}")
         elif self.max_classes > min(self.train_size, self.num_rows - self.train_size):
-            found.append(
+            problems.append(
                 f"max_classes is {self.max_classes}, but each class needs a labelled and a query row "
                 f"({self.train_size} labelled, {self.num_rows - self.train_size} query rows)"
             )
-        return found
+        return problems
 
     def check(self) -> None:
-        if found := self.problems():
-            raise PriorError("impossible table: " + "; ".join(found))
+        """Raise PriorError with all problems."""
+        if problems := self.problems():
+            raise PriorError("impossible table: " + "; ".join(problems))
 
 
 @dataclass
 class Table:
-    """A finished table: standardised features, labels, split.
+    """A finished table: standardised features, target, split.
 
     X: float32 (num_rows, M) with M <= num_features, since constant columns are dropped
-    y: int64 (num_rows,), labels in 0..num_classes-1; a label may be absent, the same ones in both parts
-    train_size: the first rows, whose labels are the context
+    y: int64 (num_rows,), labels in 0..num_classes-1; some may be absent, the same ones among labelled and query rows
+    train_size: labelled rows, which come first
     num_classes: cardinality drawn for the target
-    plan: the prior's description of the table; str(plan) reads as text
-    rejections: draws thrown away before this one, by reason
+    plan: the prior's description of the table; str(plan) is its text
+    rejections: number of rejected draws before this one, by reason
+
+    All targets are classes. A prior's `execute` decides the type of the target, by the dtype of the labels that it
+    returns, and `priors.finish.finish` (split check, permutation of the classes) relies on it. Both would change for
+    a real-valued target, y float32; those who read a table go by `y.dtype`.
     """
 
     X: torch.Tensor

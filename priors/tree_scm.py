@@ -1,25 +1,17 @@
-"""tree_scm: tables whose target is a chain of boosted trees fitted to noise (TabICL, arXiv 2502.05564)."""
+"""tree_scm: tables whose target is a chain of boosted trees fitted to noise (TabICL, arXiv 2502.05564, appendix)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from priors.prior import Prior
 from priors.random import normals, rng_at
-from priors.scm.shared import (
-    CAUSE_SAMPLINGS,
-    Causes,
-    Discretisation,
-    choose,
-    discretise,
-    group_rng,
-    plan_causes,
-    plan_discretisation,
-    sample_causes,
-    scaled_normal,
-)
+from priors.scm.causes import CAUSE_SAMPLINGS, Causes, plan_causes, sample_causes
+from priors.scm.discretisation import Discretisation, discretise, plan_discretisation
+from priors.scm.hyperparameters import choose, group_rng, scaled_normal
+from priors.scm.noise import LayerNoise
 from priors.table import TableSpec
 
 MAX_TREES = 4
@@ -28,25 +20,23 @@ MAX_DEPTH = 4
 
 @dataclass(frozen=True)
 class Layer:
-    """Boosted trees fitted to standard normal targets and predicted at the same rows -> noise.
+    """Boosted trees, fitted to standard normal targets and predicted at the same rows -> noise (first layer: none).
 
-    noise_varies: noise_std is the scale of an output's own standard deviation instead of being it
+    num_outputs: targets that every tree predicts at once
     """
 
     num_outputs: int
     num_trees: int
     depth: int
-    noise_std: float
-    noise_varies: bool
+    noise: LayerNoise
 
     def __str__(self) -> str:
-        noise = f"noise {'up to about ' if self.noise_varies else ''}{self.noise_std:.2g}"
-        return f"{self.num_trees} trees of depth {self.depth} -> {self.num_outputs}, {noise}"
+        return f"{self.num_trees} trees of depth {self.depth} -> {self.num_outputs}, {self.noise}"
 
 
 @dataclass(frozen=True)
 class TreePlan:
-    """The features are the causes, the target is the only output of the last layer."""
+    """Causes, which are the features, and layers, the last of which has one output, the target."""
 
     seed: tuple[int, ...]
     num_rows: int
@@ -62,10 +52,11 @@ class TreePlan:
 
 @dataclass
 class TreeSCM(Prior):
+    """The tree prior of TabICL v1."""
+
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> TreePlan:
         group = group_rng(spec, seed)
-        noise_std = scaled_normal(group, 0.3, 1e-4)
-        noise_varies = choose(group, (True, False))
+        noise = LayerNoise(std=scaled_normal(group, 0.3, 1e-4), varies=choose(group, (True, False)))
         cause_sampling = choose(group, CAUSE_SAMPLINGS)
         cause_moments = choose(group, (True, False))
         boundaries = choose(group, ("value", "rank"))
@@ -77,8 +68,7 @@ class TreeSCM(Prior):
                 num_outputs=width,
                 num_trees=min(MAX_TREES, int(1 + rng.exponential(2))),
                 depth=min(MAX_DEPTH, int(2 + rng.exponential(2))),
-                noise_std=noise_std if i > 0 else 0.0,
-                noise_varies=noise_varies,
+                noise=noise if i > 0 else replace(noise, std=0.0),
             )
             for i, width in enumerate(widths)
         )
@@ -99,9 +89,7 @@ class TreeSCM(Prior):
             rng = rng_at(plan.seed, "layer", i)
             targets = normals(rng, plan.num_rows, layer.num_outputs)
             values = torch.from_numpy(fit_predict(values.numpy(), targets.numpy(), layer.num_trees, layer.depth))
-            if layer.noise_std:
-                noise_std = torch.full((layer.num_outputs,), layer.noise_std)
-                if layer.noise_varies:
-                    noise_std *= normals(rng, layer.num_outputs).abs()
-                values += normals(rng, *values.shape) * noise_std
+            if layer.noise.std:
+                stds = layer.noise.draw_stds(rng, layer.num_outputs)
+                values += normals(rng, *values.shape) * stds
         return discretise(causes, values[:, 0], plan.discretisation, plan.seed)

@@ -18,7 +18,7 @@ from tabicl_train.model.config import TabICLConfig
 from tabicl_train.planning.flops import forward_flops
 
 IMBALANCE = 1.05  # of the slowest rank over the lower bound; finer cuts would lose more in small micro-batches
-# Features a table may have, by its rows (spec/prior.md, part C): (more rows than, at most features).
+# Largest number of features by rows, as in tabicl 2.2.0: (more rows than, features).
 FEATURE_CAPS = ((65_000, 10), (60_000, 15), (50_000, 20), (40_000, 30), (30_000, 40), (20_000, 60), (10_240, 80))
 
 
@@ -107,6 +107,11 @@ def plan_step(curriculum: CurriculumConfig, model: TabICLConfig, seed: int, step
     return StepPlan(step, name, stage.tables, tuple(batches))
 
 
+def cap_features(rows: int, features: int) -> int:
+    """The number of features, or the largest that a table with so many rows may have."""
+    return min([features, *(cap for more_than, cap in FEATURE_CAPS if rows > more_than)])
+
+
 def draw_spec(stage: StageConfig, max_classes: int, rng: np.random.Generator) -> TableSpec:
     """Rows, split and width of one group."""
     low, high = stage.small_rows if rng.random() < stage.small_share else stage.rows
@@ -116,7 +121,7 @@ def draw_spec(stage: StageConfig, max_classes: int, rng: np.random.Generator) ->
         rows = int(rng.integers(low, high + 1))
     rows = min(max(rows, low), high)
     features = int(rng.integers(stage.features[0], stage.features[1] + 1))
-    cap = next((cap for more_than, cap in FEATURE_CAPS if rows > more_than), features)
+    features = cap_features(rows, features)
     train_size = min(max(round(rows * rng.uniform(*stage.train_share)), 2), rows - 2)
     # A class needs a labelled and a query row, so a small side of the split limits their number.
-    return TableSpec(rows, train_size, min(features, cap), min(max_classes, train_size, rows - train_size))
+    return TableSpec(rows, train_size, features, min(max_classes, train_size, rows - train_size))

@@ -1,1 +1,1 @@
-"""Filters of graph_scm's finished tables, and the trees that judge them."""
+"""The filter of finished tables by how predictable their target is, and the trees that predict it."""

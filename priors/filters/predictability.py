@@ -1,4 +1,7 @@
-"""Filters of finished tables: unpredictable ones and trivial ones, both judged by extremely randomised trees."""
+"""Rejects finished tables whose target extremely randomised trees cannot predict, or predict too well.
+
+The first filter is that of TabICLv2 (arXiv 2602.11139, appendix on the prior), the second is our own.
+"""
 
 from __future__ import annotations
 
@@ -9,44 +12,46 @@ import numpy as np
 from priors.finish import Rejected
 from priors.table import Table
 
-# Trees grown before each look, the last being the specified number. More trees and more rows only raise the z-score
-# of the improvement: of 400 tables none was rejected whose score passed 2 at any look (the largest of the rejected
-# was 1.1), none accepted whose score was below -3 after 12 trees.
-LOOKS = (1, 3, 6, 12, 25)
-CERTAIN = 2.5
-HOPELESS, HOPELESS_AFTER = -3.5, 12
-FIRST_ROWS = 1024  # of long tables, looked at first
+# Numbers of trees after which a table may be decided; the last is that of the paper. More trees and more rows only
+# raise the z-score of the improvement: of 400 tables, none was rejected whose score exceeded 2 at any stage (the
+# highest among the rejected was 1.1), and none accepted whose score was below -3 after 12 trees.
+STAGES = (1, 3, 6, 12, 25)
+CERTAIN = 2.5  # z-score above which a table is accepted early
+HOPELESS, HOPELESS_AFTER = -3.5, 12  # z-score below which a table is rejected early, from this number of trees on
+FIRST_ROWS = 1024  # random rows of a longer table on which it may be accepted even earlier
 RESAMPLES = 200
 MAX_FAILURES = 10  # 5 % of the resamples
-# Even y = sign(x0) leaves trees with random cuts 0.06 to 0.15 (400 to 3,000 rows, 1 to 20 features).
+# Relative squared error. Even for y = sign(x0), trees with random cuts are left with 0.06 to 0.15 (400 to 3,000 rows,
+# 1 to 20 features).
 TRIVIAL_ERROR = 0.15
 
 
 def check_predictability(table: Table, rng: np.random.Generator, drop_unpredictable: bool, drop_trivial: bool) -> None:
-    """Raise Rejected("unpredictable") or Rejected("trivial").
+    """Raise Rejected("unpredictable") or Rejected("trivial") if the table is to be dropped.
 
-    25 extremely randomised trees (depth 6, all features tried at a split, bootstrap) predict the one-hot target out
-    of bag. Unpredictable: in at least 5 % of 200 bootstrap resamples of the rows, the trees' squared error is not
-    below that of the mean. Trivial: the trees' squared error is below 15 % of that of the mean.
+    25 extremely randomised trees (depth 6, all features tried at each split, bootstrap samples) predict the one-hot
+    target out of bag. A table is unpredictable if in at least 5 % of 200 bootstrap resamples of its rows the trees'
+    squared error is not below that of the mean; it is trivial if the trees' squared error is below 15 % of that of the
+    mean.
     """
     from priors.filters.trees import ExtraTrees
 
     X, y = table.X.cpu().numpy(), table.y.cpu().numpy()
     if not drop_trivial and len(y) > FIRST_ROWS:
         rows = rng.choice(len(y), FIRST_ROWS, replace=False)
-        if ExtraTrees(X[rows], y[rows], rng).grow(LOOKS[1]).z_score() > CERTAIN:
+        if ExtraTrees(X[rows], y[rows], rng).grow(STAGES[1]).z_score() > CERTAIN:
             return
     trees = ExtraTrees(X, y, rng)
-    for look in LOOKS[:-1]:
-        z = trees.grow(look - trees.size).z_score()
+    for num_trees in STAGES[:-1]:
+        z = trees.grow(num_trees - trees.size).z_score()
         if z > CERTAIN and not drop_trivial:
             return
-        if z < HOPELESS and look >= HOPELESS_AFTER and drop_unpredictable:
+        if z < HOPELESS and num_trees >= HOPELESS_AFTER and drop_unpredictable:
             raise Rejected("unpredictable")
-    trees.grow(LOOKS[-1] - trees.size)
+    trees.grow(STAGES[-1] - trees.size)
     if drop_unpredictable:
-        # The mean of a resample is close to normal, so the number of resamples whose mean is not positive is
-        # binomial: drawn as such instead of resampling.
+        # The mean improvement of a resample is nearly normal, so the number of resamples in which it is not positive
+        # is drawn from a binomial instead of resampling.
         failure = 0.5 * math.erfc(trees.z_score() / math.sqrt(2))
         if rng.binomial(RESAMPLES, failure) >= MAX_FAILURES:
             raise Rejected("unpredictable")

@@ -1,4 +1,4 @@
-"""Extremely randomised trees with out-of-bag predictions of class shares, compiled by numba."""
+"""Extremely randomised trees (Geurts, Ernst and Wehenkel 2006) that predict class shares out of bag; numba."""
 
 from __future__ import annotations
 
@@ -11,36 +11,43 @@ MAX_DEPTH = 6
 
 
 class ExtraTrees:
-    """A growing ensemble over one table: X float32 (N, M), y int64 (N,)."""
+    """An ensemble for one table that grows: X float32 (N, M), y int64 (N,).
+
+    size: number of trees
+    votes: sums of the out-of-bag predictions, float32 (N, classes that occur)
+    counts: number of trees that a row is out of the bag of, int32 (N,)
+    """
 
     def __init__(self, X: np.ndarray, y: np.ndarray, rng: np.random.Generator):
         present, self.y = np.unique(y, return_inverse=True)
         self.X = np.ascontiguousarray(X, dtype=np.float32)
         self.rng = rng
         self.size = 0
-        self.votes = np.zeros((len(y), len(present)), np.float32)  # sums of out-of-bag predictions
+        self.votes = np.zeros((len(y), len(present)), np.float32)
         self.counts = np.zeros(len(y), np.int32)
 
     def grow(self, trees: int) -> ExtraTrees:
+        """Add this number of trees; returns itself."""
         for _ in range(trees):
             grow_tree(self.X, self.y, self.rng.integers(1, 2**63), self.votes, self.counts)
         self.size += trees
         return self
 
     def errors(self) -> tuple[np.ndarray, np.ndarray]:
-        """Squared errors of the mean and of the out-of-bag predictions, per row that has such."""
+        """Squared errors of the mean and of the out-of-bag predictions, one per row that has a prediction."""
         seen = self.counts > 0
         truth = np.eye(self.votes.shape[1], dtype=np.float32)[self.y]
         mean = np.square(truth - truth.mean(0)).sum(1)[seen]
         return mean, np.square(truth[seen] - self.votes[seen] / self.counts[seen, None]).sum(1)
 
     def z_score(self) -> float:
-        """The mean improvement in squared error over the mean, in standard errors."""
+        """By how much the trees' squared error is below that of the mean: mean over rows, in standard errors."""
         mean, model = self.errors()
         improvement = mean - model
         return float(improvement.mean() / max(improvement.std() / math.sqrt(len(improvement)), 1e-12))
 
     def relative_error(self) -> float:
+        """Squared error of the trees, divided by that of the mean."""
         mean, model = self.errors()
         return float(model.sum() / mean.sum())
 
@@ -56,7 +63,10 @@ def next_random(state):
 
 @njit("void(f4[:, ::1], i8[::1], u8, f4[:, ::1], i4[::1])", cache=True, fastmath={"contract", "nsz", "reassoc"})
 def grow_tree(X, y, seed, votes, counts):
-    """Add one tree's out-of-bag predictions. All features of a row are compared at once, which vectorises."""
+    """Grow a tree on X (N, M) and y (N,), and add its out-of-bag predictions to votes (N, C) and counts (N,).
+
+    All features of a row are compared at once, which is vectorised.
+    """
     N, M = X.shape
     C = votes.shape[1]
     state = np.uint64(seed)

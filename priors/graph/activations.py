@@ -1,4 +1,4 @@
-"""Random activations: fixed functions and powers, standardised around."""
+"""Random activations: fixed functions and powers between standardisations (TabICLv2, arXiv 2602.11139, appendix)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def one_hot_of_max(x: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def ranks(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """int64 number of smaller values along dim; of equal ones the first is the smaller."""
+    """Number of smaller values along dim, int64; of equal values the first counts as smaller."""
     if x.is_cuda or dim != 0:
         return ranks_torch(x, dim)
     from priors.graph import kernels
@@ -26,11 +26,12 @@ def ranks(x: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def ranks_torch(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """The path of `ranks` for CUDA and for other axes."""
     return x.argsort(dim=dim, stable=True).argsort(dim)
 
 
 def invert_ranks(ranks: torch.Tensor, dim: int) -> torch.Tensor:
-    """The positions, in order of their ranks."""
+    """Positions along dim, sorted by their ranks (argsort, given the ranks)."""
     shape = [1] * ranks.ndim
     shape[dim] = -1
     positions = torch.arange(ranks.shape[dim], device=ranks.device).view(shape).expand_as(ranks)
@@ -72,13 +73,13 @@ PLAIN_KINDS = ("fixed",) * 8 + ("relu_power", "signed_power", "inverse_power", "
 
 
 def standardise(x: torch.Tensor) -> torch.Tensor:
-    """Each feature of (n, N) to mean 0 and population standard deviation 1 over the rows (+1e-4)."""
-    x, shrinkage = normalise(x)
-    return x.mul_(shrinkage)
+    """Features of (n, N) minus their means, divided by their population standard deviations over the rows (+1e-4)."""
+    x, factors = normalise(x)
+    return x.mul_(factors)
 
 
 def normalise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features (n, N) of mean 0 and deviation 1, and (n, 1) std / (std + 1e-4), which is still to be multiplied.
+    """Features (n, N) with mean 0 and deviation 1, and factors std / (std + 1e-4), (n, 1), to multiply them by.
 
     One fused pass instead of seven. The 1e-20 keeps constant features at zero.
     """
@@ -88,7 +89,10 @@ def normalise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @dataclass
 class PlainActivation:
-    """f(x) alone, the variant that shapes matrices."""
+    """A function applied as it is; matrices use it like this.
+
+    name: of a function in FIXED, or a kind of power
+    """
 
     name: str
     power: float = 1.0
@@ -120,7 +124,7 @@ class PlainActivation:
 
 @dataclass
 class Activation:
-    """standardise -> shift to a random row and scale -> f -> standardise, on (n, N)."""
+    """standardise -> (x - x in a random row, of each feature) * scale -> f -> standardise, for x (n, N)."""
 
     plain: PlainActivation
     scale: float

@@ -1,4 +1,7 @@
-"""Column converters: read a slice of a node, give the column and the values that flow on to the node's children."""
+"""Column converters: from a slice of a node to a column, and to the values that flow on to the node's children.
+
+Source: TabICLv2, arXiv 2602.11139, appendix on the prior.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,7 @@ from priors.graph.functions import Function, draw_cheap_function
 from priors.graph.nearest import nearest_centres
 from priors.graph.noise import Noise
 from priors.graph.points import Points
-from priors.graph.scalars import LOCAL, Scalars
-from priors.graph.weights import Weights
+from priors.graph.scalars import LOCAL, Scalars, Weights
 
 NUMERIC_MODES = ("identity", "warp")
 CATEGORICAL_MODES = (
@@ -28,9 +30,11 @@ CATEGORICAL_MODES = (
 
 @dataclass
 class Numeric:
-    """A numeric column of width 1, as it is or through a Kumaraswamy warp.
+    """A numeric column of width 1: the values themselves, or their Kumaraswamy warp.
 
-    warp_flow: the warped values also flow on, as in the released generator; else the raw ones do (corrected preset).
+    mode: one of NUMERIC_MODES
+    a, b: exponents of the warp
+    warp_flow: whether the warped values flow on, as in the released generator, or the raw ones (corrected preset)
     """
 
     mode: str
@@ -52,14 +56,14 @@ class Numeric:
 
 
 def kumaraswamy(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """1 - (1 - u^a)^b of each feature of (n, N), u being its values scaled to [0, 1]; a, b (n, 1)."""
+    """1 - (1 - u^a)^b of each feature of x (n, N), where u are its values scaled to [0, 1]; a, b (n, 1)."""
     low, high = x.amin(dim=1, keepdim=True), x.amax(dim=1, keepdim=True)
     u = (x - low).div_((high - low).clamp_(min=1e-30))
     return u.pow_(a).neg_().add_(1).pow_(b).neg_().add_(1)
 
 
 def convert_numeric(x: torch.Tensor, converters: list[Numeric], noise: Noise) -> tuple[torch.Tensor, torch.Tensor]:
-    """All numeric columns of a node at once: x (k, N) -> columns (k, N), values that flow on (k, N)."""
+    """All numeric columns of a node at once; x (k, N) -> columns (k, N), values that flow on (k, N)."""
     warped = [i for i, converter in enumerate(converters) if converter.mode == "warp"]
     if not warped:
         return x, x
@@ -72,7 +76,17 @@ def convert_numeric(x: torch.Tensor, converters: list[Numeric], noise: Noise) ->
 
 @dataclass
 class Categorical:
-    """A column of `cardinality` categories read from `width` values a row."""
+    """A column of `cardinality` categories, read from `width` values per row.
+
+    mode: one of CATEGORICAL_MODES. Before the underscore stands how a category is found: "neighbor", as the nearest of
+        some rows, or "softmax", as a draw from a softmax. Behind it stands what flows on: "id", the values themselves;
+        "disc", the centre or the embedding of the category; "func", a function of the centre; "int", the category
+    p: exponent of the distance sum |x - c|^p to a centre
+    function: what flows on in mode "neighbor_func"
+    factor: of the standardised logits
+    shares: of the categories, whose logarithms are added to the logits
+    embedding: of the categories in mode "softmax_disc"
+    """
 
     mode: str
     cardinality: int
@@ -103,7 +117,7 @@ class Categorical:
         return f"{self.cardinality} categories {self.mode}" + (f"({self.function})" if self.function else "")
 
     def __call__(self, x: torch.Tensor, noise: Noise) -> tuple[torch.Tensor, torch.Tensor]:
-        """x (width, N) -> categories int64 (N,), values that flow on (width, N)."""
+        """x (width, N) -> categories int64 (N,), values that flow on float32 (width, N)."""
         if self.mode.startswith("neighbor"):
             centres = x[:, noise.distinct_rows(x.shape[1], min(self.cardinality, x.shape[1]))]
             index = nearest_centres(x, centres, self.p)
@@ -121,6 +135,7 @@ class Categorical:
         return index, index.to(x.dtype).expand_as(x)
 
     def sample_softmax(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
+        """Categories int64 (N,) drawn from the softmax over the standardised values of each row of x (width, N)."""
         logits = standardise(x).mul_(self.factor)
         logits += noise.tensor(self.shares.compute(noise.rng)[0][:, None]).add_(1e-4).log_()
         cumulative = logits.nan_to_num_(0.0, 0.0, 0.0).softmax(0).cumsum_(0)

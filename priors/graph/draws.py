@@ -1,7 +1,7 @@
 """CPU loops compiled by numba: random weights, mixture points, kernel matrices, rows of norm one.
 
-A table draws some hundred of these, most of them small: as numpy calls they took 25 to 100 us each, now 1 to 5.
-`key` is a random uint64 from which all random numbers of a call are made, by counting (priors.floats).
+A table needs some hundred of these, most of them small: a call takes 1 to 5 us, with numpy 25 to 100 us.
+`key` is a random uint64; a call makes all its random numbers from the counters that start there (priors.floats).
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from priors.floats import FASTMATH, exponential, fill_normals, normal_pair, scra
 
 @njit("void(f4[:, ::1], f8[::1], f8[::1], u8)", cache=True, fastmath=FASTMATH)
 def fill_weights(out, slope, spread, key):
-    """Each row of out (batch, n): softmax of -slope log(i) + spread * normal, shuffled, scaled to L2 norm sqrt(n)."""
+    """Fill each row of out (batch, n) with softmax(-slope log(i) + spread * normal), shuffled, of L2 norm sqrt(n).
+
+    slope, spread: (batch,)
+    """
     batch, n = out.shape
     log_rank = np.log(np.arange(1, n + 1)).astype(np.float32)
     flat = out.reshape(-1)
@@ -44,7 +47,7 @@ def fill_weights(out, slope, spread, key):
 
 @njit("i8[::1](i8, i8, u8)", cache=True)
 def distinct_integers(high, size, key):
-    """`size` different integers below `high`, in random order (Fisher and Yates, stopped early)."""
+    """`size` distinct integers below `high` in random order, int64 (size,), by a partial Fisher-Yates shuffle."""
     numbers = np.arange(high)
     for i in range(size):
         j = i + ((scramble(key + np.uint64(i)) >> np.uint64(32)) * np.uint64(high - i) >> np.uint64(32))
@@ -54,8 +57,11 @@ def distinct_integers(high, size, key):
 
 @njit("f4[:, ::1](i8, f4[::1], f4[:, ::1], u8)", cache=True, fastmath=FASTMATH)
 def mixture_points(size, shares, shapes, key):
-    """(dim, size) points of a Gaussian mixture: shares (components,), shapes (components, dim) scale the columns of
-    each component's Gaussian matrix, as does exp(g + h * normal) with g, h shared."""
+    """Points of a Gaussian mixture, float32 (dim, size).
+
+    shares (components,) are the components' probabilities, up to a factor. shapes (components, dim) scale the columns
+    of each component's Gaussian matrix, as does exp(g + h * normal), where the components share g and h.
+    """
     components, dim = shapes.shape
     parameters = np.empty(2 + components * (1 + dim + dim * dim), np.float32)
     fill_normals(parameters, key)
@@ -90,7 +96,7 @@ def mixture_points(size, shares, shapes, key):
 
 @njit("f4[:, ::1](f4[:, ::1], f4[:, ::1], i8, f4, u8)", cache=True, fastmath=FASTMATH)
 def kernel_matrices(a, b, batch, decay, key):
-    """exp(-decay |a_i - b_j|) with random signs: a (dim, batch * n), b (dim, batch * m) -> (batch * n, m)."""
+    """exp(-decay |a_i - b_j|) with random signs; a (dim, batch * n), b (dim, batch * m) -> (batch * n, m)."""
     n, m = a.shape[1] // batch, b.shape[1] // batch
     out = np.zeros((batch * n, m), np.float32)
     for r in range(batch * n):
@@ -109,7 +115,7 @@ def kernel_matrices(a, b, batch, decay, key):
 
 @njit("void(f4[:, ::1], f4, u8)", cache=True, fastmath={"contract", "nsz", "reassoc"})
 def normalise_rows(matrix, noise, key):
-    """Rows plus noise * normal, scaled to L2 norm 1 (+1e-6), in place."""
+    """Add noise * normal to matrix (rows, n) and divide its rows by their L2 norms (+1e-6), in place."""
     rows, n = matrix.shape
     normal = np.empty(n, np.float32)
     for r in range(rows):

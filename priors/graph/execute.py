@@ -1,4 +1,4 @@
-"""Computing a planned table, node by node."""
+"""From a plan to the raw columns of a table, node by node (TabICLv2, arXiv 2602.11139, appendix)."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ from priors.graph.plan import TARGET, GraphPlan, Node
 
 
 def execute_plan(plan: GraphPlan, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
-    """Raw columns float32 (num_rows, num_features), labels int64 (num_rows,); Rejected where no split can be found."""
+    """Raw columns float32 (num_rows, num_features) and labels int64 (num_rows,).
+
+    Raises Rejected("split") if labelled and query rows cannot hold the same classes.
+    """
     noise = Noise((plan.address, "execute"), device)
     features = torch.empty(plan.num_features, plan.num_rows, device=noise.device)
     labels = torch.empty(0)
     last_reader = {parent: node.index for node in plan.nodes for parent in node.parents}
     values: dict[int, torch.Tensor] = {}
     for node in plan.nodes:
-        x = scale(compute_node(node, values, plan.num_rows, noise), node, noise)
-        if len(columns := node.columns):
-            numeric = [column for column in columns if isinstance(column.converter, Numeric)]
+        x = scale(compute_node(node, values, plan.num_rows, noise), node, noise)  # (width, N)
+        if node.columns:
+            numeric = [column for column in node.columns if isinstance(column.converter, Numeric)]
             if numeric:
                 k = len(numeric)
                 raw, flow = convert_numeric(x[:k], [column.converter for column in numeric], noise)
                 features[[column.index for column in numeric]] = raw
                 x[:k] = flow
             start = len(numeric)
-            for column in columns[start:]:
+            for column in node.columns[start:]:
                 part = x[start : start + column.converter.width]
                 category, flow = column.converter(part, noise)
                 if column.index == TARGET:
@@ -50,7 +53,7 @@ def execute_plan(plan: GraphPlan, device: str = "cpu") -> tuple[torch.Tensor, to
 
 
 def check_classes(labels: torch.Tensor) -> None:
-    """Raise Rejected("split") where no order of the rows has the same classes, two or more, in both parts."""
+    """Raise Rejected("split") unless some order of the rows has the same classes, two or more, in both parts."""
     counts = labels.bincount()
     counts = counts[counts > 0]
     if len(counts) < 2 or counts.min() < 2:
@@ -58,7 +61,7 @@ def check_classes(labels: torch.Tensor) -> None:
 
 
 def compute_node(node: Node, values: dict[int, torch.Tensor], num_rows: int, noise: Noise) -> torch.Tensor:
-    """(width, N): random points, or the node's functions of its parents' values."""
+    """The node's values before scaling, (width, N): random points, or functions of its parents' values."""
     if node.points:
         return node.points.compute(num_rows, noise)
     if node.combine == "concat":
@@ -71,6 +74,7 @@ def compute_node(node: Node, values: dict[int, torch.Tensor], num_rows: int, noi
 
 
 def combine(how: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Aggregate the outputs of two parents' functions."""
     match how:
         case "sum":
             return a + b
@@ -82,7 +86,8 @@ def combine(how: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def scale(x: torch.Tensor, node: Node, noise: Noise) -> torch.Tensor:
-    """Standardised features times random weights, over the root mean square of the rows' L2 norms."""
+    """Standardised features of x (width, N) times random weights, over the root mean square of the rows' L2 norms."""
     x, factors = normalise(x)
     factors = factors * noise.tensor(node.weights.compute(noise.rng)[0][:, None])
-    return x.mul_(factors.div_(factors.norm().add_(1e-8)))  # x has deviation 1: the factors' norm is that of the rows
+    # As every feature has deviation 1, the norm of the factors is the root mean square of the rows' norms.
+    return x.mul_(factors.div_(factors.norm().add_(1e-8)))

@@ -1,4 +1,4 @@
-"""The eight kinds of random functions R^n -> R^m, on feature-major values (n, N) -> (m, N)."""
+"""The eight kinds of random functions R^n -> R^m of TabICLv2 (arXiv 2602.11139), feature-major: (n, N) -> (m, N)."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from priors.graph.activations import Activation
 from priors.graph.matrices import Matrix
 from priors.graph.nearest import nearest_centres, p_distances
 from priors.graph.noise import Noise
-from priors.graph.scalars import Scalars
-from priors.graph.weights import Weights
+from priors.graph.scalars import Scalars, Weights
 from priors.random import normals
 
-CHUNK = 2**18  # float32 values of a temporary that is wider than its input and output: 1 MB stays in the cache
+# float32 values of a temporary that is wider than its input and output
+CHUNK = 2**18  # 1 MB, which stays in the cache
 CUDA_CHUNK = 2**26
 
 
 def row_chunks(x: torch.Tensor, width: int) -> tuple[torch.Tensor, ...]:
-    """x (n, N) in pieces of rows for which a temporary of `width` values a row is small."""
+    """x (n, N) cut into chunks of rows, for which a temporary of `width` values per row is small."""
     return x.split(max(64, (CUDA_CHUNK if x.is_cuda else CHUNK) // width), dim=1)
 
 
 def combine_features(
     weights: torch.Tensor, features: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
 ) -> torch.Tensor:
-    """weights (m, k) @ features(x) (k, N) -> (m, N), in chunks of rows."""
+    """weights (m, k) @ features(x) (k, N) -> (m, N), computed in chunks of rows."""
     out = x.new_empty(len(weights), x.shape[1])
     width = len(x) + weights.shape[1]
     for chunk, part in zip(row_chunks(x, width), row_chunks(out, width), strict=True):
@@ -90,7 +90,10 @@ class MLP:
 
 @dataclass
 class Tree:
-    """Mean of oblivious trees: each tests one (feature, value of a random row) pair per level."""
+    """Mean of oblivious trees: at each level, all nodes of a tree test one feature against its value in a random row.
+
+    m: number of outputs
+    """
 
     kind: ClassVar[str] = "tree"
     trees: int
@@ -126,19 +129,23 @@ class Tree:
 def oblivious_trees_torch(
     x: torch.Tensor, dims: torch.Tensor, thresholds: torch.Tensor, leaves: torch.Tensor
 ) -> torch.Tensor:
-    """The same as kernels.oblivious_trees, for CUDA."""
+    """kernels.oblivious_trees for CUDA: x (n, N), dims and thresholds (trees, depth), leaves (trees, 2^depth, m)."""
     trees, depth = dims.shape
     bits = 2 ** torch.arange(depth, device=x.device)
     out = []
     for chunk in row_chunks(x, trees * max(depth, leaves.shape[2])):
-        code = ((chunk[dims] > thresholds[:, :, None]) * bits[:, None]).sum(1)  # (trees, rows)
+        code = ((chunk[dims] > thresholds[:, :, None]) * bits[:, None]).sum(1)  # (trees, chunk)
         out.append(leaves[torch.arange(trees, device=x.device)[:, None], code].mean(0).T)
     return torch.cat(out, dim=1)
 
 
 @dataclass
 class Discretise:
-    """A linear function of the nearest of some random rows."""
+    """A linear function of the nearest of some random rows.
+
+    centres: number of these rows
+    p: exponent of the distance sum |x - c|^p
+    """
 
     kind: ClassVar[str] = "discretise"
     centres: int
@@ -160,14 +167,21 @@ class Discretise:
 
 @dataclass
 class GP:
-    """A draw of a Gaussian process by 256 random Fourier features of power-law spectrum; its variance is 1/2."""
+    """A draw of a Gaussian process by 256 random Fourier features with a power-law spectrum; its variance is 1/2.
+
+    m: number of outputs
+    decay: exponent of the power law of the frequencies' radii
+    product_kernel: every input has frequencies of its own, instead of one direction and one radius for all inputs
+    axes: scales of the inputs, unless product_kernel
+    scale: of all frequencies, unless product_kernel
+    """
 
     kind: ClassVar[str] = "gp"
     features: ClassVar[int] = 256
     m: int
     decay: float
     product_kernel: bool
-    axes: Weights | None = field(default=None, repr=False)  # relevance of the inputs
+    axes: Weights | None = field(default=None, repr=False)
     scale: float = 1.0
 
     @classmethod
@@ -182,10 +196,11 @@ class GP:
         return f"gp({'product, ' if self.product_kernel else ''}decay {self.decay:.2g}, scale {self.scale:.2g})"
 
     def radii(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Draws from the density (decay - 1) (1 + r)^-decay, by inverting its distribution function."""
         return (rng.uniform(1e-6, 1 - 1e-6, shape) ** (1 / (1 - self.decay)) - 1).astype(np.float32)
 
     def frequencies(self, n: int, rng: np.random.Generator) -> np.ndarray:
-        """float32 (256, n)."""
+        """float32 (256, n), in radians per unit of the inputs."""
         if self.product_kernel:
             return self.radii(rng, (self.features, n))
         directions = normals(rng, self.features, n).numpy()
@@ -202,7 +217,7 @@ class GP:
 
 
 def cos_turns(x: torch.Tensor, phases: torch.Tensor) -> torch.Tensor:
-    """cos(2 pi (x + phase)) in place: x (k, N), phases (k,)."""
+    """cos(2 pi (x + phase)) in place, for x (k, N) and phases (k,)."""
     if x.is_cuda:
         return cos_turns_torch(x, phases)
     from priors.graph import kernels
@@ -217,7 +232,7 @@ def cos_turns_torch(x: torch.Tensor, phases: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class Quadratic:
-    """out_o = z^T M_o z, z being at most 20 of the inputs and a constant 1."""
+    """out_o = z^T M_o z, where z is at most 20 of the inputs and a constant 1."""
 
     kind: ClassVar[str] = "quadratic"
     max_inputs: ClassVar[int] = 20
@@ -236,7 +251,7 @@ class Quadratic:
         if len(x) > self.max_inputs:
             x = x[noise.distinct_rows(len(x), self.max_inputs)]
         matrices = self.matrices.compute(noise.rng)
-        # z^T M z = sum over pairs i <= j of (M_ij + M_ji) z_i z_j: one matmul with half of the products
+        # z^T M z is the sum over i <= j of (M_ij + M_ji) z_i z_j (half of it for i = j): one matmul, half the products.
         i, j = np.triu_indices(size)
         pairs = noise.tensor((matrices + matrices.transpose(0, 2, 1))[:, i, j] * np.where(i == j, np.float32(0.5), 1))
         z = torch.cat([x, x.new_ones(1, x.shape[1])])
@@ -244,7 +259,7 @@ class Quadratic:
 
 
 def pair_products(z: torch.Tensor) -> torch.Tensor:
-    """z (n, N) -> (n (n + 1) / 2, N): z_i z_j for i <= j, by rows of the upper triangle."""
+    """z_i z_j for i <= j, row by row of the upper triangle; z (n, N) -> (n (n + 1) / 2, N)."""
     if z.is_cuda:
         return pair_products_torch(z)
     from priors.graph import kernels
@@ -259,7 +274,12 @@ def pair_products_torch(z: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class EM:
-    """A linear function of the soft assignment to random components of different widths."""
+    """A linear function of the soft assignment to random components of different widths, as in the E step of EM.
+
+    components: their number
+    spread: standard deviation of the logarithm of their widths
+    p, q: the assignment is the softmax of -(||x - c||_p / width)^q and the logarithm of the width's density factor
+    """
 
     kind: ClassVar[str] = "em"
     components: int
@@ -285,7 +305,7 @@ class EM:
         return combine_features(weights, lambda chunk: self.assignment(chunk, centres, sigma), x)
 
     def assignment(self, x: torch.Tensor, centres: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
-        """x (n, N), centres (n, k), sigma (k, 1) -> (k, N), columns summing to one."""
+        """Shares (k, N) of the components, which sum to one; x (n, N), centres (n, k), sigma (k, 1)."""
         distance = p_distances(x.contiguous(), centres, self.p, self.q / self.p)  # ||x - c||_p^q
         log_scale = (2 * math.pi * sigma.square()).log_().div_(-2)
         return torch.addcmul(log_scale, distance, sigma.pow(-self.q), value=-1).softmax(0)

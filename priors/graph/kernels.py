@@ -1,8 +1,8 @@
 """CPU loops compiled by numba: sums of |x - c|^p, nearest centres, oblivious trees.
 
-All take feature-major arrays, (n, N), so that the inner loop runs over rows and vectorises. Rows go in blocks whose
-accumulators stay in the first-level cache. Inner loops index one-dimensional views: with two indices they took twice
-the time. Signatures are explicit: other layouts are an error, not a recompilation.
+All take feature-major arrays, (n, N), so that the inner loop runs over rows and is vectorised. Rows are taken in blocks
+whose accumulators stay in the first-level cache. Inner loops index one-dimensional views: with two indices they took
+twice the time. Signatures are explicit: another layout is an error, not a recompilation.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from numba import njit
 
 from priors.floats import FASTMATH, power
 
-BLOCK = 512
-HEAD = 8  # features on which all centres are compared before most are given up
-LANES = 8
-CHUNK = 16
-GROUP = 4  # trees whose leaves are added together: a quarter of the loads and stores of the sum
+BLOCK = 512  # rows
+HEAD = 8  # features on which all centres are compared before most of them are ruled out
+LANES = 8  # float32 values of a 256-bit vector
+CHUNK = 16  # features after which a centre is checked again
+GROUP = 4  # trees whose leaves are added at once, with a quarter of the loads and stores of the sum
 
 
 @njit(inline="always")
 def add_distances(x, centre, p, start, stop, total):
-    """total[j] = sum over features of |x[:, start + j] - centre|^p."""
+    """total[j] = sum over features of |x[:, start + j] - centre|^p, for start + j < stop."""
     total[: stop - start] = np.float32(0.0)
     for i in range(x.shape[0]):
         c, column = centre[i], x[i, start:stop]
@@ -31,7 +31,7 @@ def add_distances(x, centre, p, start, stop, total):
 
 @njit("f4[:, ::1](f4[:, ::1], f4[:, ::1], f4, f4)", cache=True, fastmath=FASTMATH)
 def p_distances(x, centres, p, outer):
-    """x (n, N), centres (k, n) -> (k, N): (sum |x - c|^p)^outer."""
+    """(sum over features of |x - c|^p)^outer, (k, N), for x (n, N) and centres (k, n)."""
     rows = x.shape[1]
     out = np.empty((centres.shape[0], rows), np.float32)
     total = np.empty(BLOCK, np.float32)
@@ -47,7 +47,7 @@ def p_distances(x, centres, p, outer):
 
 @njit("i8[::1](f4[:, ::1], f4[:, ::1], f4)", cache=True, fastmath=FASTMATH)
 def nearest_centres(x, centres, p):
-    """x (n, N), centres (k, n) -> int64 (N,): the centre of least sum |x - c|^p, the first among equals."""
+    """Index of the first centre with the smallest sum |x - c|^p, int64 (N,), for x (n, N) and centres (k, n)."""
     rows = x.shape[1]
     out = np.zeros(rows, np.int64)
     total = np.empty(BLOCK, np.float32)
@@ -70,10 +70,11 @@ def nearest_centres(x, centres, p):
 
 @njit("i8[::1](f4[:, ::1], f4[:, ::1], f4)", cache=True, fastmath={"contract", "nsz", "reassoc"})
 def nearest_centres_wide(x, centres, p):
-    """The same for many features, row by row: most centres are given up after a few features.
+    """nearest_centres for more than HEAD features, row by row: most centres are ruled out after a few features.
 
-    Features go by falling spread among the centres. All centres are compared on the first HEAD features; the closest on
-    those is summed in full, and gives the bound at which the others are given up, chunk by chunk.
+    Features are sorted by their spread among the centres, the largest first. All centres are compared on the first HEAD
+    features. The nearest by those is summed in full, and its distance is the bound for the others: after each chunk of
+    features, a centre beyond the bound is ruled out.
     """
     n, rows = x.shape
     K = centres.shape[0]
@@ -126,9 +127,9 @@ def nearest_centres_wide(x, centres, p):
 
 @njit("f4[:, ::1](f4[:, ::1], i8[:, ::1], f4[:, ::1], f4[:, :, ::1])", cache=True)
 def oblivious_trees(x, dims, thresholds, leaves):
-    """Mean over trees; x (n, N), dims and thresholds (trees, depth), leaves (trees, 2^depth, m) -> (m, N).
+    """Mean of the trees' leaves, (m, N); x (n, N), dims and thresholds (trees, depth), leaves (trees, 2^depth, m).
 
-    Bit d of a row's leaf is x[dims[t, d]] > thresholds[t, d].
+    Bit d of the number of a row's leaf in tree t is x[dims[t, d]] > thresholds[t, d].
     """
     rows, (trees, depth), m = x.shape[1], dims.shape, leaves.shape[2]
     width = -(-m // LANES) * LANES  # whole vectors
@@ -143,13 +144,13 @@ def oblivious_trees(x, dims, thresholds, leaves):
         stop = min(start + block, rows)
         total[:] = np.float32(0.0)
         for t in range(trees):
-            of_tree = code[t % GROUP]
-            of_tree[:] = np.int32(0)
+            leaf_of_row = code[t % GROUP]
+            leaf_of_row[:] = np.int32(0)
             for d in range(depth):
                 column, threshold = x[dims[t, d], start:stop], thresholds[t, d]
                 bit = np.int32(1 << d)
                 for j in range(stop - start):
-                    of_tree[j] += bit if column[j] > threshold else np.int32(0)
+                    leaf_of_row[j] += bit if column[j] > threshold else np.int32(0)
             if t % GROUP == GROUP - 1:
                 for j in range(stop - start):
                     a, b = padded[t - 3, code[0, j]], padded[t - 2, code[1, j]]
@@ -169,9 +170,9 @@ def oblivious_trees(x, dims, thresholds, leaves):
 
 @njit("void(f4[:, ::1], f4[::1])", cache=True, fastmath=FASTMATH)
 def cos_turns(x, phases):
-    """cos(2 pi (x + phase)) in place, x (k, N), phases (k,); error 1e-6 and that of x + phase.
+    """cos(2 pi (x + phase)) in place, for x (k, N) and phases (k,); the error is 1e-6 beside that of x + phase.
 
-    0.13 ns a value, torch's cos 0.5 ns.
+    A value takes 0.13 ns, with torch's cos 0.5 ns.
     """
     for k in range(x.shape[0]):
         phase, row = phases[k], x[k]
@@ -188,7 +189,7 @@ def cos_turns(x, phases):
 
 @njit("f4[:, ::1](f4[:, ::1])", cache=True, fastmath=FASTMATH)
 def pair_products(z):
-    """z (n, N) -> (n (n + 1) / 2, N): z_i z_j for i <= j, by rows of the upper triangle."""
+    """z_i z_j for i <= j, row by row of the upper triangle; z (n, N) -> (n (n + 1) / 2, N)."""
     n, rows = z.shape
     out = np.empty((n * (n + 1) // 2, rows), np.float32)
     k = 0
@@ -203,8 +204,11 @@ def pair_products(z):
 
 @njit("i8[:, ::1](f4[:, ::1])", cache=True, fastmath=FASTMATH)
 def ranks(x):
-    """x (n, N) -> (n, N): the rank of each value within its row, by comparing all pairs of features: n is small, and
-    the comparisons vectorise over rows (sorting took ten times as long at n = 20)."""
+    """Rank of each value among the features of its row, int64 (n, N), for x (n, N).
+
+    All pairs of features are compared: n is small and the comparisons are vectorised over rows, while sorting took ten
+    times as long at n = 20.
+    """
     n, rows = x.shape
     out = np.empty((n, rows), np.int64)
     rank = np.empty(BLOCK, np.float32)

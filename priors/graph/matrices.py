@@ -1,4 +1,4 @@
-"""Random matrices with rows of L2 norm 1."""
+"""Random matrices with rows of L2 norm 1 (TabICLv2, arXiv 2602.11139, appendix on the prior)."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ import numpy as np
 import torch
 
 from priors.graph.activations import PlainActivation
-from priors.graph.scalars import Scalars
-from priors.graph.weights import Weights
+from priors.graph.scalars import Scalars, Weights
 from priors.random import normals, random_key
 
-ACTIVATION_NOISE = 1e-3  # beside which the 1e-6 of every kind is nothing
+NOISE = 1e-6  # on all entries, which gives rows of zeros a direction
+ACTIVATION_NOISE = 1e-3  # on those of the kind "activation", where NOISE would be negligible
 KINDS = ("gaussian", "weights", "singular_values", "kernel", "activation")
 
 
 @dataclass
 class MixturePoints:
-    """Points from a Gaussian mixture whose components differ in share, shape and size."""
+    """Points of a Gaussian mixture whose components differ in share, shape and size.
+
+    shares: one vector over the components
+    shapes: one vector over the dimensions for every component
+    """
 
     dim: int
-    shares: Weights = field(repr=False)  # one vector over the components
-    shapes: Weights = field(repr=False)  # one vector over the dimensions a component
+    shares: Weights = field(repr=False)
+    shapes: Weights = field(repr=False)
 
     @classmethod
     def draw(cls, scalars: Scalars, dim: int = 3) -> MixturePoints:
@@ -38,7 +42,13 @@ class MixturePoints:
 
 @dataclass
 class Matrix:
-    """A batch of random matrices (batch, n, m) of one kind."""
+    """A batch of random matrices (batch, n, m) of one kind.
+
+    kind: one of KINDS
+    weights: of the entries of each row ("weights"), or singular values ("singular_values")
+    points, decay: two sets of points, and the factor of their distances ("kernel")
+    activation, inner: a function, and the matrices it is applied to ("activation")
+    """
 
     kind: str
     batch: int
@@ -74,12 +84,13 @@ class Matrix:
         from priors.graph.draws import normalise_rows
 
         matrix = self._raw(rng).reshape(self.batch * self.n, self.m)
-        # The kinds' noise of 1e-6, which gives rows of zeros a direction; a Gaussian matrix would be the same with it.
-        noise = {"gaussian": 0.0, "activation": ACTIVATION_NOISE}.get(self.kind, 1e-6)
+        # Noise would not change the law of a Gaussian matrix.
+        noise = {"gaussian": 0.0, "activation": ACTIVATION_NOISE}.get(self.kind, NOISE)
         normalise_rows(matrix, np.float32(noise), random_key(rng))
         return matrix.reshape(self.batch, self.n, self.m)
 
     def _raw(self, rng: np.random.Generator) -> np.ndarray:
+        """float32 (batch, n, m), before noise is added and rows are normalised."""
         shape = (self.batch, self.n, self.m)
         if self.kind == "gaussian":
             return normals(rng, *shape).numpy()

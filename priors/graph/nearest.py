@@ -1,15 +1,15 @@
-"""Distances in the p-"norm" sum |x - c|^p, for p down to 0.5; numba on the CPU, torch elsewhere."""
+"""Distances sum |x - c|^p for p down to 0.5, and nearest centres; compiled by numba on the CPU, torch on CUDA."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-CHUNK = 2**22  # distances held at once on a CUDA device
+CHUNK = 2**22  # distances in memory at once on a CUDA device
 
 
 def p_distances(x: torch.Tensor, centres: torch.Tensor, p: float, outer: float) -> torch.Tensor:
-    """x (n, N), centres (n, k) -> (k, N): (sum over features of |x - c|^p)^outer."""
+    """(sum over features of |x - c|^p)^outer, float32 (k, N), for x (n, N) and centres (n, k)."""
     if x.is_cuda:
         return p_distances_torch(x, centres, p, outer)
     from priors.graph import kernels
@@ -19,13 +19,13 @@ def p_distances(x: torch.Tensor, centres: torch.Tensor, p: float, outer: float) 
 
 
 def nearest_centres(x: torch.Tensor, centres: torch.Tensor, p: float) -> torch.Tensor:
-    """x (n, N), centres (n, k) -> int64 (N,): index of the centre of least sum |x - c|^p."""
+    """Index of the centre with the smallest sum |x - c|^p, int64 (N,), for x (n, N) and centres (n, k)."""
     if x.is_cuda:
         return nearest_centres_torch(x, centres, p)
     from priors.graph import kernels
 
     n, k = centres.shape
-    wide = n > 16 or (n > 8 and k >= 32)
+    wide = n > 16 or (n > kernels.HEAD and k >= 32)
     nearest = kernels.nearest_centres_wide if wide else kernels.nearest_centres
     return torch.from_numpy(nearest(x.numpy(), centres.T.contiguous().numpy(), np.float32(p)))
 

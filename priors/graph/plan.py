@@ -1,4 +1,7 @@
-"""Deciding a table of graph_scm: column types, the causal graph, where columns sit, and the function of every node."""
+"""The decisions behind a table of graph_scm: column types, causal graph, nodes of the columns, functions of the nodes.
+
+Source: TabICLv2, arXiv 2602.11139, appendix on the prior.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,7 @@ import numpy as np
 from priors.graph.converters import Categorical, Converter, Numeric
 from priors.graph.functions import Function, draw_function
 from priors.graph.points import Points
-from priors.graph.scalars import LOCAL, Scalars
-from priors.graph.weights import Weights
+from priors.graph.scalars import LOCAL, Scalars, Weights
 
 TARGET = -1  # the index of the target among the columns
 MULTI_FUNCTIONS = ("concat", "aggregate")
@@ -19,7 +21,7 @@ AGGREGATIONS = ("sum", "product", "max", "logsumexp")
 
 @dataclass
 class Column:
-    """A raw column and its converter; index TARGET is the target, features count from 0."""
+    """A raw column and its converter. Features have the indices 0, 1, ..., the target has TARGET."""
 
     index: int
     converter: Converter
@@ -34,12 +36,16 @@ class Column:
 
 @dataclass
 class Node:
-    """A computed node of the graph.
+    """A node of the graph that is computed.
 
-    parents: indices of nodes computed before
-    points: the values of a root
-    functions: one for all parents (combine is "concat") or one a parent (combine is an aggregation); none in a root
-    width: values a row; the columns' slices come first, numeric columns before categorical ones
+    parents: indices of its parents, which are computed before it
+    width: values per row; the columns' slices come first, those of numeric columns before those of categorical ones
+    weights: of the values, which are multiplied by them
+    importance: factor of all values, for the node's children
+    noise: standard deviation of the Gaussian noise on the values; 0 for none
+    points: the values of a root; None in other nodes
+    combine: "concat" (one function of all parents) or an aggregation (of one function per parent); "" in a root
+    functions: one or one per parent; none in a root
     """
 
     index: int
@@ -70,10 +76,11 @@ class Node:
 
 @dataclass
 class GraphPlan:
-    """A table of graph_scm, decided. `nodes` holds the computed nodes, parents first, the target and its ancestors
-    before all others: many tables fail by their labels, and are given up there.
+    """All decisions about a table of graph_scm.
 
-    graph_nodes: nodes drawn, of which those that no column depends on are not computed
+    graph_nodes: nodes of the graph, including those that no column depends on, which are not computed
+    nodes: the computed nodes, parents first, the target's node and its ancestors before all others: many tables are
+        rejected for their labels, and then the other nodes need not be computed
     """
 
     address: tuple[int, ...]
@@ -92,7 +99,10 @@ class GraphPlan:
 
 
 def draw_cardinalities(scalars: Scalars, num_features: int, limit: int) -> list[int]:
-    """Categories of every categorical feature; the other features are numeric."""
+    """Number of categories of each categorical feature; the remaining features are numeric.
+
+    limit: largest number of categories
+    """
     share = min(max(scalars.real(LOCAL, -0.5, 1.2), 0.0), 1.0)
     categorical = round(num_features * share)
     local = scalars.integer(LOCAL, 0, categorical + 1, edges=True)
@@ -104,7 +114,10 @@ def draw_cardinalities(scalars: Scalars, num_features: int, limit: int) -> list[
 
 
 def draw_parents(rng: np.random.Generator, num_nodes: int, offset: float = 0.0) -> list[list[int]]:
-    """A random Cauchy DAG: edge i -> j (i < j) has probability sigmoid(A + offset + B_j + C_i)."""
+    """The parents of each node of a random Cauchy DAG.
+
+    Edge i -> j (i < j) has probability sigmoid(A + offset + B_j + C_i), with A, B_j and C_i standard Cauchy.
+    """
     a, b, c = rng.standard_cauchy(), rng.standard_cauchy(num_nodes), rng.standard_cauchy(num_nodes)
     logits = np.clip(a + offset + b[:, None] + c[None, :], -700, 700)
     edges = rng.random((num_nodes, num_nodes)) < 1 / (1 + np.exp(-logits))  # [child, parent]
@@ -112,18 +125,18 @@ def draw_parents(rng: np.random.Generator, num_nodes: int, offset: float = 0.0) 
 
 
 def ancestors(parents: list[list[int]]) -> list[int]:
-    """Bit masks: bit i of entry j tells whether i is j or an ancestor of j."""
+    """Bit masks: bit i of entry j is set if i is j or an ancestor of j."""
     masks: list[int] = []
-    for j, of_j in enumerate(parents):
+    for j, parents_of_j in enumerate(parents):
         mask = 1 << j
-        for i in of_j:
+        for i in parents_of_j:
             mask |= masks[i]
         masks.append(mask)
     return masks
 
 
 def place_columns(scalars: Scalars, num_nodes: int, count: int) -> list[int]:
-    """The node of each of `count` columns: uniform among some random nodes."""
+    """The node of each of `count` columns: uniform over a random subset of the nodes."""
     candidates = scalars.integer("column_nodes", 1, num_nodes + 1)
     nodes = scalars.rng.permutation(num_nodes)[:candidates]
     return nodes[scalars.rng.integers(candidates, size=count)].tolist()
@@ -141,7 +154,14 @@ def draw_plan(
     connected: bool,
     node_noise: bool,
 ) -> GraphPlan:
-    """connected: redraw the graph until some node is an ancestor of (or holds) both a feature and the target."""
+    """Draw a plan.
+
+    cardinality_limit: largest number of categories of a feature
+    nodes_range: smallest and largest number of nodes of the graph
+    warp_flow: see Numeric
+    connected: redraw the graph until some node is an ancestor of (or holds) both a feature and the target
+    node_noise: add Gaussian noise to every node
+    """
     cardinalities = draw_cardinalities(scalars, num_features, cardinality_limit)
     while True:
         num_nodes = scalars.integer("nodes", nodes_range[0], nodes_range[1] + 1, log=True)
@@ -157,23 +177,29 @@ def draw_plan(
     needed |= masks[target_node]
 
     columns: list[list[Column]] = [[] for _ in range(num_nodes)]
-    first_numeric = len(cardinalities)
-    for index in [*range(first_numeric, num_features), *range(first_numeric), TARGET]:
-        if index == TARGET:
-            node, converter = target_node, Categorical.draw(scalars, num_classes, num_rows)
-        elif index < first_numeric:
-            node, converter = feature_nodes[index], Categorical.draw(scalars, cardinalities[index], num_rows)
-        else:
-            node, converter = feature_nodes[index], Numeric.draw(scalars, warp_flow)
-        columns[node].append(Column(index, converter))
+    for column in draw_columns(scalars, num_rows, num_features, [*cardinalities, num_classes], warp_flow):
+        columns[target_node if column.index == TARGET else feature_nodes[column.index]].append(column)
 
     nodes: list[Node] = []
-    width: dict[int, int] = {}
+    widths: dict[int, int] = {}
     computed = [i for i in range(num_nodes) if needed >> i & 1]
     for index in sorted(computed, key=lambda i: not masks[target_node] >> i & 1):
-        width[index] = scalars.integer("width", 1, 32, log=True) + sum(c.converter.width for c in columns[index])
-        nodes.append(draw_node(scalars, index, parents[index], width, columns[index], num_rows, node_noise))
+        widths[index] = scalars.integer("width", 1, 32, log=True) + sum(c.converter.width for c in columns[index])
+        nodes.append(draw_node(scalars, index, parents[index], widths, columns[index], num_rows, node_noise))
     return GraphPlan(address, num_rows, num_features, num_classes, num_nodes, nodes)
+
+
+def draw_columns(
+    scalars: Scalars, num_rows: int, num_features: int, cardinalities: list[int], warp_flow: bool
+) -> list[Column]:
+    """The columns: numeric features, categorical features, target.
+
+    cardinalities: number of categories of the categorical features, which are the first ones, and of the target
+    """
+    *of_features, num_classes = cardinalities
+    numeric = [Column(i, Numeric.draw(scalars, warp_flow)) for i in range(len(of_features), num_features)]
+    categorical = [Column(i, Categorical.draw(scalars, size, num_rows)) for i, size in enumerate(of_features)]
+    return [*numeric, *categorical, Column(TARGET, Categorical.draw(scalars, num_classes, num_rows))]
 
 
 def draw_node(
@@ -185,6 +211,7 @@ def draw_node(
     num_rows: int,
     node_noise: bool,
 ) -> Node:
+    """Draw a node; widths: of all nodes so far, this one included."""
     width = widths[index]
     node = Node(
         index,

@@ -1,4 +1,4 @@
-"""Random points: the values of root nodes and the embeddings of categories."""
+"""Random points: the values of root nodes and the embeddings of categories (TabICLv2, arXiv 2602.11139, appendix)."""
 
 from __future__ import annotations
 
@@ -8,25 +8,30 @@ import torch
 
 from priors.graph.functions import Function, draw_function
 from priors.graph.noise import Noise
-from priors.graph.scalars import Scalars
-from priors.graph.weights import Weights
+from priors.graph.scalars import Scalars, Weights
 
 BASES = ("cube", "ball", "normal", "correlated")
 
 
 @dataclass
 class Points:
-    """Points of a simple shape, passed through a random function R^n -> R^n."""
+    """Points of a simple distribution, passed through a random function R^n -> R^n.
+
+    base: one of BASES
+    n: dimension of the points
+    gaussian: whether "correlated" points are transformed Gaussian or uniform ones
+    axes: scales of the columns of the transformation of "correlated" points
+    """
 
     base: str
     n: int
     function: Function
-    gaussian: bool = True  # what is correlated: Gaussian or uniform points
+    gaussian: bool = True
     axes: Weights | None = field(default=None, repr=False)
 
     @classmethod
     def draw(cls, scalars: Scalars, n: int, size: int) -> Points:
-        """`size` points of dimension n."""
+        """Decide the law of `size` points of dimension n."""
         points = cls(scalars.choice("points", BASES), n, draw_function(scalars, n, n, size))
         if points.base == "correlated":
             points.gaussian = scalars.flag("points.gaussian")
@@ -37,10 +42,11 @@ class Points:
         return f"{self.base} points -> {self.function}"
 
     def compute(self, size: int, noise: Noise) -> torch.Tensor:
-        """(n, size)."""
+        """The points, float32 (n, size)."""
         return self.function(self.compute_base(size, noise), noise)
 
     def compute_base(self, size: int, noise: Noise) -> torch.Tensor:
+        """The points before the function, float32 (n, size)."""
         if self.base == "cube":
             return cube(self.n, size, noise)
         if self.base == "normal":
@@ -54,4 +60,5 @@ class Points:
 
 
 def cube(n: int, size: int, noise: Noise) -> torch.Tensor:
+    """Uniform points in [-1, 1]^n, float32 (n, size)."""
     return noise.uniform(n, size).mul_(2).sub_(1)

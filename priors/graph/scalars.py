@@ -1,11 +1,17 @@
-"""Scalars that are correlated inside one table ("meta" sampling)."""
+"""Scalars that are correlated within one table ("meta" sampling), and random weights.
+
+The two need each other: a random weight has two scalars, and a categorical choice may have random weights.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+
+from priors.random import random_key
 
 LOCAL = ""  # the name of draws that are independent of all others
 
@@ -13,24 +19,27 @@ LOCAL = ""  # the name of draws that are independent of all others
 class Scalars:
     """Source of every scalar decision of one table.
 
-    All draws of one name follow one Beta(st, s(1-t)), t ~ U(0,1), s ~ LogU(0.1, 10000), drawn at the name's first use:
-    within a table a hyper-parameter may be nearly constant (large s), all-or-nothing (small s) or anything between.
-    skewed_choices: choices of one name share random probabilities (the corrected preset) instead of uniform ones.
+    All draws with one name follow one Beta(st, s(1-t)) with t ~ U(0,1) and s ~ LogU(0.1, 10000), drawn when the name
+    is first used. So a hyper-parameter may be nearly constant within a table (large s), take only its two extremes
+    (small s), or anything in between.
+
+    skewed_choices: categorical choices with one name share random probabilities (the corrected preset) instead of
+        uniform ones (the released preset)
     """
 
     def __init__(self, rng: np.random.Generator, skewed_choices: bool):
         self.rng = rng
         self.skewed_choices = skewed_choices
-        self._laws: dict[str, tuple[float, float]] = {}
+        self._beta: dict[str, tuple[float, float]] = {}
         self._units: dict[str, list[float]] = {}
         self._thresholds: dict[tuple[str, int], list[float]] = {}
 
-    def law(self, name: str) -> tuple[float, float]:
-        """The parameters (a, b) of the Beta distribution of a name in this table."""
-        if name not in self._laws:
+    def beta(self, name: str) -> tuple[float, float]:
+        """The parameters (a, b) of the name's Beta distribution in this table."""
+        if name not in self._beta:
             t, log_s = self.rng.random(), self.rng.uniform(math.log(0.1), math.log(1e4))
-            self._laws[name] = (math.exp(log_s) * t, math.exp(log_s) * (1 - t))
-        return self._laws[name]
+            self._beta[name] = (math.exp(log_s) * t, math.exp(log_s) * (1 - t))
+        return self._beta[name]
 
     def unit(self, name: str) -> float:
         """One draw in [0, 1]."""
@@ -38,11 +47,15 @@ class Scalars:
             return self.rng.random()
         units = self._units.get(name)
         if not units:  # a block of 16 costs little more than one draw
-            units = self._units[name] = self.rng.beta(*self.law(name), 16).tolist()
+            units = self._units[name] = self.rng.beta(*self.beta(name), 16).tolist()
         return units.pop()
 
     def real(self, name: str, low: float, high: float, log: bool = False, edges: bool = False) -> float:
-        """A draw over [low, high]; `edges` gives both ends a mass of their own (each 1/12 of a uniform draw)."""
+        """One draw in [low, high].
+
+        log: linear in the logarithm
+        edges: both ends have a probability mass of their own, 1/12 each if the draw is uniform
+        """
         u = self.unit(name)
         if edges:
             u = min(max(1.2 * u - 0.1, 0.0), 1.0)
@@ -51,24 +64,24 @@ class Scalars:
     def reals(
         self, name: str, size: int, low: float, high: float, log: bool = False, edges: bool = False
     ) -> np.ndarray:
-        if size == 1:  # most often: 1 us instead of 7
+        """float64 (size,): draws as of `real`."""
+        if size == 1:  # the commonest case: 1 us instead of 7
             return np.array([self.real(name, low, high, log, edges)])
-        u = self.rng.random(size) if name == LOCAL else self.rng.beta(*self.law(name), size)
+        u = self.rng.random(size) if name == LOCAL else self.rng.beta(*self.beta(name), size)
         if edges:
             u = np.clip(1.2 * u - 0.1, 0.0, 1.0)
         return low * (high / low) ** u if log else low + (high - low) * u
 
     def integer(self, name: str, low: int, high: int, log: bool = False, edges: bool = False) -> int:
-        """An integer in low..high-1."""
+        """One integer in low..high-1."""
         return min(int(self.real(name, low, high, log, edges)), high - 1)
 
     def choice(self, name: str, options: Sequence):
+        """One of the options."""
         if not self.skewed_choices:
             return options[int(self.rng.random() * len(options))]
         key = (name, len(options))
         if key not in self._thresholds:
-            from priors.graph.weights import Weights
-
             self._thresholds[key] = np.cumsum(Weights.draw(self, len(options)).compute(self.rng)[0]).tolist()
         thresholds = self._thresholds[key]
         u = self.rng.random() * thresholds[-1]
@@ -76,3 +89,28 @@ class Scalars:
 
     def flag(self, name: str) -> bool:
         return self.choice(name, (False, True))
+
+
+@dataclass
+class Weights:
+    """A batch of positive vectors of L2 norm sqrt(size), from all entries equal to one entry dominating.
+
+    Before shuffling, the logarithm of the i-th entry is -slope * log(i) plus Gaussian noise of deviation `spread`.
+    """
+
+    size: int
+    slope: np.ndarray  # (batch,)
+    spread: np.ndarray  # (batch,)
+
+    @classmethod
+    def draw(cls, scalars: Scalars, size: int, batch: int = 1) -> Weights:
+        slope = scalars.reals("weights.slope", batch, 0.1 / math.log(1 + size), 6.0, log=True, edges=True)
+        return cls(size, slope, scalars.reals("weights.spread", batch, 1e-4, 10.0, log=True))
+
+    def compute(self, rng: np.random.Generator) -> np.ndarray:
+        """float32 (batch, size)."""
+        from priors.graph.draws import fill_weights
+
+        w = np.empty((len(self.slope), self.size), np.float32)
+        fill_weights(w, self.slope, self.spread, random_key(rng))
+        return w

@@ -1,1 +1,1 @@
-"""Looking at a prior: distributions, pictures, speed."""
+"""Tools that look at the tables of a prior: their distributions (describe), pictures (gallery) and speed (bench)."""

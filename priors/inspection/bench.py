@@ -1,4 +1,4 @@
-"""Speed of a prior in accepted tables and cells a second, alone or beside the released generator."""
+"""Speed of a prior in accepted tables and cells per second, alone or beside the released generator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PlainTable = tuple[np.ndarray, np.ndarray, int]  # X float32 (num_rows, M), y in
 def own_tables(
     prior: Prior, num_rows: int, min_features: int = 1, max_features: int = 100, seed: int = 0
 ) -> Iterator[PlainTable]:
-    """Tables of a prior: features uniform in min_features..max_features, 10 % to 90 % of the rows labelled."""
+    """Tables of a prior with min_features..max_features features, of whose rows 10 % to 90 % are labelled."""
     rng = rng_at("bench", seed)
     index = 0
     while True:
@@ -36,9 +36,9 @@ def own_tables(
 def released_tables(
     name: str, num_rows: int, min_features: int = 1, max_features: int = 100, seed: int = 0
 ) -> Iterator[PlainTable]:
-    """Tables of the released generator (tabicl 2.2.0) under the same settings; graph_scm's filters are on.
+    """Tables of the released generator (tabicl 2.2.0) with the same settings, for graph_scm with its filters.
 
-    It draws from the global generators of python, numpy and torch, which are seeded here.
+    It draws from the global generators of Python, numpy and torch, which are seeded here.
     """
     from tabicl.prior import PriorDataset
     from tabicl.prior._dataset import PriorConfig
@@ -67,7 +67,7 @@ def released_tables(
 
 @dataclass
 class Speed:
-    """CPU seconds and cells of the tables of every round."""
+    """CPU seconds and cells of the tables of each round."""
 
     tables_per_round: int
     seconds: list[float]
@@ -83,9 +83,9 @@ class Speed:
 
 
 def measure(sources: list[Iterator[PlainTable]], tables: int, rounds: int, clock: Callable = time.process_time):
-    """One Speed a source; the sources take turns, `tables` tables a round, after a table each to warm up.
+    """The Speed of each source; they take turns, with `tables` tables per round, after one table each to warm up.
 
-    CPU time of this process is counted, with one torch thread: tables a second of one core, whoever else computes.
+    What is measured is the CPU time of this process with one torch thread: the speed of one core, whatever else runs.
     """
     with one_thread():
         speeds = [Speed(tables, [], []) for _ in sources]

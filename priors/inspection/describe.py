@@ -1,4 +1,4 @@
-"""What a prior draws, in figures: distributions over tables, and how the draws that were thrown away divide."""
+"""What a prior draws, in numbers: distributions over tables, and why draws were rejected."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import numpy as np
 
 from priors.table import Table
 
-FEW_VALUES = 32  # columns with at most this many different values count as categorical
-SCORED_ROWS = 2000  # rows that the two models are fitted and scored on, at most
+FEW_VALUES = 32  # columns with at most 32 distinct values count as categorical
+SCORED_ROWS = 2000  # largest number of rows on which the two models are fitted, and scored
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 
 
 def statistics(table: Table) -> dict[str, float]:
-    """The described figures of one table. Skills are accuracies on the query rows, 0 = commonest class, 1 = perfect."""
+    """Statistics of one table by name.
+
+    The skill of a model is its accuracy on the query rows, scaled to 0 for the commonest class and 1 for no errors.
+    """
     X, y = table.X.cpu().numpy(), table.y.cpu().numpy()
     counts = np.bincount(y, minlength=table.num_classes)
     distinct = np.array([len(np.unique(column)) for column in X.T])
@@ -34,6 +37,7 @@ def statistics(table: Table) -> dict[str, float]:
 
 
 def skills(X: np.ndarray, y: np.ndarray, train_size: int) -> dict[str, float]:
+    """Skill of two models by name."""
     from sklearn.ensemble import ExtraTreesClassifier
     from sklearn.linear_model import LogisticRegression
 
@@ -43,17 +47,17 @@ def skills(X: np.ndarray, y: np.ndarray, train_size: int) -> dict[str, float]:
         "logistic regression": LogisticRegression(max_iter=200),
         "extra trees": ExtraTreesClassifier(50, min_samples_leaf=2, random_state=0),
     }
-    found = {}
+    scores = {}
     for name, model in models.items():
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # 200 iterations are enough to describe
+            warnings.simplefilter("ignore")  # of 200 iterations, which are enough here
             accuracy = (model.fit(X[train], y[train]).predict(X[query]) == y[query]).mean()
-        found[f"skill of {name}"] = (accuracy - base) / (1 - base) if base < 1 else 0.0
-    return found
+        scores[f"skill of {name}"] = (accuracy - base) / (1 - base) if base < 1 else 0.0
+    return scores
 
 
 def describe(tables: Iterable[Table]) -> str:
-    """A text table of distributions, and the accept rate with the reasons of the rejected draws."""
+    """A text with the distribution of each statistic, the accept rate, and the reasons for rejections."""
     rows, rejections = [], Counter()
     for table in tables:
         rows.append(statistics(table))

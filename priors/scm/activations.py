@@ -1,4 +1,4 @@
-"""Activations of mlp_scm: fixed functions after a random affine map, and random Fourier functions."""
+"""Activations of mlp_scm (TabICL, arXiv 2502.05564): fixed functions of an affine map, and random Fourier series."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from priors.scm.shared import choice_weights, log_uniform
+from priors.scm.hyperparameters import choice_weights, log_uniform
 
 EPSILON = 1e-6
 
@@ -42,8 +42,11 @@ GRID_STEP = 1 / 1024  # linear interpolation is off by (256/1024)^2 / 8 = 0.8 % 
 
 @dataclass(frozen=True)
 class Activation:
-    """standardise -> (x + shift) scale -> function. The Fourier function standardises again, so the map is lost on it.
+    """standardise -> scale * (x + shift) -> function.
 
+    The Fourier function comes right after standardising: in tabicl 2.2.0 it standardises again, which undoes the map.
+
+    kind: one of KINDS
     exponent: of the power law of the Fourier amplitudes
     """
 
@@ -59,10 +62,13 @@ class Activation:
 
 
 def kind_weights(rng: np.random.Generator) -> np.ndarray:
-    """Probabilities of KINDS in a group: half of the choices are among favourites of the group, half uniform."""
+    """Probabilities of KINDS in a group, float64 (len(KINDS),).
+
+    Half of the choice_weights belong to one kind each, which gives the group favourites; the rest is spread evenly.
+    """
     weights = choice_weights(rng, 2 * len(KINDS))
-    favourites, anything = np.split(weights, 2)
-    return favourites + anything.sum() / len(KINDS)
+    preferred, uniform = np.split(weights, 2)
+    return preferred + uniform.sum() / len(KINDS)
 
 
 def plan_activation(rng: np.random.Generator, weights: np.ndarray) -> Activation:
@@ -73,7 +79,7 @@ def plan_activation(rng: np.random.Generator, weights: np.ndarray) -> Activation
 
 
 def apply_activation(activation: Activation, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-    """The activation of x (N, H), which it overwrites; one function for all units."""
+    """The activation of x (N, H), which is overwritten; the units share one function."""
     x -= x.mean(0)
     x /= torch.linalg.vector_norm(x, dim=0).div_((len(x) - 1) ** 0.5).add_(EPSILON)
     if activation.kind == "fourier":
@@ -83,7 +89,7 @@ def apply_activation(activation: Activation, x: torch.Tensor, rng: np.random.Gen
 
 @dataclass(frozen=True)
 class FourierFunction:
-    """f(x) = sum_k amplitude_k sin(frequency_k x + phase_k), float64 vectors of 256."""
+    """f(x) = sum_k amplitude_k sin(frequency_k x + phase_k), with float64 vectors (256,)."""
 
     frequencies: np.ndarray
     phases: np.ndarray
@@ -91,28 +97,28 @@ class FourierFunction:
 
     @classmethod
     def draw(cls, rng: np.random.Generator, exponent: float) -> FourierFunction:
-        """Frequencies U(0, 256), amplitudes N(0,1) frequency^-exponent with the powers scaled to unit L2 norm."""
+        """Frequencies U(0, 256), amplitudes N(0,1) frequency^-exponent, the powers being scaled to unit L2 norm."""
         frequencies = NUM_FREQUENCIES * (1 - rng.random(NUM_FREQUENCIES))
         powers = frequencies**-exponent
         amplitudes = powers / np.linalg.norm(powers) * rng.standard_normal(NUM_FREQUENCIES)
         return cls(frequencies, rng.uniform(0, 2 * np.pi, NUM_FREQUENCIES), amplitudes)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """f of every entry: tabulated over the range of x, then interpolated.
+        """f of every entry of float32 x: tabulated over the range of x, then interpolated linearly.
 
-        256 sines a value are 50 times dearer. With x = a + b on a grid (a coarse, b fine), sin(f a + p + f b) is a
-        sum of products, so the table is one matrix product.
+        Computing 256 sines for every value takes 50 times as long. With x = a + b on a grid (a coarse, b fine),
+        sin(f a + p + f b) is a sum of two products, so the table is one matrix product.
         """
         low, high = (float(bound) for bound in x.aminmax())
         if not np.isfinite(high - low):
             return torch.full_like(x, torch.nan)
-        size = math.isqrt(int((high - low) / GRID_STEP) + 2) + 1  # of both grids: size^2 points reach beyond high
+        size = math.isqrt(int((high - low) / GRID_STEP) + 2) + 1  # of either grid: size^2 points reach beyond `high`
         coarse = np.outer(low + GRID_STEP * size * np.arange(size), self.frequencies) + self.phases
         fine = np.outer(GRID_STEP * np.arange(size), self.frequencies)
-        coarse, fine = coarse.astype(np.float32), fine.astype(np.float32)
+        coarse, fine = coarse.astype(np.float32), fine.astype(np.float32)  # (size, 256)
         left = np.concatenate((np.sin(coarse), np.cos(coarse)), 1) * np.tile(self.amplitudes, 2).astype(np.float32)
         right = np.concatenate((np.cos(fine), np.sin(fine)), 1)
-        table = (torch.from_numpy(left) @ torch.from_numpy(right).T).view(-1)
+        table = (torch.from_numpy(left) @ torch.from_numpy(right).T).view(-1)  # (size^2,)
 
         position = (x - low).mul_(1 / GRID_STEP)
         cell = position.to(torch.int32)

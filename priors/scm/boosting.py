@@ -1,8 +1,8 @@
 """Gradient-boosted trees with vector leaves under squared loss, compiled by numba; single-threaded.
 
 With learning rate 0.3, L2 penalty 1 and 256 bins they predict what XGBoost's histogram method predicts with
-multi_strategy="multi_output_tree" and its other defaults (https://arxiv.org/abs/1603.02754, equations 6 and 7, summed
-over outputs), to the rounding error where no column has more than 256 different values.
+multi_strategy="multi_output_tree" and otherwise its defaults (https://arxiv.org/abs/1603.02754, equations 6 and 7,
+summed over outputs): up to rounding errors if no column has more than 256 distinct values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MIN_GAIN = np.float32(1e-6)
 
 
 def fit_predict(x: np.ndarray, targets: np.ndarray, num_trees: int, depth: int) -> np.ndarray:
-    """Predictions float32 (N, D) of boosted trees fitted to targets (N, D) on columns x (N, M), at the rows of x."""
+    """Predictions float32 (N, D), at the rows of x (N, M), of boosted trees fitted to the targets (N, D) there."""
     columns = np.ascontiguousarray(x.T, dtype=np.float32)
     codes, num_bins = bin_columns(columns, np.sort(columns, axis=1))
     mean = targets.mean(0, dtype=np.float64).astype(np.float32)
@@ -27,9 +27,10 @@ def fit_predict(x: np.ndarray, targets: np.ndarray, num_trees: int, depth: int) 
 
 @njit("Tuple((u1[:, ::1], i8[::1]))(f4[:, ::1], f4[:, ::1])", cache=True)
 def bin_columns(columns, ordered):
-    """Bin of every value: codes uint8 (M, N) and the number of bins of each column, from sorted columns (M, N).
+    """Bins of the values, uint8 (M, N), and the number of bins of each column, int64 (M,).
 
-    A bin holds one value where there are at most 256 different ones, else about N / 256 values.
+    columns and ordered (the same, sorted) are (M, N). A bin holds one value if the column has at most 256 distinct
+    ones, and otherwise about N / 256 rows.
     """
     M, N = columns.shape
     codes = np.empty((M, N), np.uint8)
@@ -63,9 +64,11 @@ def bin_columns(columns, ordered):
 
 @njit("Tuple((i8, i8))(u1[:, ::1], i8[::1], i8[::1], f4[:, ::1], f4[:, ::1], i8[::1])", cache=True)
 def best_split(codes, num_bins, rows, residuals, histogram, counts):
-    """Feature and last bin of the left side of the split of largest gain; (-1, 0) where none gains.
+    """The split of largest gain: its feature and the last bin of its left side; (-1, 0) if no split gains.
 
-    residuals (len(rows), D) are those of the node's rows.
+    rows: of the node
+    residuals: of these rows, (len(rows), D)
+    histogram (256, D), counts (256,): scratch space
     """
     n, D = residuals.shape
     whole = np.zeros(D, np.float32)
@@ -109,10 +112,10 @@ def best_split(codes, num_bins, rows, residuals, histogram, counts):
 
 @njit("f4[:, ::1](u1[:, ::1], i8[::1], f4[:, ::1], i8, i8)", cache=True)
 def boost(codes, num_bins, residuals, num_trees, depth):
-    """Sum of the trees' predictions (N, D); residuals (N, D) are what is left to predict, and are overwritten."""
+    """Sum of the trees' predictions (N, D); residuals (N, D), what is left to predict, are overwritten."""
     N, D = residuals.shape
     total = np.zeros((N, D), np.float32)
-    order = np.empty(N, np.int64)  # rows, the ones of a node side by side
+    order = np.empty(N, np.int64)  # rows, those of a node side by side
     spare = np.empty(N, np.int64)
     gathered = np.empty((N, D), np.float32)
     histogram = np.empty((BINS, D), np.float32)

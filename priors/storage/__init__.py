@@ -1,1 +1,1 @@
-"""Tables on disk."""
+"""Tables on disk: the files (shards), and the command that fills them (dump)."""

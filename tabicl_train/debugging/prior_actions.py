@@ -1,4 +1,4 @@
-"""The actions of tabicl-prior: looking at, measuring and storing the tables that a run would be trained on."""
+"""The actions of tabicl-prior: look at, measure and store the tables that a run would be trained on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tabicl_train.stream import draw_table
 
 
 def run_tables(config: RunConfig, count: int) -> Iterator[tuple[tuple[int, int], Table]]:
-    """The first tables of a run with their addresses (step, table); a group's tables once, as they are alike."""
+    """The first tables of a run and their addresses (step, table); one per micro-batch, as its tables are alike."""
     prior = build_prior(config)
     addresses = (
         (step, batch)
@@ -32,76 +32,94 @@ def run_tables(config: RunConfig, count: int) -> Iterator[tuple[tuple[int, int],
         yield (step, index), draw_table(prior, batch, config.seed, step, index)
 
 
-def describe(config: RunConfig, told: Any) -> None:
-    from priors.inspection.describe import describe as write
+def describe(config: RunConfig, args: Any) -> None:
+    """Print distributions over the run's first tables."""
+    from priors.inspection.describe import describe as format_distributions
 
-    print(write(table for _, table in run_tables(config, told.tables or 200)))
+    print(format_distributions(table for _, table in run_tables(config, args.tables or 200)))
 
 
-def gallery(config: RunConfig, told: Any) -> None:
+def gallery(config: RunConfig, args: Any) -> None:
+    """Save pictures of the run's first tables."""
     require_matplotlib()
     from priors.inspection.gallery import save_gallery
 
-    picture = Path(told.output or f"{config.prior['name']}.png")
+    picture = Path(args.output or f"{config.prior['name']}.png")
     for path in (picture, picture.with_suffix(".png"), picture.with_suffix(".html")):
         check_output(path)
-    tables = [(f"step {s}, table {i}", table) for (s, i), table in run_tables(config, told.tables or 24)]
+    tables = [(f"step {s}, table {i}", table) for (s, i), table in run_tables(config, args.tables or 24)]
     for path in save_gallery(tables, picture):
         print(path)
 
 
-def show(config: RunConfig, told: Any) -> None:
-    if not 0 <= told.step < config.total_steps:
-        raise ConfigError([f"step is {told.step}; the run has the steps 0..{config.total_steps - 1}"])
-    plan = plan_step(config.curriculum, config.model, config.seed, told.step)
-    batch = next((b for b in plan.micro_batches if told.table in b.tables), None)
+def show(config: RunConfig, args: Any) -> None:
+    """Print the plan and the first rows of the table at an address."""
+    if not 0 <= args.step < config.total_steps:
+        raise ConfigError([f"step is {args.step}; the run has the steps 0..{config.total_steps - 1}"])
+    plan = plan_step(config.curriculum, config.model, config.seed, args.step)
+    batch = next((b for b in plan.micro_batches if args.table in b.tables), None)
     if batch is None:
-        raise ConfigError([f"table is {told.table}; a step has the tables 0..{plan.tables - 1}"])
-    table = draw_table(build_prior(config), batch, config.seed, told.step, told.table)
-    print(f"seed {config.seed}, step {told.step}, table {told.table} (stage {plan.stage}): {batch.spec}")
-    print(f"draws rejected before it: {dict(table.rejections) or 'none'}\n\n{table.plan}\n")
-    for row, label in list(zip(table.X.tolist(), table.y.tolist(), strict=True))[:5]:
+        raise ConfigError([f"table is {args.table}; a step has the tables 0..{plan.tables - 1}"])
+    table = draw_table(build_prior(config), batch, config.seed, args.step, args.table)
+    print(f"seed {config.seed}, step {args.step}, table {args.table} (stage {plan.stage}): {batch.spec}")
+    print(f"rejected draws before it: {dict(table.rejections) or 'none'}\n\n{table.plan}\n")
+    for row, label in zip(table.X[:5].tolist(), table.y[:5].tolist(), strict=True):
         print(f"y {label}   X " + " ".join(f"{value:8.3f}" for value in row[:12]) + (" ..." if len(row) > 12 else ""))
 
 
-def bench(config: RunConfig, told: Any) -> None:
+def bench(config: RunConfig, args: Any) -> None:
+    """Print the speed of the prior, and of the released generator if asked for."""
     from priors.inspection.bench import measure, own_tables, released_tables
 
-    if told.peer not in (None, "tabicl"):
-        raise ConfigError([f"peer is {told.peer!r}; it must be tabicl"])
-    if told.peer:
+    if args.peer not in (None, "tabicl"):
+        raise ConfigError([f"peer is {args.peer!r}; it must be tabicl"])
+    if args.peer:
         try:
             import tabicl.prior  # noqa: F401
-        except ImportError as error:  # it imports packages that it does not install
+        except ImportError as error:  # tabicl.prior imports packages that tabicl does not install
             packages = "tabicl==2.2.0 xgboost-cpu"
             raise ConfigError([f"peer=tabicl needs {error.name}: {install(packages, 'test')}"]) from None
     name = config.prior["name"]
-    released = f"{'released':>10}{'ratio':>8}" if told.peer else ""
+    released = f"{'released':>10}{'ratio':>8}" if args.peer else ""
     print(f"{'prior':12}{'rows':>8}{'tables/s':>10}{'cells/s':>12}{released}")
-    for rows in told.rows:
-        sources = [own_tables(build_prior(config), rows, *told.features, seed=config.seed)]
-        if told.peer:
-            sources.append(released_tables(name, rows, *told.features, seed=config.seed))
-        own, *peer = measure(sources, told.tables or 10, told.rounds)
+    for rows in args.rows:
+        sources = [own_tables(build_prior(config), rows, *args.features, seed=config.seed)]
+        if args.peer:
+            sources.append(released_tables(name, rows, *args.features, seed=config.seed))
+        own, *peer = measure(sources, args.tables or 10, args.rounds)
         line = f"{name:12}{rows:>8}{own.tables_per_s:>10.2f}{own.cells_per_s:>12.3g}"
         print(line + "".join(f"{p.tables_per_s:>10.2f}{own.tables_per_s / p.tables_per_s:>8.1f}" for p in peer))
 
 
-def dump(config: RunConfig, told: Any) -> None:
-    from priors.storage.shards import SHARD_SIZE
-    from priors.storage.shards import dump as write
+def dump(config: RunConfig, args: Any) -> None:
+    """Write the tables of some steps of the run to shards.
 
-    if told.output is None:
-        raise ConfigError(["output is missing; it is the folder that the tables are written to"])
-    found = at_least(1, steps=told.steps, processes=told.processes)
-    if not 0 <= told.first_step < config.total_steps:
-        found.append(f"first_step is {told.first_step}; the run has the steps 0..{config.total_steps - 1}")
-    if told.first_step % SHARD_SIZE:  # two machines that write one file would lose each other's tables
-        found.append(f"first_step is {told.first_step}; it must be a multiple of {SHARD_SIZE}, the steps of a file")
-    if found:
-        raise ConfigError(found)
-    make_folder("output", Path(told.output))
-    steps = range(told.first_step, min(told.first_step + told.steps, config.total_steps))
+    A shard is written whole: two machines that each wrote some steps of it would lose each other's tables. Only the
+    last one may be shorter, where the curriculum ends. A run that stops in the middle of a shard (trainer.max_steps)
+    gets all of its steps.
+    """
+    from priors.storage.dump import dump as write_tables
+    from priors.storage.shards import SHARD_SIZE
+
+    if args.output is None:
+        raise ConfigError(["output is missing; it is the folder to write the tables to"])
+    problems = at_least(1, steps=args.steps, processes=args.processes)
+    if not 0 <= args.first_step < config.total_steps:
+        problems.append(f"first_step is {args.first_step}; the run has the steps 0..{config.total_steps - 1}")
+    if args.first_step % SHARD_SIZE:
+        problems.append(f"first_step is {args.first_step}; it must be a multiple of {SHARD_SIZE}, the steps of a file")
+    if args.steps % SHARD_SIZE and args.first_step + args.steps < config.total_steps:
+        problems.append(
+            f"steps is {args.steps}; it must be a multiple of {SHARD_SIZE}, the steps of a file, or reach the end of "
+            f"the run ({config.total_steps} steps)"
+        )
+    if problems:
+        raise ConfigError(problems)
+    make_folder("output", Path(args.output))
+    stop = min(args.first_step + args.steps, config.total_steps)
+    whole_shards = -(-stop // SHARD_SIZE) * SHARD_SIZE
+    curriculum_steps = sum(stage.steps for stage in config.curriculum.stages.values())
+    steps = range(args.first_step, min(whole_shards, curriculum_steps))
     tables = sum(stage_at(config.curriculum, step)[1].tables for step in steps)
     requests = (
         ((config.seed, step, index), batch.spec)
@@ -109,9 +127,9 @@ def dump(config: RunConfig, told: Any) -> None:
         for batch in plan_step(config.curriculum, config.model, config.seed, step).micro_batches
         for index in batch.tables
     )
-    outcome = write(build_prior(config), requests, told.output, processes=told.processes, total=tables)
-    shards = ", ".join(f"{count} shards {what}" for what, count in sorted(outcome.items()))
-    print(f"{told.output}: {tables} tables of steps {steps[0]}..{steps[-1]}; {shards}")
+    counts = write_tables(build_prior(config), requests, args.output, processes=args.processes, total=tables)
+    shards = ", ".join(f"{count} shard{'s' * (count > 1)} {outcome}" for outcome, count in sorted(counts.items()))
+    print(f"{args.output}: {tables} tables of steps {steps[0]}..{steps[-1]}; {shards}")
 
 
 ACTIONS = {"describe": describe, "gallery": gallery, "show": show, "bench": bench, "dump": dump}

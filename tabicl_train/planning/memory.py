@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tabicl_train.config.schema import StageConfig
-from tabicl_train.curriculum import FEATURE_CAPS
+from tabicl_train.curriculum import FEATURE_CAPS, cap_features
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.planning.flops import GATE_HIDDEN, token_groups
 
@@ -73,10 +73,10 @@ def stage_peak(config: TabICLConfig, parameters: int, stage: StageConfig, precis
     limits = [config.checkpoint_rows, *(rows for rows, _ in FEATURE_CAPS), *fullest_rows(stage)]
     found = []
     for rows in {low, high, *(rows for rows in limits if low <= rows <= high)}:
-        cap = next((cap for more_than, cap in FEATURE_CAPS if rows > more_than), stage.features[1])
         tables = min(stage.group_size, max(stage.micro_batch_rows // rows, 1))
         labelled = round(rows * stage.train_share[1])
-        found.append(peak_bytes(config, parameters, tables, rows, labelled, min(stage.features[1], cap), precision))
+        features = cap_features(rows, stage.features[1])
+        found.append(peak_bytes(config, parameters, tables, rows, labelled, features, precision))
     return max(found)
 
 

@@ -10,9 +10,9 @@ import pandas as pd
 from sklearn.preprocessing import FunctionTransformer, PowerTransformer, QuantileTransformer, StandardScaler
 from sklearn.utils import assert_all_finite
 
+from priors.finish import MIN_STD, OUTLIER_STDS  # real tables are clamped like those that networks are trained with
+
 MISSING = -1.0  # the code of a missing category, where labelled rows lack it too
-OUTLIER_STDS = 4.0  # as in the tables that networks are trained with
-MIN_STD = 1e-6
 TINY = 1e-150  # smaller numbers count as 0
 
 NORM_METHODS: dict[str, Callable] = {  # by the number of labelled rows

@@ -7,27 +7,28 @@ from command_line import command, exit_code
 from runs import metrics
 
 from priors import build_prior
+from priors.storage.dump import dump as write_tables
 from tabicl_train.config.compose import compose
 from tabicl_train.curriculum import plan_step
 from tabicl_train.debugging.prior_actions import run_tables
 
 
 def test_describe_counts_tables_and_rejections():
-    told = command("prior", "describe", "experiment=smoke", "tables=6")
-    assert told.returncode == 0, told.stderr
-    lines = told.stdout.splitlines()
+    result = command("prior", "describe", "experiment=smoke", "tables=6")
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
     rows = next(line for line in lines if line.startswith("rows")).split()
     assert 40 <= float(rows[1]) <= float(rows[5]) <= 80
-    accepted = re.search(r"6 tables from (\d+) draws: ([\d.]+)% accepted", told.stdout)
-    rejected = sum(int(count) for count in re.findall(r"rejected as \w+ +(\d+)", told.stdout))
+    accepted = re.search(r"6 tables from (\d+) draws: ([\d.]+)% accepted", result.stdout)
+    rejected = sum(int(count) for count in re.findall(r"rejected as \w+ +(\d+)", result.stdout))
     assert int(accepted[1]) == 6 + rejected and float(accepted[2]) == pytest.approx(600 / int(accepted[1]), abs=0.05)
 
 
 @pytest.mark.parametrize("name", ["graph_scm", "dummy"])
-def test_gallery_is_a_picture_and_a_page_of_every_plan(name, tmp_path):
+def test_gallery_is_a_picture_and_a_page_with_every_plan(name, tmp_path):
     output = f"output={tmp_path}/new/tables.png"
-    told = command("prior", "gallery", "experiment=smoke", f"prior={name}", "tables=4", output)
-    assert told.returncode == 0, told.stderr
+    result = command("prior", "gallery", "experiment=smoke", f"prior={name}", "tables=4", output)
+    assert result.returncode == 0, result.stderr
     assert (tmp_path / "new/tables.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "new/tables.html").read_text()
     assert page.count("<details>") == 4 and "data:image/png;base64," in page and "http" not in page
@@ -38,10 +39,10 @@ def test_show_draws_the_table_that_training_sees():
     plan = plan_step(config.curriculum, config.model, 3, 7)
     batch = next(b for b in plan.micro_batches if 5 in b.tables)
     table = build_prior("graph_scm").sample(batch.spec, (3, 7, 5))
-    told = command("prior", "show", "experiment=smoke", "prior=graph_scm", "seed=3", "step=7", "table=5")
-    assert told.returncode == 0, told.stderr
-    assert str(table.plan) in told.stdout
-    assert f"{table.X[0, 0]:.3f}" in told.stdout.splitlines()[-5]
+    result = command("prior", "show", "experiment=smoke", "prior=graph_scm", "seed=3", "step=7", "table=5")
+    assert result.returncode == 0, result.stderr
+    assert str(table.plan) in result.stdout
+    assert f"{table.X[0, 0]:.3f}" in result.stdout.splitlines()[-5]
 
 
 def test_tables_of_a_run_follow_its_curriculum():
@@ -50,14 +51,14 @@ def test_tables_of_a_run_follow_its_curriculum():
     assert addresses == [(0, 0), (0, 4), (1, 0), (1, 4), (2, 0)]
 
 
-def test_bench_prints_a_line_a_row_count():
-    told = command("prior", "bench", "prior=dummy", "rows=[50,80]", "features=[2,4]", "tables=2", "rounds=1")
-    assert told.returncode == 0, told.stderr
-    assert [line.split()[:2] for line in told.stdout.splitlines()[1:]] == [["dummy", "50"], ["dummy", "80"]]
+def test_bench_prints_one_line_per_row_count():
+    result = command("prior", "bench", "prior=dummy", "rows=[50,80]", "features=[2,4]", "tables=2", "rounds=1")
+    assert result.returncode == 0, result.stderr
+    assert [line.split()[:2] for line in result.stdout.splitlines()[1:]] == [["dummy", "50"], ["dummy", "80"]]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["shw"], "there is no action 'shw'; there are describe, gallery, show, bench, dump"),
         (["show", "step=20", "experiment=smoke"], "the run has the steps 0..19"),
@@ -72,25 +73,26 @@ def test_bench_prints_a_line_a_row_count():
         (["dump", "output=dump", "prior=dummy", "first_step=5"], "first_step is 5; it must be a multiple of 10"),
         (["dump", "output=dump", "experiment=smoke", "first_step=20"], "the run has the steps 0..19"),
         (["dump", "output=dump", "prior=dummy", "steps=0"], "steps is 0"),
+        (["dump", "output=dump", "experiment=smoke", "steps=15"], "or reach the end of the run (20 steps)"),
     ],
 )
-def test_wrong_commands_end_with_2_and_no_trace(arguments, words, tmp_path, monkeypatch, capfd):
+def test_wrong_commands_exit_with_2_and_write_nothing(arguments, message, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     Path("file").touch()
     assert exit_code(monkeypatch, "prior", *arguments) == 2
     error = capfd.readouterr().err
-    assert words in error and all(line.startswith(("error: ", "usage: ")) for line in error.splitlines())
+    assert message in error and all(line.startswith(("error: ", "usage: ")) for line in error.splitlines())
     assert {path.name for path in tmp_path.iterdir()} == {"folder", "file"}
 
 
-def test_the_released_generator_is_asked_for_where_it_is_missing(monkeypatch, capfd):
+def test_bench_says_how_to_install_the_released_generator(monkeypatch, capfd):
     monkeypatch.setitem(sys.modules, "tabicl.prior", None)
     assert exit_code(monkeypatch, "prior", "bench", "peer=tabicl", "prior=mlp_scm") == 2
     assert "pip install tabicl==2.2.0 xgboost-cpu, or pip install '.[test]'" in capfd.readouterr().err
 
 
-def test_machines_share_a_dump_that_a_run_needs_whole(tmp_path, monkeypatch, capfd):
+def test_machines_share_a_dump_and_a_run_needs_all_of_it(tmp_path, monkeypatch, capfd):
     def dump(name: str, *arguments: str, prior: str = "dummy") -> int:
         folder = f"output={tmp_path}/{name}"
         return exit_code(monkeypatch, "prior", "dump", "experiment=smoke", f"prior={prior}", folder, *arguments)
@@ -99,21 +101,31 @@ def test_machines_share_a_dump_that_a_run_needs_whole(tmp_path, monkeypatch, cap
         start = ["experiment=smoke", "prior=disk", f"prior.folder={tmp_path}/one", f"run_dir={tmp_path}/run"]
         return exit_code(monkeypatch, "train", *start, "stream.num_workers=0", "trainer.max_steps=12", *arguments)
 
-    assert dump("one", "steps=10") == 0 and dump("two", "first_step=10", "steps=1") == 0
-    assert "tables of steps 10..10; 1 shards written" in capfd.readouterr().out
+    assert dump("one", "steps=10") == 0
+    assert "tables of steps 0..9; 1 shard written" in capfd.readouterr().out
     missing = f"error: prior.folder is '{tmp_path}/one'; tables of {{}} of the run's 12 steps are missing: {{}}\n"
     assert train() == 2
-    advice = "tabicl-prior dump first_step=10 steps=2 writes them"
+    advice = "tabicl-prior dump first_step=10 steps=10 writes them"
     assert capfd.readouterr().err == missing.format(2, f"10..11 ({advice})")
-    for shard in (tmp_path / "two").iterdir():
-        shard.rename(tmp_path / "one" / shard.name)
+    config = compose(["experiment=smoke", "prior=dummy"])
+    batches = plan_step(config.curriculum, config.model, 0, 10).micro_batches
+    requests = [((0, 10, table), batch.spec) for batch in batches for table in batch.tables]
+    write_tables(build_prior("dummy"), requests, tmp_path / "one")  # a step of a shard, which the command refuses
+    capfd.readouterr()
     assert train() == 2
     assert capfd.readouterr().err == missing.format(1, f"11 ({advice})")
+    assert dump("two", "first_step=10", "steps=1") == 2
+    assert "steps is 1; it must be a multiple of 10, the steps of a file, or reach the end" in capfd.readouterr().err
+    assert dump("two", "first_step=10", "steps=2", "trainer.max_steps=12") == 0  # the whole shard
+    assert "tables of steps 10..19; 1 shard written" in capfd.readouterr().out
+    for shard in (tmp_path / "two").iterdir():
+        shard.rename(tmp_path / "one" / shard.name)
     assert train("seed=1") == 2
     assert "steps-00000000.safetensors holds tables of seed 0, not of seed 1" in capfd.readouterr().err
     assert dump("one", "first_step=10") == 0
+    assert "tables of steps 10..19; 1 shard kept" in capfd.readouterr().out
     assert dump("one", prior="mlp_scm") == 2
-    assert "is of another dump: its prior is dummy, not mlp_scm" in capfd.readouterr().err
+    assert "belongs to another dump: its prior is dummy, not mlp_scm" in capfd.readouterr().err
     assert train() == 0 and len(metrics(tmp_path / "run")) == 12
 
 

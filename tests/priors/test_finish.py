@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from priors.finish import Rejected, finish, standardise, standardise_torch
+from priors.finish import Rejected, clamp_and_standardise, clamp_and_standardise_torch, finish
 from priors.random import rng_at
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
@@ -65,8 +65,8 @@ def test_columns_are_clamped_and_standardised_and_constant_ones_dropped(kinds, n
         return
     table = finish(*args)
     assert table.X.dtype == torch.float32 and table.X.shape == (num_rows, len(expected))
-    found = sorted(table.X.T.tolist())
-    np.testing.assert_allclose(found, sorted(expected), atol=2e-5)
+    columns = sorted(table.X.T.tolist())
+    np.testing.assert_allclose(columns, sorted(expected), atol=2e-5)
 
 
 def test_a_far_outlier_lands_on_the_bound_of_the_others():
@@ -77,7 +77,7 @@ def test_a_far_outlier_lands_on_the_bound_of_the_others():
     np.testing.assert_allclose(X, (clamped - clamped.mean()) / clamped.std(ddof=1), atol=1e-6)
 
 
-def test_a_spread_below_1e_6_is_not_blown_up():
+def test_a_spread_below_1e_6_is_not_magnified():
     values = torch.linspace(-1e-7, 1e-7, 60)
     X = finish(values[:, None], alternating(60), 2, 30, rng_at(0)).X[:, 0]
     np.testing.assert_allclose(X, values / 1e-6, rtol=1e-5)
@@ -114,7 +114,7 @@ def test_both_parts_hold_exactly_the_same_classes(num_rows, num_classes, skew, s
     assert len(renamed) == kept, "labels go to new names one to one, and rows keep theirs"
 
 
-def test_rows_stay_where_they_are_unless_the_split_asks_otherwise():
+def test_rows_stay_in_place_unless_the_split_needs_another_order():
     rows = torch.arange(40, dtype=torch.float32)[:, None]
     whole = finish(rows, alternating(40), 2, 20, rng_at(0)).X[:, 0]
     assert (whole.diff() > 0).all()
@@ -153,9 +153,9 @@ def test_a_large_table_is_standardised():
 @given(kinds, sizes, seeds)
 def test_the_torch_path_is_the_same(kinds, num_rows, seed):
     raw = torch.from_numpy(raw_columns(kinds, num_rows, seed))
-    torch.testing.assert_close(standardise(raw), standardise_torch(raw), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(clamp_and_standardise(raw), clamp_and_standardise_torch(raw), atol=1e-6, rtol=1e-6)
     raw[seed % num_rows, -1] = math.nan if seed % 2 else math.inf
-    for columns in (standardise(raw), standardise_torch(raw)):
+    for columns in (clamp_and_standardise(raw), clamp_and_standardise_torch(raw)):
         assert columns[:, -1].isnan().any() and not columns[:, :-1].isnan().any()
 
 

@@ -43,17 +43,17 @@ def test_a_table_is_a_pure_function_of_its_address_in_any_process(preset: str):
         "    print(hashlib.blake2b(str(table.plan).encode()).hexdigest(), sorted(table.rejections.items()))\n"
     )
     environment = os.environ | {"PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path)}
-    there = subprocess.run(
+    other_process = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
     ).stdout.splitlines()
     prior = build_prior("graph_scm", preset=preset)
-    here = []
+    digests = []
     for seed in reversed(range(6)):  # another order
         table = prior.sample(SPEC, (seed, 1))
         data = hashlib.blake2b(table.X.numpy().tobytes() + table.y.numpy().tobytes()).hexdigest()
         text = hashlib.blake2b(str(table.plan).encode()).hexdigest()
-        here = [data, f"{text} {sorted(table.rejections.items())}", *here]
-    assert here == there and len(set(here)) > 6
+        digests = [data, f"{text} {sorted(table.rejections.items())}", *digests]
+    assert digests == other_process and len(set(digests)) > 6
 
 
 def test_the_global_generators_are_left_alone():
@@ -175,7 +175,7 @@ def test_spoiled_draws_are_rejected_and_counted(reason: str, spoil: str, monkeyp
     assert calls == [(5, attempt) for attempt in range(len(calls))]
 
 
-def test_a_request_that_is_always_rejected_ends_with_the_reasons(monkeypatch):
+def test_a_request_that_is_always_rejected_ends_with_an_error_that_names_the_reasons(monkeypatch):
     monkeypatch.setattr("priors.prior.MAX_REJECTIONS", 5)
     monkeypatch.setattr(
         "priors.graph_scm.execute_plan", lambda plan, device: (torch.randn(80, 6), torch.zeros(80, dtype=torch.long))
@@ -202,7 +202,7 @@ def test_unpredictable_tables_are_rejected():
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({"preset": "original"}, "preset is 'original'; it must be one of corrected, released"),
         ({"min_nodes": 0}, "min_nodes is 0"),
@@ -211,13 +211,13 @@ def test_unpredictable_tables_are_rejected():
         ({"device": "tpu"}, "device is 'tpu'; it must be cpu or cuda"),
     ],
 )
-def test_wrong_options_are_told(options: dict, words: str):
-    with pytest.raises(PriorError, match=words):
+def test_wrong_options_are_reported(options: dict, message: str):
+    with pytest.raises(PriorError, match=message):
         build_prior("graph_scm", **options)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the message is for machines without CUDA")
-def test_a_missing_device_is_told():
+def test_a_missing_device_is_reported():
     with pytest.raises(PriorError, match="no CUDA device"):
         build_prior("graph_scm", device="cuda:0")
 

@@ -34,7 +34,7 @@ def drawn():
     return digests()
 
 
-def test_every_prior_has_a_yaml_file_and_every_yaml_file_is_of_a_prior():
+def test_every_prior_has_a_yaml_file_and_every_yaml_file_has_a_prior():
     folder = Path(__file__).parents[2] / "configs" / "prior"
     schema_of = {file.stem: re.search(r"schema/(\w+)", file.read_text())[1] for file in folder.glob("*.yaml")}
     assert {name: schema_of.get(name) for name in prior_names()} == {name: name for name in prior_names()}
@@ -44,7 +44,7 @@ def test_every_prior_has_a_yaml_file_and_every_yaml_file_is_of_a_prior():
 def test_another_process_with_another_hash_seed_draws_the_same_tables(drawn):
     code = "import json, test_interface; print(json.dumps(test_interface.digests()))"
     paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONHASHSEED": "4321", "PYTHONPATH": paths},
         cwd=Path(__file__).parents[2],
@@ -52,7 +52,7 @@ def test_another_process_with_another_hash_seed_draws_the_same_tables(drawn):
         text=True,
         check=True,
     )
-    assert json.loads(told.stdout) == drawn
+    assert json.loads(result.stdout) == drawn
 
 
 @pytest.mark.parametrize("name", LIVE)
@@ -78,7 +78,7 @@ def test_seed_7_is_the_address_7_and_no_address_is_padded(name, drawn):
 
 
 @pytest.mark.parametrize("name", LIVE)
-def test_tables_keep_their_word(name):
+def test_tables_have_the_documented_shapes_types_and_ranges(name):
     prior = build_prior(name)
     for seed in range(8):
         spec = TableSpec(120 + seed, 60, 1 + seed, max_classes=2 + seed)
@@ -93,7 +93,7 @@ def test_tables_keep_their_word(name):
 
 
 @pytest.mark.parametrize(
-    ("spec", "words"),
+    ("spec", "message"),
     [
         (TableSpec(100, 50, 0), "num_features is 0; at least 1 is needed"),
         (TableSpec(9, 5, 3, 2), "num_rows is 9; at least 10 are needed"),
@@ -103,25 +103,25 @@ def test_tables_keep_their_word(name):
         (TableSpec(12, 8, 3, 5), "each class needs a labelled and a query row (8 labelled, 4 query rows)"),
     ],
 )
-def test_an_impossible_spec_is_one_clear_message(spec, words):
+def test_the_error_for_an_impossible_spec_is_one_line(spec, message):
     with pytest.raises(PriorError) as caught:
         build_prior("dummy").sample(spec, 0)
-    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_everything_wrong_with_a_spec_is_told_at_once():
+def test_all_problems_of_a_spec_are_reported_at_once():
     with pytest.raises(PriorError, match=r"num_rows is 3.*train_size is 5.*num_features is -1.*max_classes is 0"):
         build_prior("dummy").sample(TableSpec(3, 5, -1, 0), 0)
 
 
-def test_an_unknown_prior_is_told_with_the_known_ones():
+def test_the_error_for_an_unknown_prior_lists_the_known_ones():
     for name in ("grpah_scm", "table", "graph", "", "os"):
         with pytest.raises(PriorError, match="there is no prior") as caught:
             build_prior(name)
         assert all(known in str(caught.value) for known in prior_names())
 
 
-def test_an_unknown_option_is_told_with_the_nearest_one():
+def test_the_error_for_an_unknown_option_suggests_the_nearest_one():
     with pytest.raises(
         PriorError, match=r"no option 'presett' \(did you mean 'preset'\?\), 'zzz'; its options are: preset"
     ):
@@ -131,7 +131,7 @@ def test_an_unknown_option_is_told_with_the_nearest_one():
 
 
 @pytest.mark.parametrize(
-    ("option", "words"),
+    ("option", "message"),
     [
         ({"min_nodes": "3"}, "min_nodes is '3'; it must be of type int"),
         ({"node_noise": 1}, "node_noise is 1; it must be of type bool"),
@@ -140,8 +140,8 @@ def test_an_unknown_option_is_told_with_the_nearest_one():
         ({"min_nodes": 5, "max_nodes": 4, "max_cardinality": 1}, "max_nodes is 4.*max_cardinality is 1"),
     ],
 )
-def test_a_wrong_value_is_told(option, words):
-    with pytest.raises(PriorError, match=f"prior graph_scm: .*{words}"):
+def test_a_wrong_value_is_reported(option, message):
+    with pytest.raises(PriorError, match=f"prior graph_scm: .*{message}"):
         build_prior("graph_scm", **option)
 
 

@@ -14,7 +14,7 @@ SPEC = TableSpec(60, 30, 3, 2)
 
 
 def component(table) -> str:
-    """The plan says which prior the table is of."""
+    """The name of the prior that drew the table, from its plan."""
     return str(table.plan).split()[0].rstrip(",")
 
 
@@ -65,11 +65,11 @@ def test_the_order_of_the_components_does_not_matter():
 
 
 @pytest.mark.parametrize(
-    ("components", "words"),
+    ("components", "message"),
     [
         ({}, "components: at least one needs a positive weight"),
         ({"dummy": {"weight": 0}}, "components: at least one needs a positive weight"),
-        ({"dummy": 3}, "components.dummy is 3; it must hold a weight, and options of dummy"),
+        ({"dummy": 3}, "components.dummy is 3; it must hold a weight and options of dummy"),
         ({"dummy": {}}, "components.dummy.weight is None; it must be a number, 0 or more"),
         ({"dummy": {"weight": -1}}, "components.dummy.weight is -1"),
         ({"dummy": {"weight": "much"}}, "components.dummy.weight is much"),
@@ -83,13 +83,13 @@ def test_the_order_of_the_components_does_not_matter():
         ({"graph_scm": {"weight": 1, "min_nodes": 0}}, "components.graph_scm: prior graph_scm: min_nodes is 0"),
     ],
 )
-def test_wrong_components_are_told(components, words):
+def test_wrong_components_are_reported(components, message):
     with pytest.raises(PriorError) as caught:
         build_prior("mix_scm", components=components)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_everything_wrong_is_told_at_once():
+def test_all_wrong_components_are_reported_at_once():
     with pytest.raises(PriorError, match=r"dummy.weight is -1.*no prior 'nope'.*did you mean 'preset'"):
         build_prior(
             "mix_scm",
@@ -126,7 +126,7 @@ def test_components_are_set_by_overrides():
 
 
 @pytest.mark.parametrize(
-    ("override", "words"),
+    ("override", "message"),
     [
         ("prior.components.mlp_scm.wieght=1", "did you mean prior.components.mlp_scm.weight?"),
         ("+prior.components.mlp_scm.depth=1", "components.mlp_scm: prior mlp_scm has no option 'depth'"),
@@ -136,7 +136,7 @@ def test_components_are_set_by_overrides():
         ("prior.components=1", "prior.components"),
     ],
 )
-def test_wrong_overrides_are_told(override, words):
+def test_wrong_overrides_are_reported(override, message):
     with pytest.raises(ConfigError) as caught:
         compose(["experiment=smoke", "prior=mix_scm", override])
-    assert words in "\n".join(caught.value.problems)
+    assert message in "\n".join(caught.value.problems)

@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from priors.finish import Rejected
 from priors.mlp_scm import Layer, Plan, draw_group, draw_weight, linear, pick_variables, run_network
 from priors.random import rng_at
 from priors.scm.activations import FIXED, KINDS, Activation, FourierFunction, apply_activation, kind_weights
-from priors.scm.shared import Discretisation, plan_causes
+from priors.scm.causes import plan_causes
+from priors.scm.discretisation import Discretisation
+from priors.scm.noise import LayerNoise
 
 SPEC = TableSpec(num_rows=200, train_size=100, num_features=6, group_seed=(5,))
 
@@ -31,7 +34,7 @@ def rng() -> np.random.Generator:
 
 def layer(**changes) -> Layer:
     plain = Layer(
-        activation=None, num_inputs=20, num_units=30, weight_std=1, blocks=0, dropout=0, noise_std=0, noise_varies=False
+        activation=None, num_inputs=20, num_units=30, weight_std=1, blocks=0, dropout=0, noise=LayerNoise(0, False)
     )
     return replace(plain, **changes)
 
@@ -39,7 +42,7 @@ def layer(**changes) -> Layer:
 # Activations
 
 
-def test_there_are_18_fixed_functions_and_one_that_weighs_ten():
+def test_there_are_18_fixed_functions_and_one_that_is_ten_times_as_likely():
     assert set(CLOSED_FORMS) == set(FIXED) and len(KINDS) == 28
 
 
@@ -118,20 +121,20 @@ def test_dropped_weights_keep_the_variance(rng):
 
 @pytest.mark.parametrize("varies", [False, True])
 def test_noise(rng, varies):
-    silent = layer(weight_std=0.0, num_units=2000, noise_std=0.5, noise_varies=varies)
+    silent = layer(weight_std=0.0, num_units=2000, noise=LayerNoise(0.5, varies))
     stds = linear(silent, torch.ones(400, 20), rng, None).std(0).numpy() / 0.5
     assert kstest(stds, "halfnorm").pvalue > 0.001 if varies else np.abs(stds - 1).max() < 0.2
     assert (stds**2).mean() == pytest.approx(1, rel=0.1)
 
 
-def test_only_what_is_wanted_is_computed_and_it_is_the_same(rng):
+def test_only_the_requested_variables_are_computed_and_they_are_the_same(rng):
     activation = Activation("tanh", 1.0, 0.0)
     layers = (layer(num_inputs=4), *[layer(activation=activation, num_inputs=30)] * 3)
     plan = Plan((1,), 50, plan_causes(rng, 4, "normal", False), layers, None, 0, Discretisation("rank", 2, ()))
     causes = torch.from_numpy(rng.standard_normal((50, 4), dtype=np.float32))
     everything = run_network(plan, causes, list(range(90)))
-    for wanted in ([89, 0, 31], [5, 29, 3], [40]):
-        assert torch.allclose(run_network(plan, causes, wanted), everything[:, wanted], atol=1e-4)
+    for variables in ([89, 0, 31], [5, 29, 3], [40]):
+        assert torch.allclose(run_network(plan, causes, variables), everything[:, variables], atol=1e-4)
     by_hand = causes @ draw_weight(layers[0], rng_at((1,), "layer", 0))
     by_hand = torch.tanh((by_hand - by_hand.mean(0)) / by_hand.std(0)) @ draw_weight(
         layers[1], rng_at((1,), "layer", 1)
@@ -162,10 +165,7 @@ def test_tables_of_a_group_share_their_hyper_parameters(causal):
     prior = build_prior("mlp_scm", causal=causal)
 
     def shared(plan):
-        return [
-            (one.num_inputs, one.num_units, one.weight_std, one.dropout, one.noise_std, one.noise_varies)
-            for one in plan.layers
-        ]
+        return [(one.num_inputs, one.num_units, one.weight_std, one.dropout, one.noise) for one in plan.layers]
 
     tables = [prior.sample(SPEC, seed) for seed in range(8)]
     assert all(shared(table.plan) == shared(tables[0].plan) for table in tables)
@@ -188,14 +188,14 @@ def test_hyper_parameters_have_the_means_of_their_definition(rng):
     groups = [draw_group(rng) for _ in range(3000)]
 
     def mean_over_definition(name, high, low, lower=0):
-        drawn = np.mean([getattr(group, name) for group in groups])
+        drawn = np.mean([attrgetter(name)(group) for group in groups])
         return drawn / (lower + 1.02 * (high - low) / math.log(high / low))  # truncation adds 2 %, see test_scm
 
     assert mean_over_definition("num_causes", 12, 1, 1) == pytest.approx(1, abs=0.05)
     assert mean_over_definition("num_layers", 6, 1, 2) == pytest.approx(1, abs=0.05)
     assert mean_over_definition("hidden", 130, 5, 4) == pytest.approx(1, abs=0.06)
     assert mean_over_definition("weight_std", 10, 0.01) == pytest.approx(1, abs=0.1)
-    assert mean_over_definition("noise_std", 0.3, 1e-4) == pytest.approx(1, abs=0.1)
+    assert mean_over_definition("noise.std", 0.3, 1e-4) == pytest.approx(1, abs=0.1)
     dropouts = np.array([group.weight_dropout for group in groups])
     assert dropouts.mean() == pytest.approx(0.45, abs=0.02) and 0.88 < dropouts.max() <= 0.9
 
@@ -210,7 +210,7 @@ def test_the_network_has_room_for_the_variables_of_a_causal_table():
         widths.add(plan.layers[0].num_inputs)
         plan = build_prior("mlp_scm").plan(spec, (seed, 0))
         assert plan.layers[0].num_inputs == 60 and plan.layers[-1].num_units == 1 and plan.features is None
-        assert plan.layers[0].activation is None and not plan.layers[0].noise_std and not plan.layers[0].dropout
+        assert plan.layers[0].activation is None and not plan.layers[0].noise.std and not plan.layers[0].dropout
     assert len(widths) > 3  # numbers of causes
 
 
@@ -241,6 +241,6 @@ def test_an_overflow_is_a_rejection(rng):
         prior.execute(replace(plan, layers=tuple(layers)))
 
 
-def test_an_option_of_the_wrong_kind_is_refused():
+def test_an_option_of_the_wrong_type_is_refused():
     with pytest.raises(PriorError, match="causal"):
         build_prior("mlp_scm", causal="often")

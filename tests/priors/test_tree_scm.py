@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from priors import TableSpec, build_prior
 from priors.scm.boosting import bin_columns, fit_predict
-from priors.scm.shared import Causes, Discretisation
+from priors.scm.causes import Causes
+from priors.scm.discretisation import Discretisation
+from priors.scm.noise import LayerNoise
 from priors.tree_scm import Layer, TreePlan
 
 quick = settings(max_examples=40, deadline=None, derandomize=True)
@@ -44,22 +46,22 @@ def slow_boosting(X: np.ndarray, targets: np.ndarray, num_trees: int, depth: int
 @given(
     st.integers(2, 60), st.integers(1, 4), st.integers(1, 9), st.integers(1, 4), st.integers(1, 4), st.integers(0, 999)
 )
-def test_boosting_is_the_definition(num_rows, num_columns, num_outputs, num_trees, depth, seed):
+def test_boosting_agrees_with_its_definition(num_rows, num_columns, num_outputs, num_trees, depth, seed):
     rng = np.random.default_rng(seed)
     X = rng.standard_normal((num_rows, num_columns)).astype(np.float32)
     X[:, 0] = rng.integers(0, 4, num_rows)  # ties
     targets = rng.standard_normal((num_rows, num_outputs)).astype(np.float32)
     before = targets.copy()
-    found = fit_predict(X, targets, num_trees, depth)
-    assert found.dtype == np.float32 and found.shape == targets.shape and (targets == before).all()
+    predictions = fit_predict(X, targets, num_trees, depth)
+    assert predictions.dtype == np.float32 and predictions.shape == targets.shape and (targets == before).all()
     expected = slow_boosting(X.astype(float), targets.astype(float), num_trees, depth)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(predictions, expected, atol=1e-5)
 
 
-def test_columns_that_tell_nothing_leave_the_shrunken_mean():
+def test_uninformative_columns_leave_the_mean():
     targets = np.random.default_rng(0).standard_normal((50, 3)).astype(np.float32)
-    found = fit_predict(np.ones((50, 2), np.float32), targets, 4, 4)
-    np.testing.assert_allclose(found, np.tile(targets.mean(0), (50, 1)), atol=1e-6)
+    predictions = fit_predict(np.ones((50, 2), np.float32), targets, 4, 4)
+    np.testing.assert_allclose(predictions, np.tile(targets.mean(0), (50, 1)), atol=1e-6)
 
 
 def test_a_target_that_steps_with_a_column_is_learned():
@@ -111,13 +113,13 @@ def test_the_scalars_have_their_distributions():
     depths = {2: below, 3: below * (1 - below), 4: (1 - below) ** 2}
     assert shares([layer.depth for layer in layers]) == pytest.approx(depths, abs=0.03)
     assert all(len({layer.num_outputs for layer in plan.layers[:-1]}) == 1 for plan in drawn)
-    assert all(plan.layers[-1].num_outputs == 1 and plan.layers[0].noise_std == 0 for plan in drawn)
+    assert all(plan.layers[-1].num_outputs == 1 and plan.layers[0].noise.std == 0 for plan in drawn)
     assert all(len(plan.causes.kinds) == 7 for plan in drawn)
 
 
 def test_tables_of_a_group_share_its_hyper_parameters():
     drawn = plans(TableSpec(100, 50, 7, 10), 80)
-    shared = [(p.layers[1].noise_std, p.layers[1].noise_varies, p.discretisation.boundaries) for p in drawn]
+    shared = [(p.layers[1].noise, p.discretisation.boundaries) for p in drawn]
     assert len(set(shared)) == 20 and all(shared[i] == shared[i // 4 * 4] for i in range(80))
     assert len({plan.layers for plan in drawn}) > 70
 
@@ -125,7 +127,7 @@ def test_tables_of_a_group_share_its_hyper_parameters():
 def execute(seed: int, noise_std: float, noise_varies: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Features and real target of one tree with a single split, before the target is cut into classes."""
     causes = Causes(("normal",) * 5, np.zeros(5), np.ones(5))
-    layer = Layer(num_outputs=1, num_trees=1, depth=1, noise_std=noise_std, noise_varies=noise_varies)
+    layer = Layer(num_outputs=1, num_trees=1, depth=1, noise=LayerNoise(noise_std, noise_varies))
     plan = TreePlan((seed,), 800, causes, (layer,), Discretisation("rank", 10, ()))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("priors.tree_scm.discretise", lambda columns, target, *_: (columns, target))

@@ -74,7 +74,7 @@ def test_cheap_functions_are_five():
     assert {kind.kind for kind in CHEAP_FUNCTIONS} == {"gp", "tree", "discretise", "linear", "quadratic"}
 
 
-def test_linear_is_a_matrix_with_a_row_an_output():
+def test_linear_is_a_matrix_with_one_row_per_output():
     for seed in range(20):
         function = Linear.draw(draw_scalars(seed), 4, 6, 100)
         x = draw_points(seed, 4, 100)
@@ -154,7 +154,7 @@ def test_trees_split_at_values_of_rows():
     assert kstest(shares, "uniform").pvalue > 1e-3
 
 
-def test_discretise_is_linear_of_the_nearest_of_few_rows():
+def test_discretise_is_a_linear_function_of_the_nearest_of_a_few_rows():
     for seed in range(30):
         n, m, size = 3, 4, 400
         function = Discretise.draw(draw_scalars(seed), n, m, size)
@@ -199,7 +199,7 @@ def test_gp_has_variance_one_half_and_is_stationary():
         assert abs(covariance[0, 1] - covariance[2, 3]) < error
 
 
-def test_gp_kernel_is_the_spectrum_s():
+def test_the_gp_kernel_follows_from_the_spectrum():
     # Product kernel, one input: E cos(w d) / 2 with the density of the radii.
     gp, distance = GP(1, 4.0, True), 1.5
     y = torch.cat([gp(torch.tensor([[0.0, distance]]), noise_at(seed)) for seed in range(6000)]).double()
@@ -247,7 +247,7 @@ def test_quadratic_is_the_quadratic_form():
         np.testing.assert_allclose(function(x, noise_at(seed)), expected, atol=2e-5 * np.abs(z).max() ** 2 * len(z))
 
 
-def test_em_is_the_softmax_of_its_formula():
+def test_em_is_a_linear_function_of_a_softmax():
     for seed in range(40):
         n, m, size = 3, 5, 200
         function = EM.draw(draw_scalars(seed), n, m, size)

@@ -73,13 +73,13 @@ def test_nearest_centres_are_nearest(rng, p: float):
         x, centres = draw_points(rng, n, size, k)
         exact = brute_distances(x, centres, p)
         flat = np.ascontiguousarray(centres.T)
-        found = [
+        indices = [
             kernels.nearest_centres(x, flat, np.float32(p)),
             nearest_centres(*map(torch.from_numpy, (x, centres)), p),
         ]
         if n > kernels.HEAD:
-            found.append(kernels.nearest_centres_wide(x, flat, np.float32(p)))
-        for index in map(np.asarray, found):
+            indices.append(kernels.nearest_centres_wide(x, flat, np.float32(p)))
+        for index in map(np.asarray, indices):
             assert index.dtype == np.int64 and index.shape == (size,)
             assert_nearest(index, exact, rtol=1e-3 + 2e-4 * p)
             assert (index != k - 1).all()  # it equals centre 0, which comes first
@@ -181,8 +181,8 @@ def test_ranks_count_smaller_values_and_earlier_equal_ones(rng):
         x = torch.from_numpy(rng.integers(0, 12, (n, size)).astype(np.float32))  # with ties
         earlier = torch.arange(n)[:, None] < torch.arange(n)[None]
         smaller = (x[:, None] < x[None]) | ((x[:, None] == x[None]) & earlier[:, :, None])
-        for found in (ranks(x, 0), ranks_torch(x, 0), ranks(x.T, 1).T):
-            assert torch.equal(found, smaller.sum(0))
+        for ranking in (ranks(x, 0), ranks_torch(x, 0), ranks(x.T, 1).T):
+            assert torch.equal(ranking, smaller.sum(0))
 
 
 def test_trees_of_many_outputs_are_summed_over_small_blocks(rng):

@@ -1,50 +1,18 @@
+"""The plan: graph, columns, text."""
+
 import math
 
 import numpy as np
 import pytest
-import torch
-from scipy.special import expit, softmax
+from graph_draws import PRESETS, columns_of, draw_plans, draw_scalars
+from scipy.special import expit
 
-from priors import TableSpec, build_prior
-from priors.finish import Rejected
 from priors.graph.converters import (
-    CATEGORICAL_MODES,
     Categorical,
     Numeric,
-    convert_numeric,
-    kumaraswamy,
 )
-from priors.graph.execute import check_classes, combine, compute_node, execute_plan, scale
-from priors.graph.functions import Linear
-from priors.graph.noise import Noise
 from priors.graph.plan import TARGET, ancestors, draw_cardinalities, draw_parents, place_columns
-from priors.graph.points import Points
-from priors.graph.scalars import Scalars
-from priors.graph.weights import Weights
 from priors.random import rng_at
-
-PRESETS = ("corrected", "released")
-SPEC = TableSpec(num_rows=60, train_size=30, num_features=8)
-
-
-def draw_scalars(seed: int, skewed_choices: bool = False) -> Scalars:
-    return Scalars(rng_at("plan test", seed), skewed_choices)
-
-
-def draw_plans(count: int, spec: TableSpec = SPEC, **options):
-    prior = build_prior("graph_scm", **options)
-    return [prior.plan(spec, (seed,)) for seed in range(count)]
-
-
-def columns_of(plan):
-    return [(node, column) for node in plan.nodes for column in node.columns]
-
-
-def draw_points(n: int, size: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(rng_at("plan points", seed).standard_normal((n, size)).astype(np.float32))
-
-
-# The graph
 
 
 def test_parents_come_before_and_edges_have_the_cauchy_probability():
@@ -189,9 +157,6 @@ def test_a_plan_reads_as_text():
             assert "object at" not in text and "array(" not in text and "Tree(" not in text
 
 
-# Column types
-
-
 def test_the_share_of_categorical_columns():
     # clip(U(-0.5, 1.2), 0, 1): none with probability 0.5/1.7, all with 0.2/1.7, uniform between
     shares = np.array([len(draw_cardinalities(draw_scalars(seed), 100, 9)) / 100 for seed in range(2000)])
@@ -202,19 +167,20 @@ def test_the_share_of_categorical_columns():
 
 @pytest.mark.parametrize(("preset", "limit"), [("corrected", 200), ("released", 9)])
 def test_cardinalities_stay_within_the_preset_s_limit(preset: str, limit: int):
-    found, most, classes = set(), [], []
+    cardinalities, most, classes = set(), [], []
     for plan in draw_plans(400, preset=preset):
-        of_plan = [
+        in_plan = [
             column.converter.cardinality
             for _, column in columns_of(plan)
             if column.index != TARGET and isinstance(column.converter, Categorical)
         ]
-        found |= set(of_plan)
-        most.append(max(of_plan, default=0))
+        cardinalities |= set(in_plan)
+        most.append(max(in_plan, default=0))
         target = next(column.converter for _, column in columns_of(plan) if column.index == TARGET)
         assert isinstance(target, Categorical) and target.cardinality == plan.num_classes
         classes.append(plan.num_classes)
-    assert min(found) == 2 and max(found) <= limit and max(found) >= (100 if preset == "corrected" else 9)
+    assert min(cardinalities) == 2
+    assert (100 if preset == "corrected" else 9) <= max(cardinalities) <= limit
     assert np.bincount(classes, minlength=11)[2:] / 400 == pytest.approx(np.full(9, 1 / 9), abs=0.06)
 
 
@@ -234,231 +200,3 @@ def test_max_cardinality_is_an_option():
         for _, c in columns_of(p)
         if c.index != TARGET and isinstance(c.converter, Categorical)
     } == {2, 3}
-
-
-# Converters
-
-
-def test_kumaraswamy_is_its_closed_form():
-    x = draw_points(2, 100)
-    a, b = torch.tensor([[0.5], [3.0]]), torch.tensor([[2.0], [0.3]])
-    z = x.double().numpy()
-    u = (z - z.min(1, keepdims=True)) / (z.max(1, keepdims=True) - z.min(1, keepdims=True))
-    expected = 1 - (1 - u ** a.double().numpy()) ** b.double().numpy()
-    np.testing.assert_allclose(kumaraswamy(x, a, b), expected, atol=1e-4)
-    assert torch.equal(kumaraswamy(torch.ones(2, 5), a, b), torch.zeros(2, 5))
-
-
-@pytest.mark.parametrize("warp_flow", [True, False])
-def test_warps_act_on_the_column_and_on_what_flows_on_only_if_told(warp_flow: bool):
-    x = draw_points(3, 50)
-    converters = [Numeric("warp", 0.5, 2.0, warp_flow), Numeric("identity"), Numeric("warp", 3.0, 0.4, warp_flow)]
-    raw = x.clone()
-    column, flow = convert_numeric(x, converters, Noise(("n",)))
-    a, b = torch.tensor([[0.5], [1.0], [3.0]]), torch.tensor([[2.0], [1.0], [0.4]])
-    warped = kumaraswamy(raw, a, b)
-    warped[1] = raw[1]
-    torch.testing.assert_close(column, warped)
-    torch.testing.assert_close(flow, warped if warp_flow else raw)
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_tables_hold_the_warped_columns(preset: str, monkeypatch):
-    seen = []
-
-    def record(x, converters, noise):
-        before = x.clone()
-        column, flow = convert_numeric(x, converters, noise)
-        seen.append((converters, column.clone()))
-        assert torch.equal((column if preset == "released" else before).nan_to_num(7), flow.nan_to_num(7))
-        return column, flow
-
-    monkeypatch.setattr("priors.graph.execute.convert_numeric", record)
-    monkeypatch.setattr("priors.graph.execute.check_classes", lambda labels: None)
-    warps = 0
-    for plan in draw_plans(30, preset=preset):
-        seen.clear()
-        features, _ = execute_plan(plan)
-        nodes = [n for n in plan.nodes if any(isinstance(c.converter, Numeric) for c in n.columns)]
-        for node, (converters, column) in zip(nodes, seen, strict=True):
-            indices = [c.index for c in node.columns if isinstance(c.converter, Numeric)]
-            assert torch.equal(features[:, indices].T.nan_to_num(7), column.nan_to_num(7))
-            warps += sum(converter.mode == "warp" for converter in converters)
-    assert warps > 10
-
-
-def test_numeric_scalars():
-    drawn = [Numeric.draw(draw_scalars(seed), True) for seed in range(600)]
-    warps = [n for n in drawn if n.mode == "warp"]
-    assert 230 < len(warps) < 370
-    for values in ([n.a for n in warps], [n.b for n in warps]):
-        assert 0.2 <= min(values) < 0.25 and 4 < max(values) <= 5
-
-
-def test_categorical_modes_widths_and_scalars():
-    drawn = [Categorical.draw(draw_scalars(seed), 8, 100) for seed in range(2000)]
-    modes = [c.mode for c in drawn]
-    assert [modes.count(mode) / 2000 for mode in CATEGORICAL_MODES] == pytest.approx([1 / 7] * 7, abs=0.03)
-    for c in drawn:
-        if c.mode.startswith("softmax"):
-            assert c.width == 8 and 0.1 <= c.factor <= 10
-        else:
-            assert 1 <= c.width <= 8 and 0.5 <= c.p <= 4
-        assert (c.function is not None) == (c.mode == "neighbor_func")
-        assert (c.embedding is not None) == (c.mode == "softmax_disc")
-    widths = [c.width for c in drawn if c.mode.startswith("neighbor")]
-    assert widths.count(8) / len(widths) == pytest.approx(0.5, abs=0.06)
-    # the narrow ones: floor of a log-uniform draw over [1, 8)
-    narrow = [width for width in widths if width < 8]
-    assert narrow.count(1) / len(narrow) == pytest.approx(math.log(2) / math.log(8), abs=0.06)
-
-
-@pytest.mark.parametrize("p", [0.5, 2.0, 4.0])
-def test_neighbor_categories_are_the_nearest_of_random_rows(p: float):
-    x = draw_points(3, 200)
-    rows = Noise(("n",)).distinct_rows(200, 7)
-    centres = x[:, rows]
-    distance = (x.double()[:, None] - centres.double()[:, :, None]).abs().pow(p).sum(0)
-    expected = distance.argmin(0)
-    function = Linear.draw(draw_scalars(0), 3, 3, 200)
-    for what in ("id", "disc", "func", "int"):
-        noise = Noise(("n",))
-        index, flow = Categorical(f"neighbor_{what}", 7, 3, p=p, function=function)(x.clone(), noise)
-        assert index.dtype == torch.int64 and (index == expected).float().mean() > 0.99
-        assert index[rows].tolist() == list(range(7))
-        if what == "id":
-            assert torch.equal(flow, x)
-        elif what == "disc":
-            assert torch.equal(flow, centres[:, index])
-        elif what == "func":
-            noise = Noise(("n",))
-            noise.distinct_rows(200, 7)
-            torch.testing.assert_close(flow, function(centres[:, index], noise))
-        else:
-            assert torch.equal(flow, index.float().expand(3, 200))
-
-
-def test_there_are_no_more_centres_than_rows():
-    index, _ = Categorical("neighbor_id", 50, 3)(draw_points(3, 20), Noise(("n",)))
-    assert sorted(index.tolist()) == list(range(20))
-
-
-def test_softmax_categories_have_the_frequencies_of_the_softmax():
-    # 20,000 rows that take four values: in each group the frequencies are those of one softmax.
-    values = torch.tensor([[0.0, 1.0, 0.0, 2.0], [1.0, 0.0, 0.0, -1.0], [0.0, 0.0, 1.0, 0.5]])
-    group = torch.arange(20000) % 4
-    x = values[:, group]
-    converter = Categorical("softmax_id", 3, 3, factor=0.8, shares=Weights(3, np.array([3.0]), np.array([0.5])))
-    index, flow = converter(x.clone(), Noise(("s",)))
-    assert torch.equal(flow, x) and index.dtype == torch.int64
-    shares = converter.shares.compute(Noise(("s",)).rng)[0].astype(np.float64)
-    z = x.double().numpy()
-    z = (z - z.mean(1, keepdims=True)) / (z.std(1, keepdims=True) + 1e-4)
-    logits = 0.8 * z + np.log(shares + 1e-4)[:, None]
-    for g in range(4):
-        frequencies = np.bincount(index[group == g], minlength=3) / 5000
-        assert frequencies == pytest.approx(softmax(logits[:, g]), abs=0.03)
-
-
-def test_softmax_categories_survive_values_that_are_not_finite():
-    x = draw_points(3, 50)
-    x[1, :25] = math.nan
-    converter = Categorical("softmax_id", 3, 3, shares=Weights(3, np.array([0.7]), np.array([0.5])))
-    index, _ = converter(x, Noise(("s",)))
-    assert 0 <= index.min() and index.max() <= 2
-
-
-def test_what_flows_on_from_softmax_categories():
-    x, shares = draw_points(4, 300), Weights(4, np.array([0.1]), np.array([0.1]))
-    index, flow = Categorical("softmax_int", 4, 4, shares=shares)(x, Noise(("s",)))
-    assert torch.equal(flow, index.float().expand(4, 300)) and len(index.unique()) == 4
-    embedding = Points("normal", 4, Linear.draw(draw_scalars(1), 4, 4, 4))
-    index, flow = Categorical("softmax_disc", 4, 4, shares=shares, embedding=embedding)(x, Noise(("s",)))
-    assert flow.shape == (4, 300)
-    pairs = torch.cat([index[None].float(), flow]).T.unique(dim=0)
-    assert len(pairs) == 4, "one row of the table of embeddings a category"
-    assert len(pairs[:, 1:].unique(dim=0)) == 4
-
-
-# Nodes
-
-
-def test_combinations():
-    a, b = draw_points(2, 40, 1), draw_points(2, 40, 2)
-    torch.testing.assert_close(combine("sum", a, b), a + b)
-    torch.testing.assert_close(combine("product", a, b), a * b)
-    torch.testing.assert_close(combine("max", a, b), torch.where(a > b, a, b))
-    torch.testing.assert_close(combine("logsumexp", a, b), (a.exp() + b.exp()).log())
-
-
-def test_nodes_combine_functions_of_their_parents():
-    values = {0: draw_points(2, 40, 1), 3: draw_points(5, 40, 2)}
-    seen = set()
-    for plan in draw_plans(60):
-        for node in plan.nodes:
-            if node.parents:
-                seen.add(node.combine)
-    assert seen == {"concat", "sum", "product", "max", "logsumexp"}
-    node = next(node for plan in draw_plans(60) for node in plan.nodes if node.parents)
-    node.parents, node.combine = [0, 3], "max"
-    node.functions = [Linear.draw(draw_scalars(i), n, 4, 40) for i, n in enumerate((2, 5))]
-    noise = Noise(("c",))
-    expected = torch.maximum(node.functions[0](values[0], noise), node.functions[1](values[3], noise))
-    torch.testing.assert_close(compute_node(node, values, 40, Noise(("c",))), expected)
-    node.combine, node.functions = "concat", [Linear.draw(draw_scalars(2), 7, 4, 40)]
-    expected = node.functions[0](torch.cat([values[0], values[3]]), Noise(("c",)))
-    torch.testing.assert_close(compute_node(node, values, 40, Noise(("c",))), expected)
-
-
-def test_nodes_are_standardised_weighted_and_of_unit_norm():
-    node = draw_plans(1)[0].nodes[0]
-    node.weights = Weights(4, np.array([1.0]), np.array([0.5]))
-    x = draw_points(4, 500) * torch.tensor([[1.0], [30.0], [1e-5], [0.0]]) + 3
-    got = scale(x.clone(), node, Noise(("w",)))
-    z = x.double().numpy()
-    z = (z - z.mean(1, keepdims=True)) / (z.std(1, keepdims=True) + 1e-4)
-    z *= node.weights.compute(Noise(("w",)).rng)[0].astype(np.float64)[:, None]
-    expected = z / (np.sqrt(np.square(z).sum(0).mean()) + 1e-8)
-    assert np.sqrt(np.square(got.double().numpy()).sum(0).mean()) == pytest.approx(1, abs=1e-3)
-    np.testing.assert_allclose(got[[0, 1, 3]], expected[[0, 1, 3]], atol=1e-3)
-    np.testing.assert_allclose(got[2], expected[2], atol=0.05)  # 1e-5 beside 3: float32 rounds it
-
-
-def test_noise_and_importance_reach_the_children(monkeypatch):
-    monkeypatch.setattr("priors.graph.execute.check_classes", lambda labels: None)
-    # The values that a child reads have the root mean square norm of the parent's importance.
-    for plan in draw_plans(60, node_noise=True):
-        assert all(1e-5 <= node.noise <= 1 for node in plan.nodes)
-    norms = {}
-
-    def record(node, values, num_rows, noise):
-        for parent in node.parents:
-            norms[parent] = values[parent].square().sum(0).mean().sqrt().item()
-        return compute_node(node, values, num_rows, noise)
-
-    monkeypatch.setattr("priors.graph.execute.compute_node", record)
-    ratios = []
-    for plan in draw_plans(60):
-        norms.clear()
-        assert all(node.noise == 0 for node in plan.nodes)
-        execute_plan(plan)
-        for node in plan.nodes:
-            if node.index in norms and not node.columns and norms[node.index] > 1e-3:
-                ratios.append(norms[node.index] / node.importance)
-    # Where all features are nearly constant, the 1e-8 and float32 count.
-    assert len(ratios) > 100 and np.mean(np.abs(np.array(ratios) - 1) < 2e-3) > 0.9
-
-
-def test_tables_whose_labels_cannot_be_split_are_given_up_at_the_target():
-    for labels in ([1, 1, 1, 1], [0, 0, 0, 2], [0, 1]):
-        with pytest.raises(Rejected, match="split"):
-            check_classes(torch.tensor(labels))
-    check_classes(torch.tensor([0, 0, 3, 3, 3]))
-    for plan in draw_plans(30):
-        holders = [TARGET in [c.index for c in n.columns] for n in plan.nodes]
-        before = {n.index for n in plan.nodes[: holders.index(True) + 1]}
-        needed = {plan.nodes[holders.index(True)].index}
-        for node in reversed(plan.nodes):
-            if node.index in needed:
-                needed.update(node.parents)
-        assert before == needed

@@ -35,7 +35,7 @@ def verdict(table: Table, seed: int, unpredictable: bool = True, trivial: bool =
 
 
 def reference_errors(table: Table, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Squared errors a row of the mean and of sklearn's out-of-bag predictions."""
+    """Squared errors per row of the mean and of sklearn's out-of-bag predictions."""
     X, y = table.X.numpy(), table.y.numpy()
     present, codes = np.unique(y, return_inverse=True)
     target = np.eye(len(present))[codes]
@@ -67,7 +67,7 @@ def mixed_tables() -> list[Table]:
 
 
 @pytest.mark.filterwarnings("ignore:Some inputs do not have OOB scores")
-def test_the_filter_decides_as_the_specified_test_does():
+def test_the_filter_decides_as_the_test_of_the_paper_does():
     tables = mixed_tables()
     ours = [verdict(table, seed) for seed, table in enumerate(tables)]
     reference = [reference_verdict(table, seed) for seed, table in enumerate(tables)]
@@ -76,7 +76,7 @@ def test_the_filter_decides_as_the_specified_test_does():
 
 
 @pytest.mark.filterwarnings("ignore:Some inputs do not have OOB scores")
-def test_the_trees_err_as_much_as_those_of_sklearn():
+def test_the_trees_have_the_errors_of_those_of_sklearn():
     # Relative error of the forest, mean of several seeds, from a near-perfect table to one of noise.
     for i, (signal, classes) in enumerate([(8.0, 2), (2.0, 5), (1.0, 3), (0.0, 4)]):
         table = draw_table(100 + i, signal, 400, 6, classes)
@@ -87,7 +87,7 @@ def test_the_trees_err_as_much_as_those_of_sklearn():
         assert np.mean(ours) == pytest.approx(np.mean(theirs), abs=0.025)
 
 
-def test_out_of_bag_rows_are_37_percent_of_a_tree():
+def test_37_percent_of_the_rows_are_out_of_the_bag_of_a_tree():
     table = draw_table(0, 1.0, 500, 4, 3)
     trees = ExtraTrees(table.X.numpy(), table.y.numpy(), rng_at("bag")).grow(200)
     assert trees.counts.mean() / 200 == pytest.approx(np.exp(-1), abs=0.01)
@@ -125,7 +125,7 @@ def test_rows_may_come_in_any_order_and_classes_may_be_absent():
     assert verdict(table, 0) == verdict(shuffled, 0) == "kept"
 
 
-def test_extreme_tables_are_judged():
+def test_extreme_tables_can_be_judged():
     rng = rng_at("extreme")
     y = rng.integers(2, size=40)
     assert verdict(make_table(np.zeros((40, 2)), y), 0) == "unpredictable"

@@ -1,4 +1,4 @@
-"""Tables beside those of the released generator; tests/benchmarks/compare_graph_scm.py is the large version."""
+"""Tables compared with those of the released generator; tests/benchmarks/compare_graph_scm.py is the large version."""
 
 import runpy
 from itertools import islice
@@ -14,8 +14,8 @@ pytest.importorskip("tabicl.prior")
 TABLES, ROWS, MAX_FEATURES = 100, 200, 20
 
 
-def test_released_tables_have_the_statistics_of_the_peers():
-    script = Path(__file__).parents[1] / "benchmarks" / "compare_graph_scm.py"
+def test_released_tables_have_the_statistics_of_the_released_generator():
+    script = Path(__file__).parents[2] / "benchmarks" / "compare_graph_scm.py"
     statistics = runpy.run_path(str(script))["statistics"]
     prior = build_prior("graph_scm", preset="released")
     ours = [statistics(t) for t in islice(own_tables(prior, ROWS, 1, MAX_FEATURES, seed=1), TABLES)]

@@ -10,22 +10,9 @@ from scipy.stats import expon, kstest, norm
 
 from priors.finish import Rejected
 from priors.random import rng_at
-from priors.scm.shared import (
-    Category,
-    Discretisation,
-    choice_weights,
-    choose,
-    cut,
-    discretise,
-    group_rng,
-    plan_causes,
-    plan_discretisation,
-    sample_categorical,
-    sample_causes,
-    sample_zipf,
-    scaled_count,
-    scaled_normal,
-)
+from priors.scm.causes import plan_causes, sample_categorical, sample_causes, sample_zipf
+from priors.scm.discretisation import Category, Discretisation, cut, discretise, plan_discretisation
+from priors.scm.hyperparameters import choice_weights, choose, group_rng, scaled_count, scaled_normal
 from priors.table import TableSpec
 
 SPEC = TableSpec(num_rows=100, train_size=50, num_features=5)
@@ -149,10 +136,10 @@ def class_shares(target: torch.Tensor, boundaries: str, num_classes: int, tables
     for seed in range(tables):
         try:
             plan = Discretisation(boundaries, num_classes, ())
-            _, labels, found = discretise(torch.zeros(len(target), 1), target, plan, (seed,))
+            _, labels, num_present = discretise(torch.zeros(len(target), 1), target, plan, (seed,))
         except Rejected:
             continue
-        assert labels.unique().tolist() == list(range(found))
+        assert labels.unique().tolist() == list(range(num_present))
         assert (labels[target.argsort()].diff() >= 0).all()
         shares.append((labels == 0).float().mean().item())
     return np.array(shares)
@@ -175,8 +162,7 @@ def test_boundaries_are_values_of_random_rows_or_normal_draws():
 def test_classes_without_rows_do_not_count():
     columns, target = torch.zeros(100, 1), torch.tensor([0.0, 1.0]).repeat(50)
     plan = Discretisation("value", 10, ())
-    found = discretise(columns, target, plan, (0,))[2]
-    assert found == 2
+    assert discretise(columns, target, plan, (0,))[2] == 2
     with pytest.raises(Rejected, match="one_class"):
         discretise(columns, torch.zeros(100), plan, (0,))
     with pytest.raises(Rejected, match="nan"):

@@ -1,0 +1,163 @@
+"""Column converters: types, values, and what flows on."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from graph_draws import PRESETS, draw_plans, draw_points, draw_scalars
+from scipy.special import softmax
+
+from priors.graph.converters import (
+    CATEGORICAL_MODES,
+    Categorical,
+    Numeric,
+    convert_numeric,
+    kumaraswamy,
+)
+from priors.graph.execute import execute_plan
+from priors.graph.functions import Linear
+from priors.graph.noise import Noise
+from priors.graph.points import Points
+from priors.graph.scalars import Weights
+
+
+def test_kumaraswamy_is_its_closed_form():
+    x = draw_points(2, 100)
+    a, b = torch.tensor([[0.5], [3.0]]), torch.tensor([[2.0], [0.3]])
+    z = x.double().numpy()
+    u = (z - z.min(1, keepdims=True)) / (z.max(1, keepdims=True) - z.min(1, keepdims=True))
+    expected = 1 - (1 - u ** a.double().numpy()) ** b.double().numpy()
+    np.testing.assert_allclose(kumaraswamy(x, a, b), expected, atol=1e-4)
+    assert torch.equal(kumaraswamy(torch.ones(2, 5), a, b), torch.zeros(2, 5))
+
+
+@pytest.mark.parametrize("warp_flow", [True, False])
+def test_warps_act_on_the_column_and_on_what_flows_on_only_if_warp_flow_is_set(warp_flow: bool):
+    x = draw_points(3, 50)
+    converters = [Numeric("warp", 0.5, 2.0, warp_flow), Numeric("identity"), Numeric("warp", 3.0, 0.4, warp_flow)]
+    raw = x.clone()
+    column, flow = convert_numeric(x, converters, Noise(("n",)))
+    a, b = torch.tensor([[0.5], [1.0], [3.0]]), torch.tensor([[2.0], [1.0], [0.4]])
+    warped = kumaraswamy(raw, a, b)
+    warped[1] = raw[1]
+    torch.testing.assert_close(column, warped)
+    torch.testing.assert_close(flow, warped if warp_flow else raw)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_tables_hold_the_warped_columns(preset: str, monkeypatch):
+    seen = []
+
+    def record(x, converters, noise):
+        before = x.clone()
+        column, flow = convert_numeric(x, converters, noise)
+        seen.append((converters, column.clone()))
+        assert torch.equal((column if preset == "released" else before).nan_to_num(7), flow.nan_to_num(7))
+        return column, flow
+
+    monkeypatch.setattr("priors.graph.execute.convert_numeric", record)
+    monkeypatch.setattr("priors.graph.execute.check_classes", lambda labels: None)
+    warps = 0
+    for plan in draw_plans(30, preset=preset):
+        seen.clear()
+        features, _ = execute_plan(plan)
+        nodes = [n for n in plan.nodes if any(isinstance(c.converter, Numeric) for c in n.columns)]
+        for node, (converters, column) in zip(nodes, seen, strict=True):
+            indices = [c.index for c in node.columns if isinstance(c.converter, Numeric)]
+            assert torch.equal(features[:, indices].T.nan_to_num(7), column.nan_to_num(7))
+            warps += sum(converter.mode == "warp" for converter in converters)
+    assert warps > 10
+
+
+def test_numeric_scalars():
+    drawn = [Numeric.draw(draw_scalars(seed), True) for seed in range(600)]
+    warps = [n for n in drawn if n.mode == "warp"]
+    assert 230 < len(warps) < 370
+    for values in ([n.a for n in warps], [n.b for n in warps]):
+        assert 0.2 <= min(values) < 0.25 and 4 < max(values) <= 5
+
+
+def test_categorical_modes_widths_and_scalars():
+    drawn = [Categorical.draw(draw_scalars(seed), 8, 100) for seed in range(2000)]
+    modes = [c.mode for c in drawn]
+    assert [modes.count(mode) / 2000 for mode in CATEGORICAL_MODES] == pytest.approx([1 / 7] * 7, abs=0.03)
+    for c in drawn:
+        if c.mode.startswith("softmax"):
+            assert c.width == 8 and 0.1 <= c.factor <= 10
+        else:
+            assert 1 <= c.width <= 8 and 0.5 <= c.p <= 4
+        assert (c.function is not None) == (c.mode == "neighbor_func")
+        assert (c.embedding is not None) == (c.mode == "softmax_disc")
+    widths = [c.width for c in drawn if c.mode.startswith("neighbor")]
+    assert widths.count(8) / len(widths) == pytest.approx(0.5, abs=0.06)
+    # the narrow ones: floor of a log-uniform draw over [1, 8)
+    narrow = [width for width in widths if width < 8]
+    assert narrow.count(1) / len(narrow) == pytest.approx(math.log(2) / math.log(8), abs=0.06)
+
+
+@pytest.mark.parametrize("p", [0.5, 2.0, 4.0])
+def test_neighbor_categories_are_the_nearest_of_random_rows(p: float):
+    x = draw_points(3, 200)
+    rows = Noise(("n",)).distinct_rows(200, 7)
+    centres = x[:, rows]
+    distance = (x.double()[:, None] - centres.double()[:, :, None]).abs().pow(p).sum(0)
+    expected = distance.argmin(0)
+    function = Linear.draw(draw_scalars(0), 3, 3, 200)
+    for what in ("id", "disc", "func", "int"):
+        noise = Noise(("n",))
+        index, flow = Categorical(f"neighbor_{what}", 7, 3, p=p, function=function)(x.clone(), noise)
+        assert index.dtype == torch.int64 and (index == expected).float().mean() > 0.99
+        assert index[rows].tolist() == list(range(7))
+        if what == "id":
+            assert torch.equal(flow, x)
+        elif what == "disc":
+            assert torch.equal(flow, centres[:, index])
+        elif what == "func":
+            noise = Noise(("n",))
+            noise.distinct_rows(200, 7)
+            torch.testing.assert_close(flow, function(centres[:, index], noise))
+        else:
+            assert torch.equal(flow, index.float().expand(3, 200))
+
+
+def test_there_are_no_more_centres_than_rows():
+    index, _ = Categorical("neighbor_id", 50, 3)(draw_points(3, 20), Noise(("n",)))
+    assert sorted(index.tolist()) == list(range(20))
+
+
+def test_softmax_categories_have_the_frequencies_of_the_softmax():
+    # 20,000 rows that take four values: in each group the frequencies are those of one softmax.
+    values = torch.tensor([[0.0, 1.0, 0.0, 2.0], [1.0, 0.0, 0.0, -1.0], [0.0, 0.0, 1.0, 0.5]])
+    group = torch.arange(20000) % 4
+    x = values[:, group]
+    converter = Categorical("softmax_id", 3, 3, factor=0.8, shares=Weights(3, np.array([3.0]), np.array([0.5])))
+    index, flow = converter(x.clone(), Noise(("s",)))
+    assert torch.equal(flow, x) and index.dtype == torch.int64
+    shares = converter.shares.compute(Noise(("s",)).rng)[0].astype(np.float64)
+    z = x.double().numpy()
+    z = (z - z.mean(1, keepdims=True)) / (z.std(1, keepdims=True) + 1e-4)
+    logits = 0.8 * z + np.log(shares + 1e-4)[:, None]
+    for g in range(4):
+        frequencies = np.bincount(index[group == g], minlength=3) / 5000
+        assert frequencies == pytest.approx(softmax(logits[:, g]), abs=0.03)
+
+
+def test_softmax_categories_survive_values_that_are_not_finite():
+    x = draw_points(3, 50)
+    x[1, :25] = math.nan
+    converter = Categorical("softmax_id", 3, 3, shares=Weights(3, np.array([0.7]), np.array([0.5])))
+    index, _ = converter(x, Noise(("s",)))
+    assert 0 <= index.min() and index.max() <= 2
+
+
+def test_what_flows_on_from_softmax_categories():
+    x, shares = draw_points(4, 300), Weights(4, np.array([0.1]), np.array([0.1]))
+    index, flow = Categorical("softmax_int", 4, 4, shares=shares)(x, Noise(("s",)))
+    assert torch.equal(flow, index.float().expand(4, 300)) and len(index.unique()) == 4
+    embedding = Points("normal", 4, Linear.draw(draw_scalars(1), 4, 4, 4))
+    index, flow = Categorical("softmax_disc", 4, 4, shares=shares, embedding=embedding)(x, Noise(("s",)))
+    assert flow.shape == (4, 300)
+    pairs = torch.cat([index[None].float(), flow]).T.unique(dim=0)
+    assert len(pairs) == 4, "one row of the table of embeddings a category"
+    assert len(pairs[:, 1:].unique(dim=0)) == 4
