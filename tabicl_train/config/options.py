@@ -105,7 +105,7 @@ class PriorOptions:
     first_step: int = 0
     """dump: first step to write, a multiple of 10."""
     steps: int = 100
-    """dump: number of steps to write."""
+    """dump: number of steps to write, a multiple of 10 unless they reach the end of the run."""
     processes: int = 1
     """dump: processes that draw tables."""
     rows: list[int] = field(default_factory=lambda: [1024])
