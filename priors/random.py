@@ -11,6 +11,9 @@ import torch
 
 Seed = int | tuple[int, ...]
 
+STREAM_VERSION = 1
+"""Version of the stream of tables: whatever changes the tables of a seed raises it."""
+
 
 def rng_at(*address: Seed | str) -> np.random.Generator:
     """Counter-based generator (Philox) keyed by an address of ints, tuples of ints and names.
