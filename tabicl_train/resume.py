@@ -33,7 +33,7 @@ def find_start(config: RunConfig) -> tuple[Start, dict | None]:
     if path is None:
         return Start(0, config.seed), None
     start = Start(checkpoint.step_of(path), config.seed, path, checkpoint.checksum(path))
-    refuse_changes(config, content["config"], start.steps)
+    refuse_changes(config, content, start.steps)
     return start, content
 
 

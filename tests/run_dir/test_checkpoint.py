@@ -37,7 +37,8 @@ def names(run_dir: Path) -> list[str]:
 
 
 def content(step: int, size: int = 10) -> dict:
-    return {"global_step": step, "state_dict": {"w": torch.full((size,), float(step))}}
+    config = {"curriculum": {"stages": {}}}
+    return {"global_step": step, "config": config, "state_dict": {"w": torch.full((size,), float(step))}}
 
 
 def assert_same_weights(a: Path, b: Path) -> None:
@@ -115,7 +116,7 @@ def test_the_newest_whole_checkpoint_is_used_and_damaged_ones_are_told(whole, tm
     assert_same_weights(run_dir, whole)
     for path in saved(run_dir / "checkpoints"):
         path.write_bytes(b"")
-    with pytest.raises(ConfigError, match="damaged checkpoints only"):
+    with pytest.raises(ConfigError, match="all checkpoints in .* are damaged"):
         run(run_dir)
 
 
