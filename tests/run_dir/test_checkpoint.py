@@ -116,7 +116,7 @@ def test_the_newest_whole_checkpoint_is_used_and_damaged_ones_are_told(whole, tm
     assert_same_weights(run_dir, whole)
     for path in saved(run_dir / "checkpoints"):
         path.write_bytes(b"")
-    with pytest.raises(ConfigError, match="all checkpoints in .* are damaged"):
+    with pytest.raises(ConfigError, match=r"all checkpoints in .* are damaged"):
         run(run_dir)
 
 
