@@ -116,8 +116,8 @@ def differs(key: str, before: dict, now: dict) -> bool:
 def change(key: str, before: dict, now: dict) -> str:
     """What became of a setting, in words."""
     if key not in now:
-        return f"{key} was {before[key]}, which this version of tabicl-train or this run does not have"
-    return f"{key} was {before.get(key)}, is {now[key]}"
+        return f"{key} was {before[key]}; there is no such setting now"
+    return f"{key} was {before.get(key, 'not set')}, is {now[key]}"
 
 
 def started_stages(stages: dict[str, dict], steps: int) -> list[str]:

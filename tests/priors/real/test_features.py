@@ -2,6 +2,7 @@
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from priors.real.features import FeatureEncoder
 
@@ -33,3 +34,18 @@ def test_encoding_of_columns():
     query["time"] = query["time"].astype("datetime64[ns]")
     # what no labelled row holds is the mean: of -1, 0 and 1 among strings, of 0, 1 and 0 among categories
     assert np.allclose(encoder.transform(query), [[2.5, 0, 1 / 3, 1, 1, 10, day]])
+
+
+@pytest.mark.parametrize(
+    "values, order, codes",
+    [
+        (["no", True, "no"], ["no", True], [0, 1, 0]),
+        ([b"y", b"x", b"y"], [b"x", b"y"], [1, 0, 1]),
+        (["a", None, "b"], ["b", "a"], [1, -1, 0]),
+    ],
+)
+def test_pandas_categories_keep_their_order_whatever_their_type(values, order, codes):
+    X = pd.DataFrame({"category": pd.Categorical(values, order)})
+    encoder = FeatureEncoder().fit(X)
+    assert encoder.transform(X)[:, 0].tolist() == codes
+    assert encoder.transform(X.astype(object))[:, 0].tolist() == codes
