@@ -84,7 +84,7 @@ def test_settings_that_are_gone_for_good_are_named(tmp_path, capsys):
     del content["config"]["prior"]["spice"]
     content["config"]["model"]["memory"] = "lstm"
     with pytest.raises(
-        ConfigError, match=r"model\.memory was lstm; there is no such setting now; choose a new run_dir$"
+        ConfigError, match=r"model\.memory was lstm; there is no such setting now; choose a new run_dir"
     ):
         resume(config_of("resume.allow_changes=true"), content)
     torch.save(content | {"state_dict": {}}, tmp_path / "model.ckpt")
