@@ -13,6 +13,7 @@ from priors.random import rng_at
 from tabicl_train.config.schema import RunConfig, StageConfig
 from tabicl_train.curriculum import stage_at
 from tabicl_train.gradients import Gradients
+from tabicl_train.model.families import family_of
 from tabicl_train.model.family import Network
 from tabicl_train.optimizer import build_optimizer
 from tabicl_train.precision import LossScale, choose
@@ -35,7 +36,7 @@ class Pretraining(L.LightningModule):
         self.automatic_optimization = False
         self.config = config
         self.precision = choose(config.trainer)
-        self.model: Network = config.model.build()
+        self.model: Network = family_of(config.model)(config.model)
         self.loss = torch.zeros(())
         self.grad_norm = torch.zeros(())
         self.finite = torch.ones((), dtype=torch.bool)

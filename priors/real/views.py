@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from sklearn.preprocessing import FunctionTransformer, PowerTransformer, QuantileTransformer, StandardScaler
 
-OUTLIER_STDS = 4.0  # as in the synthetic tables of the training
-MIN_STD = 1e-6
+from priors.finish import MIN_STD, OUTLIER_STDS  # real tables are clamped as synthetic ones are
+
 TINY = 1e-150  # smaller numbers count as 0
 
 NORM_METHODS: dict[str, Callable] = {  # from the number of labelled rows

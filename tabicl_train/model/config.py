@@ -1,10 +1,6 @@
 """The settings of a TabICL network. One dataclass builds it, is saved in checkpoints and is translated for export."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tabicl_train.model.tabicl import TabICL
 
 SCALINGS = ("none", "ssmax", "ssmax_mlp", "ssmax_mlp_elementwise", "qassmax", "qassmax_elementwise")
 GROUPINGS = ("none", "circular", "disjoint")
@@ -17,86 +13,67 @@ SCALING_HIDDEN = 64  # hidden width of the scalable softmax's MLPs, that of the 
 
 @dataclass
 class TabICLConfig:
-    """Architecture of the classifier. The defaults are TabICLv2 (arXiv 2602.11139); `v1()` is TabICL (2502.05564).
-
-    It implements `NetworkConfig` (model/family.py). Methods import what they need only when they are called: torch
-    takes 2 s, and configuration errors are reported before that.
-    """
+    """Architecture of the classifier. The defaults are TabICLv2 (arXiv 2602.11139); `v1()` is TabICL (2502.05564)."""
 
     max_classes: int = 10
-    """Most classes of a training table, and outputs of the network."""
+    """Number of logits, 2..10; for tables with more classes, the digits of their labels are predicted."""
 
+    # column embedding
     embed_dim: int = 128
-    """E, the width of a cell's embedding; a row representation has D = row_num_cls * E values."""
-
+    """Width E of a column token; a row representation has D = row_num_cls * E values."""
     col_num_blocks: int = 3
-    """Set transformer blocks of the column embedding."""
-
+    """Induced set attention blocks of the column embedding."""
     col_num_heads: int = 8
-    """Attention heads of the column embedding; they must divide embed_dim."""
-
+    """Attention heads of the column embedding."""
     col_num_inducing: int = 128
-    """Inducing points of each set transformer block."""
-
+    """Inducing points of each block."""
     col_affine: bool = False
-    """Let the set transformer yield a weight and a bias for each cell, as in v1, instead of its embedding."""
-
+    """The set transformer yields a weight and a bias for each cell, as in TabICL v1."""
     col_grouping: str = "circular"
-    """Which features a column token sees: none (one feature), circular (shifted by powers of two), or disjoint."""
-
+    """How features form the groups that column tokens see: none (each by itself), circular or disjoint."""
     col_group_size: int = 3
-    """Features that a column token sees; no effect with col_grouping=none."""
-
+    """Features of a group; it has no effect with col_grouping=none."""
     col_target_aware: bool = True
-    """Add label embeddings to the labelled rows before the set transformer."""
-
+    """Embed the labels before the set transformer."""
     col_scaling: str = "qassmax_elementwise"
-    """Scalable softmax of the inducing points: none, ssmax, ssmax_mlp or qassmax, the last two also _elementwise."""
+    """Scalable softmax of the column embedding: none, ssmax, ssmax_mlp, ssmax_mlp_elementwise, qassmax or
+    qassmax_elementwise."""
 
+    # row interaction
     row_num_blocks: int = 3
-    """Transformer blocks of the row interaction."""
-
+    """Transformer blocks over the tokens of a row."""
     row_num_heads: int = 8
-    """Attention heads of the row interaction; embed_dim / row_num_heads must be even for rotary embedding."""
-
+    """Attention heads of these blocks."""
     row_num_cls: int = 4
-    """CLS tokens that collect a row."""
-
+    """CLS tokens of a row, whose outputs are its representation."""
     row_rope_base: float = 100_000.0
-    """Base of the rotary position embedding over the features of a row."""
-
+    """Base of the rotary position embedding."""
     row_rope_interleaved: bool = False
-    """Rotate the pairs (2i, 2i+1), as in v1, instead of (i, i + head_dim/2)."""
+    """Rotate pairs of neighbors (2i, 2i+1), as in TabICL v1, instead of (i, i + head_dim/2)."""
 
+    # in-context learning
     icl_num_blocks: int = 12
-    """Transformer blocks of the in-context learner."""
-
+    """Transformer blocks over the rows of a table."""
     icl_num_heads: int = 8
-    """Attention heads of the in-context learner; they must divide row_num_cls * embed_dim."""
-
+    """Attention heads of these blocks."""
     icl_scaling: str = "qassmax_elementwise"
-    """Scalable softmax of the in-context learner; the choices are those of col_scaling."""
+    """Scalable softmax of in-context learning; the choices are those of col_scaling."""
 
+    # all stages
     scaling_bound: float | None = None
-    """Keep the base multipliers of the scalable softmax within +-bound, smoothly; the public format has no bound."""
-
+    """Keep base multipliers of the scalable softmax within +-bound, smoothly; the public format cannot express it."""
     ff_factor: int = 2
-    """Hidden width of the feed-forward networks, as a multiple of the width of their block."""
-
+    """Width of the feed-forward networks as a multiple of the width of their input."""
     dropout: float = 0.0
-    """Dropout probability in attention and feed-forward networks."""
-
+    """Dropout rate, in [0, 1)."""
     bias_free_ln: bool = False
-    """Use LayerNorm without a bias."""
-
+    """Leave the bias out of the layer norms."""
     zero_init: bool = False
-    """Start the attention output and the second feed-forward matrix at zero, as in v1."""
-
+    """Start attention outputs and second feed-forward matrices at zero, as in TabICL v1."""
     col_attention_fp32: bool = False
-    """Run column attention in fp32 whatever the precision, as in the published one-GPU run."""
-
+    """Compute column attention in fp32 under any precision, as in the published one-GPU run."""
     checkpoint_rows: int = 20_000
-    """Recompute activations in the backward pass of tables with more rows than this; 0 = never."""
+    """Recompute activations in the backward pass of tables with more rows than this; 0 never recomputes."""
 
     @classmethod
     def v1(cls) -> "TabICLConfig":
@@ -121,29 +98,6 @@ class TabICLConfig:
     def group_size(self) -> int:
         """Features that one column token sees."""
         return 1 if self.col_grouping == "none" else self.col_group_size
-
-    def build(self) -> "TabICL":
-        from tabicl_train.model.tabicl import TabICL
-
-        return TabICL(self)
-
-    def forward_flops(self, num_rows: int, train_size: int, num_features: int) -> float:
-        """FLOPs of one table's forward pass; the backward pass takes twice as many."""
-        from tabicl_train.model.cost import forward_flops
-
-        return forward_flops(self, num_rows, train_size, num_features)
-
-    def kept_values(self, num_rows: int, train_size: int, num_features: int) -> float:
-        """Values of one table in memory at the start of the backward pass."""
-        from tabicl_train.model.cost import kept_values
-
-        return kept_values(self, num_rows, train_size, num_features)
-
-    def to_public(self) -> dict[str, Any]:
-        """The public client's configuration of the same network; raises ConfigError if it has none."""
-        from tabicl_train.model.public_config import to_public
-
-        return to_public(self)
 
     def problems(self) -> list[str]:
         """Every contradiction among the settings, one sentence each; empty if the network can be built."""

@@ -1,9 +1,10 @@
 """What the rest of the program asks of a family of networks; TabICL is the first.
 
-A family is two classes: its settings (`NetworkConfig`, a dataclass that checkpoints keep), which answer everything that
-must be known before a network exists, and the network (`Network`). A second family would hook in where TabICL is named:
+A family is two classes: a dataclass of settings (`NetworkConfig`), which checkpoints keep, and the network (`Network`).
+A second family would hook in where TabICL is named:
 
-- config/schema.py, whose field `model` is of the type of the settings, and configs/model/ with their values;
+- `FAMILIES` in model/families.py;
+- config/schema.py, whose field `model` has the type of the settings, and configs/model/ with their values;
 - `weights_of` in prediction/export.py, which builds the settings again from the values in a checkpoint, and
   `load_public` in prediction/public_format.py, which reads exported files;
 - prediction/predict.py, which runs TabICL's three stages in bounded memory, with more classes than it was trained for.
@@ -34,39 +35,27 @@ class NetworkConfig(Protocol):
         """Every contradiction among the settings, one sentence each."""
         ...
 
-    def build(self) -> Network:
-        """The network with fresh random weights; raises ValueError with every problem."""
-        ...
-
-    def forward_flops(self, num_rows: int, train_size: int, num_features: int) -> float:
-        """FLOPs of one table's forward pass; the backward pass takes twice as many. Ranks are balanced by it."""
-        ...
-
-    def kept_values(self, num_rows: int, train_size: int, num_features: int) -> float:
-        """Numbers of one table that are in memory at the start of the backward pass."""
-        ...
-
-    def to_public(self) -> dict[str, Any]:
-        """The configuration that goes into an exported file; raises ConfigError if the format has no such network."""
-        ...
-
 
 class Network(nn.Module, ABC):
-    """A network that predicts the query rows of tables from their labelled rows.
+    """A network that predicts the query rows of tables from their labelled rows, built from its settings alone.
 
     B tables, N rows of which the first n are labelled, M features.
 
     parts: the parts that a stage can freeze, each with the name of its module
     """
 
-    config: NetworkConfig
     parts: Mapping[str, str]
+
+    @abstractmethod
+    def __init__(self, config: Any) -> None:
+        """Fresh random weights; raises ValueError with every problem of the settings."""
+        super().__init__()
 
     @abstractmethod
     def forward(self, X: Tensor, y_train: Tensor, checkpoint_rows: int | None = None) -> Tensor:
         """X (B, N, M) float32, y_train (B, n) -> predictions of the query rows (B, N - n, outputs).
 
-        checkpoint_rows: the limit for this call; by default the configuration's
+        checkpoint_rows: the limit for this call; by default the settings'
         """
 
     @abstractmethod
@@ -77,6 +66,21 @@ class Network(nn.Module, ABC):
         between the prior and this method looks at their type. A family for float targets takes them here and in
         `forward`.
         """
+
+    @staticmethod
+    @abstractmethod
+    def forward_flops(config: Any, num_rows: int, train_size: int, num_features: int) -> float:
+        """FLOPs of one table's forward pass; the backward pass takes twice as many. Ranks are balanced by it."""
+
+    @staticmethod
+    @abstractmethod
+    def kept_values(config: Any, num_rows: int, train_size: int, num_features: int) -> float:
+        """Numbers of one table that are in memory at the start of the backward pass."""
+
+    @staticmethod
+    @abstractmethod
+    def to_public(config: Any) -> dict[str, Any]:
+        """The settings as an exported file holds them; raises ConfigError if the format has no such network."""
 
     def named_scalings(self) -> Iterator[tuple[str, Scaling]]:
         """The attention layers with a scalable softmax, by names for logs; none unless the family has such layers."""

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from tabicl_train.model.column import ColumnEmbedding
 from tabicl_train.model.config import TabICLConfig
+from tabicl_train.model.cost import forward_flops, kept_values
 from tabicl_train.model.family import Network
 from tabicl_train.model.icl import InContextLearner
+from tabicl_train.model.public_config import to_public
 from tabicl_train.model.row import RowInteraction
 from tabicl_train.model.scaling import Scaling, log_count
 
@@ -24,9 +26,12 @@ class TabICL(Network):
     """
 
     parts = {"column": "col_embedder", "row": "row_interactor", "icl": "icl_predictor"}
+    forward_flops = staticmethod(forward_flops)
+    kept_values = staticmethod(kept_values)
+    to_public = staticmethod(to_public)
 
     def __init__(self, config: TabICLConfig):
-        super().__init__()
+        super().__init__(config)
         if problems := config.problems():
             raise ValueError("This model cannot be built: " + "; ".join(problems))
         self.config = config

@@ -1,7 +1,7 @@
 """Memory of a training step, estimated from the configuration before a run starts.
 
 Peak = weights, gradients, their sum and optimizer state (20 bytes per parameter), plus what the forward pass of the
-largest micro-batch keeps for the backward pass (`NetworkConfig.kept_values`).
+largest micro-batch keeps for the backward pass (`Network.kept_values`).
 
 The estimate was 0.79 to 1.13 times the measured growth of the resident set (CPU; tests/planning/test_memory.py) at nine
 shapes, one of them bf16, and 0.9 and 1.3 times with recomputed activations.
@@ -14,6 +14,7 @@ from dataclasses import replace
 from tabicl_train.config.schema import StageConfig
 from tabicl_train.curriculum import FEATURE_CAPS
 from tabicl_train.model.config import TabICLConfig
+from tabicl_train.model.families import family_of
 
 STATE_BYTES = 20  # per parameter: weight, gradient of a micro-batch and of the step, Adam's two moments; Muon has one
 VALUE_BYTES = {"fp32": 4, "bf16": 3, "fp16": 3}  # per value kept; under autocast residuals, norms and gates stay fp32
@@ -29,7 +30,7 @@ def peak_bytes(
     precision: str = "fp32",
 ) -> float:
     """Bytes at the peak of an optimizer step whose largest micro-batch has these tables."""
-    values = tables * config.kept_values(num_rows, train_size, num_features)
+    values = tables * family_of(config).kept_values(config, num_rows, train_size, num_features)
     return STATE_BYTES * parameters + VALUE_BYTES[precision] * values
 
 

@@ -6,6 +6,7 @@ import torch
 
 from tabicl_train.config.schema import CurriculumConfig, RunConfig, StageConfig
 from tabicl_train.curriculum import plan_step
+from tabicl_train.model.families import family_of
 from tabicl_train.planning.memory import stage_peak
 from tabicl_train.precision import choose
 
@@ -16,7 +17,7 @@ def run_plan(config: RunConfig) -> list[str]:
     """Lines: the model's parameters, and for every stage its steps, tables, rows, expected cells and FLOPs, and the
     estimated peak memory of a training process, without the tables that its workers have ready."""
     with torch.device("meta"):
-        parameters = sum(p.numel() for p in config.model.build().parameters())
+        parameters = sum(p.numel() for p in family_of(config.model)(config.model).parameters())
     lines = [f"model     {parameters:,} parameters"]
     lines.append("          {:12}{:>9}{:>13}{:>15}{:>9}{:>9}{:>10}".format(*COLUMNS))
     for name, stage in config.curriculum.stages.items():

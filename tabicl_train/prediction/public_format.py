@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig
+from tabicl_train.model.families import family_of
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.model.public_config import from_public
 from tabicl_train.run_dir.atomic import save_atomically
@@ -29,7 +30,7 @@ def save_public(config: NetworkConfig, weights: dict[str, Tensor], path: str | P
     weights = {plain(name): weight.detach().to("cpu", torch.float32, copy=True) for name, weight in weights.items()}
     if problems := mismatches(config, weights):
         raise ConfigError([f"{path} is not written: {problem}" for problem in problems])
-    content = {"config": config.to_public(), "state_dict": weights, "format_version": FORMAT_VERSION}
+    content = {"config": family_of(config).to_public(config), "state_dict": weights, "format_version": FORMAT_VERSION}
     save_atomically(content, Path(path))
 
 
@@ -64,7 +65,7 @@ def plain(name: str) -> str:
 def mismatches(config: NetworkConfig, weights: dict[str, Tensor]) -> list[str]:
     """Why the weights do not fit the network of the configuration; empty if they do."""
     with torch.device("meta"):
-        expected = {name: tuple(weight.shape) for name, weight in config.build().state_dict().items()}
+        expected = {name: tuple(weight.shape) for name, weight in family_of(config)(config).state_dict().items()}
     shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
     problems = []
     if missing := sorted(expected.keys() - shapes.keys()):

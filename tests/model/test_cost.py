@@ -27,4 +27,4 @@ def test_flops_agree_with_a_count_of_the_kernels(config, rows, train, features):
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # fused kernels are not counted
         model(X, y)
     # left out: once a forward pass, the projection and gate of the inducing vectors, and label embeddings of columns
-    assert 4 * config.forward_flops(rows, train, features) == pytest.approx(counter.get_total_flops(), rel=0.02)
+    assert 4 * TabICL.forward_flops(config, rows, train, features) == pytest.approx(counter.get_total_flops(), rel=0.02)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from tabicl_train.config.compose import compose
 from tabicl_train.gradients import Gradients
+from tabicl_train.model.families import FAMILIES
 from tabicl_train.model.family import Network
 from tabicl_train.module import Pretraining
 from tabicl_train.planning.run_plan import run_plan
@@ -17,33 +18,33 @@ from tabicl_train.stream import TableBatch
 
 @dataclass
 class LineConfig:
-    """A family for float targets: the mean of the labelled rows and a line through the first feature."""
-
     max_classes: int = 10
     checkpoint_rows: int = 0
 
     def problems(self) -> list[str]:
         return []
 
-    def build(self) -> "Line":
-        return Line(self)
-
-    def forward_flops(self, num_rows: int, train_size: int, num_features: int) -> float:
-        return 2e6 * num_rows
-
-    def kept_values(self, num_rows: int, train_size: int, num_features: int) -> float:
-        return 1e7 * num_rows
-
-    def to_public(self) -> dict[str, Any]:
-        return {"family": "line"}
-
 
 class Line(Network):
+    """A network for float targets: the mean of the labelled rows and a line through the first feature."""
+
     parts = {"column": "slope", "icl": "intercept"}
 
     def __init__(self, config: LineConfig):
-        super().__init__()
-        self.config, self.slope, self.intercept = config, nn.Linear(1, 1), nn.Linear(1, 1)
+        super().__init__(config)
+        self.slope, self.intercept = nn.Linear(1, 1), nn.Linear(1, 1)
+
+    @staticmethod
+    def forward_flops(config: LineConfig, num_rows: int, train_size: int, num_features: int) -> float:
+        return 2e6 * num_rows
+
+    @staticmethod
+    def kept_values(config: LineConfig, num_rows: int, train_size: int, num_features: int) -> float:
+        return 1e7 * num_rows
+
+    @staticmethod
+    def to_public(config: LineConfig) -> dict[str, Any]:
+        return {"family": "line"}
 
     def forward(self, X: Tensor, y_train: Tensor, checkpoint_rows: int | None = None) -> Tensor:
         queries = X[:, y_train.shape[1] :, :1]
@@ -53,7 +54,8 @@ class Line(Network):
         return (predictions[..., 0] - y).square().mean(1)
 
 
-def test_another_family_is_trained_planned_and_exported(tmp_path):
+def test_another_family_is_trained_planned_and_exported(tmp_path, monkeypatch):
+    monkeypatch.setitem(FAMILIES, LineConfig, Line)
     smoke = compose(["experiment=smoke", "trainer.accelerator=cpu"])
     config = replace(smoke, model=LineConfig())
     module = Pretraining(config)

@@ -8,7 +8,7 @@ import sys
 from tabicl_train.prediction.export import export
 from tabicl_train import TabICLClassifier
 import tabicl_train.prediction.predict, tabicl_train.run_dir.checkpoint, tabicl_train.model.cost, priors.real.views
-print(*sorted({name.partition(".")[0] for name in sys.modules} & {"lightning", "hydra", "omegaconf", "torchmetrics"}))
+print(*sorted({name.partition(".")[0] for name in sys.modules} & {"lightning", "hydra", "omegaconf"}))
 """
 
 
