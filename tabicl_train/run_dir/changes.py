@@ -43,21 +43,23 @@ def up_to_date(values: dict) -> dict:
 def migrate(values: dict, migrations: Migrations) -> None:
     """Replace, in place, the settings that are gone."""
     for name, migration in migrations.items():
-        section, key = locate(values, name)
+        *parts, key = name.split(".")
+        section = values
+        for part in parts:
+            section = section.get(part, {})
         if key in section:
             value = section.pop(key)
             settings = {migration: value} if isinstance(migration, str) else migration(value)
             for new_name, new_value in settings.items():
-                section, key = locate(values, new_name)
-                section[key] = new_value
+                put(values, new_name, new_value)
 
 
-def locate(values: dict, name: str) -> tuple[dict, str]:
-    """The section of a dotted name, made where it is missing, and the last part of the name."""
+def put(values: dict, name: str, value: Any) -> None:
+    """Set a value by its dotted name; sections that are missing are made."""
     *parts, key = name.split(".")
     for part in parts:
         values = values.setdefault(part, {})
-    return values, key
+    values[key] = value
 
 
 def completed(values: dict, defaults: dict) -> dict:
