@@ -4,7 +4,7 @@ __all__ = ["TabICLClassifier"]
 
 
 def __getattr__(name: str):
-    # on first use: scikit-learn and torch take seconds to import, which commands that only check arguments spare
+    # on first use: scikit-learn and torch take seconds to import, and commands that only check arguments need neither
     if name == "TabICLClassifier":
         from tabicl_train.prediction.classifier import TabICLClassifier
 

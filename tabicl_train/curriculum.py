@@ -15,7 +15,7 @@ from priors import TableSpec
 from priors.random import rng_at
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.model.config import TabICLConfig
-from tabicl_train.planning.flops import forward_flops
+from tabicl_train.model.families import family_of
 
 IMBALANCE = 1.05  # of the slowest rank over the lower bound; finer cuts would lose more in small micro-batches
 # Largest number of features by rows, as in tabicl 2.2.0: (more rows than, features).
@@ -100,7 +100,7 @@ def plan_step(curriculum: CurriculumConfig, model: TabICLConfig, seed: int, step
     for first in range(0, stage.tables, stage.group_size):
         tables = tuple(range(first, min(first + stage.group_size, stage.tables)))
         spec = replace(draw_spec(stage, model.max_classes, rng), group_seed=(seed, step, first))
-        cost = forward_flops(model, spec.num_rows, spec.train_size, spec.num_features)
+        cost = family_of(model).forward_flops(model, spec.num_rows, spec.train_size, spec.num_features)
         most = max(stage.micro_batch_rows // spec.num_rows, 1)
         for piece in np.array_split(tables, math.ceil(len(tables) / most)):  # even, no tiny remainder
             batches.append(MicroBatch(spec, tuple(int(i) for i in piece), cost))

@@ -1,34 +1,34 @@
-"""The Lightning module: one stream item in, one optimiser step out.
+"""The Lightning module: one item of the stream is one optimizer step.
 
-Nothing here waits for the device: whether a step counts is decided there, and callbacks read it at logged steps.
+Nothing here waits for the device: it decides whether a step is skipped, and callbacks read the result at logged steps.
 """
 
 from __future__ import annotations
 
 import lightning as L
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from priors.random import rng_at
 from tabicl_train.config.schema import RunConfig, StageConfig
 from tabicl_train.curriculum import stage_at
 from tabicl_train.gradients import Gradients
-from tabicl_train.model import TabICL
+from tabicl_train.model.families import family_of
+from tabicl_train.model.family import Network
 from tabicl_train.optimizer import build_optimizer
 from tabicl_train.precision import LossScale, choose
 from tabicl_train.run_dir.console import say
 from tabicl_train.schedules import learning_rate
 from tabicl_train.stream import StepItem, TableBatch
 
-MODULES = {"column": "col_embedder", "row": "row_interactor", "icl": "icl_predictor"}
-
 
 class Pretraining(L.LightningModule):
-    """Optimises a TabICL on the stream; manual optimisation, so that steps, items and checkpoints count alike.
+    """Trains a network on the stream.
 
-    After a step, on the device: `loss` (mean over the tables of all ranks), `grad_norm` (before clipping) and `finite`
-    (whether both were, so that the step was taken) are equal on all ranks; `table_losses` are this rank's.
+    Optimization is manual, so that Lightning counts one step per item of the stream.
+
+    After a step, on the device and equal on all ranks: `loss` (mean over the tables of all ranks), `grad_norm` (before
+    clipping) and `finite` (whether both are finite; if not, all ranks skip the step). `table_losses` are this rank's.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -36,14 +36,14 @@ class Pretraining(L.LightningModule):
         self.automatic_optimization = False
         self.config = config
         self.precision = choose(config.trainer)
-        self.model = TabICL(config.model)
+        self.model: Network = family_of(config.model)(config.model)
         self.loss = torch.zeros(())
         self.grad_norm = torch.zeros(())
         self.finite = torch.ones((), dtype=torch.bool)
-        self.table_losses: list[Tensor] = []  # (B,) a micro-batch of this rank
-        self.skipped = torch.zeros((), dtype=torch.int64)  # steps not taken, all in all
+        self.table_losses: list[Tensor] = []  # (B,) per micro-batch of this rank
+        self.skipped = torch.zeros((), dtype=torch.int64)  # steps skipped in the whole run
         self.loss_scale = LossScale(self.precision.name == "fp16", torch.device("cpu"))
-        self.too_large: set[tuple[int, int, int]] = set()  # tables, rows and features that did not fit into memory
+        self.too_large: set[tuple[int, int, int]] = set()  # (tables, rows, features) that did not fit into memory
         self.gradients: Gradients | None = None
         self.trained_parts: list[str] = []
 
@@ -70,7 +70,7 @@ class Pretraining(L.LightningModule):
 
         gradients = self.gradients_of(stage)
         gradients.flat.zero_()
-        # One context over all micro-batches, since it keeps the weights that it has cast.
+        # one context for all micro-batches: autocast keeps its casts of the weights until it ends
         with self.precision.autocast(self.device.type):
             self.table_losses = [
                 self.accumulate(gradients, item, k, stage.checkpoint_rows) for k in range(len(item.batches))
@@ -83,18 +83,18 @@ class Pretraining(L.LightningModule):
         self.grad_norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(views)))
         self.finite = self.loss.isfinite() & self.grad_norm.isfinite()
         clip = (stage.clip / (self.grad_norm + 1e-6)).clamp(max=1.0)
-        gradients.flat.mul_(torch.where(self.finite, clip, torch.nan)).nan_to_num_(0.0, 0.0, 0.0)  # all 0 unless finite
+        gradients.flat.mul_(torch.where(self.finite, clip, torch.nan)).nan_to_num_(0.0, 0.0, 0.0)  # all 0 if skipped
         optimizer.step(taken=self.finite)
         self.skipped += ~self.finite
         self.loss_scale.update(self.finite)
 
     def gradients_of(self, stage: StageConfig) -> Gradients:
-        """Where the gradients of a stage's trained parts go."""
-        parts = [part for part in MODULES if part not in stage.frozen]
+        """The gradient buffer of the parts that a stage trains."""
+        parts = [part for part in self.model.parts if part not in stage.frozen]
         if self.gradients is None or parts != self.trained_parts:
             self.gradients, self.trained_parts = None, parts
             trained, frozen = [], []
-            for part, name in MODULES.items():
+            for part, name in self.model.parts.items():
                 parameters = [p for p in getattr(self.model, name).parameters() if p.requires_grad]
                 (trained if part in parts else frozen).extend(parameters)
             self.gradients = Gradients(trained, frozen)
@@ -103,53 +103,53 @@ class Pretraining(L.LightningModule):
     def accumulate(self, gradients: Gradients, item: StepItem, number: int, checkpoint_rows: int | None) -> Tensor:
         """Add the gradients of micro-batch `number`, in pieces that fit into memory; returns its tables' losses, (B,).
 
-        A piece that does not fit is halved. Its gradients have not been added then, and no other rank has been
-        waited for, so nothing is lost but time. Raises torch.OutOfMemoryError for a single table that does not fit.
+        A piece that does not fit is halved. This costs nothing but time: its gradients have not been added yet, and no
+        rank waits for another here. Raises torch.OutOfMemoryError if a single table does not fit.
         """
         batch = item.batches[number]
-        pieces, found, done = [batch], [], 0
+        pieces, losses, done = [batch], [], 0
         while pieces:
             piece = pieces.pop(0)
             tables, rows, features = shape = tuple(piece.X.shape)
             if any(all(a >= b for a, b in zip(shape, large, strict=True)) for large in self.too_large):
                 pieces[:0] = halves(piece)
                 continue
-            if self.config.model.dropout > 0:  # the trainer's random state is not saved; the address replaces it
+            if self.config.model.dropout > 0:  # seeded by the address, since checkpoints hold no random state
                 rng = rng_at(self.config.seed, item.step, self.global_rank, number, done, "dropout")
                 torch.manual_seed(int(rng.integers(2**63)))
             try:
-                losses = self.backward(gradients, piece, tables / item.tables, checkpoint_rows)
+                piece_losses = self.backward(gradients, piece, tables / item.tables, checkpoint_rows)
             except torch.OutOfMemoryError as error:
                 if tables == 1:
                     raise torch.OutOfMemoryError(
                         f"a table of {rows} rows and {features} features (step {item.step}) does not fit into memory: "
                         f"lower the curriculum's rows or model.checkpoint_rows; {error}"
                     ) from None
-                losses = None
-            if losses is None:  # outside of the handler, whose traceback holds the activations
+                piece_losses = None
+            if piece_losses is None:  # outside the handler, whose traceback keeps the activations alive
                 self.too_large.add(shape)
                 torch.cuda.empty_cache()
                 what = f"{tables} tables of {rows} rows and {features} features did not fit at step {item.step}"
                 say(f"memory    {what} on rank {self.global_rank}; halved from now on")
                 pieces[:0] = halves(piece)
                 continue
-            found.append(losses)
+            losses.append(piece_losses)
             done += tables
-        return torch.cat(found)
+        return torch.cat(losses)
 
     def backward(
         self, gradients: Gradients, batch: TableBatch, weight: float, checkpoint_rows: int | None = None
     ) -> Tensor:
-        """Add the gradients of a batch's mean loss, weighted, all of them or none; returns its tables' losses, (B,).
+        """Add the gradients of a batch's mean loss times `weight`, all or none; returns its tables' losses, (B,).
 
         checkpoint_rows: recompute the activations of tables with more rows; by default the model's value
         """
         losses = query_losses(self.model, batch, checkpoint_rows)
         loss = losses.mean()
-        with torch.autocast(self.device.type, enabled=False):  # fp32 parts have fp32 gradients only without it
+        with torch.autocast(self.device.type, enabled=False):  # parts in fp32 get fp32 gradients only without it
             scaled = loss * (weight * self.loss_scale.scale)
-            found = torch.autograd.grad(scaled, gradients.parameters, materialize_grads=True)
-            gradients.add(found, loss.detach() * weight)
+            values = torch.autograd.grad(scaled, gradients.parameters, materialize_grads=True)
+            gradients.add(values, loss.detach() * weight)
         return losses.detach()
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
@@ -160,24 +160,24 @@ class Pretraining(L.LightningModule):
         self.skipped = checkpoint["skipped"].to(self.skipped.device)
         self.load_loss_scale(checkpoint)
         if checkpoint["config"]["optimizer"]["name"] != self.config.optimizer.name:  # allowed by resume.allow_changes
-            checkpoint["optimizer_states"] = []  # means another thing in each
+            checkpoint["optimizer_states"] = []  # the states of two optimizers do not fit each other
 
     def go_back(self, checkpoint: dict, step: int) -> None:
-        """Weights, optimiser and loss scale of a checkpoint of this run, which is to go on at a later step."""
+        """Load weights, optimizer and loss scale of an earlier checkpoint of this run, which continues at `step`."""
         self.load_state_dict(checkpoint["state_dict"])
         steps = range(checkpoint["global_step"], step)
-        begun = (stage for _, stage, number in (stage_at(self.config.curriculum, s) for s in steps) if number == 0)
+        started = (stage for _, stage, number in (stage_at(self.config.curriculum, s) for s in steps) if number == 0)
         optimizer = self.trainer.optimizers[0]
         other = checkpoint["config"]["optimizer"]["name"] != self.config.optimizer.name
-        if other or any(stage.fresh_optimizer for stage in begun):
+        if other or any(stage.fresh_optimizer for stage in started):
             optimizer.state.clear()
         else:
             optimizer.load_state_dict(checkpoint["optimizer_states"][0])
         self.load_loss_scale(checkpoint)
 
     def load_loss_scale(self, checkpoint: dict) -> None:
-        """Of a checkpoint in fp16, where this run is in fp16 too; a change of precision starts with a new scale."""
-        if self.precision.name == checkpoint["config"]["trainer"]["precision"] == "fp16":  # never what auto chooses
+        """Load the loss scale if checkpoint and run are both fp16; a change of precision starts with a new scale."""
+        if self.precision.name == checkpoint["config"]["trainer"]["precision"] == "fp16":  # `auto` never chooses fp16
             self.loss_scale.load_state_dict(checkpoint["loss_scale"])
 
 
@@ -187,8 +187,7 @@ def halves(batch: TableBatch) -> list[TableBatch]:
     return [TableBatch(batch.X[s], batch.y[s], batch.train_size) for s in (slice(0, middle), slice(middle, None))]
 
 
-def query_losses(model: torch.nn.Module, batch: TableBatch, checkpoint_rows: int | None = None) -> Tensor:
-    """Cross entropy of each table of a TableBatch, mean over its query rows, (B,), in fp32."""
-    labelled, y = batch.y.split([batch.train_size, batch.y.shape[1] - batch.train_size], dim=1)
-    logits = model(batch.X, labelled, checkpoint_rows)  # (B, n_query, C)
-    return F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), reduction="none").view(y.shape).mean(1)
+def query_losses(model: Network, batch: TableBatch, checkpoint_rows: int | None = None) -> Tensor:
+    """The loss of each table of a batch, mean over its query rows, (B,) float32."""
+    y_train, y = batch.y.split([batch.train_size, batch.y.shape[1] - batch.train_size], dim=1)
+    return model.losses(model(batch.X, y_train, checkpoint_rows), y)

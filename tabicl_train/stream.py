@@ -23,7 +23,8 @@ class TableBatch:
     """Tables with the same rows, split and width.
 
     X: float32 (B, N, M)
-    y: int64 (B, N); the first train_size labels of a table are its context, the rest are to be predicted
+    y: int64 (B, N); the first train_size labels of a table are its context, the rest are to be predicted. The type is
+        the one that the prior drew, and `Network.losses` decides which types a network learns
     """
 
     X: Tensor

@@ -31,8 +31,9 @@ from tabicl_train.precision import choose, uses_cuda
 from tabicl_train.prediction.export import load_checkpoint
 from tabicl_train.processes.processes import Processes, Stopped, join, one_process
 from tabicl_train.processes.signals import Stop, watch_signals
-from tabicl_train.resume import FREE_TO_CHANGE, Start, find_start, follow
+from tabicl_train.resume import Start, find_start, follow
 from tabicl_train.run_dir import checkpoint
+from tabicl_train.run_dir.changes import FREE_TO_CHANGE
 from tabicl_train.run_dir.console import tell
 from tabicl_train.run_dir.lock import LostLock, RunLock
 from tabicl_train.run_dir.outputs import make_folder

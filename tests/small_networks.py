@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from tabicl_train.model import TabICL, TabICLConfig
-from tabicl_train.prediction.public_format import to_public
+from tabicl_train.model.public_config import to_public
 
 SMALL = dict(
     embed_dim=32,

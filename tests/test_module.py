@@ -10,6 +10,7 @@ import pytest
 import torch
 from runs import last, metrics
 from test_guard import STAGES, run
+from tiny_network import tiny_network
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tabicl_train.callbacks import preemption
@@ -65,10 +66,12 @@ def test_the_host_waits_for_the_device_at_logged_steps_and_saves_only(precision,
     assert waited and set(waited) <= {5, 8, 10, 15, 16} and 5 in waited
 
 
-def test_losses_are_cross_entropies_of_the_query_rows_of_each_table():
+def test_losses_are_cross_entropies_of_the_query_rows_of_each_table(monkeypatch):
+    network = tiny_network()
     logits = torch.randn(3, 6, 4, generator=torch.Generator().manual_seed(0))
     y = torch.randint(4, (3, 20), generator=torch.Generator().manual_seed(1))
-    losses = query_losses(lambda X, labelled, _: logits.half(), TableBatch(torch.zeros(3, 20, 2), y, 14))
+    monkeypatch.setattr(network, "forward", lambda X, labelled, _: logits.half())
+    losses = query_losses(network, TableBatch(torch.zeros(3, 20, 2), y, 14))
     p = logits.half().double().softmax(-1)
     expected = [-sum(math.log(p[b, i, y[b, 14 + i]]) for i in range(6)) / 6 for b in range(3)]
     assert losses.dtype == torch.float32 and losses.tolist() == pytest.approx(expected, rel=1e-5)

@@ -1,4 +1,4 @@
-"""Averages of the weights over a run: exponential, and of its last points (LAWA, arXiv 2209.14981)."""
+"""Averages of the weights over a run: exponential (EMA), and of the last points (LAWA, arXiv 2209.14981)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from tabicl_train.module import Pretraining
 
 
 class Averages(L.Callback):
-    """Kept by the first rank, and in its checkpoints, so that a resumed run has the same ones to the bit.
+    """Kept by rank 0 and in its checkpoints, so that a resumed run has bit-identical averages.
 
-    ema: its decay after t steps grows as (1 + t) / (10 + t) up to the configured one, so that the start is soon
-    forgotten; `since` is the step before its first one
-    points: the weights after the last multiples of `every` steps, oldest first
+    ema: its decay after t steps is (1 + t) / (10 + t), at most the configured one, so that the initial weights are
+        soon forgotten
+    since: the number of steps done before the first one in the EMA
+    points: the weights after the most recent multiples of `every` steps, oldest first
     """
 
     def __init__(self, config: AveragesConfig) -> None:
@@ -28,7 +29,7 @@ class Averages(L.Callback):
         return {"ema": self.ema, "since": self.since, "points": self.points}
 
     def load_state_dict(self, state: dict) -> None:
-        """An average that is switched off is forgotten, so that it starts anew when it is switched on again."""
+        """An average that is switched off is dropped, so that it starts anew when it is switched on again."""
         self.ema, self.since = state["ema"] if self.config.ema else {}, state.get("since", 0)
         self.points = state["points"] if self.config.last else []
 
@@ -40,7 +41,7 @@ class Averages(L.Callback):
         if self.config.ema:
             if not self.ema:
                 self.ema, self.since = {name: w.clone() for name, w in weights.items()}, step - 1
-            # Where it came from a checkpoint it is in host memory.
+            # in host memory after loading from a checkpoint
             self.ema = {name: w.to(module.device) for name, w in self.ema.items()}
             steps = step - self.since
             decay = min(self.config.ema, (1 + steps) / (10 + steps))
@@ -48,11 +49,3 @@ class Averages(L.Callback):
         if self.config.last and step % self.config.every == 0:
             self.points.append({name: w.to("cpu", copy=True) for name, w in weights.items()})
             del self.points[: -self.config.last]
-
-
-def averaged(state: dict, kind: str) -> dict[str, Tensor]:
-    """The weights of a checkpoint's averages, `ema` or `last`; empty when the run keeps none."""
-    if kind == "ema":
-        return state["ema"]
-    points = state["points"]
-    return {name: torch.stack([point[name] for point in points]).mean(0) for name in (points[0] if points else {})}

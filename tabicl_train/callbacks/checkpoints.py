@@ -1,4 +1,4 @@
-"""Saves the run: every few steps, at the end of a stage and of the run; written beside training."""
+"""Saves the run every few steps and at the end of each stage and of the run; files are written in a thread."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ import lightning as L
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
+from priors.random import STREAM_VERSION
 from tabicl_train.config.schema import CheckpointConfig, RunConfig
 from tabicl_train.curriculum import last_of_stage, stage_at
 from tabicl_train.run_dir.atomic import save_atomically, sync_folder
-from tabicl_train.run_dir.checkpoint import DamagedCheckpoint, read, saved, step_of, verify
+from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, DamagedCheckpoint, read, saved, step_of, verify
 from tabicl_train.run_dir.console import first_line, tell
 
 
 class SaveFailed(OSError):
-    """A run that has ended without its last checkpoint."""
+    """A run has ended without its last checkpoint."""
 
 
 class CheckpointFiles(TorchCheckpointIO):
-    """Writes copies of checkpoints in a thread, one at a time, and removes old ones once a new one is there.
+    """Writes copies of checkpoints in a thread, one at a time, and removes old ones once a new one is on disk.
 
-    loaded: the checkpoint that the run continues from, verified and read already
-    check: called before anything is written; raises where this process may not write any more
+    loaded: content of the checkpoint from which the run continues, already verified
+    check: called before anything is written; raises if this process may no longer write
     """
 
     def __init__(
         self, config: CheckpointConfig, loaded: dict | None = None, check: Callable[[], None] = lambda: None
     ) -> None:
         self.config, self.loaded, self.check = config, loaded, check
-        self.whole: set[tuple[str, int]] = set()  # name and time of the files that are known to be
+        self.whole: set[tuple[str, int]] = set()  # name and modification time of files known to be intact
         self.thread = ThreadPoolExecutor(1, "checkpoint")
         self.pending: Future | None = None
-        self.failed: Exception | None = None  # of the last save
+        self.failed: Exception | None = None  # why the last save failed
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path, storage_options: Path | None = None) -> None:
-        """Returns once the tensors are copied to host memory. `storage_options` is a second name of the file."""
+        """Returns once the tensors are copied to host memory. `storage_options`: a second name for the file."""
         self.wait()
         self.pending = self.thread.submit(self.write, to_host(checkpoint), Path(path), storage_options)
 
@@ -58,17 +59,17 @@ class CheckpointFiles(TorchCheckpointIO):
             path.parent.mkdir(parents=True, exist_ok=True)
             if second_name is None:
                 save_atomically(content, path)
-            else:  # first, so that a kill in between leaves no stage without its file
+            else:  # the stage's name first, so that a kill in between leaves no stage without its file
                 save_atomically(content, second_name)
                 give_name(content, second_name, path)
         except OSError as error:
             self.failed = error
-            tell(f"warning   {path.name} could not be written ({first_line(error)}); older checkpoints are untouched")
+            tell(f"warning   {path.name} could not be written ({first_line(error)}); older checkpoints are kept")
             return
         self.prune(path)
 
     def prune(self, written: Path) -> None:
-        """Remove what is older than the newest `keep` whole files, of which `written` is one."""
+        """Remove files older than the newest `keep` intact ones, of which `written` is one."""
         kept = 1
         for path in reversed(saved(written.parent)):
             if path == written or self.is_permanent(path) or not self.is_whole(path):
@@ -78,7 +79,7 @@ class CheckpointFiles(TorchCheckpointIO):
                 path.unlink(missing_ok=True)
 
     def is_whole(self, path: Path) -> bool:
-        """Whether a file can be read; looked up once."""
+        """Whether a file is undamaged; verified once."""
         try:
             key = path.name, path.stat().st_mtime_ns
             if key not in self.whole:
@@ -92,14 +93,14 @@ class CheckpointFiles(TorchCheckpointIO):
         return self.config.permanent_every is not None and step_of(path) % self.config.permanent_every == 0
 
     def wait(self) -> None:
-        """Until the last save is on disk, or has failed; raises what was no fault of the disk."""
+        """Wait until the last save is on disk or has failed; raises errors other than those of the disk."""
         pending, self.pending = self.pending, None
         if pending is not None:
             pending.result()
 
 
 class Checkpoints(L.Callback):
-    """Saves every few steps, at the end of a stage under its name too, and at the end of the run."""
+    """Saves every few steps, at the end of each stage (under its name too) and at the end of the run."""
 
     def __init__(self, folder: Path, files: CheckpointFiles, config: RunConfig, origin: dict) -> None:
         self.folder, self.files, self.config, self.origin = folder, files, config, origin
@@ -116,8 +117,8 @@ class Checkpoints(L.Callback):
         self.files.wait()
         if self.files.failed:
             raise SaveFailed(
-                f"the last checkpoint could not be written: {first_line(self.files.failed)}. The same command does the "
-                "steps since the one before again"
+                f"the last checkpoint could not be written: {first_line(self.files.failed)}. The same command repeats "
+                "the steps since the previous checkpoint"
             )
 
     def save(self, trainer: L.Trainer) -> None:
@@ -130,12 +131,14 @@ class Checkpoints(L.Callback):
     def on_save_checkpoint(self, trainer: L.Trainer, module, checkpoint: dict) -> None:
         step = trainer.global_step
         stage, _, stage_step = stage_at(self.config.curriculum, min(step, self.config.total_steps - 1))
+        checkpoint["format_version"] = FORMAT_VERSION
         checkpoint["config"] = dataclasses.asdict(self.config)
         checkpoint["run"] = {
             "step": step,
             "stage": stage,
             "stage_step": stage_step,
             "address": [self.config.seed, step],  # of the next step's tables
+            "stream_version": STREAM_VERSION,
             "ranks": trainer.world_size,
             "device": device_name(trainer.strategy.root_device),
             **self.origin,
@@ -147,7 +150,7 @@ def device_name(device: torch.device) -> str:
 
 
 def to_host(value: Any) -> Any:
-    """A copy in host memory that shares nothing with the original."""
+    """A deep copy with all tensors in host memory."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if type(value) is dict:
@@ -158,7 +161,7 @@ def to_host(value: Any) -> Any:
 
 
 def give_name(content: dict, path: Path, name: Path) -> None:
-    """A second name for a file; a second copy where the file system has no hard links."""
+    """Give a file a second name, or write a second copy where the file system has no hard links."""
     aside = name.with_name(f".{name.name}.tmp")
     aside.unlink(missing_ok=True)
     try:

@@ -14,8 +14,9 @@ from tabicl_train.callbacks.progress import Progress
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.curriculum import stage_at
 from tabicl_train.model.config import TabICLConfig
+from tabicl_train.model.families import family_of
 from tabicl_train.module import Pretraining
-from tabicl_train.planning.flops import forward_flops, peak_flops
+from tabicl_train.planning.flops import peak_flops
 from tabicl_train.run_dir.records import Records
 from tabicl_train.schedules import learning_rate
 from tabicl_train.stream import StepItem, TableBatch
@@ -94,7 +95,7 @@ class Metrics(L.Callback):
 def step_flops(config: TabICLConfig, batch: TableBatch) -> float:
     """FLOPs of a micro-batch, forward and backward."""
     tables, rows, features = batch.X.shape
-    return 3 * tables * forward_flops(config, rows, batch.train_size, features)
+    return 3 * tables * family_of(config).forward_flops(config, rows, batch.train_size, features)
 
 
 def peak_memory(device: torch.device) -> float:

@@ -36,7 +36,7 @@ from tabicl_train.prediction.predict import predict_logits
 from tabicl_train.processes.processes import Processes
 from tabicl_train.processes.signals import Stop
 from tabicl_train.run_dir.atomic import save_atomically
-from tabicl_train.run_dir.checkpoint import DamagedCheckpoint, read
+from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, DamagedCheckpoint, read
 from tabicl_train.run_dir.console import first_line, say, tell
 from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem, StepStream
@@ -231,6 +231,7 @@ class Validation(L.Callback):
         content = {
             "state_dict": module.state_dict(),
             "global_step": step,
+            "format_version": FORMAT_VERSION,
             "config": dataclasses.asdict(self.config),
             "callbacks": averages,
             "scores": scores,

@@ -22,8 +22,8 @@ import pandas as pd
 from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wine
 from sklearn.model_selection import train_test_split
 
+from priors.real.features import as_numbers, reads_as_numbers
 from tabicl_train.errors import ConfigError, install
-from tabicl_train.prediction.features import as_numbers, reads_as_numbers
 from tabicl_train.run_dir.console import first_line, tell
 
 BUNDLED = {"iris": load_iris, "wine": load_wine, "breast_cancer": load_breast_cancer, "digits": load_digits}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tabicl_train.prediction.export import is_run_checkpoint
+from tabicl_train.run_dir.checkpoint import is_run_checkpoint
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ __all__ = ["TabICL", "TabICLConfig"]
 
 
 def __getattr__(name: str):
-    # on first use: torch takes 2 s to import, and a configuration error must be told before that
+    # on first use: torch takes 2 s to import, and configuration errors are reported before that
     if name == "TabICL":
         from tabicl_train.model.tabicl import TabICL
 

@@ -1,7 +1,7 @@
-"""Attention and the transformer block that all three stages are made of.
+"""Attention and the transformer block of all three stages.
 
 B batch (tables, columns or rows), L queries, K keys, E width, H heads.
-Parameter names are those of the released files, so that weights load both ways.
+Parameter names are those of the released files, so that weights load in both directions.
 """
 
 from typing import NamedTuple
@@ -14,11 +14,11 @@ from torch.utils.checkpoint import checkpoint
 from tabicl_train.model.scaling import Scaling
 
 CUDA_GRID = 65_535  # launch limit of a kernel's batch dimension; row attention reaches 64 tables * 1,024 rows = 65,536
-FLASH_BACKWARD = 2**31  # flash attention's backward pass counts queries * head_dim of a whole batch in 32 bits
+FLASH_BACKWARD = 2**31  # flash attention's backward pass counts the elements of all queries of a batch in 32 bits
 
 
 def batch_limit(num_heads: int, num_queries: int, head_dim: int) -> int:
-    """The largest batch that CUDA attention kernels can take at once, forward and backward."""
+    """The largest batch that CUDA attention kernels can process at once, forward and backward."""
     queries = -(-num_queries // 128) * 128
     return max(1, min(CUDA_GRID, FLASH_BACKWARD // (num_heads * queries * max(head_dim, 32))))
 
@@ -26,7 +26,7 @@ def batch_limit(num_heads: int, num_queries: int, head_dim: int) -> int:
 def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, limit: int | None = None) -> Tensor:
     """Softmax attention, q (B, H, L, head_dim), k and v (B, H, K, head_dim) -> (B, H, L, head_dim).
 
-    `limit` is the batch of one kernel launch; by default what CUDA can take, and no limit elsewhere.
+    limit: the largest batch of a kernel launch; by default `batch_limit` on CUDA, and none elsewhere
     """
     if limit is None:
         limit = batch_limit(q.shape[1], q.shape[2], q.shape[3]) if q.is_cuda else q.shape[0]
@@ -37,12 +37,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, limit: int | N
 
 
 class Rotation(NamedTuple):
+    """The rotary embedding of positions 0..L-1."""
+
     cos: Tensor  # (L, head_dim)
-    sin: Tensor  # (L, head_dim), negative for the first of a pair
+    sin: Tensor  # (L, head_dim), negative for the first element of a pair
     interleaved: bool
 
     def turn(self, x: Tensor) -> Tensor:
-        """x (B, L, ..., head_dim) turned by the angles of positions 0..L-1."""
+        """x (B, L, ..., head_dim), its pairs rotated by the angles of positions 0..L-1."""
         half = x.shape[-1] // 2
         partner = x.unflatten(-1, (half, 2)).flip(-1).flatten(-2) if self.interleaved else x.roll(half, -1)
         shape = (x.shape[1],) + (1,) * (x.dim() - 3) + (x.shape[-1],)
@@ -51,12 +53,12 @@ class Rotation(NamedTuple):
 
 
 class Rotary(nn.Module):
-    """Rotary position embedding (arXiv 2104.09864) in both layouts of the pairs that are turned."""
+    """Rotary position embedding (arXiv 2104.09864), in both layouts of the rotated pairs."""
 
     def __init__(self, head_dim: int, base: float, interleaved: bool):
         super().__init__()
         self.interleaved = interleaved
-        # fixed, yet a parameter: released files hold it
+        # constant, but a parameter, since released files contain it
         self.freqs = nn.Parameter(base ** -(torch.arange(0, head_dim, 2) / head_dim), requires_grad=False)
 
     def forward(self, length: int) -> Rotation:
@@ -101,9 +103,9 @@ class Attention(nn.Module):
         log_n: Tensor | None = None,
         rotation: Rotation | None = None,
     ) -> Tensor:
-        """x (B, L, E) attends to context (B, K, E), or to itself when there is none -> (B, L, E).
+        """x (B, L, E) attends to context (B, K, E), or to itself if there is none -> (B, L, E).
 
-        x may have batch 1: queries that all of the batch shares are projected and rescaled once.
+        x may have batch 1: queries that the whole batch shares are projected and rescaled once.
         """
         if self.fp32 and torch.is_autocast_enabled(x.device.type):
             with torch.autocast(x.device.type, enabled=False):
@@ -118,7 +120,7 @@ class Attention(nn.Module):
         else:
             (wq, wkv), (bq, bkv) = (p.split([self.dim, 2 * self.dim]) for p in (self.in_proj_weight, self.in_proj_bias))
             q = F.linear(x.contiguous(), wq, bq).unflatten(-1, heads)  # (B or 1, L, H, head_dim)
-            # contiguous: on a slice of rows linear() would copy as well, and add its bias in a pass of its own
+            # contiguous: on a slice of rows linear() would copy anyway, and add its bias in a separate pass
             k, v = F.linear(context.contiguous(), wkv, bkv).unflatten(-1, (2, *heads)).unbind(2)  # (B, K, H, head_dim)
             if rotation is not None:
                 q, k = rotation.turn(q), rotation.turn(k)
@@ -167,7 +169,7 @@ class Block(nn.Module):
     ) -> Tensor:
         """x (B, L, E) attends to context (B, K, E), or to its own first num_keys tokens, or to itself -> (B, L, E).
 
-        log_n (1,): logarithm of the number of keys, needed where the block has a scaling rule.
+        log_n: (1,), logarithm of the number of keys; needed by blocks with a scaling rule
         """
         normed = self.norm1(x)
         if num_keys is not None:
@@ -183,7 +185,7 @@ class Block(nn.Module):
 
 
 def run(block: nn.Module, *args, recompute: bool, **kwargs) -> Tensor:
-    """Call a block; with `recompute` its activations are not kept but computed again in the backward pass."""
+    """Call a block; with `recompute` its activations are not kept but recomputed in the backward pass."""
     if recompute and torch.is_grad_enabled():
         return checkpoint(block, *args, use_reentrant=False, **kwargs)
     return block(*args, **kwargs)

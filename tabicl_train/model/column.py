@@ -1,4 +1,4 @@
-"""Stage 1, column embedding: every feature becomes a column of tokens that know the distribution of their column.
+"""Stage 1, column embedding: cells become tokens that depend on their value and the distribution of their column.
 
 B tables, N rows of which the first n are labelled, M features, G feature groups, E embedding, I inducing points,
 C classes.
@@ -13,7 +13,7 @@ from tabicl_train.model.config import TabICLConfig
 
 
 class LabelEncoder(nn.Linear):
-    """Linear map of the one-hot label."""
+    """A linear map of the one-hot label."""
 
     def forward(self, y: Tensor) -> Tensor:
         """y (B, n) int64 in [0, C) -> (B, n, out_features)."""
@@ -35,12 +35,14 @@ class InducedAttention(nn.Module):
         nn.init.trunc_normal_(self.ind_vectors, std=0.02)
 
     def forward(self, tokens: Tensor, train_size: int, log_n: Tensor) -> Tensor:
-        """tokens (B*G, N, E) -> (B*G, N, E). Inducing points see labelled rows only, so nothing leaks from queries."""
+        """tokens (B*G, N, E) -> (B*G, N, E). Inducing points see only labelled rows, so queries leak nothing."""
         hidden = self.multihead_attn1(self.ind_vectors[None], tokens[:, :train_size], log_n=log_n)  # (B*G, I, E)
         return self.multihead_attn2(tokens, hidden)
 
 
 class ColumnEmbedding(nn.Module):
+    """Groups of features -> set transformer over the rows of each group -> embeddings of cells."""
+
     def __init__(self, config: TabICLConfig):
         super().__init__()
         c = config
@@ -59,7 +61,7 @@ class ColumnEmbedding(nn.Module):
         return self.embed(groups, y_train, log_n, recompute)
 
     def embed(self, groups: Tensor, y_train: Tensor, log_n: Tensor, recompute: bool = False) -> Tensor:
-        """groups (B, G, N, group_size), any number of them, since columns do not see each other -> (B, G, N, E)."""
+        """groups (B, G, N, group_size) -> (B, G, N, E), for any subset of the groups: they do not see each other."""
         tokens = self.in_linear(groups)  # (B, G, N, E)
         if self.config.col_target_aware:
             labels = self.y_encoder(y_train)  # (B, n, E)
@@ -76,8 +78,9 @@ class ColumnEmbedding(nn.Module):
 def group_features(X: Tensor, grouping: str, size: int) -> Tensor:
     """The features that each column token sees: X (B, N, M) -> (B, G, N, size).
 
-    none: one feature a token, G = M. circular: token j sees features j + 1, j + 2, j + 4, ... modulo M, G = M.
-    disjoint: neighbours in groups of `size`, the last one filled with zeros, G = ceil(M / size).
+    none: one feature per token, G = M
+    circular: token j sees features j + 1, j + 2, j + 4, ... modulo M, G = M
+    disjoint: neighbors in groups of `size`, the last group padded with zeros, G = ceil(M / size)
     """
     columns = X.transpose(1, 2)  # (B, M, N)
     if grouping == "none":

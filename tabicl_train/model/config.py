@@ -1,4 +1,4 @@
-"""What a TabICL network looks like, as values. One dataclass builds it, is saved with it and is exported with it."""
+"""The settings of a TabICL network. One dataclass builds it, is saved in checkpoints and is translated for export."""
 
 from dataclasses import dataclass
 
@@ -8,6 +8,7 @@ COUNTS = (
     *("embed_dim", "col_num_blocks", "col_num_heads", "col_num_inducing", "col_group_size"),
     *("row_num_blocks", "row_num_heads", "row_num_cls", "icl_num_blocks", "icl_num_heads", "ff_factor"),
 )
+SCALING_HIDDEN = 64  # hidden width of the scalable softmax's MLPs, that of the released weights
 
 
 @dataclass
@@ -99,34 +100,34 @@ class TabICLConfig:
         return 1 if self.col_grouping == "none" else self.col_group_size
 
     def problems(self) -> list[str]:
-        """Every contradiction among the values, one sentence each; empty when the network can be built."""
-        found = []
+        """Every contradiction among the settings, one sentence each; empty if the network can be built."""
+        problems = []
         for name in COUNTS:
             if getattr(self, name) < 1:
-                found.append(f"{name} is {getattr(self, name)}, must be at least 1")
+                problems.append(f"{name} is {getattr(self, name)}, must be at least 1")
         if not 2 <= self.max_classes <= 10:
-            found.append(f"max_classes is {self.max_classes}, must be between 2 and 10")
+            problems.append(f"max_classes is {self.max_classes}, must be between 2 and 10")
         if not 0 <= self.dropout < 1:
-            found.append(f"dropout is {self.dropout}, must be at least 0 and below 1")
+            problems.append(f"dropout is {self.dropout}, must be at least 0 and below 1")
         if not self.row_rope_base > 0:
-            found.append(f"row_rope_base is {self.row_rope_base}, must be above 0")
+            problems.append(f"row_rope_base is {self.row_rope_base}, must be above 0")
         if self.checkpoint_rows < 0:
-            found.append(f"checkpoint_rows is {self.checkpoint_rows}, must be 0 (never) or a number of rows")
+            problems.append(f"checkpoint_rows is {self.checkpoint_rows}, must be 0 (never) or a number of rows")
         for name, choices in (("col_grouping", GROUPINGS), ("col_scaling", SCALINGS), ("icl_scaling", SCALINGS)):
             if getattr(self, name) not in choices:
-                found.append(f"{name} is {getattr(self, name)!r}, must be one of {', '.join(choices)}")
+                problems.append(f"{name} is {getattr(self, name)!r}, must be one of {', '.join(choices)}")
         if self.scaling_bound is not None and not self.scaling_bound > 0:
-            found.append(f"scaling_bound is {self.scaling_bound}, must be above 0")
+            problems.append(f"scaling_bound is {self.scaling_bound}, must be above 0")
         if self.scaling_bound is not None and self.col_scaling == self.icl_scaling == "none":
-            found.append("scaling_bound has no effect, since col_scaling and icl_scaling are none")
+            problems.append("scaling_bound has no effect, since col_scaling and icl_scaling are none")
         if self.col_affine and self.group_size > 1:
-            found.append("col_affine multiplies a token with its one feature, so it needs col_grouping=none")
+            problems.append("col_affine multiplies a token with its one feature, so it needs col_grouping=none")
         if self.embed_dim >= 1 and self.row_num_cls >= 1:
-            found += self._head_problems()
-        return found
+            problems += self._head_problems()
+        return problems
 
     def _head_problems(self) -> list[str]:
-        found = []
+        problems = []
         row_dim = f"row_num_cls * embed_dim ({self.row_num_cls} * {self.embed_dim})"
         for name, width, what in (
             ("col_num_heads", self.embed_dim, f"embed_dim ({self.embed_dim})"),
@@ -135,10 +136,10 @@ class TabICLConfig:
         ):
             heads = getattr(self, name)
             if heads >= 1 and width % heads:
-                found.append(f"{what} is not divisible by {name} ({heads})")
+                problems.append(f"{what} is not divisible by {name} ({heads})")
         heads = self.row_num_heads
         if heads >= 1 and self.embed_dim % heads == 0 and self.embed_dim // heads % 2:
-            found.append(
+            problems.append(
                 f"embed_dim / row_num_heads is {self.embed_dim // heads}, must be even: rotary embedding turns pairs"
             )
-        return found
+        return problems

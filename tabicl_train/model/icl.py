@@ -1,4 +1,4 @@
-"""Stage 3, in-context learning: rows attend to the labelled rows, and query rows come out as logits.
+"""Stage 3, in-context learning: all rows attend to the labelled rows, and query rows become logits.
 
 B tables, N rows of which the first n are labelled, D row representation, C classes.
 """
@@ -12,6 +12,8 @@ from tabicl_train.model.config import TabICLConfig
 
 
 class InContextLearner(nn.Module):
+    """A transformer over the rows of a table, with the labels added to the labelled rows."""
+
     def __init__(self, config: TabICLConfig):
         super().__init__()
         c = config
@@ -34,6 +36,6 @@ class InContextLearner(nn.Module):
         *blocks, last = self.tf_icl["blocks"]
         for block in blocks:
             rows = run(block, rows, num_keys=n, log_n=log_n, recompute=recompute)
-        # nobody reads labelled rows after the last block, so only query rows pass it
+        # only query rows pass the last block: nothing reads the labelled rows after it
         queries = run(last, rows[:, n:], rows[:, :n], log_n=log_n, recompute=recompute)  # (B, N - n, D)
         return self.decoder(self.ln(queries))

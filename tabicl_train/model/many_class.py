@@ -1,9 +1,9 @@
-"""More classes than the network was trained for, by many predictions among few (TabICLv2, arXiv 2602.11139).
+"""More classes than the network was trained for, from many predictions among few classes (TabICLv2, arXiv 2602.11139).
 
-On the input side labels are written in digits, and the column stage sees one digit at a time. On the output side the
-classes form a tree, and the in-context learner chooses among the few children of every node.
+At the input, labels are written in digits, and the column stage sees one digit at a time. At the output, the classes
+form a tree, and the in-context learner chooses among the few children of each node.
 
-N rows of which the first n are labelled, D row representation, C classes, which all occur among the labels.
+N rows of which the first n are labelled, D row representation, C classes, each of which occurs among the labels.
 """
 
 import itertools
@@ -16,9 +16,9 @@ from tabicl_train.model.scaling import log_count
 
 
 def label_digits(y: Tensor, num_classes: int, most: int) -> list[Tensor]:
-    """The digits of labels, in the fewest places that tell num_classes apart with digits below `most`.
+    """The digits of labels y, most significant first: as few digits below `most` as num_classes need.
 
-    All places have the same radix, the smallest that will do: 57 classes are two digits below 8, and 42 is (5, 2).
+    All digits have the same radix, the smallest possible: 57 classes need two digits below 8, and 42 is (5, 2).
     """
     places = next(k for k in itertools.count(1) if most**k >= num_classes)
     radix = next(r for r in itertools.count(1) if r**places >= num_classes)
@@ -26,7 +26,7 @@ def label_digits(y: Tensor, num_classes: int, most: int) -> list[Tensor]:
 
 
 def split_classes(num_classes: int, most: int) -> list[int]:
-    """Sizes of the nearly equal groups of neighbouring classes, at most `most`, under a node; larger ones first."""
+    """Sizes of the groups of consecutive classes under a node: at most `most`, nearly equal, larger ones first."""
     groups = min(-(-num_classes // most), most)
     return [num_classes // groups + (group < num_classes % groups) for group in range(groups)]
 
@@ -36,7 +36,7 @@ def class_probabilities(
 ) -> Tensor:
     """rows (N, D), y_train (n,) in 0..C-1 -> probabilities of the query rows (N - n, C).
 
-    Every node predicts afresh from its own labelled rows; probabilities multiply along the paths.
+    Each node predicts from its own labelled rows alone; probabilities are multiplied along the paths.
     """
     labelled, queries = rows[: len(y_train)], rows[len(y_train) :]
     most = learner.config.max_classes

@@ -1,4 +1,4 @@
-"""Stage 2, row interaction: the tokens of a row exchange information and a few CLS tokens collect it.
+"""Stage 2, row interaction: the tokens of a row attend to each other, and a few CLS tokens collect the result.
 
 B tables, N rows, G feature groups, E embedding, T = row_num_cls + G tokens, D = row_num_cls * E row representation.
 """
@@ -11,6 +11,8 @@ from tabicl_train.model.config import TabICLConfig
 
 
 class RowInteraction(nn.Module):
+    """A transformer over the tokens of each row, whose CLS tokens are the row's representation."""
+
     def __init__(self, config: TabICLConfig):
         super().__init__()
         c = config

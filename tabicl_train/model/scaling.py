@@ -1,14 +1,15 @@
-"""Scalable softmax: queries are rescaled by the number of keys, so that attention does not fade over long contexts.
+"""Scalable softmax: queries are rescaled by the number of keys, so that attention does not fade in long contexts.
 
 The six rules of TabICLv2 (arXiv 2602.11139). For head h and element i of a query q, with n keys:
 
     none                              q
     ssmax                             q * s_h * log n                                        (arXiv 2501.19399)
-    ssmax_mlp, _elementwise           q * MLP(log n), one value a head, or one an element
+    ssmax_mlp, _elementwise           q * MLP(log n), one value per head, or one per element
     qassmax, _elementwise             q * MLP_base(log n) * (1 + tanh(MLP_gate(q)))
 
-With a bound b, what multiplies q and depends on n alone, base(n), becomes b * tanh(base(n) / b): equal to base(n) where
-that is small, never above b, and with a gradient everywhere. In published low-precision runs it grew without end.
+base(n) is the factor of q that depends only on n. With a bound b it becomes b * tanh(base(n) / b): equal to base(n)
+where that is small, never above b, and with a gradient everywhere. In published low-precision runs it grew without
+limit.
 
 H heads, L queries.
 """
@@ -18,18 +19,18 @@ import math
 import torch
 from torch import Tensor, nn
 
-HIDDEN = 64
+from tabicl_train.model.config import SCALING_HIDDEN
 
 
 def _mlp(in_dim: int, out_dim: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(in_dim, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, out_dim))
+    return nn.Sequential(nn.Linear(in_dim, SCALING_HIDDEN), nn.GELU(), nn.Linear(SCALING_HIDDEN, out_dim))
 
 
 class Scaling(nn.Module):
-    """One of the rules above other than `none`; the multiplier of a query is base(n) * gate(query).
+    """One of the rules above except `none`; the multiplier of a query is base(n) * gate(query).
 
-    gate_sums: None, or a float tensor (3,), to which each forward pass adds the gate's mean over its queries, the mean
-        of the gate's square, and 1. A tensor and no hook, since hooks do not fire in compiled blocks
+    gate_sums: None, or a float tensor (3,) to which each forward pass adds the gate's mean over its queries, the mean
+        of its square, and 1. A tensor rather than a hook, since hooks do not fire in compiled blocks
     """
 
     def __init__(self, rule: str, num_heads: int, head_dim: int, bound: float | None = None):
@@ -51,7 +52,7 @@ class Scaling(nn.Module):
     def forward(self, q: Tensor, log_n: Tensor) -> Tensor:
         """q (B, L, H, head_dim), log_n (1,) float32 -> rescaled q, in the dtype of q.
 
-        Everything in between is float32 whatever the autocast: in fp16 the rule gave NaN, in bf16 training collapsed.
+        It is computed in float32 even under autocast: in fp16 the rule gave NaN, in bf16 training collapsed.
         """
         with torch.autocast(q.device.type, enabled=False):
             wide = q.float()
@@ -66,7 +67,7 @@ class Scaling(nn.Module):
             return scaled.to(q.dtype)
 
     def base(self, log_n: Tensor) -> Tensor:
-        """The part of the multiplier that depends on the number of keys alone: (H, 1) or (H, head_dim)."""
+        """The part of the multiplier that depends only on the number of keys: (H, 1) or (H, head_dim)."""
         if hasattr(self, "scales"):
             base = (self.scales * log_n)[:, None]
         else:
@@ -76,13 +77,16 @@ class Scaling(nn.Module):
 
     @torch.no_grad()
     def multipliers(self, n: int) -> Tensor:
-        """Base multipliers for n keys, float32, (H, 1) or (H, head_dim). A runaway here is the early warning: the
-        released model has a maximum of about 12 in the first in-context block at n = 512."""
+        """Base multipliers for n keys, float32, (H, 1) or (H, head_dim).
+
+        Their growth is an early warning: in the released model the maximum of the first in-context block is about 12 at
+        n = 512.
+        """
         weight = next(self.parameters())
         with torch.autocast(weight.device.type, enabled=False):
             return self.base(log_count(n, weight))
 
 
 def log_count(n: int, like: Tensor) -> Tensor:
-    """log(max(n, 1)) as a (1,) tensor: a value, so that compiled blocks are not compiled again for each n."""
+    """log(max(n, 1)) as a (1,) tensor, so that compiled blocks are not compiled again for each n."""
     return like.new_full((1,), math.log(max(n, 1)), dtype=torch.float32)

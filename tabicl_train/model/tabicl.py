@@ -1,4 +1,4 @@
-"""The whole network: table in, logits of its query rows out.
+"""The whole network: from tables to the logits of their query rows.
 
 B tables, N rows of which the first n are labelled (train_size), M features, C classes.
 """
@@ -6,23 +6,32 @@ B tables, N rows of which the first n are labelled (train_size), M features, C c
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tabicl_train.model.column import ColumnEmbedding
 from tabicl_train.model.config import TabICLConfig
+from tabicl_train.model.cost import forward_flops, kept_values
+from tabicl_train.model.family import Network
 from tabicl_train.model.icl import InContextLearner
+from tabicl_train.model.public_config import to_public
 from tabicl_train.model.row import RowInteraction
 from tabicl_train.model.scaling import Scaling, log_count
 
 
-class TabICL(nn.Module):
+class TabICL(Network):
     """Tabular in-context classifier, TabICLv2 (arXiv 2602.11139) or v1 (arXiv 2502.05564) by configuration.
 
     Raises ValueError with every problem of the configuration.
     """
 
+    parts = {"column": "col_embedder", "row": "row_interactor", "icl": "icl_predictor"}
+    forward_flops = staticmethod(forward_flops)
+    kept_values = staticmethod(kept_values)
+    to_public = staticmethod(to_public)
+
     def __init__(self, config: TabICLConfig):
-        super().__init__()
+        super().__init__(config)
         if problems := config.problems():
             raise ValueError("This model cannot be built: " + "; ".join(problems))
         self.config = config
@@ -34,7 +43,10 @@ class TabICL(nn.Module):
         """X (B, N, M) float32, y_train (B, n) int64 in [0, C), labels of the first n rows -> logits (B, N - n, C).
 
         checkpoint_rows: recompute activations in the backward pass of tables with more rows, 0 = never; by default the
-        configuration's value. Raises ValueError on other shapes, dtypes or (on the CPU, where looking is free) labels.
+            configuration's value
+
+        Raises ValueError for other shapes and dtypes, and for labels outside this range on a CPU; on a GPU, looking at
+        them would make the host wait.
         """
         self._check(X, y_train)
         log_n = log_count(y_train.shape[1], X)
@@ -44,13 +56,18 @@ class TabICL(nn.Module):
         rows = self.row_interactor(tokens, recompute)  # (B, N, D)
         return self.icl_predictor(rows, y_train, log_n, recompute)
 
+    def losses(self, predictions: Tensor, y: Tensor) -> Tensor:
+        """Cross entropy: logits (B, N - n, C), y (B, N - n) int64 in [0, C) -> (B,) float32, mean over query rows."""
+        losses = F.cross_entropy(predictions.flatten(0, 1).float(), y.flatten(), reduction="none")  # (B * (N - n),)
+        return losses.view(y.shape).mean(1)
+
     def blocks(self) -> Iterator[nn.Module]:
-        """The transformer blocks of all stages, which are what pays to compile: `block.compile(dynamic=True)`."""
+        """The transformer blocks of all stages, which are worth compiling: `block.compile(dynamic=True)`."""
         stages = (self.col_embedder.tf_col, self.row_interactor.tf_row, self.icl_predictor.tf_icl)
         return (block for stage in stages for block in stage["blocks"])
 
     def named_scalings(self) -> Iterator[tuple[str, Scaling]]:
-        """The attention layers with a scalable softmax, as `column.0`, ..., `icl.11`; see `Scaling.multipliers`."""
+        """The attention layers with a scalable softmax: `column.0`, ..., `icl.11`; see `Scaling.multipliers`."""
         layers = [(f"column.{i}", b.multihead_attn1.attn) for i, b in enumerate(self.col_embedder.tf_col["blocks"])]
         layers += [(f"icl.{i}", b.attn) for i, b in enumerate(self.icl_predictor.tf_icl["blocks"])]
         return ((name, attn.ssmax_layer) for name, attn in layers if attn.ssmax_layer is not None)

@@ -1,4 +1,4 @@
-"""What a run will be, before it is: stages, tables, cells, arithmetic and memory."""
+"""The plan printed before a run starts: its stages, tables, cells, arithmetic and memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from tabicl_train.config.schema import CurriculumConfig, RunConfig, StageConfig
 from tabicl_train.curriculum import plan_step
-from tabicl_train.model import TabICL
+from tabicl_train.model.families import family_of
 from tabicl_train.planning.memory import stage_peak
 from tabicl_train.precision import choose
 
@@ -15,9 +15,9 @@ COLUMNS = ("stage", "steps", "tables", "rows", "cells", "FLOPs", "memory")
 
 def run_plan(config: RunConfig) -> list[str]:
     """Lines: the model's parameters, and for every stage its steps, tables, rows, expected cells and FLOPs, and the
-    estimated memory of a training process at the peak, without the tables that its workers hold ready."""
+    estimated peak memory of a training process, without the tables that its workers have ready."""
     with torch.device("meta"):
-        parameters = sum(p.numel() for p in TabICL(config.model).parameters())
+        parameters = sum(p.numel() for p in family_of(config.model)(config.model).parameters())
     lines = [f"model     {parameters:,} parameters"]
     lines.append("          {:12}{:>9}{:>13}{:>15}{:>9}{:>9}{:>10}".format(*COLUMNS))
     for name, stage in config.curriculum.stages.items():
@@ -28,13 +28,13 @@ def run_plan(config: RunConfig) -> list[str]:
             f"          {name:12}{stage.steps:>9,}{stage.steps * stage.tables:>13,}{rows:>15}{cells:>9.2g}{flops:>9.2g}"
             f"{peak / 1e9:>7.2f} GB"
         )
-    held = config.stream.prefetch_gib * 2**30 / 1e9
-    lines.append(f"          {config.total_steps:,} steps in this run; tables ready: at most {held:.1f} GB a process")
+    ready = config.stream.prefetch_gib * 2**30 / 1e9
+    lines.append(f"          {config.total_steps:,} steps in this run; tables ready: at most {ready:.1f} GB a process")
     return lines
 
 
 def expected_work(config: RunConfig, stage: StageConfig, sample: int = 20) -> tuple[float, float]:
-    """Cells and FLOPs (forward and backward) of a stage, from the plans of `sample` of its steps."""
+    """Cells and FLOPs (forward and backward) of a stage, extrapolated from the plans of its first `sample` steps."""
     alone = CurriculumConfig({"stage": stage})
     cells = flops = 0.0
     for step in range(min(sample, stage.steps)):

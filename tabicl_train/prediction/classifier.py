@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,45 +14,36 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, check_X_y, validate_data
 
-from tabicl_train.model import TabICL
-from tabicl_train.prediction.features import NORM_METHODS, FeatureEncoder, Normalizer
+from priors.real.features import FeatureEncoder
+from priors.real.views import NORM_METHODS, Normalizer, View, draw_views
+from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.predict import predict_logits
 
-VALUES_PER_TOKEN = 16  # float32 of an embedding that a prediction holds a token, measured
-
-
-@dataclass
-class Member:
-    """One of the ensemble: how it sees the table."""
-
-    norm_method: str
-    features: np.ndarray  # the order of the features
-    shift: int  # added to every label, modulo their number
+EMBEDDINGS_PER_TOKEN = 16  # in float32, which a prediction has in memory; measured
 
 
 class TabICLClassifier(ClassifierMixin, BaseEstimator):
     """Predicts the classes of rows from labelled rows, without training: `fit` only prepares the table.
 
-    model: what tabicl-train or tabicl-export wrote (a run directory, a checkpoint, a file in the public client's
-        format), or a network
-    n_estimators: the ensemble; its members differ in norm_methods, order of features and numbering of classes, and
-        their logits are averaged. The first one sees the table as it is
-    norm_methods: of "none", "power" and "quantile"; members take turns
+    model: a run directory, a checkpoint, a file in the public client's format (tabicl-export writes it), or a network
+    n_estimators: size of the ensemble, whose logits are averaged; members differ in normalization, order of features
+        and numbering of classes, and the first one sees the table as it is
+    norm_methods: some of "none", "power" and "quantile"; members take turns
     softmax_temperature: logits are divided by it
-    memory_gb: about what predictions may take beside the network and the table (GiB); labelled rows are computed as a
-        whole, so many of them may need more
-    device: "cpu", "cuda" and so on; by default CUDA where there is one
+    memory_gb: memory that predictions may take besides the network and the table (GiB), approximately; labelled rows
+        are computed in one piece, so many of them may need more
+    device: "cpu", "cuda" and so on; by default CUDA if available
     random_state: seed of the ensemble
 
     X may be an array or a data frame, with numbers, booleans, times, strings, categories and missing values.
 
-    With one estimator and the same normalisation the public client's probabilities and ours agree to 1e-5, except where
+    With one estimator and the same normalization, the probabilities agree with the public client's to 1e-5, except if
 
-    - a value lies about four standard deviations or more from the mean of the labelled rows: here it is moved to that
-      distance, as in the tables that networks are trained on; the client adds the logarithm of how far away it is. Next
-      to two labelled rows most rows are that far away, and "quantile" always puts the extremes there;
-    - a column has a standard deviation of 0.001 or less: the client adds 1e-6 to it, so that a column in small units
-      fades; here units make no difference.
+    - a value lies about four standard deviations or more from the mean of the labelled rows: here it is clamped to that
+      distance, as in the tables that networks are trained on; the client also adds the logarithm of its distance. With
+      two labelled rows most rows are that far away, and "quantile" always puts the extremes there;
+    - a column has a standard deviation of 0.001 or less: the client adds 1e-6 to it, so that columns in small units
+      fade; here units make no difference.
     """
 
     def __init__(
@@ -75,12 +65,12 @@ class TabICLClassifier(ClassifierMixin, BaseEstimator):
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> TabICLClassifier:
-        """X (rows, features), y (rows,) with at least two classes of any number and kind."""
+        """X (rows, features), y (rows,) with at least two classes of any type; raises ValueError or TypeError."""
         self._check_parameters()
         X = self._frame(X, y)
         if pd.isna(np.asarray(y, dtype=object)).any():
             raise ValueError("Input y contains NaN.")
-        _, y = check_X_y(np.broadcast_to(0.0, X.shape), y)  # rows are as many as labels, and some
+        _, y = check_X_y(np.broadcast_to(0.0, X.shape), y)  # as many rows as labels, at least one
         check_classification_targets(y)
         self.classes_, self.y_ = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -91,7 +81,8 @@ class TabICLClassifier(ClassifierMixin, BaseEstimator):
         self.encoder_ = FeatureEncoder().fit(X)
         self.X_ = self.encoder_.transform(X)
         self.normalizers_ = {method: Normalizer(method).fit(self.X_) for method in self.norm_methods}
-        self.members_ = self._draw_members(self.X_.shape[1], len(self.classes_))
+        rng = check_random_state(self.random_state)
+        self.views_ = draw_views(rng, self.n_estimators, self.norm_methods, self.X_.shape[1], len(self.classes_))
         self.device_ = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.network_ = load(self.model).eval().to(self.device_)
         return self
@@ -110,19 +101,19 @@ class TabICLClassifier(ClassifierMixin, BaseEstimator):
             for method, normalizer in self.normalizers_.items()
         }
         rows, features = next(iter(tables.values())).shape
-        width = VALUES_PER_TOKEN * 4 * self.network_.config.embed_dim
+        width = EMBEDDINGS_PER_TOKEN * 4 * self.network_.config.embed_dim
         tokens = int(self.memory_gb * 2**30 / width)
         size = max(1, tokens // (rows * features))
         total = 0.0
-        for start in range(0, len(self.members_), size):
-            total += self._logits(tables, self.members_[start : start + size], tokens).sum(axis=0)
-        return torch.softmax(torch.from_numpy(total / len(self.members_)), dim=-1).numpy()
+        for start in range(0, len(self.views_), size):
+            total += self._logits(tables, self.views_[start : start + size], tokens).sum(axis=0)
+        return torch.softmax(torch.from_numpy(total / len(self.views_)), dim=-1).numpy()
 
-    def _logits(self, tables: dict[str, np.ndarray], members: list[Member], tokens: int) -> np.ndarray:
-        """float64 (members, query rows, classes)"""
+    def _logits(self, tables: dict[str, np.ndarray], views: list[View], tokens: int) -> np.ndarray:
+        """Logits of each view, classes in the order of `classes_`: float64 (views, query rows, classes)"""
         C = len(self.classes_)
-        X = np.stack([tables[member.norm_method][:, member.features] for member in members])
-        y = np.stack([(self.y_ + member.shift) % C for member in members])
+        X = np.stack([tables[view.norm_method][:, view.features] for view in views])
+        y = np.stack([(self.y_ + view.shift) % C for view in views])
         logits = predict_logits(
             self.network_,
             torch.from_numpy(X).to(self.device_),
@@ -132,22 +123,12 @@ class TabICLClassifier(ClassifierMixin, BaseEstimator):
             tokens,
         )
         logits = logits.double().cpu().numpy()
-        return np.stack([np.roll(one, -member.shift, axis=-1) for one, member in zip(logits, members, strict=True)])
-
-    def _draw_members(self, num_features: int, num_classes: int) -> list[Member]:
-        rng = check_random_state(self.random_state)
-        shifts = np.append(0, 1 + rng.permutation(num_classes - 1))
-        members = []
-        for i in range(self.n_estimators):
-            turn, method = divmod(i, len(self.norm_methods))
-            features = rng.permutation(num_features) if i else np.arange(num_features)
-            members.append(Member(self.norm_methods[method], features, int(shifts[turn % num_classes])))
-        return members
+        return np.stack([np.roll(one, -view.shift, axis=-1) for one, view in zip(logits, views, strict=True)])
 
     def _frame(self, X: Any, *y: Any) -> pd.DataFrame:
-        """X as a data frame: that of fit when labels are given, otherwise one that must be like it."""
+        """X as a data frame; without labels, its columns must be those of fit."""
         frame = X if isinstance(X, pd.DataFrame) else pd.DataFrame(check_array(X, dtype=None, ensure_all_finite=False))
-        check_array(np.broadcast_to(0.0, frame.shape))  # refuses a frame without rows or columns
+        check_array(np.broadcast_to(0.0, frame.shape))  # raises for a frame without rows or columns
         validate_data(self, X, *y, reset=bool(y), skip_check_array=True)
         return frame
 
@@ -168,7 +149,7 @@ class TabICLClassifier(ClassifierMixin, BaseEstimator):
 
 
 def load(model: str | Path | TabICL) -> TabICL:
-    """The network of a file, or a copy of a network, which its owner may go on training."""
+    """The network in a file, or a copy of a network, so that its owner may go on training it."""
     if isinstance(model, TabICL):
         return copy.deepcopy(model)
     from tabicl_train.prediction.export import load_model

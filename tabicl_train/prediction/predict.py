@@ -1,4 +1,8 @@
-"""Predictions of a network for tables of any size and number of classes, in bounded memory."""
+"""Predictions for tables of any size and any number of classes, in bounded memory.
+
+B tables, N rows of which the first n are labelled, M features, G feature groups, E embedding, D row representation,
+C classes.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +11,33 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tabicl_train.model import TabICL
 from tabicl_train.model.column import group_features
 from tabicl_train.model.many_class import class_probabilities, label_digits
 from tabicl_train.model.scaling import log_count
+from tabicl_train.model.tabicl import TabICL
 
 SMALLEST = 1e-6  # added to the probabilities of many classes before their logarithm is taken
-CPU_PART = 2**19  # float32 of embeddings computed at once on a CPU: 2 MB stay in its cache, 1.3 to 1.7 times faster
+CPU_PART = 2**19  # embedding values computed at once on a CPU: 2 MB stay in its cache, 1.3 to 1.7 times faster
 
 
 @torch.no_grad()
 def predict_logits(
     model: TabICL, X: Tensor, y_train: Tensor, num_classes: int, temperature: float = 1.0, tokens: int = 2**22
 ) -> Tensor:
-    """Logits of query rows over the temperature; logarithms of probabilities of more classes than the network has.
+    """Logits of the query rows divided by the temperature, (B, N - n, C).
+
+    With more classes than the network's max_classes, they are logarithms of probabilities instead.
 
     X: (B, N, M) float32
-    y_train: (B, n) int64, labels of the first n rows, in 0..num_classes-1; where these are more than the network's
-        max_classes, each must occur in every table
-    tokens: about so many (table, row, feature) are computed at a time, and at most twice the labelled ones are kept
-    returns: (B, N - n, num_classes)
+    y_train: (B, n) int64, labels of the first n rows, in 0..C-1; with more than max_classes classes, each class must
+        occur in every table
+    num_classes: C
+    tokens: tokens (table, row, feature) in memory at a time, approximately; or twice those of the labelled rows, if
+        that is more
     """
     n = y_train.shape[1]
     labelled, queries = X[:, :n], X[:, n:]
-    # query rows do not see each other; a part of fewer than n of them would mostly compute the labelled rows again
+    # Query rows do not see each other. A part of fewer than n of them would mostly recompute the labelled rows.
     part = max(n, tokens // (X.shape[0] * X.shape[2]) - n)
     logits = [
         forward(model, torch.cat([labelled, some], dim=1), y_train, num_classes, temperature, tokens)
@@ -40,7 +47,7 @@ def predict_logits(
 
 
 def forward(model: TabICL, X: Tensor, y_train: Tensor, num_classes: int, temperature: float, tokens: int) -> Tensor:
-    """What predict_logits returns, of all query rows at once."""
+    """What predict_logits returns, for all query rows at once."""
     config, column = model.config, model.col_embedder
     log_n = log_count(y_train.shape[1], X)
     groups = group_features(X, config.col_grouping, config.group_size)  # (B, G, N, group_size)
@@ -48,7 +55,7 @@ def forward(model: TabICL, X: Tensor, y_train: Tensor, num_classes: int, tempera
     views = label_digits(y_train, num_classes, config.max_classes) if config.col_target_aware else [y_train]
 
     def embed(some: Tensor) -> Tensor:
-        return sum(column.embed(some, view, log_n) for view in views) / len(views)
+        return sum(column.embed(some, view, log_n) for view in views) / len(views)  # (B, some of G, N, E)
 
     part = tokens if X.is_cuda else min(tokens, CPU_PART // config.embed_dim)
     embedded = in_parts(embed, groups, dim=1, size=part // (B * N))  # (B, G, N, E)
@@ -61,5 +68,5 @@ def forward(model: TabICL, X: Tensor, y_train: Tensor, num_classes: int, tempera
 
 
 def in_parts(stage: Callable[[Tensor], Tensor], x: Tensor, dim: int, size: int) -> Tensor:
-    """stage(x), computed for at most `size` entries along a dimension at a time; these come out as dimension 1."""
+    """stage(x), computed for at most `size` entries of dimension `dim` at a time; in the result it is dimension 1."""
     return torch.cat([stage(some) for some in x.split(max(1, size), dim)], dim=1)

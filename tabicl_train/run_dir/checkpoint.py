@@ -1,7 +1,8 @@
-"""Checkpoints of a run: written beside training, aside, flushed and renamed; verified when they are read.
+"""Checkpoints of a run: written while training goes on, and verified when they are read.
 
-A file is torch.save's zip archive, whose records carry a CRC-32 each. Beside Lightning's own entries it holds
-`config` (the whole run configuration) and `run` (step, stage, address of the next step, and where it comes from).
+A file is torch.save's zip archive, whose records carry a CRC-32 each. Besides Lightning's own entries it holds
+`format_version`, `config` (the whole run configuration) and `run` (step, stage, address of the next step's tables, the
+version of the table stream, and where the checkpoint comes from).
 """
 
 from __future__ import annotations
@@ -13,27 +14,57 @@ import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from tabicl_train.errors import ConfigError
+from tabicl_train.run_dir.changes import up_to_date
 from tabicl_train.run_dir.console import first_line, tell
+
+FORMAT_VERSION = 1
+"""Raised when checkpoints are written that earlier versions of the program could not use. A file without it is 1."""
 
 
 class DamagedCheckpoint(Exception):
-    """A file that is truncated, altered, or no checkpoint."""
+    """A file that is truncated, altered, or not a checkpoint."""
 
 
 def read(path: Path) -> dict:
-    """The content of a checkpoint, tensors on the CPU; raises DamagedCheckpoint, and what is no fault of the file:
-    OSError, MemoryError."""
+    """The content of a checkpoint: tensors on the CPU, the configuration of a run's checkpoint brought up to date.
+
+    Raises DamagedCheckpoint, ConfigError for a file of a later version, and errors that are not the file's fault:
+    OSError, MemoryError.
+    """
     verify(path)
     with damage(path):
-        return torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    if not is_run_checkpoint(content):
+        return content
+    check_version(path, content, FORMAT_VERSION)
+    return content | {"config": up_to_date(content["config"])}
+
+
+def is_run_checkpoint(content: Any) -> bool:
+    """Whether a file's content is a run's, rather than an export's."""
+    return isinstance(content, dict) and "global_step" in content
+
+
+def check_version(path: Path | str, content: dict, newest: int) -> None:
+    """Raise ConfigError for a file of a later format version than this program knows."""
+    version = content.get("format_version", 1)
+    if version > newest:
+        raise ConfigError(
+            [
+                f"{path} was written by a later version of tabicl-train: its format is version {version}, "
+                f"and this installation reads versions up to {newest}"
+            ]
+        )
 
 
 def verify(path: Path) -> None:
-    """Compare a file with its checksums, at which torch.load does not look; raises what `read` does."""
+    """Compare a file with its checksums, which torch.load ignores; raises DamagedCheckpoint, OSError, MemoryError."""
     with damage(path), zipfile.ZipFile(path) as archive:
         if (record := archive.testzip()) is not None:
             raise DamagedCheckpoint(f"{path}: the checksum of {record} is wrong")
@@ -48,13 +79,13 @@ def checksum(path: Path) -> str:
 
 @contextlib.contextmanager
 def damage(path: Path) -> Iterator[None]:
-    """zipfile and torch raise many kinds of errors for a damaged file; within it they become DamagedCheckpoint."""
+    """Within it, the many kinds of errors that zipfile and torch raise for a damaged file become DamagedCheckpoint."""
     try:
         yield
     except (DamagedCheckpoint, MemoryError):
         raise
     except Exception as error:
-        # EINVAL is what a damaged offset comes to; "allocate" is in torch's words for an allocation that failed.
+        # EINVAL is the result of a damaged offset; "allocate" is torch's wording for an allocation that failed.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         if isinstance(error, RuntimeError) and "allocate memory" in str(error):
@@ -62,8 +93,17 @@ def damage(path: Path) -> Iterator[None]:
         raise DamagedCheckpoint(f"{path} is damaged: {first_line(error)}") from None
 
 
+def averaged(content: dict, kind: str) -> dict[str, Tensor]:
+    """The averaged weights in a run's checkpoint, `ema` or `last`; empty if the run keeps no such average."""
+    averages = content["callbacks"]["Averages"]
+    if kind == "ema":
+        return averages["ema"]
+    points = averages["points"]
+    return {name: torch.stack([point[name] for point in points]).mean(0) for name in (points[0] if points else {})}
+
+
 def saved(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, oldest first. A copy under another name is none of them."""
+    """The checkpoints in a folder, oldest first. Copies under other names do not count."""
     return sorted((p for p in folder.glob("step-*.ckpt") if re.fullmatch(r"step-\d{8,}", p.stem)), key=step_of)
 
 
@@ -72,11 +112,11 @@ def step_of(path: Path) -> int:
 
 
 def newest_valid(folder: Path, until: int | None = None) -> tuple[Path, dict] | None:
-    """The newest whole checkpoint, if any, and its content.
+    """The newest intact checkpoint and its content, if there is one.
 
-    until: a step; checkpoints of later ones are left out
-    Damaged files are reported. Raises ConfigError if all are damaged, or if one cannot be read for another reason: to
-    pass over it would silently go back in time.
+    until: a step; checkpoints of later steps are ignored
+    Damaged files are reported. Raises ConfigError if all are damaged, or if one cannot be read for another reason:
+    skipping it would silently go back in time.
     """
     damaged, gone = set(), set()
     while True:
@@ -88,27 +128,27 @@ def newest_valid(folder: Path, until: int | None = None) -> tuple[Path, dict] | 
         try:
             return path, read(path)
         except FileNotFoundError:
-            gone.add(path)  # a run that is being trained has removed it, and written a newer one
+            gone.add(path)  # removed by a run in progress, which has written a newer one
         except DamagedCheckpoint as error:
-            tell(f"warning   {error}; the checkpoint before it is used")
+            tell(f"warning   {error}; using the checkpoint before it")
             damaged.add(path)
         except (OSError, MemoryError) as error:
             raise ConfigError([f"{path} cannot be read: {first_line(error)}"]) from None
     if damaged:
-        raise ConfigError([f"{folder} holds damaged checkpoints only; move it away to start anew"])
+        raise ConfigError([f"all checkpoints in {folder} are damaged; move the folder away to start over"])
     return None
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a killed process left behind."""
+    """Remove the temporary files of a killed process."""
     for leftover in folder.glob(".*.tmp"):
         leftover.unlink(missing_ok=True)
 
 
 def load(checkpoint: str) -> tuple[Path, dict]:
-    """The checkpoint that a path means, and its content: the file itself, or the newest whole one of a run directory.
+    """Path and content of a checkpoint: the file itself, or the newest intact one of a run directory.
 
-    Raises ConfigError that names the path when there is none, or it cannot be read.
+    Raises ConfigError that names the path if there is none, or it cannot be read.
     """
     path = Path(checkpoint)
     if path.is_dir():

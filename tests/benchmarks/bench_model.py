@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tabicl_train.model import TabICL, TabICLConfig
-from tabicl_train.prediction.public_format import to_public
+from tabicl_train.model.public_config import to_public
 
 try:
     from tabicl._model.tabicl import TabICL as Peer

@@ -20,13 +20,13 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 
 from priors import TableSpec
 from priors.random import rng_at
+from priors.real.features import FeatureEncoder
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior
 from tabicl_train.evaluation.baselines import logistic_regression
 from tabicl_train.evaluation.evaluate import score_task
 from tabicl_train.evaluation.scores_text import THIS_MODEL, summary_text
 from tabicl_train.evaluation.suites import load_suite
-from tabicl_train.prediction.features import FeatureEncoder
 
 ROWS, FEATURES, BATCH = 150, 5, 32
 told = dict(argument.split("=", 1) for argument in sys.argv[1:])

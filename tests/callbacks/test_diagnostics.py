@@ -35,7 +35,7 @@ def compiled_network(config) -> TabICL:
 def test_gates_are_measured_in_a_compiled_block_too(tmp_path, monkeypatch):
     expected = train(tmp_path / "plain")
     torch._dynamo.reset()
-    monkeypatch.setattr(module, "TabICL", compiled_network)
+    monkeypatch.setattr(module, "family_of", lambda config: compiled_network)
     compiled = train(tmp_path / "compiled")
     assert [row["step"] for row in compiled] == [row["step"] for row in expected]
     for row, plain in zip(compiled, expected, strict=True):

@@ -7,7 +7,7 @@ from small_networks import draw, peer_of, randomise, small_network
 
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.model.config import SCALINGS
-from tabicl_train.prediction.public_format import to_public
+from tabicl_train.model.public_config import to_public
 
 V1 = dict(
     col_affine=True,

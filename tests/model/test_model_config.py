@@ -1,4 +1,4 @@
-"""The configuration of a network names everything that is wrong with it."""
+"""Settings of a network: all problems are reported."""
 
 import subprocess
 import sys
@@ -55,7 +55,7 @@ def test_it_is_read_without_torch():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_a_bound_without_effect_or_sense_is_told():
+def test_a_bound_without_effect_or_sense_is_reported():
     assert TabICLConfig(scaling_bound=-1.0).problems() == ["scaling_bound is -1.0, must be above 0"]
     (problem,) = TabICLConfig(scaling_bound=9.0, col_scaling="none", icl_scaling="none").problems()
     assert "scaling_bound has no effect" in problem

@@ -71,7 +71,7 @@ def test_the_peak_of_a_stage_is_that_of_its_largest_micro_batch():
     assert forced < 0.8 * stage_peak(config, 10, stage, "fp32")
 
 
-def test_the_plan_of_a_run_is_told_before_anything_starts(tmp_path):
+def test_the_plan_of_a_run_is_printed_before_anything_starts(tmp_path):
     command = [sys.executable, "-m", "tabicl_train", "curriculum=tabicl_v2", f"run_dir={tmp_path}/run", "--cfg", "job"]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0 and "embed_dim: 128" in result.stdout

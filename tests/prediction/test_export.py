@@ -25,8 +25,8 @@ def run_dir(tmp_path_factory):
 
 def test_export_of_a_run_a_checkpoint_and_an_export_agree(run_dir, tmp_path):
     newest = run_dir / "checkpoints" / "step-00000003.ckpt"
-    told = command("export", f"checkpoint={run_dir}", f"output={tmp_path}/new/run.ckpt")
-    assert told.returncode == 0 and "parameters" in told.stdout
+    result = command("export", f"checkpoint={run_dir}", f"output={tmp_path}/new/run.ckpt")
+    assert result.returncode == 0 and "parameters" in result.stdout
     export(str(newest), str(tmp_path / "file.ckpt"))
     export(str(tmp_path / "file.ckpt"), str(tmp_path / "again.ckpt"))
     weights = torch.load(newest, weights_only=True)["state_dict"]
@@ -75,8 +75,8 @@ def test_weights_of_another_model_do_not_start_a_run(tmp_path):
     ],
 )
 def test_wrong_commands_end_with_2_and_no_trace(arguments, words):
-    told = command("export", *arguments)
-    assert told.returncode == 2 and words in told.stderr and "Traceback" not in told.stderr
+    result = command("export", *arguments)
+    assert result.returncode == 2 and words in result.stderr and "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -99,10 +99,10 @@ def test_an_output_that_cannot_be_is_refused(output, words, tmp_path, monkeypatc
             "tabicl_train.run_dir.atomic.open", lambda _, mode: io.FileIO("/dev/full", mode), raising=False
         )
     monkeypatch.setattr(sys, "argv", ["", f"checkpoint={tmp_path}/tiny.ckpt", f"output={tmp_path}/{output}"])
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said), pytest.raises(SystemExit, match="2"):
+    stderr = io.StringIO()
+    with contextlib.redirect_stderr(stderr), pytest.raises(SystemExit, match="2"):
         commands.export()
-    assert re.search(words, said.getvalue()) and said.getvalue().count("\n") == 1
+    assert re.search(words, stderr.getvalue()) and stderr.getvalue().count("\n") == 1
     assert not (tmp_path / output).is_file()
 
 
@@ -121,5 +121,5 @@ def test_the_client_loads_files_of_all_names(suffix, tmp_path):
 def test_a_damaged_checkpoint_is_named(run_dir, tmp_path):
     whole = (run_dir / "checkpoints" / "step-00000003.ckpt").read_bytes()
     (tmp_path / "half.ckpt").write_bytes(whole[: len(whole) // 2])
-    told = command("export", f"checkpoint={tmp_path}/half.ckpt", f"output={tmp_path}/x.ckpt")
-    assert told.returncode == 2 and f"{tmp_path}/half.ckpt" in told.stderr and "Traceback" not in told.stderr
+    result = command("export", f"checkpoint={tmp_path}/half.ckpt", f"output={tmp_path}/x.ckpt")
+    assert result.returncode == 2 and f"{tmp_path}/half.ckpt" in result.stderr and "Traceback" not in result.stderr

@@ -9,7 +9,8 @@ from small_networks import draw, peer_of, small_network
 from tabicl_train.errors import ConfigError
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.model.config import GROUPINGS, SCALINGS
-from tabicl_train.prediction.public_format import from_public, load_public, save_public, to_public
+from tabicl_train.model.public_config import from_public, to_public
+from tabicl_train.prediction.public_format import load_public, save_public
 
 V1 = dict(col_affine=True, col_grouping="none", col_target_aware=False, col_scaling="none", icl_scaling="none")
 KEYS = {
@@ -137,7 +138,7 @@ def test_prefixes_of_a_file_are_not_taken_out_silently(tmp_path, file):
     content = torch.load(file, weights_only=True)
     content["state_dict"] = {"module." + name: w for name, w in content["state_dict"].items()}
     torch.save(content, tmp_path / "prefixed.ckpt")
-    with pytest.raises(ConfigError, match=r"prefixed\.ckpt.* do not belong to the network, such as module\."):
+    with pytest.raises(ConfigError, match=r"prefixed\.ckpt.* do not belong to the network, for example module\."):
         load_public(tmp_path / "prefixed.ckpt")
 
 
@@ -181,11 +182,11 @@ def test_damaged_and_foreign_files_are_named(file, tmp_path):
     bad = tmp_path / "bad.ckpt"
     for damaged in (b"", content[:1000], content[: len(content) // 2], content[:-20], b"no torch file"):
         bad.write_bytes(damaged)
-        with pytest.raises(ConfigError, match=r"bad\.ckpt is truncated or no file of weights"):
+        with pytest.raises(ConfigError, match=r"bad\.ckpt is truncated or not a file of weights"):
             load_public(bad)
     for foreign in (3, {"state_dict": {}}, {"config": {}, "state_dict": 1}):
         torch.save(foreign, bad)
-        with pytest.raises(ConfigError, match=r"bad\.ckpt is no file of weights"):
+        with pytest.raises(ConfigError, match=r"bad\.ckpt is not a file of weights"):
             load_public(bad)
     with pytest.raises(ConfigError, match=r"none\.ckpt: there is no such file"):
         load_public(tmp_path / "none.ckpt")
@@ -195,7 +196,7 @@ def test_missing_or_misshapen_weights_are_named(file, tmp_path):
     content = torch.load(file, weights_only=True)
     bias = content["state_dict"].pop("row_interactor.out_ln.bias")
     torch.save(content, tmp_path / "bad.ckpt")
-    with pytest.raises(ConfigError, match=r"bad\.ckpt: 1 weights are missing, such as row_interactor.out_ln.bias"):
+    with pytest.raises(ConfigError, match=r"bad\.ckpt: 1 weights are missing, for example row_interactor.out_ln.bias"):
         load_public(tmp_path / "bad.ckpt")
     content["state_dict"]["row_interactor.out_ln.bias"] = bias[:5]
     torch.save(content, tmp_path / "bad.ckpt")

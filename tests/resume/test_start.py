@@ -9,13 +9,13 @@ import lightning as L
 import pytest
 from runs import metrics
 
-from tabicl_train import resume
 from tabicl_train import train as training
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.resume import Start, find_start, follow
 from tabicl_train.run_dir import checkpoint
+from tabicl_train.run_dir.changes import refuse_changes
 from tabicl_train.run_dir.checkpoint import saved
 from tabicl_train.run_dir.lock import LostLock, RunLock
 from tabicl_train.run_dir.status import read_status
@@ -156,19 +156,19 @@ def test_a_kill_before_the_status_was_written_is_made_up_for(four_steps):
 
 
 def test_at_a_boundary_the_coming_stage_may_change_and_others_may_follow(staged, tmp_path):
-    saved_config = checkpoint.read(saved(staged / "checkpoints")[-1])["config"]
+    content = checkpoint.read(saved(staged / "checkpoints")[-1])
     free = config_of(staged, *STAGES, "curriculum.stages.stage2.learning_rate=1e-5", "curriculum.stages.stage2.steps=9")
-    resume.refuse_changes(free, saved_config, 2)
+    refuse_changes(free, content, 2)
     with pytest.raises(ConfigError, match=r"stage2\.learning_rate was 0\.0\d+, is 1e-05"):
-        resume.refuse_changes(free, saved_config, 3)
+        refuse_changes(free, content, 3)
     with pytest.raises(ConfigError, match=r"stage1\.steps was 2, is 3"):
-        resume.refuse_changes(config_of(staged, *STAGES, "curriculum.stages.stage1.steps=3"), saved_config, 2)
+        refuse_changes(config_of(staged, *STAGES, "curriculum.stages.stage1.steps=3"), content, 2)
     longer = config_of(staged, *STAGES)
     longer.curriculum.stages["stage4"] = longer.curriculum.stages["stage3"]
-    resume.refuse_changes(longer, saved_config, 5)  # all steps are done
+    refuse_changes(longer, content, 5)  # all steps are done
     longer.curriculum.stages = dict(reversed(longer.curriculum.stages.items()))
-    with pytest.raises(ConfigError, match="the stages begun were stage1; now the run begins with stage4"):
-        resume.refuse_changes(longer, saved_config, 2)
+    with pytest.raises(ConfigError, match="the stages that have started are stage1; the run now has stage4"):
+        refuse_changes(longer, content, 2)
 
 
 def test_a_stage_after_the_last_one_is_trained(staged):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from command_line import command
 
+from priors.random import STREAM_VERSION
 from tabicl_train.callbacks import checkpoints
 from tabicl_train.callbacks.checkpoints import CheckpointFiles
 from tabicl_train.config.compose import compose
@@ -37,7 +38,8 @@ def names(run_dir: Path) -> list[str]:
 
 
 def content(step: int, size: int = 10) -> dict:
-    return {"global_step": step, "state_dict": {"w": torch.full((size,), float(step))}}
+    config = {"curriculum": {"stages": {}}}
+    return {"global_step": step, "config": config, "state_dict": {"w": torch.full((size,), float(step))}}
 
 
 def assert_same_weights(a: Path, b: Path) -> None:
@@ -76,17 +78,18 @@ def test_every_flipped_bit_and_every_truncation_is_found(tmp_path):
             read(damaged)
 
 
-def test_a_checkpoint_tells_what_it_is(whole):
-    told = read(saved(whole / "checkpoints")[-2])
-    assert told["config"]["model"]["embed_dim"] == 16 and told["config"]["prior"]["name"] == "dummy"
-    run_facts = told["run"]
-    assert (run_facts["step"], run_facts["stage"], run_facts["stage_step"], run_facts["address"]) == (
+def test_a_checkpoint_describes_itself(whole):
+    content = read(saved(whole / "checkpoints")[-2])
+    assert content["config"]["model"]["embed_dim"] == 16 and content["config"]["prior"]["name"] == "dummy"
+    facts = content["run"]
+    assert (facts["step"], facts["stage"], facts["stage_step"], facts["address"]) == (
         9, "smoke", 9, [0, 9],
     )  # fmt: skip
-    assert run_facts["versions"]["torch"] == importlib.metadata.version("torch")
+    assert facts["versions"]["torch"] == importlib.metadata.version("torch")
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
-    assert run_facts["commit"] == (head.stdout.strip() or None)
-    assert run_facts["command"] == sys.argv and "diff" in run_facts
+    assert facts["commit"] == (head.stdout.strip() or None)
+    assert facts["command"] == sys.argv and "diff" in facts
+    assert content["format_version"] == 1 and facts["stream_version"] == STREAM_VERSION
     assert (whole / "provenance.jsonl").read_text().count("\n") == 1
 
 
@@ -100,7 +103,7 @@ def test_a_ring_of_recent_checkpoints_and_permanent_ones(tmp_path):
         compose(["checkpoint.every=2", "checkpoint.permanent_every=5"])
 
 
-def test_the_newest_whole_checkpoint_is_used_and_damaged_ones_are_told(whole, tmp_path, capsys):
+def test_the_newest_intact_checkpoint_is_used_and_damaged_ones_are_reported(whole, tmp_path, capsys):
     run_dir = tmp_path / "run"
     run(run_dir, "trainer.max_steps=9")
     (_, middle, newest) = saved(run_dir / "checkpoints")
@@ -109,13 +112,13 @@ def test_the_newest_whole_checkpoint_is_used_and_damaged_ones_are_told(whole, tm
     data[data.index(read(middle)["state_dict"]["model.row_interactor.cls_tokens"].numpy().tobytes()) + 5] ^= 4
     middle.write_bytes(data)
     run(run_dir)
-    told = capsys.readouterr().err
-    assert "step-00000009.ckpt is damaged" in told and "step-00000006.ckpt: the checksum of" in told
-    assert "resumed at step 3" in told
+    stderr = capsys.readouterr().err
+    assert "step-00000009.ckpt is damaged" in stderr and "step-00000006.ckpt: the checksum of" in stderr
+    assert "resumed at step 3" in stderr
     assert_same_weights(run_dir, whole)
     for path in saved(run_dir / "checkpoints"):
         path.write_bytes(b"")
-    with pytest.raises(ConfigError, match="damaged checkpoints only"):
+    with pytest.raises(ConfigError, match=r"all checkpoints in .* are damaged"):
         run(run_dir)
 
 
@@ -256,7 +259,7 @@ def test_damaged_newer_files_do_not_push_out_the_good_one(tmp_path):
     assert [checkpoint.step_of(f) for f in saved(tmp_path)] == [4, 5, 7, 8, 9]
 
 
-def test_a_copy_under_another_name_is_no_checkpoint_of_the_run(tmp_path):
+def test_a_copy_under_another_name_is_ignored(tmp_path):
     files = CheckpointFiles(CheckpointConfig(keep=1))
     files.save_checkpoint(content(10), tmp_path / "step-00000010.ckpt")
     files.wait()
@@ -267,7 +270,7 @@ def test_a_copy_under_another_name_is_no_checkpoint_of_the_run(tmp_path):
     assert [f.name for f in saved(tmp_path)] == ["step-00000012.ckpt"] and copy.exists()
 
 
-def test_a_file_that_cannot_be_read_is_not_passed_over(tmp_path, monkeypatch):
+def test_a_file_that_cannot_be_read_is_not_skipped(tmp_path, monkeypatch):
     for step in (1, 2):
         torch.save(content(step), tmp_path / f"step-{step:08d}.ckpt")
     for error in (PermissionError(errno.EACCES, "Permission denied"), OSError(errno.EIO, "Input/output error"),
@@ -282,7 +285,7 @@ def test_a_file_that_cannot_be_read_is_not_passed_over(tmp_path, monkeypatch):
 
 
 def test_a_file_that_is_removed_while_it_is_looked_for(tmp_path, monkeypatch):
-    """As a run that is being trained does it: the newest file is a newer one by then."""
+    """As a run in progress does: by then there is a newer file."""
     torch.save(content(1), tmp_path / "step-00000001.ckpt")
     listed = saved(tmp_path)
     (tmp_path / "step-00000001.ckpt").unlink()
@@ -292,7 +295,7 @@ def test_a_file_that_is_removed_while_it_is_looked_for(tmp_path, monkeypatch):
     assert newest_valid(tmp_path)[1]["global_step"] == 2
 
 
-def test_out_of_memory_is_no_full_disk(tmp_path, monkeypatch):
+def test_out_of_memory_is_not_mistaken_for_a_full_disk(tmp_path, monkeypatch):
     def fail(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 

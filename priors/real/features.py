@@ -1,36 +1,27 @@
-"""From the columns of a data frame to the numbers that a network reads, fitted on labelled rows only."""
+"""Columns of a data frame as numbers without gaps, fitted on labelled rows only."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 
 import numpy as np
 import pandas as pd
-from sklearn.preprocessing import FunctionTransformer, PowerTransformer, QuantileTransformer, StandardScaler
 from sklearn.utils import assert_all_finite
 
-from priors.finish import MIN_STD, OUTLIER_STDS  # real tables are clamped like those that networks are trained with
-
-MISSING = -1.0  # the code of a missing category, where labelled rows lack it too
-TINY = 1e-150  # smaller numbers count as 0
-
-NORM_METHODS: dict[str, Callable] = {  # by the number of labelled rows
-    "none": lambda rows: FunctionTransformer(),
-    "power": lambda rows: PowerTransformer(standardize=False),
-    "quantile": lambda rows: QuantileTransformer(n_quantiles=min(rows, 1000), output_distribution="normal"),
-}
+MISSING = -1.0  # the code of a missing category, if a labelled row lacks it too
 
 
 class FeatureEncoder:
-    """Columns as numbers without gaps.
+    """Encodes columns of any type as numbers.
 
-    What reads as a number is one, and so is a time; a missing one becomes the mean. Other values are categories,
-    numbered in their sorted order, or that of a pandas category. One that no labelled row holds becomes the mean, and
-    so does a value that is no number in a column of numbers, with a warning.
+    Columns that can be read as numbers, and times, keep their values; missing ones become the mean. Other values are
+    categories, numbered in sorted order, or in that of a pandas category. A category that no labelled row has becomes
+    the mean; so does a value that is not a number in a column of numbers, with a warning.
     """
 
     def fit(self, X: pd.DataFrame) -> FeatureEncoder:
+        """X (rows, columns). Raises TypeError for a column of values that have no order, ValueError for infinity."""
         self.categories = [None if reads_as_numbers(column) else categories(column) for _, column in X.items()]
         self.lacking = X.isna().to_numpy().any(axis=0)
         numbers = self.encode(X, range(X.shape[1]))
@@ -42,15 +33,15 @@ class FeatureEncoder:
         return self
 
     def transform(self, X: pd.DataFrame) -> np.ndarray:
-        """float64 (rows, columns that vary among labelled rows), or a single zero a row if none does"""
+        """float64 (rows, columns that vary among labelled rows), or a single column of zeros if none does"""
         if len(self.varying) == 0:
             return np.zeros((len(X), 1))
         numbers = self.encode(X, self.varying)
         return np.where(np.isnan(numbers), self.means, numbers)
 
     def encode(self, X: pd.DataFrame, columns: Iterable[int]) -> np.ndarray:
-        """float64 (rows, columns), NaN where nothing is known; warns of values that should be numbers and are not"""
-        unreadable: dict[Hashable, object] = {}  # the first such value of a column
+        """float64 (rows, columns), NaN for unknown values; warns of values that are not numbers but should be"""
+        unreadable: dict[Hashable, object] = {}  # of each column, the first such value
         numbers = np.column_stack([self.codes(X.iloc[:, j], j, unreadable) for j in columns])
         if unreadable:
             examples = ", ".join(f"{name!r} ({value!r})" for name, value in unreadable.items())
@@ -64,6 +55,7 @@ class FeatureEncoder:
         return numbers
 
     def codes(self, column: pd.Series, j: int, unreadable: dict[Hashable, object]) -> np.ndarray:
+        """float64 (rows,): column j of X as numbers"""
         known = self.categories[j]
         if known is None:
             try:
@@ -74,6 +66,7 @@ class FeatureEncoder:
                 return numbers
         if known.inferred_type == "string" and pd.api.types.is_numeric_dtype(column) and column.notna().any():
             raise ValueError(f"Column {column.name!r} of X held strings in fit, now it holds numbers")
+        # scikit-learn's OrdinalEncoder refuses pandas categories of several types, bytes and tuples
         codes = known.get_indexer(column.astype(object)).astype(float)
         codes[codes < 0] = np.nan
         if self.lacking[j]:
@@ -82,6 +75,7 @@ class FeatureEncoder:
 
 
 def as_numbers(column: pd.Series) -> np.ndarray:
+    """float64 (rows,), times in microseconds; raises ValueError or TypeError if a value is neither number nor time."""
     if column.dtype.kind in "mM":
         column = column.dt.as_unit("us").astype("int64").where(column.notna())
     return pd.to_numeric(column).to_numpy(float, na_value=np.nan)
@@ -98,7 +92,7 @@ def reads_as_numbers(column: pd.Series) -> bool:
 
 
 def categories(column: pd.Series) -> pd.Index:
-    """The different values of a column in order, as objects."""
+    """The different values of a column in order, as objects; raises TypeError if they have no order."""
     if isinstance(column.dtype, pd.CategoricalDtype):
         return column.cat.remove_unused_categories().cat.categories.astype(object)
     try:
@@ -109,33 +103,3 @@ def categories(column: pd.Series) -> pd.Index:
             f"Column {column.name!r} of X holds values of the types {', '.join(types)}; "
             "each argument must be a string or a number, and all of a column of one kind"
         ) from None
-
-
-class Normalizer:
-    """Columns of numbers with a shape from NORM_METHODS, outliers clamped, zero mean, unit variance."""
-
-    def __init__(self, method: str):
-        self.method = method
-
-    def fit(self, numbers: np.ndarray) -> Normalizer:
-        self.scaler = StandardScaler().fit(without_tiny(numbers))
-        scaled = self.scaler.transform(without_tiny(numbers))
-        self.shaper = NORM_METHODS[self.method](len(numbers)).fit(scaled)
-        shaped = self.shaper.transform(scaled)
-        inside = np.abs(shaped - shaped.mean(axis=0)) <= OUTLIER_STDS * shaped.std(axis=0)
-        mean = shaped.mean(axis=0, where=inside)
-        bound = OUTLIER_STDS * np.maximum(shaped.std(axis=0, where=inside), MIN_STD)
-        self.low, self.high = mean - bound, mean + bound
-        clamped = shaped.clip(self.low, self.high)
-        self.mean, self.std = clamped.mean(axis=0), np.maximum(clamped.std(axis=0), MIN_STD)
-        return self
-
-    def transform(self, numbers: np.ndarray) -> np.ndarray:
-        """float32, of the shape of `numbers`"""
-        shaped = self.shaper.transform(self.scaler.transform(without_tiny(numbers))).clip(self.low, self.high)
-        return ((shaped - self.mean) / self.std).astype(np.float32)
-
-
-def without_tiny(numbers: np.ndarray) -> np.ndarray:
-    """With 0 for numbers whose squares underflow: a column of them would have no variance, yet different values."""
-    return np.where(np.abs(numbers) < TINY, 0.0, numbers)

@@ -1,0 +1,87 @@
+"""What the rest of the program asks of a family of networks; TabICL is the first.
+
+A family is two classes: a dataclass of settings (`NetworkConfig`), which checkpoints keep, and the network (`Network`).
+A second family would hook in where TabICL is named:
+
+- `FAMILIES` in model/families.py;
+- config/schema.py, whose field `model` has the type of the settings, and configs/model/ with their values;
+- `weights_of` in prediction/export.py, which builds the settings again from the values in a checkpoint, and
+  `load_public` in prediction/public_format.py, which reads exported files;
+- prediction/predict.py, which runs TabICL's three stages in bounded memory, with more classes than it was trained for.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from tabicl_train.model.scaling import Scaling
+
+
+class NetworkConfig(Protocol):
+    """The settings of a network: all that is needed to build it and to know its cost.
+
+    max_classes: the most classes of a table in training
+    checkpoint_rows: recompute activations in the backward pass of tables with more rows; 0 = never
+    """
+
+    max_classes: int
+    checkpoint_rows: int
+
+    def problems(self) -> list[str]:
+        """Every contradiction among the settings, one sentence each."""
+        ...
+
+
+class Network(nn.Module, ABC):
+    """A network that predicts the query rows of tables from their labelled rows, built from its settings alone.
+
+    B tables, N rows of which the first n are labelled, M features.
+
+    parts: the parts that a stage can freeze, each with the name of its module
+    """
+
+    parts: Mapping[str, str]
+
+    @abstractmethod
+    def __init__(self, config: Any) -> None:
+        """Fresh random weights; raises ValueError with every problem of the settings."""
+        super().__init__()
+
+    @abstractmethod
+    def forward(self, X: Tensor, y_train: Tensor, checkpoint_rows: int | None = None) -> Tensor:
+        """X (B, N, M) float32, y_train (B, n) -> predictions of the query rows (B, N - n, outputs).
+
+        checkpoint_rows: the limit for this call; by default the settings'
+        """
+
+    @abstractmethod
+    def losses(self, predictions: Tensor, y: Tensor) -> Tensor:
+        """predictions (B, N - n, outputs), targets y (B, N - n) -> loss of each table (B,) float32, mean over its rows.
+
+        The type of the targets is decided here: labels arrive as the prior drew them (int64 classes), and nothing
+        between the prior and this method looks at their type. A family for float targets takes them here and in
+        `forward`.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def forward_flops(config: Any, num_rows: int, train_size: int, num_features: int) -> float:
+        """FLOPs of one table's forward pass; the backward pass takes twice as many. Ranks are balanced by it."""
+
+    @staticmethod
+    @abstractmethod
+    def kept_values(config: Any, num_rows: int, train_size: int, num_features: int) -> float:
+        """Numbers of one table that are in memory at the start of the backward pass."""
+
+    @staticmethod
+    @abstractmethod
+    def to_public(config: Any) -> dict[str, Any]:
+        """The settings as an exported file holds them; raises ConfigError if the format has no such network."""
+
+    def named_scalings(self) -> Iterator[tuple[str, Scaling]]:
+        """The attention layers with a scalable softmax, by names for logs; none unless the family has such layers."""
+        return iter(())

@@ -1,0 +1,98 @@
+"""The public client's configuration of a TabICL network, both ways."""
+
+import dataclasses
+from typing import Any
+
+from tabicl_train.errors import ConfigError
+from tabicl_train.model.config import TabICLConfig
+
+# our names -> the client's
+NAMES = {
+    "max_classes": "max_classes",
+    "embed_dim": "embed_dim",
+    "col_num_blocks": "col_num_blocks",
+    "col_num_heads": "col_nhead",
+    "col_num_inducing": "col_num_inds",
+    "col_affine": "col_affine",
+    "col_grouping": "col_feature_group",
+    "col_group_size": "col_feature_group_size",
+    "col_target_aware": "col_target_aware",
+    "col_scaling": "col_ssmax",
+    "row_num_blocks": "row_num_blocks",
+    "row_num_heads": "row_nhead",
+    "row_num_cls": "row_num_cls",
+    "row_rope_base": "row_rope_base",
+    "row_rope_interleaved": "row_rope_interleaved",
+    "icl_num_blocks": "icl_num_blocks",
+    "icl_num_heads": "icl_nhead",
+    "icl_scaling": "icl_ssmax",
+    "ff_factor": "ff_factor",
+    "dropout": "dropout",
+    "bias_free_ln": "bias_free_ln",
+    "zero_init": "zero_init",
+}
+# what the client can vary and we do not: a classifier, pre-norm, GELU
+FIXED = {"num_quantiles": 999, "activation": "gelu", "norm_first": True, "recompute": False}
+GROUPINGS = {"none": False, "circular": "same", "disjoint": "valid"}
+SCALINGS = {
+    "none": "none",
+    "ssmax": "ssmax",
+    "ssmax_mlp": "ssmax-mlp",
+    "ssmax_mlp_elementwise": "ssmax-mlp-elementwise",
+    "qassmax": "qassmax-mlp",
+    "qassmax_elementwise": "qassmax-mlp-elementwise",
+}
+VALUES = {"col_grouping": GROUPINGS, "col_scaling": SCALINGS, "icl_scaling": SCALINGS}
+SWITCHES = {  # the client also accepts booleans
+    "col_grouping": {True: "circular"},
+    "col_scaling": {True: "qassmax_elementwise", False: "none"},
+    "icl_scaling": {True: "qassmax_elementwise", False: "none"},
+}
+
+
+def to_public(config: TabICLConfig) -> dict[str, Any]:
+    """The client's configuration of the same network, all 26 keys; raises ConfigError if it has no such network."""
+    if config.scaling_bound is not None:
+        raise ConfigError([f"the public format has no model.scaling_bound ({config.scaling_bound}) of the multipliers"])
+    public = dict(FIXED)
+    for ours, theirs in NAMES.items():
+        value = getattr(config, ours)
+        public[theirs] = VALUES[ours][value] if ours in VALUES else value
+    return public
+
+
+def from_public(public: dict[str, Any]) -> TabICLConfig:
+    """Our configuration of the client's network; raises ConfigError with everything that we cannot build."""
+    missing = [key for key in (*NAMES.values(), *FIXED) if key not in public]
+    if missing:
+        raise ConfigError([f"the configuration lacks {', '.join(missing)}"])
+    if public["max_classes"] == 0:
+        raise ConfigError(["this is a regression model (max_classes=0); only classifiers are supported"])
+    problems = []
+    for key in ("activation", "norm_first"):
+        if public[key] != FIXED[key]:
+            problems.append(f"{key}={public[key]!r} is not supported, only {FIXED[key]!r}")
+    values = {}
+    for field in dataclasses.fields(TabICLConfig):
+        if field.name not in NAMES:
+            continue
+        theirs = NAMES[field.name]
+        value = public[theirs]
+        if field.name in VALUES:
+            ours = {v: k for k, v in VALUES[field.name].items()} | SWITCHES[field.name]
+            if value not in ours:
+                problems.append(f"{theirs}={value!r} is not supported, only {', '.join(map(repr, ours))}")
+                continue
+            value = ours[value]
+        elif type(value) is not field.type and not (field.type is float and type(value) is int):
+            problems.append(f"{theirs}={value!r} is not of type {field.type.__name__}")
+            continue
+        values[field.name] = field.type(value)
+    if problems:
+        raise ConfigError(problems)
+    if values["col_grouping"] == "none":
+        del values["col_group_size"]  # it has no effect there
+    config = TabICLConfig(**values)
+    if problems := config.problems():
+        raise ConfigError(problems)
+    return config

@@ -1,0 +1,133 @@
+"""The settings in a checkpoint: brought up to date, and compared with those of the run that continues from it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import priors
+from priors.random import STREAM_VERSION
+from tabicl_train.config.schema import RunConfig, StageConfig, flatten
+from tabicl_train.errors import ConfigError
+from tabicl_train.run_dir.console import tell
+
+HARMLESS = ("run_dir", "resume.allow_changes", "trainer.max_steps", "preflight", "preflight_steps", "init_weights")
+FREE_TO_CHANGE = ("dropout", "checkpoint_rows", "col_attention_fp32", "scaling_bound")  # of a model; its weights fit
+STREAM = "the version of the table stream"
+
+Migrations = dict[str, str | Callable[[Any], dict[str, Any]]]
+MIGRATIONS: Migrations = {}
+"""Settings of past versions that are gone, by dotted name: the name that a setting has now, or a function from its
+value to the settings that replace it ({} if it needs none)."""
+STAGE_MIGRATIONS: Migrations = {}
+"""The same for the settings of a stage, by their names within the stage."""
+
+
+def up_to_date(values: dict) -> dict:
+    """The configuration in a checkpoint of any past version, with the settings of this version.
+
+    Settings that it lacks take their defaults, except options of the prior, which the prior itself completes. Settings
+    that this version neither has nor can replace are left as they are.
+    """
+    values = copy.deepcopy(values)
+    stages = values["curriculum"]["stages"]
+    migrate(values, MIGRATIONS)
+    for name, stage in stages.items():
+        migrate(stage, STAGE_MIGRATIONS)
+        stages[name] = completed(stage, dataclasses.asdict(StageConfig()))
+    return completed(values, dataclasses.asdict(RunConfig()))
+
+
+def migrate(values: dict, migrations: Migrations) -> None:
+    """Replace, in place, the settings that are gone."""
+    for name, migration in migrations.items():
+        *parts, key = name.split(".")
+        section = values
+        for part in parts:
+            section = section.get(part, {})
+        if key in section:
+            value = section.pop(key)
+            settings = {migration: value} if isinstance(migration, str) else migration(value)
+            for new_name, new_value in settings.items():
+                put(values, new_name, new_value)
+
+
+def put(values: dict, name: str, value: Any) -> None:
+    """Set a value by its dotted name; sections that are missing are made."""
+    *parts, key = name.split(".")
+    for part in parts:
+        values = values.setdefault(part, {})
+    values[key] = value
+
+
+def completed(values: dict, defaults: dict) -> dict:
+    """The values, and the defaults of those that are missing, at any depth."""
+    both = values.keys() & defaults.keys()
+    deeper = {key for key in both if isinstance(values[key], dict) and isinstance(defaults[key], dict)}
+    return {**defaults, **values, **{key: completed(values[key], defaults[key]) for key in deeper}}
+
+
+def refuse_changes(config: RunConfig, content: dict, steps: int) -> None:
+    """Report which settings differ from the checkpoint's; raise ConfigError for those that would make it another run.
+
+    content: of the checkpoint, as `checkpoint.read` returns it
+    steps: optimiser steps done; a stage that has not started may change, and stages may follow the last one
+    """
+    saved = content["config"]
+    before, now = compared(saved), compared(dataclasses.asdict(config))
+    before[STREAM], now[STREAM] = content["run"].get("stream_version", 1), STREAM_VERSION
+    changed = [key for key in sorted(before | now) if differs(key, before, now) and key not in HARMLESS]
+    started = started_stages(saved["curriculum"]["stages"], steps)
+    stages = list(config.curriculum.stages)
+    breaking = ("model.", "prior.", "seed", STREAM, "optimizer.name")
+    breaking += tuple(f"curriculum.stages.{name}." for name in started)
+    problems = [change(key, before, now) for key in changed if key.startswith(breaking)]
+    if stages[: len(started)] != started:
+        problems.append(f"the stages that have started are {', '.join(started)}; the run now has {', '.join(stages)}")
+    unfit = [key for key in changed if key.startswith("model.") and key.removeprefix("model.") not in FREE_TO_CHANGE]
+    if problems and (unfit or not config.resume.allow_changes):
+        advice = "choose a new run_dir" + ("" if unfit else ", or set resume.allow_changes=true")
+        raise ConfigError([f"{config.run_dir} is another run: {problem}; {advice}" for problem in problems])
+    for key in changed:
+        tell(f"changed   {change(key, before, now)}")
+    if config.init_weights not in (None, before["init_weights"]):
+        tell(f"warning   init_weights={config.init_weights} has no effect: the run continues from its own checkpoint")
+
+
+def compared(values: dict) -> dict[str, Any]:
+    """A configuration by dotted names, the options of its prior completed."""
+    return flatten(values | {"prior": completed(values["prior"], prior_defaults(values["prior"]["name"]))})
+
+
+def prior_defaults(name: str) -> dict[str, Any]:
+    """The defaults of a prior's options; none of a prior that is not installed."""
+    try:
+        options = [field for field in dataclasses.fields(priors.prior_class(name)) if field.init]
+    except priors.PriorError:
+        return {}
+    defaults = {f.name: f.default_factory() for f in options if f.default_factory is not dataclasses.MISSING}
+    return defaults | {f.name: f.default for f in options if f.default is not dataclasses.MISSING}
+
+
+def differs(key: str, before: dict, now: dict) -> bool:
+    return key not in before or key not in now or before[key] != now[key]
+
+
+def change(key: str, before: dict, now: dict) -> str:
+    """What became of a setting, in words."""
+    if key not in now:
+        return f"{key} was {before[key]}; there is no such setting now"
+    return f"{key} was {before.get(key, 'not set')}, is {now[key]}"
+
+
+def started_stages(stages: dict[str, dict], steps: int) -> list[str]:
+    """The names of the stages to which the first `steps` steps belong."""
+    started = []
+    for name, stage in stages.items():
+        if steps <= 0:
+            break
+        started.append(name)
+        steps -= stage["steps"]
+    return started

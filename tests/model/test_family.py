@@ -1,0 +1,79 @@
+"""Training, planning and export ask nothing of a network but the interface of a family."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tabicl_train.config.compose import compose
+from tabicl_train.gradients import Gradients
+from tabicl_train.model.families import FAMILIES
+from tabicl_train.model.family import Network
+from tabicl_train.module import Pretraining
+from tabicl_train.planning.run_plan import run_plan
+from tabicl_train.prediction.public_format import save_public
+from tabicl_train.stream import TableBatch
+
+
+@dataclass
+class LineConfig:
+    max_classes: int = 10
+    checkpoint_rows: int = 0
+
+    def problems(self) -> list[str]:
+        return []
+
+
+class Line(Network):
+    """A network for float targets: the mean of the labelled rows and a line through the first feature."""
+
+    parts = {"column": "slope", "icl": "intercept"}
+
+    def __init__(self, config: LineConfig):
+        super().__init__(config)
+        self.slope, self.intercept = nn.Linear(1, 1), nn.Linear(1, 1)
+
+    @staticmethod
+    def forward_flops(config: LineConfig, num_rows: int, train_size: int, num_features: int) -> float:
+        return 2e6 * num_rows
+
+    @staticmethod
+    def kept_values(config: LineConfig, num_rows: int, train_size: int, num_features: int) -> float:
+        return 1e7 * num_rows
+
+    @staticmethod
+    def to_public(config: LineConfig) -> dict[str, Any]:
+        return {"family": "line"}
+
+    def forward(self, X: Tensor, y_train: Tensor, checkpoint_rows: int | None = None) -> Tensor:
+        queries = X[:, y_train.shape[1] :, :1]
+        return self.slope(queries) + self.intercept(y_train.float().mean(1)[:, None, None])  # (B, N - n, 1)
+
+    def losses(self, predictions: Tensor, y: Tensor) -> Tensor:
+        return (predictions[..., 0] - y).square().mean(1)
+
+
+def test_another_family_is_trained_planned_and_exported(tmp_path, monkeypatch):
+    monkeypatch.setitem(FAMILIES, LineConfig, Line)
+    smoke = compose(["experiment=smoke", "trainer.accelerator=cpu"])
+    config = replace(smoke, model=LineConfig())
+    module = Pretraining(config)
+    stage = replace(config.curriculum.stages["smoke"], frozen=["column"])
+    assert len(module.gradients_of(stage).parameters) == 2
+    X = torch.randn(3, 20, 4, generator=torch.Generator().manual_seed(0))
+    y = X[..., 0] * 2 + 0.5  # float targets reach the loss as they are
+    gradients = Gradients(list(module.model.parameters()), [])
+    losses = module.backward(gradients, TableBatch(X, y, 12), 1.0)
+    predictions = module.model(X, y[:, :12])[..., 0]
+    assert torch.allclose(losses, ((predictions - y[:, 12:]) ** 2).mean(1)) and gradients.flat.abs().sum() > 0
+
+    lines = run_plan(config)
+    assert lines[0] == "model     4 parameters" and lines[2] != run_plan(smoke)[2]
+
+    save_public(config.model, module.model.state_dict(), tmp_path / "line.ckpt")
+    content = torch.load(tmp_path / "line.ckpt", weights_only=True)
+    assert (
+        content["config"] == {"family": "line"}
+        and content["state_dict"].keys() == dict(module.model.named_parameters()).keys()
+    )
