@@ -78,7 +78,7 @@ def check(arguments: Any) -> RunConfig:
     with config_errors(is_first_here()):
         if problems := [problem for config in configs for problem in config.start_problems()]:
             raise ConfigError(list(dict.fromkeys(problems)))
-        if not sweep and not configs[0].preflight:
+        if not sweep and not configs[0].preflight and is_first(configs[0].trainer.nodes):
             make_folder("run_dir", Path(configs[0].run_dir))
     return configs[0]
 
@@ -87,7 +87,7 @@ def run_job(tree: Any) -> None:
     with config_errors():
         config = to_config(tree)
         if HydraConfig.get().mode == RunMode.MULTIRUN:
-            from tabicl_train.processes.processes import read_launch
+            from tabicl_train.processes.launch import read_launch
 
             if read_launch(config.trainer, os.environ).size > 1:
                 raise ConfigError(["a sweep (-m) runs its jobs in this process and cannot hold several ranks"])
@@ -99,7 +99,7 @@ def run_job(tree: Any) -> None:
             return
         from tabicl_train.callbacks.checkpoints import SaveFailed  # Lightning takes 3 s to import
         from tabicl_train.callbacks.guard import Diverged
-        from tabicl_train.processes.processes import ProcessLost
+        from tabicl_train.processes.watch import ProcessLost
         from tabicl_train.run_dir.lock import LostLock
         from tabicl_train.train import train as run_training
         from tabicl_train.workers import WorkerDied

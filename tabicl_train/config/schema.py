@@ -19,6 +19,7 @@ from priors.table import MIN_ROWS
 from tabicl_train.config.checks import at_least, one_of, ordered_pair
 from tabicl_train.errors import install, unusable_folder
 from tabicl_train.model.config import TabICLConfig
+from tabicl_train.run_dir.console import is_first
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 
@@ -316,7 +317,8 @@ class RunConfig:
         else:
             if self.prior["name"] == "disk" and self.validation.every and self.validation.rows:
                 found.append("validation.rows must be [] with prior=disk, which has the tables of a run's steps only")
-        if self.init_weights is not None and not Path(self.init_weights).exists() and not self.has_checkpoint:
+        no_start = self.init_weights is not None and not Path(self.init_weights).exists() and not self.has_checkpoint
+        if no_start and is_first(self.trainer.nodes):  # which reads it for all
             found.append(f"init_weights is {self.init_weights!r}; there is no such file or run directory")
         return found + self.too_few_tables((self.trainer.devices or 1) * (self.trainer.nodes or 1))
 
@@ -330,7 +332,7 @@ class RunConfig:
     def start_problems(self) -> list[str]:
         """What keeps the run from starting on this machine, now; `problems` hold on all machines."""
         found = []
-        if problem := unusable_folder(Path(self.run_dir)):
+        if is_first(self.trainer.nodes) and (problem := unusable_folder(Path(self.run_dir))):  # it need not be shared
             found.append(f"run_dir is {self.run_dir!r}; {problem}")
         if self.trainer.accelerator == "cuda" and not torch.cuda.is_available():
             found.append("trainer.accelerator is 'cuda'; torch finds no GPU on this machine")

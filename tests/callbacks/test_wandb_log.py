@@ -18,7 +18,8 @@ from runs import exact, metrics, read, run
 from tabicl_train import train as training
 from tabicl_train.callbacks import wandb_log
 from tabicl_train.callbacks.validation import Validation
-from tabicl_train.callbacks.wandb_log import WandbLog, validation_values, wandb_files, why_offline
+from tabicl_train.callbacks.wandb_log import WandbLog, validation_values
+from tabicl_train.callbacks.wandb_runs import wandb_files, why_offline
 from tabicl_train.config.compose import compose
 from tabicl_train.run_dir.records import Records
 
