@@ -18,7 +18,7 @@ from tabicl_train.model.config import TabICLConfig
 from tabicl_train.planning.flops import forward_flops
 
 IMBALANCE = 1.05  # cost of the slowest rank over the lower bound; finer cuts lose more in small micro-batches
-# The most features of a table by its rows, as (more rows than, features).
+# The most features of a table by its rows, as (more rows than, features), as in tabicl 2.2.0 (prior/_dataset.py).
 FEATURE_CAPS = ((65_000, 10), (60_000, 15), (50_000, 20), (40_000, 30), (30_000, 40), (20_000, 60), (10_240, 80))
 
 

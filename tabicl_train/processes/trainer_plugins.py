@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 from datetime import timedelta
 from typing import Any
 
 import lightning as L
+import torch
 import torch.distributed as dist
 from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
 
 from tabicl_train.processes.processes import Processes
 
@@ -85,6 +89,55 @@ class Replicas(DDPStrategy):
         """Read by rank 0 and sent to all ranks: the folder of a run need not be shared between machines."""
         content = super().load_checkpoint(checkpoint_path, weights_only) if self.is_global_zero else None
         return self.broadcast(content)
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """Send a picklable object from one rank to all; its tensors arrive in host memory.
+
+        The tensors are sent one by one: pickled with the rest, they took four times their size in memory.
+        """
+        if self.global_rank == src:
+            file = io.BytesIO()
+            pickler = TensorPickler(file)
+            pickler.dump(obj)
+            super().broadcast(file.getvalue(), src)
+            tensors = pickler.tensors
+        else:
+            unpickler = TensorUnpickler(io.BytesIO(super().broadcast(None, src)))
+            obj = unpickler.load()
+            tensors = unpickler.tensors
+        for tensor in tensors:
+            sent = tensor.to(self.root_device).contiguous()
+            dist.broadcast(sent, src)
+            if self.global_rank != src and sent is not tensor:
+                tensor.copy_(sent)
+        return obj
+
+
+class TensorPickler(pickle.Pickler):
+    """Pickles shape and dtype of tensors in place of their values, and lists them."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.tensors: list[Tensor] = []
+
+    def persistent_id(self, value: Any) -> tuple[torch.Size, torch.dtype] | None:
+        if not isinstance(value, Tensor):
+            return None
+        self.tensors.append(value.detach())
+        return value.shape, value.dtype
+
+
+class TensorUnpickler(pickle.Unpickler):
+    """Puts empty tensors where the pickler found some, and lists them in the same order."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.tensors: list[Tensor] = []
+
+    def persistent_load(self, value: tuple[torch.Size, torch.dtype]) -> Tensor:
+        shape, dtype = value
+        self.tensors.append(torch.empty(shape, dtype=dtype))
+        return self.tensors[-1]
 
 
 def disable_sigterm_handling(trainer: L.Trainer) -> None:
