@@ -128,7 +128,7 @@ class TensorPickler(pickle.Pickler):
 
 
 class TensorUnpickler(pickle.Unpickler):
-    """Puts empty tensors where the pickler found some, and lists them in the same order."""
+    """Creates a tensor without values for each one that the pickler has listed, and lists them in the same order."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)

@@ -1,7 +1,7 @@
 """Watches whether the processes of a run are alive.
 
-Each process adds to its counter in the store every second. Rank 0 watches all counters, the others watch that of rank
-0. Processes of the same machine also look up each other's process numbers.
+Each process increments a counter in the store every second. Rank 0 watches all counters, and every other rank watches
+that of rank 0. Processes on the same machine also look up each other's process numbers.
 """
 
 from __future__ import annotations
@@ -139,18 +139,18 @@ class Watch:
             return
         self.beats += 1
         self.store.set(f"beat/{self.rank}", str(self.beats))
-        others = [rank for rank in range(self.launch.size) if rank != self.rank and rank not in self.left]
+        remaining = [rank for rank in range(self.launch.size) if rank != self.rank and rank not in self.left]
         now = time.monotonic()
         if now - self.contact > 5 * BEAT:  # this process was suspended for a while, perhaps all were
             self.seen.clear()
-        watched = others if self.rank == 0 else [rank for rank in others if rank == 0]
+        watched = remaining if self.rank == 0 else [rank for rank in remaining if rank == 0]
         beats = self.store.multi_get([f"beat/{rank}" for rank in watched]) if watched else []
         for rank, beat in zip(watched, beats, strict=True):
             if beat != self.seen.get(rank, (None,))[0]:
                 self.seen[rank] = beat, now
             elif self.has_left(rank):
                 del self.seen[rank]
-        for rank in others:
+        for rank in remaining:
             member = self.members[rank]
             same_machine = member.machine == self.members[self.rank].machine
             if same_machine and not member.is_alive() and not self.has_left(rank):

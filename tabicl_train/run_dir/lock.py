@@ -155,7 +155,7 @@ def this_process() -> dict:
 
 
 def read_owner(path: Path) -> dict | None:
-    """The owner of a lock, None if there is no lock. What the file does not say is "unknown"."""
+    """The owner of a lock, None if there is no lock. Values that the file lacks are "unknown"."""
     try:
         owner = json.loads(path.read_text())
     except FileNotFoundError:

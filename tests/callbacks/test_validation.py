@@ -181,11 +181,14 @@ def test_best_weights_are_kept_and_three_falls_in_a_row_are_told(best, step, tmp
         run(tmp_path / "run", *settings)
     kept = tmp_path / "run/checkpoints/best.ckpt"
     for weights in ("trained", "ema"):
-        _, found = load_checkpoint(str(kept), weights)
+        _, kept_weights = load_checkpoint(str(kept), weights)
         _, expected = load_checkpoint(str(tmp_path / f"run/checkpoints/step-{step:08d}.ckpt"), weights)
-        assert all(torch.equal(found[name], w) for name, w in expected.items()) and found.keys() == expected.keys()
-    told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning")]
-    assert told == [
+        assert (
+            all(torch.equal(kept_weights[name], w) for name, w in expected.items())
+            and kept_weights.keys() == expected.keys()
+        )
+    warnings = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning")]
+    assert warnings == [
         f"warning   step {at}: the mean ROC AUC on real data fell 3 times in a row: {values}"
         for at, values in ((5, "0.8000, 0.7000, 0.6000, 0.5000"), (6, "0.7000, 0.6000, 0.5000, 0.4000"))
     ]
