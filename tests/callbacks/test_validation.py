@@ -181,7 +181,7 @@ def test_best_weights_are_kept_and_three_falls_in_a_row_are_told(best, step, tmp
         run(tmp_path / "run", *settings)
     kept = tmp_path / "run/checkpoints/best.ckpt"
     for weights in ("trained", "ema"):
-        _, kept_weights = load_checkpoint(str(kept), weights)
+        _, best = load_checkpoint(str(kept), weights)
         _, expected = load_checkpoint(str(tmp_path / f"run/checkpoints/step-{step:08d}.ckpt"), weights)
         assert (
             all(torch.equal(kept_weights[name], w) for name, w in expected.items())
