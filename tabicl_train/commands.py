@@ -20,9 +20,9 @@ from priors import PriorError
 from tabicl_train.config.arguments import help_text, parse
 from tabicl_train.config.options import EvaluateOptions, ExportOptions, PriorOptions, ReplayOptions, ReportOptions
 from tabicl_train.config.schema import RunConfig
+from tabicl_train.console import is_first, is_first_here
 from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.processes.signals import die_with_launcher, watch_signals
-from tabicl_train.run_dir.console import is_first, is_first_here
 from tabicl_train.run_dir.outputs import check_output, make_folder
 
 # Exit codes. 0: the command has done its work; 1: an error; 128 + N: a second stop signal N ended it at once.
@@ -88,7 +88,7 @@ def check(args: Any) -> RunConfig:
     with config_errors(is_first_here()):
         if problems := [problem for config in configs for problem in config.start_problems()]:
             raise ConfigError(list(dict.fromkeys(problems)))
-        if not sweep and not configs[0].preflight:
+        if not sweep and not configs[0].preflight and is_first(configs[0].trainer.nodes):
             make_folder("run_dir", Path(configs[0].run_dir))
     return configs[0]
 
@@ -104,7 +104,7 @@ def run_job(tree: Any) -> None:
     with config_errors():
         config = to_config(tree)
         if sweep:
-            from tabicl_train.processes.processes import read_launch
+            from tabicl_train.processes.launch import read_launch
 
             if read_launch(config.trainer, os.environ).size > 1:
                 raise ConfigError(["a sweep (-m) runs its jobs in this process and cannot hold several ranks"])

@@ -1,7 +1,7 @@
-"""Which tables an optimiser step is made of, and who computes them.
+"""Which tables an optimiser step consists of, and which rank computes them.
 
 Everything here is a pure function of the configuration, the run's seed and the step, so a step is the same for any
-number of workers, ranks or machines, and a resumed run needs one integer.
+number of workers, ranks or machines, and resuming a run takes a single integer.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.families import family_of
 
-IMBALANCE = 1.05  # of the slowest rank over the lower bound; finer cuts would lose more in small micro-batches
-# Largest number of features by rows, as in tabicl 2.2.0: (more rows than, features).
+IMBALANCE = 1.05  # cost of the slowest rank over the lower bound; finer cuts lose more in small micro-batches
+# The most features of a table by its rows, as (more rows than, features), as in tabicl 2.2.0 (prior/_dataset.py).
 FEATURE_CAPS = ((65_000, 10), (60_000, 15), (50_000, 20), (40_000, 30), (30_000, 40), (20_000, 60), (10_240, 80))
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Tables of a step that share rows, split and width, and go through the model together.
+    """Tables of a step with the same rows, split and width, which go through the model together.
 
-    spec: what each of them is; `group_seed` is the address of the group
-    tables: their numbers within the step; table i has the address (seed, step, i)
+    spec: specification of each table; `group_seed` is the address of the group
+    tables: numbers of the tables within the step; table i has the address (seed, step, i)
     table_cost: FLOPs of a table's forward pass
     """
 
@@ -54,10 +54,10 @@ class StepPlan:
         return self.assign(ranks)[rank]
 
     def assign(self, ranks: int) -> list[list[MicroBatch]]:
-        """The micro-batches of every rank: largest first, each to the rank with the least to do so far.
+        """The micro-batches of every rank: largest first, each to the rank with the lowest cost so far.
 
-        Where that leaves a rank idle, or the slowest more than 5 % above the lower bound (the mean rank or the
-        largest table), the largest micro-batch is halved, until nothing is left to halve.
+        If a rank would be idle, or the slowest rank more than 5 % above the lower bound (the mean over ranks, or the
+        largest table), the largest micro-batch is halved, until none can be halved.
         """
         batches = list(self.micro_batches)
         bound = max(sum(b.cost for b in batches) / ranks, max(b.table_cost for b in batches))
@@ -87,7 +87,7 @@ def stage_at(curriculum: CurriculumConfig, step: int) -> tuple[str, StageConfig,
 
 
 def last_of_stage(curriculum: CurriculumConfig, step: int) -> str | None:
-    """The name of the stage that ends with a step (from 0), if one does."""
+    """The name of the stage that ends with a step (from 0), or None."""
     name, stage, stage_step = stage_at(curriculum, step)
     return name if stage_step == stage.steps - 1 else None
 

@@ -1,9 +1,10 @@
-"""Errors that the user caused or can mend, reported in their terms instead of as a stack trace."""
+"""Errors that a user sees as a message instead of a stack trace, and errors that go from process to process."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import pickle
 from pathlib import Path
 
 
@@ -21,6 +22,15 @@ class ConfigError(Exception):
 
     def __str__(self) -> str:
         return "\n".join(self.problems)
+
+
+def picklable(error: Exception) -> Exception:
+    """The error, or a RuntimeError with the same text where it cannot be sent to another process."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def install(packages: str, extra: str) -> str:

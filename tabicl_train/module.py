@@ -11,13 +11,13 @@ from torch import Tensor
 
 from priors.random import rng_at
 from tabicl_train.config.schema import RunConfig, StageConfig
+from tabicl_train.console import say
 from tabicl_train.curriculum import stage_at
 from tabicl_train.gradients import Gradients
 from tabicl_train.model.families import family_of
 from tabicl_train.model.family import Network
 from tabicl_train.optimizer import build_optimizer
 from tabicl_train.precision import LossScale, choose
-from tabicl_train.run_dir.console import say
 from tabicl_train.schedules import learning_rate
 from tabicl_train.stream import StepItem, TableBatch
 

@@ -1,8 +1,8 @@
 """Muon for matrices and AdamW for the rest, as one optimiser with two kinds of parameter groups.
 
-One optimiser, since Lightning counts a step for each. Both kinds take the same learning rate: the orthogonal update
-is scaled by 0.2 * sqrt(max(rows, columns)), which gives it the root mean square of an AdamW update (Moonlight,
-arXiv 2502.16982, section 2.2; the TabICLv2 recipe uses the same).
+It is one optimiser because Lightning counts the steps of each. Both kinds use the same learning rate: the orthogonal
+update is scaled by 0.2 * sqrt(max(rows, columns)), which gives it the root mean square of an AdamW update (Moonlight,
+arXiv 2502.16982, section 2.2; the TabICLv2 recipe does the same).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalise(matrices: Tensor, steps: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Nearest semi-orthogonal matrices, roughly: all singular values moved close to 1.
+    """Approximate nearest semi-orthogonal matrices: all singular values are moved close to 1.
 
-    matrices: (K, rows, columns), any dtype; computed in `dtype`.
+    matrices: (K, rows, columns), any dtype; the computation is in `dtype`
     """
     a, b, c = NEWTON_SCHULZ
     X = matrices.to(dtype)
@@ -36,14 +36,14 @@ def orthogonalise(matrices: Tensor, steps: int, dtype: torch.dtype = torch.float
 
 
 def newton_schulz_dtype(setting: str, on_cuda: bool) -> torch.dtype:
-    """auto: bf16 on a GPU, where it is faster, fp32 on a CPU, where it is slower."""
+    """auto: bf16 on a GPU, where it is faster; fp32 on a CPU, where bf16 is slower."""
     return torch.bfloat16 if setting == "bf16" or (setting == "auto" and on_cuda) else torch.float32
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Groups carry `kind` ("muon" or "adamw"), `lr` and `weight_decay` (decoupled, scaled by lr).
+    """Parameter groups have `kind` ("muon" or "adamw"), `lr` and `weight_decay` (decoupled, scaled by lr).
 
-    Cautious weight decay (arXiv 2510.12402) leaves out the weights that the update itself moves away from zero.
+    Cautious weight decay (arXiv 2510.12402) skips the weights that the update itself moves away from zero.
     """
 
     def __init__(self, groups: list[dict], config: OptimizerConfig) -> None:
@@ -55,8 +55,8 @@ class MuonAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None, taken: Tensor | None = None):
-        """`taken`: (), bool, whether the step counts; where it does not, weights and state stay as they are (gradients
-        must be zero then). A tensor, so that nobody waits for the device to tell."""
+        """taken: (), bool, whether the step counts. If not, weights and state stay unchanged, provided that the
+        gradients are zero. It is a tensor, so that the host need not wait for the device."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -85,9 +85,9 @@ class MuonAdamW(torch.optim.Optimizer):
         torch._foreach_sub_(parameters, updates)
 
     def muon(self, parameters: list[Tensor], counts: Tensor) -> list[Tensor]:
-        """Nesterov momentum, orthogonalised; matrices of one shape go through Newton-Schulz together.
+        """Nesterov momentum, orthogonalised; matrices of the same shape go through Newton-Schulz together.
 
-        A vector is a matrix of one row: its update is the direction alone.
+        A vector counts as a matrix of one row, so its update is a normalised direction.
         """
         for p in parameters:
             if "momentum" not in self.state[p]:
@@ -102,23 +102,23 @@ class MuonAdamW(torch.optim.Optimizer):
             by_shape[p.shape].append(i)
         dtype = newton_schulz_dtype(self.newton_schulz_dtype, parameters[0].is_cuda)
         updates = list(nesterov)
-        for shape, same in by_shape.items():
-            matrices = torch.stack([nesterov[i].view(1, -1) if len(shape) < 2 else nesterov[i] for i in same])
+        for shape, indices in by_shape.items():
+            matrices = torch.stack([nesterov[i].view(1, -1) if len(shape) < 2 else nesterov[i] for i in indices])
             directions = orthogonalise(matrices, self.steps, dtype).mul_(0.2 * math.sqrt(max(matrices.shape[1:])))
-            for i, direction in zip(same, directions.unbind(), strict=True):
+            for i, direction in zip(indices, directions.unbind(), strict=True):
                 updates[i] = direction.view(shape)
         return updates
 
     def by_steps_taken(self, parameters: list[Tensor]) -> list[list[Tensor]]:
         """Sets of parameters that have taken the same number of AdamW steps.
 
-        All parameters of a set have one tensor as their `taken`. So the sets are known without waiting for the device,
-        and one correction of the bias serves a whole set; after a part has been unfrozen there are two or three sets.
+        All parameters of a set share one tensor as their `taken`, so the sets are known without waiting for the device,
+        and a set has one bias correction. After a part has been unfrozen there are two or three sets.
         """
-        sets, none = defaultdict(list), parameters[0].new_zeros(())
+        sets, no_steps = defaultdict(list), parameters[0].new_zeros(())
         for p in parameters:
             if "taken" not in self.state[p]:
-                self.state[p].update(taken=none, mean=torch.zeros_like(p), square=torch.zeros_like(p))
+                self.state[p].update(taken=no_steps, mean=torch.zeros_like(p), square=torch.zeros_like(p))
             sets[self.state[p]["taken"]].append(p)
         return list(sets.values())
 
@@ -130,10 +130,10 @@ class MuonAdamW(torch.optim.Optimizer):
                 state["taken"] = shared.setdefault(state["taken"].item(), state["taken"])
 
     def adamw(self, parameters: list[Tensor], counts: Tensor) -> list[Tensor]:
-        """Parameters must have taken the same number of steps."""
+        """The updates of AdamW; the parameters must have taken the same number of steps."""
         beta1, beta2 = self.betas
         states = [self.state[p] for p in parameters]
-        taken = states[0]["taken"] + counts  # a new tensor: parameters that are frozen now keep the old one
+        taken = states[0]["taken"] + counts  # a new tensor: frozen parameters keep the old one
         for state in states:
             state["taken"] = taken
         gradients = [p.grad for p in parameters]
@@ -142,7 +142,7 @@ class MuonAdamW(torch.optim.Optimizer):
         torch._foreach_add_(means, gradients, alpha=1 - beta1)
         torch._foreach_mul_(squares, 1 - counts * (1 - beta2))
         torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
-        taken = taken.double().clamp(min=1)  # none so far if the first one does not count
+        taken = taken.double().clamp(min=1)  # 0 if the first step does not count
         denominators = torch._foreach_sqrt(squares)
         torch._foreach_div_(denominators, (1 - beta2**taken).sqrt().to(counts.dtype))
         torch._foreach_add_(denominators, self.eps)
@@ -151,18 +151,18 @@ class MuonAdamW(torch.optim.Optimizer):
 
 
 def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Whether Muon takes it: matrices of the blocks, but no embedding, head, inducing vector or scaling MLP."""
+    """Whether Muon optimises it: matrices of the blocks, but no embedding, head, inducing vector or scaling MLP."""
     return parameter.ndim == 2 and ".blocks." in name and "ssmax" not in name and "ind_vectors" not in name
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> MuonAdamW:
-    """Groups by kind, and within each what is decayed (matrices) and what never is (vectors, biases)."""
+    """The optimiser, with groups by kind and by decay: matrices are decayed, vectors and biases never."""
     groups: dict[tuple[str, bool], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:  # rotary frequencies
             continue
-        takes = config.name == "muon_all" or (config.name == "muon" and is_hidden_matrix(name, parameter))
-        groups["muon" if takes else "adamw", parameter.ndim >= 2].append(parameter)
+        uses_muon = config.name == "muon_all" or (config.name == "muon" and is_hidden_matrix(name, parameter))
+        groups["muon" if uses_muon else "adamw", parameter.ndim >= 2].append(parameter)
     order = [("muon", True), ("muon", False), ("adamw", True), ("adamw", False)]
     return MuonAdamW(
         [{"params": groups[key], "kind": key[0], "decayed": key[1]} for key in order if key in groups], config

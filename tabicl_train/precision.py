@@ -1,8 +1,8 @@
 """The number format of a run: which one is in force and why, and the loss scale of fp16.
 
-Weights, gradients and optimiser state are fp32 always; bf16 and fp16 are the formats of matrix products in the forward
-and backward pass. The scalable softmax and its gradients stay fp32 (`model/scaling.py`), column attention does where
-`model.col_attention_fp32` says so.
+Weights, gradients and optimiser state are always fp32; bf16 and fp16 are formats of the matrix products in the forward
+and backward pass. The scalable softmax and its gradients stay fp32 (`model/scaling.py`), and so does column attention
+with `model.col_attention_fp32`.
 """
 
 from __future__ import annotations
@@ -46,21 +46,22 @@ def choose(settings: TrainerConfig) -> Precision:
 
 
 class LossScale:
-    """Dynamic scale of the loss, so that small fp16 gradients do not vanish; all of it stays on the device.
+    """Dynamic scale of the loss, so that small fp16 gradients do not vanish; its tensors stay on the device.
 
-    Halved with every step whose gradient overflows, doubled after 2,000 without (arXiv 1710.03740); 1 when not wanted.
+    It is halved after each step whose gradient overflows, and doubled after 2,000 without (arXiv 1710.03740).
+    enabled: otherwise the scale is always 1
     """
 
-    def __init__(self, wanted: bool, device: torch.device) -> None:
-        self.wanted = wanted
-        self.scale = torch.full((), 2.0**16 if wanted else 1.0, device=device)
+    def __init__(self, enabled: bool, device: torch.device) -> None:
+        self.enabled = enabled
+        self.scale = torch.full((), 2.0**16 if enabled else 1.0, device=device)
         self.good_steps = torch.zeros((), device=device)
 
     def to(self, device: torch.device) -> None:
         self.scale, self.good_steps = self.scale.to(device), self.good_steps.to(device)
 
     def update(self, finite: Tensor) -> None:
-        if not self.wanted:
+        if not self.enabled:
             return
         self.good_steps = torch.where(finite, self.good_steps + 1, 0.0)
         grown = self.good_steps >= 2000

@@ -1,54 +1,66 @@
-"""Where a run begins: at the beginning, or at a checkpoint that all of its processes have.
+"""Where a run begins: at step 0, perhaps from given weights, or at its newest checkpoint.
 
-The first process chooses, and the others follow: two that look for themselves may see different files (a slow view of a
-shared folder, an error of one disk), and would exchange the gradients of different steps.
+Rank 0 reads the files, and the other ranks get what they need from it: ranks that looked for themselves could see
+different files (a slow view of a shared folder, an error of one disk, another machine's folder), and would exchange the
+gradients of different steps.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from tabicl_train.config.schema import RunConfig
-from tabicl_train.processes.processes import Processes
+from tabicl_train.errors import ConfigError
+from tabicl_train.prediction.export import load_checkpoint
 from tabicl_train.run_dir import checkpoint
-from tabicl_train.run_dir.changes import refuse_changes
-from tabicl_train.run_dir.checkpoint import DamagedCheckpoint
-from tabicl_train.run_dir.console import first_line
+from tabicl_train.run_dir.changes import FREE_TO_CHANGE, refuse_changes
 
 
 @dataclass(frozen=True)
 class Start:
-    """steps: optimiser steps done; seed: of the run; checkpoint: the file, and checksum: of its content"""
+    """Where a run begins.
+
+    steps: optimiser steps done
+    seed: that of rank 0
+    checkpoint: the file that rank 0 continues from, if any
+    """
 
     steps: int
     seed: int
     checkpoint: Path | None = None
-    checksum: str | None = None
+
+    def problem(self, config: RunConfig) -> str | None:
+        """Why a rank with this configuration cannot take part, if so."""
+        return None if config.seed == self.seed else f"seed is {config.seed}, that of rank 0 {self.seed}"
 
 
 def find_start(config: RunConfig) -> tuple[Start, dict | None]:
-    """The newest whole checkpoint of the run and its content; raises ConfigError where it belongs to another run."""
+    """The newest intact checkpoint of the run and its content; raises ConfigError if it belongs to another run."""
     path, content = checkpoint.newest_valid(Path(config.run_dir, "checkpoints")) or (None, None)
     if path is None:
         return Start(0, config.seed), None
-    start = Start(checkpoint.step_of(path), config.seed, path, checkpoint.checksum(path))
+    start = Start(checkpoint.step_of(path), config.seed, path)
     refuse_changes(config, content, start.steps)
     return start, content
 
 
-def follow(start: Start, config: RunConfig, processes: Processes) -> dict | None:
-    """The content of the checkpoint that the first process has chosen; raises ConfigError on all processes, naming the
-    ranks that cannot follow."""
-    content, problem = None, None
-    if config.seed != start.seed:
-        problem = f"seed is {config.seed}, that of rank 0 {start.seed}"
-    elif start.checkpoint is not None and processes.rank > 0:
-        try:
-            content = checkpoint.read(start.checkpoint)
-            if checkpoint.checksum(start.checkpoint) != start.checksum:
-                problem = f"{start.checkpoint} is not the file from which rank 0 continues"
-        except (DamagedCheckpoint, OSError, MemoryError) as error:
-            problem = f"{start.checkpoint}, from which rank 0 continues, cannot be read: {first_line(error)}"
-    processes.agree(problem)
-    return content
+def initial_weights(config: RunConfig) -> dict[str, torch.Tensor]:
+    """The weights of the run, checkpoint or file in the public format that `init_weights` names.
+
+    Raises ConfigError if they cannot be read, or if their model is not the configured one.
+    """
+    try:
+        file_config, weights = load_checkpoint(config.init_weights)
+    except ConfigError as error:
+        raise ConfigError([f"init_weights: {problem}" for problem in error.problems]) from None
+    if different := [
+        f"init_weights: the file's model has {key}={value}, the configuration model.{key}={configured}"
+        for key, value in dataclasses.asdict(file_config).items()
+        if (configured := getattr(config.model, key)) != value and key not in FREE_TO_CHANGE
+    ]:
+        raise ConfigError(different)
+    return weights

@@ -1,11 +1,11 @@
-"""Learning rates: pure functions of a stage and the step within it, so that they can be plotted before a run.
+"""Learning rates as pure functions of a stage and the step within it, so that they can be plotted before a run.
 
-All begin with a linear warm-up to the peak and run to the final learning rate of the stage:
+All begin with a linear warm-up to the peak, the stage's learning rate. The last step has the final learning rate:
 
     cosine      half a cosine to the end
     linear      a straight line to the end
     wsd         warm-up, stable, decay: the peak, then a straight line over the last `decay` of the steps
-    constant    the peak to the end
+    constant    the peak to the end, whatever the final learning rate
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ def learning_rate(stage: StageConfig, step: int) -> float:
     if step < warmup:
         return stage.learning_rate * (step + 1) / (warmup + 1)
     last = stage.steps - 1
-    falls_from = max(warmup, (1 - stage.decay) * last) if stage.schedule == "wsd" else warmup
-    done = min(max((step - falls_from) / max(last - falls_from, 1), 0.0), 1.0)  # 0 before it falls, 1 at the last step
+    decay_start = max(warmup, (1 - stage.decay) * last) if stage.schedule == "wsd" else warmup
+    # 0 before the decay, 1 at the last step
+    done = min(max((step - decay_start) / max(last - decay_start, 1), 0.0), 1.0)
     peak, final = stage.learning_rate, stage.final_learning_rate
     match stage.schedule:
         case "cosine":

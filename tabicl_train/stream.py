@@ -1,6 +1,6 @@
-"""The stream of optimiser steps: one item is everything a rank computes in one step.
+"""The stream of optimiser steps: one item is everything that a rank computes in one step.
 
-The items depend on (seed, step) alone, so they are the same whoever draws them: this process, or one of workers.py.
+The items depend on (seed, step) only, so they are the same whether this process draws them or a worker does.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class TableBatch:
 class StepItem:
     """One rank's share of one optimiser step.
 
-    tables: number of tables of the step over all ranks, by which the loss is averaged
-    rejections: draws that the prior threw away, by reason
+    tables: number of tables of the step over all ranks, over which the loss is averaged
+    rejections: number of draws that the prior rejected, by reason
     """
 
     step: int
@@ -69,7 +69,7 @@ class StepStream:
         return map(self.draw, self.steps)
 
     def draw(self, step: int, drawing: Callable[[int], None] = lambda table: None) -> StepItem:
-        """The item of a step; `drawing` is told the number of each table before it is drawn."""
+        """The item of a step; `drawing` is called with the number of each table before it is drawn."""
         plan = plan_step(self.curriculum, self.model, self.seed, step)
         item = StepItem(step, plan.stage, plan.tables, [])
         for micro_batch in plan.of_rank(self.rank, self.ranks):
@@ -82,21 +82,22 @@ class StepStream:
         return item
 
     def size(self, step: int) -> int:
-        """Bytes of a step's item, at most: float32 features and int64 labels."""
+        """Upper bound of the bytes of a step's item: float32 features and int64 labels."""
         plan = plan_step(self.curriculum, self.model, self.seed, step)
         shares = ((len(b.tables), b.spec) for b in plan.of_rank(self.rank, self.ranks))
         return sum(tables * spec.num_rows * (4 * spec.num_features + 8) for tables, spec in shares)
 
     def describe(self, step: int, table: int) -> str:
-        """A table's address and specification, and how to see it."""
+        """A table's address and specification, and the command that shows it."""
         plan = plan_step(self.curriculum, self.model, self.seed, step)
         spec = next(batch.spec for batch in plan.micro_batches if table in batch.tables)
-        again = f"tabicl-prior show seed={self.seed} step={step} table={table}"
-        return f"table {table} of step {step}, seed {self.seed}: {spec} (`{again}`, with the run's settings, draws it)"
+        command = f"tabicl-prior show seed={self.seed} step={step} table={table}"
+        address = f"table {table} of step {step}, seed {self.seed}"
+        return f"{address}: {spec} (`{command}`, with the run's settings, draws it)"
 
 
 def draw_table(prior: Prior, batch: MicroBatch, seed: int, step: int, index: int) -> Table:
-    """Table `index` of a step. An error of the prior names the address that shows it again."""
+    """Table `index` of a step. An error of the prior gets a note with the table's address."""
     try:
         return prior.sample(batch.spec, (seed, step, index))
     except Exception as error:
@@ -105,11 +106,11 @@ def draw_table(prior: Prior, batch: MicroBatch, seed: int, step: int, index: int
 
 
 def stack(tables: list[Table]) -> list[TableBatch]:
-    """The tables as batches of equal width: dropped constant columns leave some tables narrower."""
+    """The tables as batches of equal width: some are narrower, since constant columns are dropped."""
     by_width = defaultdict(list)
     for table in tables:
         by_width[table.X.shape[1]].append(table)
     return [
-        TableBatch(torch.stack([t.X for t in same]), torch.stack([t.y for t in same]), same[0].train_size)
-        for same in by_width.values()
+        TableBatch(torch.stack([t.X for t in group]), torch.stack([t.y for t in group]), group[0].train_size)
+        for group in by_width.values()
     ]

@@ -1,12 +1,14 @@
 """Processes that draw the stream's items ahead of the training process.
 
-Worker w of W draws the steps start + w, start + w + W, ..., so that items come in order. It may draw a step when the
-items drawn and not yet taken, that step's included, are at most `prefetch` a worker and fit in `prefetch_gib`; the
-step that is due may always be drawn, so the bound cannot stop a run. The sizes follow from the step plans, which every
-worker computes for itself: the training process only says which step is due. Worker and training process are joined by
-one socket, whose end tells each that the other is gone. An item goes through it as the descriptor of a memory file:
-torch's own sharing would ask the worker for every tensor, which waits for the interpreter lock of a worker that is busy
-drawing (8 ms a step of the demo), needs room in /dev/shm, and loses the items of a worker that has died.
+Worker w of W draws the steps start + w, start + w + W, ..., so that items arrive in order. It may draw a step while the
+items that are drawn but not yet taken, this step's included, number at most `prefetch` per worker and fit in
+`prefetch_gib`. The step that is due may always be drawn, so the bound cannot block a run. The sizes follow from the
+step plans, which every worker computes on its own: the training process only sends which step is due.
+
+One socket connects a worker and the training process; when it closes, each knows that the other is gone. An item is
+sent through it as the descriptor of a memory file. torch's own sharing would request every tensor from the worker,
+which waits for the interpreter lock of a worker that is busy drawing (8 ms per step of the demo), needs space in
+/dev/shm, and loses the items of a worker that has died.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ import math
 import mmap
 import multiprocessing
 import os
-import pickle
 import signal
 import tempfile
 import time
@@ -34,19 +35,21 @@ import torch
 from torch import Tensor
 
 from tabicl_train.config.schema import StreamConfig
+from tabicl_train.errors import picklable
+from tabicl_train.processes.launch import describe_exit
 from tabicl_train.processes.signals import SIGNALS, die_with_parent
 from tabicl_train.stream import StepItem, StepStream, TableBatch
 
-ALIGNMENT = 64  # bytes, as torch allocates: matrix products may round by alignment
+ALIGNMENT = 64  # bytes, as torch allocates: the rounding of matrix products may depend on the alignment
 
 
 class WorkerDied(RuntimeError):
-    """A worker process ended without a word: killed, or crashed in native code."""
+    """A worker process ended without an error message: it was killed, or crashed in native code."""
 
 
 @dataclass
 class Worker:
-    """number: w; drawing: step and table (-1: none) that it is at, in shared memory"""
+    """number: w; drawing: the step and table (-1: none) that it is drawing, in shared memory"""
 
     number: int
     process: BaseProcess
@@ -55,26 +58,29 @@ class Worker:
 
 
 class Loader:
-    """The items of a stream, in order. The workers are at work from the moment it is made; `close` ends them, and so
-    does the end of the thread that made it: that must be the main one.
+    """The items of a stream, in order.
 
-    device: where the items will go; for a GPU they are put in pinned memory, by a thread that is one item ahead.
-    waited: seconds that the taker of the items has waited for them
-    Raises the error of a worker, and WorkerDied naming the table when one is gone.
+    The workers start with the constructor, which must run in the main thread. `close` ends them, and so does the end of
+    that thread.
+
+    device: where the items will go; for a GPU they are put in pinned memory, by a thread that is one item ahead
+    waited: seconds that the training process has waited for items
+
+    Iterating raises the error of a worker, and WorkerDied naming the table if a worker is gone.
     """
 
     def __init__(self, stream: StepStream, config: StreamConfig, device: torch.device | None = None) -> None:
         self.stream, self.waited = stream, 0.0
         self.workers: list[Worker] = []
         for number in range(config.num_workers):
-            ours, theirs = multiprocessing.Pipe()
+            connection, worker_end = multiprocessing.Pipe()
             drawing = multiprocessing.RawArray("q", [-1, -1])
-            others = [ours, *(worker.connection for worker in self.workers)]
-            arguments = (stream, config, number, theirs, drawing, others, os.getpid())
-            process = multiprocessing.Process(target=work, args=arguments, daemon=True)
+            inherited = [connection, *(worker.connection for worker in self.workers)]
+            args = (stream, config, number, worker_end, drawing, inherited, os.getpid())
+            process = multiprocessing.Process(target=work, args=args, daemon=True)
             process.start()
-            theirs.close()
-            self.workers.append(Worker(number, process, ours, drawing))
+            worker_end.close()
+            self.workers.append(Worker(number, process, connection, drawing))
         items = map(self.take, stream.steps) if self.workers else iter(stream)
         self.items = pinned(items, device) if device is not None and device.type == "cuda" else items
 
@@ -96,25 +102,24 @@ class Loader:
                 raise EOFError
             item, error, trace = receive(worker.connection)
         except (EOFError, OSError):
-            raise WorkerDied(self.tell_death(worker)) from None
+            raise WorkerDied(self.describe_death(worker)) from None
         if error is not None:
             raise error from RuntimeError(f"in worker {worker.number}:\n{trace}")
-        for each in self.workers:
-            with contextlib.suppress(OSError):  # a dead one is noticed when its step is due
-                each.connection.send(step + 1)
+        for worker in self.workers:
+            with contextlib.suppress(OSError):  # a dead worker is noticed when its step is due
+                worker.connection.send(step + 1)
         return item
 
-    def tell_death(self, worker: Worker) -> str:
+    def describe_death(self, worker: Worker) -> str:
         worker.process.join()
         code = worker.process.exitcode
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         cause = " (out of memory?)" if code == -signal.SIGKILL else ""
         step, table = worker.drawing
         at = f"while drawing {self.stream.describe(step, table)}" if table >= 0 else f"after drawing step {step}"
-        return f"worker {worker.number} {how}{cause} {at}"
+        return f"worker {worker.number} {describe_exit(code)}{cause} {at}"
 
     def close(self) -> None:
-        """End the workers, whatever they are doing: they ignore the signals by which the interpreter would."""
+        """Kill the workers, whatever they are doing: they ignore the signals that the interpreter would send."""
         for worker in self.workers:
             worker.process.kill()
         for worker in self.workers:
@@ -134,14 +139,18 @@ def work(
     number: int,
     connection: Connection,
     drawing: Any,
-    others: list[Connection],
+    inherited: list[Connection],
     parent: int,
 ) -> None:
-    """A worker's life. Stop signals reach the whole process group; the training process decides when workers end."""
+    """What a worker process does.
+
+    It ignores stop signals, which reach the whole process group: the training process decides when workers end.
+    inherited: connections of other processes, copied by the fork
+    """
     die_with_parent(parent)
     for stop in SIGNALS:
         signal.signal(stop, signal.SIG_IGN)
-    for other in others:  # a fork inherits them, and would keep a pipe open whose training process is gone
+    for other in inherited:  # they would keep a pipe open when the training process is gone
         other.close()
     torch.set_num_threads(1)
     size = functools.lru_cache(4096)(stream.size)
@@ -157,7 +166,7 @@ def work(
             try:
                 item = stream.draw(step, functools.partial(note, drawing, step))
             except Exception as error:
-                connection.send((None, sendable(error), traceback.format_exc()))
+                connection.send((None, picklable(error), traceback.format_exc()))
             else:
                 note(drawing, step, -1)
                 send(connection, item)
@@ -167,15 +176,6 @@ def work(
 
 def note(drawing: Any, step: int, table: int) -> None:
     drawing[:] = [step, table]
-
-
-def sendable(error: Exception) -> Exception:
-    """The error, or one that says the same, if it cannot be sent."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
 
 
 def send(connection: Connection, item: StepItem) -> None:
@@ -191,7 +191,7 @@ def send(connection: Connection, item: StepItem) -> None:
 
 
 def receive(connection: Connection) -> tuple[StepItem | None, Exception | None, str]:
-    """An item, in memory that is freed with its last tensor; or the error of a worker and its stack trace."""
+    """An item, in memory that is freed with its last tensor, or the error of a worker and its stack trace."""
     content, error, trace = connection.recv()
     if error is not None:
         return None, error, trace
@@ -210,19 +210,19 @@ def receive(connection: Connection) -> tuple[StepItem | None, Exception | None, 
 
 
 def tensor_in(memory: mmap.mmap, start: int, shape: torch.Size, dtype: torch.dtype) -> tuple[Tensor, int]:
-    """The tensor at a position, and the position of the next."""
+    """The tensor at a position, and the position of the next one."""
     count = math.prod(shape)
     end = start + count * dtype.itemsize
     return torch.frombuffer(memory, dtype=dtype, count=count, offset=start).view(shape), end + -end % ALIGNMENT
 
 
 def memory_file() -> IO[bytes]:
-    """A file without a name, in memory where the system has such."""
+    """A file without a name, in memory where the system supports it."""
     return open(os.memfd_create("tables"), "w+b") if hasattr(os, "memfd_create") else tempfile.TemporaryFile()
 
 
 def pinned(items: Iterator[StepItem], device: torch.device) -> Iterator[StepItem]:
-    """The items in pinned memory. The thread starts with the first one, so that workers fork before CUDA does."""
+    """The items in pinned memory. The thread starts with the first item, so that workers fork before CUDA starts."""
     with ThreadPoolExecutor(1, initializer=torch.cuda.set_device, initargs=(device,)) as executor:
         ahead = executor.submit(pin_next, items)
         while (item := ahead.result()) is not None:

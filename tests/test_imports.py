@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # From the bottom up; rooms of one line do not import each other.
 LAYERS = [
     ["priors"],
-    ["errors"],
+    ["errors", "console"],
     ["model"],
     ["config"],
     ["run_dir"],

@@ -119,7 +119,7 @@ def test_a_stopped_job_asks_slurm_to_start_again(tmp_path, monkeypatch, capsys):
     assert run(tmp_path / "a", callbacks=(Signal(),)) == "preempted" and asked == []
     assert run(tmp_path / "b", "trainer.requeue=true", callbacks=(Signal(),)) == "preempted"
     assert asked == [["scontrol", "requeue", "77"]]
-    assert "SLURM job 77 is asked to start again" in capsys.readouterr().err
+    assert "SLURM job 77 is requeued" in capsys.readouterr().err
     assert run(tmp_path / "b", "trainer.requeue=true") == "finished" and len(asked) == 1
 
 

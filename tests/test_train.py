@@ -67,6 +67,11 @@ def test_lengths_are_recorded_with_multiplier_and_gate_of_every_layer(undisturbe
         assert float(row["at_largest"]) == pytest.approx(layer.multipliers(int(row["n_largest"])).abs().max().item())
 
 
+def test_a_preflight_leaves_no_folder(tmp_path):
+    assert "there is nothing to compare" in run(tmp_path / "run", "preflight=true", "trainer.accelerator=cpu")
+    assert not (tmp_path / "run").exists()
+
+
 def test_training_lowers_the_loss(tmp_path):
     run(tmp_path / "run", "curriculum.stages.smoke.steps=60", "curriculum.stages.smoke.learning_rate=0.01")
     losses = [float(row["loss"]) for row in metrics(tmp_path / "run")]

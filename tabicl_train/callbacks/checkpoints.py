@@ -17,10 +17,10 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from priors.random import STREAM_VERSION
 from tabicl_train.config.schema import CheckpointConfig, RunConfig
+from tabicl_train.console import first_line, tell
 from tabicl_train.curriculum import last_of_stage, stage_at
 from tabicl_train.run_dir.atomic import save_atomically, sync_folder
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, DamagedCheckpoint, read, saved, step_of, verify
-from tabicl_train.run_dir.console import first_line, tell
 
 
 class SaveFailed(OSError):

@@ -1,12 +1,12 @@
-"""Loss by rows and classes, and how a run exercises the length scaling: multipliers and gates of the softmax.
+"""What a run looks like from inside: losses by rows and classes, and multipliers and gates of the scalable softmax.
 
-Two files beside metrics.csv, written at the logged steps by the first rank, of its share of the step:
+Two files beside metrics.csv, written by rank 0 at the logged steps, about its share of the step:
 
-batches.csv   a row a micro-batch and number of classes: rows, labelled rows n, features, classes, tables, mean loss,
-              and mean loss of guessing the frequencies of the labels (see guess_losses)
-scaling.csv   a row a layer: for the smallest and the largest n of the step the base multiplier, max |base(n)| over
+batches.csv   a row per micro-batch and number of classes: rows, labelled rows n, features, classes, tables, mean loss,
+              and the mean loss of guessing the frequencies of the labels (see guess_losses)
+scaling.csv   a row per layer: for the smallest and the largest n of the step the base multiplier, max |base(n)| over
               heads and elements, and over all queries the mean and standard deviation of the gate 1 + tanh(MLP(q));
-              empty where a rule has no gate
+              empty if the layer's rule has no gate
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ BATCHES = ("step", "stage", "rows", "n", "features", "classes", "tables", "loss"
 SCALING = ("step", "stage", "layer", "n_smallest", "n_largest", "at_smallest", "at_largest", "gate_mean", "gate_std")
 
 
-class Lengths(L.Callback):
+class Diagnostics(L.Callback):
+    """Writes batches.csv and scaling.csv."""
+
     def __init__(self, records: Records) -> None:
         self.records = records
 
@@ -48,9 +50,9 @@ class Lengths(L.Callback):
             _, num_rows, num_features = batch.X.shape
             classes, guesses = num_classes(batch.y), guess_losses(batch.y, batch.train_size)
             for c in classes.unique().tolist():
-                same = classes == c
-                means = (losses[same].mean().item(), guesses[same].mean().item())
-                values = (step, item.stage, num_rows, batch.train_size, num_features, c, int(same.sum()), *means)
+                chosen = classes == c
+                means = (losses[chosen].mean().item(), guesses[chosen].mean().item())
+                values = (step, item.stage, num_rows, batch.train_size, num_features, c, int(chosen.sum()), *means)
                 rows.append(dict(zip(BATCHES, values, strict=True)))
         self.records.append_rows("batches.csv", *rows)
         smallest, largest = (f(batch.train_size for batch in item.batches) for f in (min, max))
@@ -66,7 +68,7 @@ class Lengths(L.Callback):
 
 
 def gate_statistics(sums: torch.Tensor) -> tuple[float, float] | tuple[str, str]:
-    """Mean and standard deviation of a gate from Scaling.gate_sums; empty cells where no forward pass had one."""
+    """Mean and standard deviation of a gate from Scaling.gate_sums; empty cells if no forward pass had a gate."""
     mean, square, passes = sums.tolist()
     if passes == 0:
         return "", ""
@@ -75,15 +77,15 @@ def gate_statistics(sums: torch.Tensor) -> tuple[float, float] | tuple[str, str]
 
 
 def num_classes(y: torch.Tensor) -> torch.Tensor:
-    """The number of different labels in each table of y (B, N), (B,)."""
+    """The number of different labels in each table; y: (B, N). Returns (B,)."""
     return F.one_hot(y).amax(1).sum(1)  # (B, N, C) -> (B,)
 
 
 def guess_losses(y: torch.Tensor, train_size: int) -> torch.Tensor:
-    """Cross entropy of each table when every query row is guessed by the frequencies of the labels, (B,), in fp32.
+    """Cross entropy of each table if every query row is predicted from the frequencies of the labels, (B,), in fp32.
 
-    A class that n_c of the n labelled rows have gets the probability (n_c + 1) / (n + C) in a table of C classes, so
-    that one which only query rows have is not impossible. y: (B, N), labelled rows first.
+    A class of n_c among the n labelled rows gets the probability (n_c + 1) / (n + C) in a table of C classes, so that
+    a class which occurs in query rows only is not impossible. y: (B, N), labelled rows first.
     """
     labelled, queries = y.split([train_size, y.shape[1] - train_size], dim=1)
     counts = F.one_hot(labelled, int(y.max()) + 1).sum(1)  # (B, C)

@@ -1,14 +1,13 @@
-"""Keeping a run from being ruined: steps that are not finite, losses that rise, multipliers that run away.
+"""Keeps a run from being ruined by non-finite steps, a rising loss, or a multiplier that runs away.
 
-The module leaves out a step whose loss or gradient norm is not finite, on all ranks; here it is written down. The two
-limits are those that worked in a published run of 500,000 steps on one GPU; see GuardConfig.
+If loss or gradient norm is non-finite on any rank, all ranks skip the step: the module does, and the guard records it.
+The two limits are those that worked in a published run of 500,000 steps on one GPU; see GuardConfig.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from pathlib import Path
 
 import lightning as L
 import torch
@@ -17,29 +16,29 @@ from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.checkpoints import CheckpointFiles
 from tabicl_train.callbacks.metrics import is_logged
 from tabicl_train.config.schema import RunConfig
+from tabicl_train.console import counted, tell
 from tabicl_train.curriculum import plan_step
 from tabicl_train.model import TabICL
 from tabicl_train.module import Pretraining
 from tabicl_train.run_dir.checkpoint import DamagedCheckpoint, read, saved, step_of
-from tabicl_train.run_dir.console import tell
 from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem
 
-MEMORY = 0.99  # of the moving average of the loss: half of its weight is on the last 69 steps
-LOW_MEMORY = 0.999  # of its low: it halves its distance to a level that stays higher within 693 steps
-HORIZON = 100  # steps that the moving average looks back; a good checkpoint is older than a rise that it shows
-MULTIPLIER_AT = 512  # labelled rows, at which the limit of the multiplier was published
+MEMORY = 0.99  # decay of the moving average of the loss: half of its weight is on the last 69 steps
+LOW_MEMORY = 0.999  # decay of its low: the distance to an average that stays higher halves within 693 steps
+HORIZON = 100  # steps; a rise shows in the moving average that late, so a good checkpoint must be older
+MULTIPLIER_AT = 512  # labelled rows for which the limit of the multiplier was published
 STATE = ("average", "low", "skipped", "in_a_row", "abandoned")
 
 
 class Diverged(Exception):
-    """A run that was stopped because it learns nothing any more; the message says why and what to try."""
+    """A run that was stopped because it no longer learns; the message says why and what to try."""
 
 
 class Guard(L.Callback):
-    """Reads loss and gradient norm of the steps since it last looked, at logged steps and before a save.
+    """At logged steps and before a save, reads loss and gradient norm of the steps since the last time.
 
-    incidents.jsonl: a line an incident, with the address of the step and what its tables are.
+    incidents.jsonl: a line per incident, with the address of the step and the shapes of its tables.
     """
 
     def __init__(self, config: RunConfig, records: Records, files: CheckpointFiles) -> None:
@@ -47,10 +46,10 @@ class Guard(L.Callback):
         self.records, self.checkpoints = records, records.folder / "checkpoints"
         self.unread: list[tuple[int, torch.Tensor]] = []
         self.average: float | None = None  # of the loss
-        self.low: float | None = None  # follows the average down at once, and up slowly
-        self.skipped = self.in_a_row = 0  # steps that were not finite: all of them, and the last ones without a break
-        self.longest = 0  # most of them in a row since the last judgement; over after it, so not kept in checkpoints
-        self.abandoned: list[list[int]] = []  # of each rewind the steps of its checkpoint, and the steps then done
+        self.low: float | None = None  # follows the average down immediately, and up slowly
+        self.skipped = self.in_a_row = 0  # non-finite steps: all of them, and the last consecutive ones
+        self.longest = 0  # most consecutive ones since the last call of `judge`, which ends them: not in checkpoints
+        self.abandoned: list[list[int]] = []  # per rewind: the step of its checkpoint, and the steps done before it
         self.warned: str | None = None
 
     def state_dict(self) -> dict:
@@ -67,14 +66,14 @@ class Guard(L.Callback):
             self.records.rewind("incidents.jsonl", trainer.global_step)
 
     def on_train_batch_end(self, trainer: L.Trainer, module: Pretraining, _, item: StepItem, __: int) -> None:
-        scale = module.loss_scale.scale if module.loss_scale.wanted else module.loss.new_zeros(())
+        scale = module.loss_scale.scale if module.loss_scale.enabled else module.loss.new_zeros(())
         self.unread.append((item.step, torch.stack([module.loss, module.grad_norm, scale])))
         if is_logged(self.config, trainer.global_step):
             self.look()
             self.judge(trainer, module)
 
     def look(self) -> None:
-        """Take note of the steps since the last look."""
+        """Evaluate the steps since the last call."""
         if not self.unread:
             return
         values = torch.stack([v for _, v in self.unread]).tolist()
@@ -87,14 +86,14 @@ class Guard(L.Callback):
             self.in_a_row += 1
             self.longest = max(self.longest, self.in_a_row)
             if math.isfinite(loss) and scale >= 1:
-                continue  # fp16 is looking for the scale of its loss
+                continue  # fp16 is searching for its loss scale
             self.skipped += 1
             what = "gradient norm" if math.isfinite(loss) else "loss"
             self.report(step, f"the {what} is not finite", loss=repr(loss), grad_norm=repr(norm))
         self.unread.clear()
 
     def report(self, step: int, reason: str, **facts) -> None:
-        """A line of incidents.jsonl: the step's address, and what its tables are."""
+        """Write a line of incidents.jsonl: the step's address, the shapes of its tables, and facts."""
         if not self.writes:
             return
         plan = plan_step(self.config.curriculum, self.config.model, self.config.seed, step)
@@ -117,7 +116,7 @@ class Guard(L.Callback):
             (self.longest, limits.skipped_in_a_row, "steps in a row"),
             (self.skipped, limits.skipped, "steps"),
         ):
-            if self.longest and count >= most:  # a fault that is over stops nothing
+            if self.longest and count >= most:  # one that is over does not stop the run
                 raise Diverged(
                     f"loss or gradient norm was not finite in {count} {what}, the last ones before step "
                     f"{trainer.global_step}; {self.records.folder}/incidents.jsonl names them. Replay one; lower the "
@@ -131,7 +130,7 @@ class Guard(L.Callback):
             return
         action, good, facts = limits.action, None, {}
         if action == "rewind" and len(self.abandoned) >= limits.rewinds:
-            action, reason = "stop", f"{reason}, after {len(self.abandoned)} rewinds"
+            action, reason = "stop", f"{reason}, after {counted(len(self.abandoned), 'rewind')}"
         elif action == "rewind" and (good := self.last_good(trainer, module.model)) is None:
             action, reason = "stop", f"{reason}, and there is no checkpoint from before that to go back to"
         elif action == "rewind":
@@ -167,8 +166,8 @@ class Guard(L.Callback):
         )
 
     def rewind(self, trainer: L.Trainer, module: Pretraining, good: dict) -> None:
-        """Weights and optimiser as they were at a checkpoint; the steps since then count as done, so their tables are
-        not seen again."""
+        """Restore weights and optimiser from a checkpoint. The steps since then count as done: their tables are not
+        used again."""
         step = trainer.global_step
         module.go_back(good, step)
         for callback in trainer.callbacks:
@@ -180,25 +179,29 @@ class Guard(L.Callback):
         tell(f"guard     back to the weights of step {good['global_step']}; steps up to {step} are skipped")
 
     def last_good(self, trainer: L.Trainer, model: TabICL) -> dict | None:
-        """The checkpoint to go back to, which the first rank chooses for all; the model is left with any weights."""
-        self.files.wait()
-        trainer.strategy.barrier("rewind")
-        path = self.choose(trainer.global_step, model) if trainer.is_global_zero else None
-        path = trainer.strategy.broadcast(path)
-        return None if path is None else read(path)
+        """The content of the checkpoint to go back to, which rank 0 chooses, reads, and sends to the others.
 
-    def choose(self, step: int, model: TabICL) -> Path | None:
-        """The newest good checkpoint: no limit is passed in it, the average of the loss has not come half of the way
-        up to its limit, and it was not saved in a rise that a rewind has abandoned."""
+        Leaves the model of rank 0 with arbitrary weights.
+        """
+        self.files.wait()
+        good = self.choose(trainer.global_step, model) if trainer.is_global_zero else None
+        return trainer.strategy.broadcast(good)
+
+    def choose(self, step: int, model: TabICL) -> dict | None:
+        """The content of the newest good checkpoint.
+
+        In a good one no limit is passed, the average of the loss has risen less than halfway from its low to its limit,
+        and it was not saved during a rise that a rewind has abandoned.
+        """
         for path in reversed(saved(self.checkpoints)):
             done = step_of(path)
-            # The one saved right after a rewind has the weights that the rewind has brought back.
+            # A checkpoint saved right after a rewind has the weights that the rewind has restored.
             if done > step - HORIZON or any(good < done < rewound for good, rewound in self.abandoned):
                 continue
             try:
                 content = read(path)
             except (DamagedCheckpoint, OSError) as error:
-                tell(f"warning   {error}; an older checkpoint is looked for")
+                tell(f"warning   {error}; trying an older checkpoint")
                 continue
             state = content["callbacks"][self.state_key]
             average, low = state["average"], state.get("low", state["average"])
@@ -206,7 +209,7 @@ class Guard(L.Callback):
                 continue
             model.load_state_dict({k.removeprefix("model."): v for k, v in content["state_dict"].items()})
             if self.passed_limit(model, average) is None:
-                return path
+                return content
         return None
 
 

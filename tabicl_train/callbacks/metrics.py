@@ -1,4 +1,4 @@
-"""What a run measures of itself: a row of metrics.csv a logged step, and the progress line."""
+"""What a run measures about itself: a row of metrics.csv per logged step, and the progress line."""
 
 from __future__ import annotations
 
@@ -28,14 +28,18 @@ COLUMNS = (
 
 
 class Metrics(L.Callback):
-    """Writes metrics.csv and shows progress, on the first rank.
+    """Writes metrics.csv and shows progress, on rank 0.
 
-    step: optimiser steps done; loss, grad_norm, lr: of that very step; tables_per_s, cells_per_s (all ranks),
-    data_wait (share of the time spent waiting for tables) and accept_rate (of the prior's draws, this rank):
-    since the row before; skipped: steps of non-finite gradient so far; clipped: share of the steps since the row before
-    whose gradient was clipped; tflops_per_s: of the model, 10^12 counted operations a second (all ranks), recomputed
-    activations not counted; peak_share: of what the device can do at most, where that is known; memory_gb: the most
-    that this process has had, on the device or, on a CPU, resident.
+    step                       optimiser steps done
+    loss, grad_norm, lr        of that step
+    tables_per_s, cells_per_s  of all ranks, since the previous row
+    data_wait, accept_rate     since the previous row: share of the time spent waiting for tables, and of the prior's
+                               draws that were accepted (this rank)
+    skipped                    steps with a non-finite loss or gradient norm so far
+    clipped                    share of the steps since the previous row whose gradient was clipped
+    tflops_per_s               of the model on all ranks, 10^12 operations per second, without recomputed activations
+    peak_share                 share of the device's peak performance, where that is known
+    memory_gb                  peak of this process so far, on the device or, on a CPU, resident
     """
 
     def __init__(self, config: RunConfig, records: Records) -> None:
@@ -93,13 +97,13 @@ class Metrics(L.Callback):
 
 
 def step_flops(config: TabICLConfig, batch: TableBatch) -> float:
-    """FLOPs of a micro-batch, forward and backward."""
+    """FLOPs of a micro-batch, forward and backward pass."""
     tables, rows, features = batch.X.shape
     return 3 * tables * family_of(config).forward_flops(config, rows, batch.train_size, features)
 
 
 def peak_memory(device: torch.device) -> float:
-    """Bytes, at most so far."""
+    """Peak memory of this process so far, in bytes."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

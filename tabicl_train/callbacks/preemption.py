@@ -1,4 +1,4 @@
-"""Ending a run from outside, or by the clock, without losing anything."""
+"""Ends a run on a signal or after a time limit without losing a step."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import torch
 import torch.distributed as dist
 
 from tabicl_train.config.schema import TrainerConfig
+from tabicl_train.console import tell
 from tabicl_train.processes.signals import Stop
-from tabicl_train.run_dir.console import tell
 
 
 class Preemption(L.Callback):
     """A stop signal to any rank, or the time limit, ends the run on all ranks after the step, with a checkpoint.
 
-    The ranks agree over a process group of the CPU, so that nobody waits for a GPU.
+    The ranks agree over a CPU process group, so that no rank waits for its GPU.
     """
 
     def __init__(self, stop: Stop, settings: TrainerConfig) -> None:
         self.stop, self.settings = stop, settings
-        self.asked = False
+        self.asked = False  # whether any rank was asked to stop
 
     def on_fit_start(self, trainer: L.Trainer, module) -> None:
         if trainer.world_size > 1:
@@ -38,9 +38,9 @@ class Preemption(L.Callback):
     def agree(self, trainer: L.Trainer) -> None:
         asked = self.stop.asked
         if trainer.world_size > 1:
-            anybody = torch.tensor(int(asked))
-            dist.all_reduce(anybody, dist.ReduceOp.MAX, group=self.group)
-            asked = bool(anybody)
+            any_asked = torch.tensor(int(asked))
+            dist.all_reduce(any_asked, dist.ReduceOp.MAX, group=self.group)
+            asked = bool(any_asked)
         self.asked = self.asked or asked
         trainer.should_stop = trainer.should_stop or self.asked
 
@@ -48,5 +48,5 @@ class Preemption(L.Callback):
         job = os.environ.get("SLURM_JOB_ID")
         if self.asked and self.settings.requeue and trainer.is_global_zero and job:
             result = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True)
-            told = "is asked to start again" if result.returncode == 0 else f"is not requeued: {result.stderr.strip()}"
-            tell(f"stop      SLURM job {job} {told}")
+            outcome = "is requeued" if result.returncode == 0 else f"is not requeued: {result.stderr.strip()}"
+            tell(f"stop      SLURM job {job} {outcome}")

@@ -1,4 +1,4 @@
-"""Where the time and the memory of some steps go, on demand: a trace, and on a GPU a snapshot of its memory."""
+"""Where time and memory go in some steps, on demand: a trace, and on a GPU a snapshot of its memory."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tabicl_train.config.schema import ProfileConfig
-from tabicl_train.run_dir.console import tell
+from tabicl_train.console import tell
 
 
 class Profile(L.Callback):
-    """Files of the first rank in the run's folder `profile`.
+    """Writes files about rank 0 to `profile` in the run's folder.
 
-    steps-A-B.json.gz   the trace of steps A to B, for ui.perfetto.dev or chrome://tracing
-    steps-A-B.pickle    allocations on the GPU up to the end of step B, with where they were made, for
-                        pytorch.org/memory_viz; out-of-memory.pickle, where a step fails for want of memory
+    steps-A-B.json.gz     the trace of steps A to B, for ui.perfetto.dev or chrome://tracing
+    steps-A-B.pickle      allocations on the GPU up to the end of step B and the code that made them, for
+                          pytorch.org/memory_viz
+    out-of-memory.pickle  the same up to the moment when a step runs out of memory
     """
 
     def __init__(self, config: ProfileConfig, run_dir: Path) -> None:

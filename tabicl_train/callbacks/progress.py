@@ -9,8 +9,8 @@ import time
 from tqdm import tqdm
 
 from tabicl_train.config.schema import RunConfig
+from tabicl_train.console import tell
 from tabicl_train.planning.run_plan import expected_work
-from tabicl_train.run_dir.console import tell
 
 PLAIN_LINE_EVERY = 10.0  # seconds between progress lines where the output is not a terminal
 
@@ -20,7 +20,7 @@ class Progress:
 
     def __init__(self, config: RunConfig, step: int) -> None:
         self.config, self.total, self.started = config, config.total_steps, time.perf_counter()
-        # A step of a later stage takes longer, so what is left is counted in FLOPs.
+        # A step of a later stage takes longer, so the remaining work is counted in FLOPs.
         self.step_work = {n: expected_work(config, s)[1] / s.steps for n, s in config.curriculum.stages.items()}
         self.first_work = self.work(step)
         self.last_line, self.smooth = self.started, math.nan
@@ -30,7 +30,7 @@ class Progress:
             self.bar = tqdm(total=self.total, initial=step, unit="step", dynamic_ncols=True, bar_format=layout)
 
     def work(self, step: int, until_stage: str | None = None) -> float:
-        """Expected FLOPs of the run up to a step, or to the end of a stage where that comes first."""
+        """Expected FLOPs of the run up to a step, or to the end of a stage if that comes first."""
         work = 0.0
         for name, stage in self.config.curriculum.stages.items():
             work += min(step, stage.steps) * self.step_work[name]
@@ -40,29 +40,29 @@ class Progress:
         return work
 
     def time_left(self, row: dict) -> str:
-        """Of the run, and of its stage where that is not the last one."""
+        """Time left of the run, and of the current stage unless it is the last one."""
         done = self.work(row["step"])
         pace = (time.perf_counter() - self.started) / (done - self.first_work)
         run, stage = self.work(self.total) - done, self.work(self.total, row["stage"]) - done
-        told = f"{tqdm.format_interval(pace * run)} left"
-        return told if stage >= run else f"{told} ({tqdm.format_interval(pace * stage)} of {row['stage']})"
+        text = f"{tqdm.format_interval(pace * run)} left"
+        return text if stage >= run else f"{text} ({tqdm.format_interval(pace * stage)} of {row['stage']})"
 
     def show(self, row: dict) -> None:
-        # Single steps are noisy (a step's tables may be easy or hard): half of the weight is on the last 7 rows.
+        # Single steps are noisy, as their tables may be easy or hard: half of the weight is on the last 7 rows.
         if not math.isfinite(self.smooth):
             self.smooth = row["loss"]
         elif math.isfinite(row["loss"]):
             self.smooth = 0.9 * self.smooth + 0.1 * row["loss"]
-        told = f"loss {self.smooth:.3f}, {row['tables_per_s']:.0f} tables/s, data wait {row['data_wait']:.1%}"
-        told += f", {row['memory_gb']:.1f} GB, {self.time_left(row)}"
+        text = f"loss {self.smooth:.3f}, {row['tables_per_s']:.0f} tables/s, data wait {row['data_wait']:.1%}"
+        text += f", {row['memory_gb']:.1f} GB, {self.time_left(row)}"
         if self.bar is not None:
-            self.bar.set_postfix_str(f"{row['stage']}, {told}", refresh=False)
+            self.bar.set_postfix_str(f"{row['stage']}, {text}", refresh=False)
             self.bar.update(row["step"] - self.bar.n)
             return
         now = time.perf_counter()
         if now - self.last_line >= PLAIN_LINE_EVERY or row["step"] == self.total:
             self.last_line = now
-            tell(f"{row['stage']} step {row['step']}/{self.total}: {told}")
+            tell(f"{row['stage']} step {row['step']}/{self.total}: {text}")
 
     def close(self) -> None:
         if self.bar is not None:

@@ -1,13 +1,13 @@
-"""How good the network is while it is trained: on synthetic tables that no step has, and on real data.
+"""Scores the network during training: on held-out synthetic tables and on real data.
 
-validation.csv has a row a validation and set of tables:
+validation.csv has a row per validation and set of tables:
 
 step            optimiser steps done
 data            "synthetic", or the name of a real table
-rows            of a table
-loss, accuracy  of the query rows: mean cross entropy, share predicted right; of synthetic tables the means
-roc_auc         one versus rest, of real tables
-guess_loss      of guessing the frequencies of the labels, on synthetic tables; see lengths.guess_losses
+rows            rows of a table
+loss, accuracy  of the query rows: mean cross entropy, share of correct predictions; means over synthetic tables
+roc_auc         one versus rest, for real tables
+guess_loss      of guessing the frequencies of the labels, for synthetic tables; see diagnostics.guess_losses
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.checkpoints import to_host
 from tabicl_train.callbacks.diagnostics import guess_losses
 from tabicl_train.config.schema import SYNTHETIC, CurriculumConfig, RunConfig, StageConfig, build_prior
+from tabicl_train.console import first_line, say, tell
 from tabicl_train.model import TabICL
 from tabicl_train.module import Pretraining
 from tabicl_train.prediction.predict import predict_logits
@@ -37,44 +38,43 @@ from tabicl_train.processes.processes import Processes
 from tabicl_train.processes.signals import Stop
 from tabicl_train.run_dir.atomic import save_atomically
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, DamagedCheckpoint, read
-from tabicl_train.run_dir.console import first_line, say, tell
 from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.workers import Loader
 
 COLUMNS = ("step", "data", "rows", "loss", "accuracy", "roc_auc", "guess_loss")
-TABLES = ("rows", "tables", "features", "real_rows")  # of the settings, those on which scores depend
-FROZEN = -1  # in place of a run's seed, which is at least 0: tables that no step has, the same ones in every run
-LONG = 60.0  # seconds of waiting before the first line about it; then at two, four, ... times as many
-DONE, STOP = "validation/{}", "validation/stop"  # keys of the processes' store: of a step; that a process is to stop
-FALLS = 3  # in a row of the mean ROC AUC on real data, after which there is a warning
+TABLES = ("rows", "tables", "features", "real_rows")  # the settings that decide which tables are scored
+HELD_OUT = -1  # in place of a run's seed, which is at least 0: no step has these tables, and all runs share them
+LONG = 60.0  # seconds of waiting before the first line about it; the next ones after twice, four times, ... that
+DONE, STOP = "validation/{}", "validation/stop"  # keys in the store: a step is validated; a process is to stop
+FALLS = 3  # consecutive falls of the mean ROC AUC on real data after which there is a warning
 
 Row = tuple[str, int, float, float, float | None, float | None]  # COLUMNS without the step
 
 
 class Validation(L.Callback):
-    """On the first rank; the others wait as long as it lives, which may be longer than an exchange of gradients.
+    """Validates on rank 0; the others wait as long as it is alive, longer than for an exchange of gradients if need be.
 
-    It computes on a copy of the network and leaves all random states as they are, so a run with it is the same to the
-    bit as one without. A stop signal to any rank ends it, and the next start of the run begins with it.
+    It computes on a copy of the network and leaves all random states unchanged, so a run is bit-identical with and
+    without it. A stop signal to any rank interrupts it, and the next start of the run begins with it.
 
-    checkpoints/best.ckpt holds the weights and averages that were best so far, and their scores. It is written before
-    the rows: a run that is killed in between validates again, and no best weights are lost.
+    checkpoints/best.ckpt holds the best weights and averages so far, and their scores. It is written before the rows:
+    a run that is killed in between validates again, and no best weights are lost.
     """
 
     def __init__(self, config: RunConfig, records: Records, processes: Processes, stop: Stop) -> None:
         self.config, self.settings = config, config.validation
         self.records, self.best = records, records.folder / "checkpoints" / "best.ckpt"
         self.processes, self.stop = processes, stop
-        self.postponed = False  # the last one was left to the next start of the run
+        self.postponed = False  # whether the last validation was left to the next start of the run
 
     @contextlib.contextmanager
     def drawing(self) -> Iterator[None]:
-        """Has a worker draw the synthetic tables meanwhile; they are needed at the first validation."""
+        """Within the context a worker draws the synthetic tables, which the first validation needs."""
         if self.processes.rank > 0 or not self.settings.every:
             yield
             return
-        stream, settings = frozen_stream(self.config), self.config.stream
+        stream, settings = held_out_stream(self.config), self.config.stream
         num_workers, prefetch = min(1, settings.num_workers), max(1, len(stream.steps))
         workers = dataclasses.replace(settings, num_workers=num_workers, prefetch=prefetch)
         with Loader(stream, workers) as self.loader:
@@ -92,7 +92,7 @@ class Validation(L.Callback):
 
     @cached_property
     def best_scores(self) -> dict[str, float] | None:
-        """Of the weights in best.ckpt, where they come from the tables that are used now."""
+        """The scores of the weights in best.ckpt, unless they are from other tables than the configured ones."""
         try:
             content = read(self.best)
         except FileNotFoundError:
@@ -109,14 +109,14 @@ class Validation(L.Callback):
         if self.processes.rank == 0 and self.settings.every:
             self.records.rewind("validation.csv", trainer.global_step, COLUMNS)
             if trainer.global_step == 0:
-                self.best_scores = None  # a file that is there is of another run
-        self.validate_if_due(trainer, module)  # the run may have ended between the save and the validation
+                self.best_scores = None  # an existing file belongs to another run
+        self.validate_if_due(trainer, module)  # the run may have been killed between save and validation
 
     def on_train_batch_end(self, trainer: L.Trainer, module: Pretraining, *_) -> None:
         self.validate_if_due(trainer, module)
 
     def validate_if_due(self, trainer: L.Trainer, module: Pretraining) -> None:
-        """All processes come here after the same steps."""
+        """All processes call this after the same steps."""
         step = trainer.global_step
         if not self.is_due(step):
             return
@@ -130,17 +130,17 @@ class Validation(L.Callback):
             self.processes.put(DONE.format(step), True)
 
     def is_due(self, step: int) -> bool:
-        """Whether there is a validation after so many steps: also of the weights that a run starts from."""
+        """Whether there is a validation after this many steps; after none, of weights that the run starts from."""
         if not self.settings.every or (step == 0 and self.config.init_weights is None):
             return False
         return step % self.settings.every == 0 or step == self.config.total_steps
 
     def is_missing(self, step: int) -> bool:
-        """Whether the validation after so many steps is due, and has not been done."""
+        """Whether the validation after this many steps is due, and has not been done."""
         return self.is_due(step) and step not in read_scores(self.records.rows("validation.csv"))
 
     def wait(self, step: int) -> None:
-        """Until the first process has validated; raises ProcessLost when it is gone."""
+        """Wait until rank 0 has validated; raises ProcessLost if it is lost."""
         started, due, passed_on = time.monotonic(), LONG, False
 
         def is_done() -> bool:
@@ -151,21 +151,20 @@ class Validation(L.Callback):
             seconds = time.monotonic() - started
             if self.processes.rank == 1 and seconds >= due:
                 due = 2 * due
-                line = f"waiting for rank 0, which has been at the validation of step {step} for {seconds:.0f} s"
-                say(line)
-            return self.processes.ask(lambda: self.processes.store.check([DONE.format(step)]))
+                say(f"waiting for rank 0, which has been validating step {step} for {seconds:.0f} s")
+            return self.processes.has(DONE.format(step))
 
         self.processes.until(is_done)
 
     def is_asked_to_stop(self) -> bool:
         if self.stop.asked or self.processes.size == 1:
             return self.stop.asked
-        return self.processes.ask(lambda: self.processes.store.check([STOP]))
+        return self.processes.has(STOP)
 
     def finish(self, checkpoint: dict, device: torch.device) -> None:
-        """The last validation of a run whose steps are all done, where it is missing. By the first rank alone.
+        """Do the last validation of a run whose steps are all done, if it is missing. On rank 0 alone.
 
-        checkpoint: the content of the last one
+        checkpoint: the content of the run's last checkpoint
         """
         step = checkpoint["global_step"]
         if not self.is_missing(step):
@@ -173,7 +172,7 @@ class Validation(L.Callback):
         module = Pretraining(self.config)
         module.load_state_dict(checkpoint["state_dict"])
         averages = Averages(self.config.averages).state_key
-        self.loader = frozen_stream(self.config)
+        self.loader = held_out_stream(self.config)
         self.validate(step, module.to(device), {averages: checkpoint["callbacks"][averages]})
 
     def validate(self, step: int, module: Pretraining, averages: dict) -> None:
@@ -181,14 +180,14 @@ class Validation(L.Callback):
         network = copy.deepcopy(module.model).eval()
         parts = [(self.score_synthetic, item) for item in self.items]
         parts += [(self.score_real, task) for task in self.tasks]
-        scored = []
+        results = []
         for score, part in parts:
             if self.is_asked_to_stop():
                 self.postponed = True
-                tell(f"validation step {step}: left to the next start, for the run is asked to stop")
+                tell(f"validation step {step}: left to the next start, since the run was asked to stop")
                 return
-            scored.append(score(network, module, part))
-        rows = [dict(zip(COLUMNS, (step, *row), strict=True)) for row in scored]
+            results.append(score(network, module, part))
+        rows = [dict(zip(COLUMNS, (step, *row), strict=True)) for row in results]
         scores = read_scores(rows)[step]
         if is_better(scores, self.best_scores, self.settings.best):
             self.keep(step, module, averages, scores)
@@ -222,7 +221,7 @@ class Validation(L.Callback):
         classifier = TabICLClassifier(network, n_estimators=1, device=str(module.device))
         try:
             (scores,) = score_task(task, {"": lambda: classifier}, splits=1)
-        except (ValueError, torch.OutOfMemoryError) as error:  # such as probabilities that are not numbers
+        except (ValueError, torch.OutOfMemoryError) as error:  # for example probabilities that are not numbers
             tell(f"warning   {task.name} could not be scored: {first_line(error)}")
             scores = dict.fromkeys(("log_loss", "accuracy", "roc_auc"), math.nan)
         return task.name, len(task.y), scores["log_loss"], scores["accuracy"], scores["roc_auc"], None
@@ -245,42 +244,44 @@ class Validation(L.Callback):
             self.best_scores = scores
 
 
-def frozen_stream(config: RunConfig) -> StepStream:
-    """The validation's tables: item k holds those of the k-th number of rows. Of the run they depend on the prior and
-    the number of classes alone."""
-    told = config.validation
+def held_out_stream(config: RunConfig) -> StepStream:
+    """The validation's synthetic tables: item k holds those with the k-th number of rows.
+
+    Apart from the validation's own settings they depend on the prior and the number of classes only.
+    """
+    settings = config.validation
     stages = {
-        f"{k}": StageConfig(steps=1, rows=[rows, rows], features=list(told.features), tables=told.tables)
-        for k, rows in enumerate(told.rows)
+        f"{k}": StageConfig(steps=1, rows=[rows, rows], features=list(settings.features), tables=settings.tables)
+        for k, rows in enumerate(settings.rows)
     }
-    return StepStream(build_prior(config), CurriculumConfig(stages), config.model, FROZEN, range(len(stages)))
+    return StepStream(build_prior(config), CurriculumConfig(stages), config.model, HELD_OUT, range(len(stages)))
 
 
 def read_scores(rows: list[dict[str, str]]) -> dict[int, dict[str, float]]:
     """Scores by step, from the rows of validation.csv: the mean loss on synthetic tables (`synthetic`) and the mean
-    ROC AUC on real ones (`real`); nan where there are none."""
+    ROC AUC on real ones (`real`); nan if there are none."""
     by_step: dict[int, dict[str, list[float]]] = {}
     for row in rows:
-        found = by_step.setdefault(int(row["step"]), {"synthetic": [], "real": []})
+        scores = by_step.setdefault(int(row["step"]), {"synthetic": [], "real": []})
         if row["data"] == SYNTHETIC:
-            found["synthetic"].append(float(row["loss"]))
+            scores["synthetic"].append(float(row["loss"]))
         else:
-            found["real"].append(float(row["roc_auc"]))
+            scores["real"].append(float(row["roc_auc"]))
     return {
-        step: {kind: statistics.fmean(values) if values else math.nan for kind, values in found.items()}
-        for step, found in by_step.items()
+        step: {kind: statistics.fmean(values) if values else math.nan for kind, values in scores.items()}
+        for step, scores in by_step.items()
     }
 
 
 def is_better(scores: dict[str, float], best: dict[str, float] | None, kind: str) -> bool:
-    """Whether scores beat the best ones so far: by a lower loss, or a higher ROC AUC."""
+    """Whether scores beat the best ones so far: a lower loss, or a higher ROC AUC."""
     if not math.isfinite(scores[kind]) or best is None or not math.isfinite(best[kind]):
         return math.isfinite(scores[kind])
     return scores[kind] < best[kind] if kind == SYNTHETIC else scores[kind] > best[kind]
 
 
 def falling(scores: dict[int, dict[str, float]]) -> str | None:
-    """What to say when the ROC AUC on real data fell in each of the last validations."""
+    """The warning if the ROC AUC on real data fell in each of the last validations."""
     last = [score["real"] for score in scores.values()][-FALLS - 1 :]
     if len(last) <= FALLS or not all(a > b for a, b in itertools.pairwise(last)):
         return None

@@ -26,6 +26,7 @@ from tabicl_train.config.monitoring import (
     WandbConfig,
 )
 from tabicl_train.config.stages import SCHEDULES, CurriculumConfig, StageConfig
+from tabicl_train.console import is_first
 from tabicl_train.errors import unusable_folder
 from tabicl_train.model.config import TabICLConfig
 
@@ -230,7 +231,8 @@ class RunConfig:
         else:
             if self.prior["name"] == "disk" and self.validation.every and self.validation.rows:
                 problems.append("validation.rows must be [] with prior=disk, which only has the tables of steps")
-        if self.init_weights is not None and not Path(self.init_weights).exists() and not self.has_checkpoint:
+        no_start = self.init_weights is not None and not Path(self.init_weights).exists() and not self.has_checkpoint
+        if no_start and is_first(self.trainer.nodes):  # which reads it for all
             problems.append(f"init_weights is {self.init_weights!r}; there is no such file or run directory")
         return problems + self.too_few_tables((self.trainer.devices or 1) * (self.trainer.nodes or 1))
 
@@ -244,7 +246,7 @@ class RunConfig:
     def start_problems(self) -> list[str]:
         """What keeps the run from starting here and now; `problems` are the same on every machine."""
         problems = []
-        if problem := unusable_folder(Path(self.run_dir)):
+        if is_first(self.trainer.nodes) and (problem := unusable_folder(Path(self.run_dir))):  # it need not be shared
             problems.append(f"run_dir is {self.run_dir!r}; {problem}")
         if self.trainer.accelerator == "cuda" and not torch.cuda.is_available():
             problems.append("trainer.accelerator is 'cuda'; torch finds no GPU on this machine")

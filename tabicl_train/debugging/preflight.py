@@ -16,10 +16,10 @@ import lightning as L
 
 from tabicl_train.callbacks.guard import MULTIPLIER_AT
 from tabicl_train.config.schema import RunConfig
+from tabicl_train.console import tell
 from tabicl_train.errors import ConfigError
 from tabicl_train.precision import choose
 from tabicl_train.run_dir import checkpoint
-from tabicl_train.run_dir.console import tell
 from tabicl_train.train import run_steps
 
 LOSS = 0.02  # largest relative difference between the mean losses over the second half of the steps

@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from tabicl_train.config.checks import at_least
+from tabicl_train.console import first_line, tell
 from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.evaluation.baselines import BASELINES, public_client
 from tabicl_train.evaluation.scores import score
@@ -24,7 +25,6 @@ from tabicl_train.model import TabICL
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.export import build_model, weights_of
 from tabicl_train.run_dir.checkpoint import load
-from tabicl_train.run_dir.console import first_line, tell
 from tabicl_train.run_dir.outputs import output_problems
 from tabicl_train.run_dir.records import Records
 

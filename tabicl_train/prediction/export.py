@@ -7,12 +7,12 @@ from pathlib import Path
 
 from torch import Tensor
 
+from tabicl_train.console import first_line
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.public_format import load_public, save_public
 from tabicl_train.run_dir.checkpoint import averaged, is_run_checkpoint, load
-from tabicl_train.run_dir.console import first_line
 from tabicl_train.run_dir.outputs import check_output
 
 WEIGHTS = ("trained", "ema", "last")

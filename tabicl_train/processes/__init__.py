@@ -1,1 +1,1 @@
-"""Several processes that train one model: how they are started, meet, agree and notice a loss."""
+"""The processes that train one model together: how they are started, join, agree, and notice that one is lost."""

@@ -1,7 +1,7 @@
-"""Stop signals, noticed at once and acted on at the end of a step.
+"""Stop signals, noticed at once and obeyed at the end of a step.
 
-Python's own handlers wait until the main thread returns to the interpreter, which it does not while it waits for
-another process; the C level's wake-up descriptor does not wait, and a thread reads it.
+Python's own handlers run only when the main thread returns to the interpreter, which may not happen while it waits for
+another process. The wake-up descriptor is written at the C level without that delay, and a thread reads it.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ import threading
 import time
 from collections.abc import Iterator
 
-from tabicl_train.run_dir.console import say
+from tabicl_train.console import say
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-# Seconds in which a second signal counts as the first one: torchrun passes on what a whole process group gets anyway.
+# Seconds in which a second signal counts as the first one: torchrun forwards what its whole process group gets.
 SAME = 1.0
-PARENT = "TABICL_TRAIN_PARENT"  # the environment's name for the number of the process that started this one
+PARENT = "TABICL_TRAIN_PARENT"  # environment variable: number of the process that started this one
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 
 
 class Stop:
-    """Whether the process was told to stop; a second signal ends it on the spot."""
+    """Whether the process was asked to stop; a second signal ends it at once."""
 
     def __init__(self) -> None:
         self.started = time.monotonic()
-        self.limit = math.inf  # seconds after the start, at which the process is to stop as if it had got a signal
+        self.limit = math.inf  # seconds after the start at which the process stops as if it had got a signal
         self.first: float | None = None  # when the first signal came
         self.number: int | None = None
-        self.waiting: str | None = None  # what the process waits for before it trains; a signal ends that at once
+        self.waiting: str | None = None  # what the process waits for before it trains; a signal ends this wait at once
 
     @property
     def asked(self) -> bool:
@@ -43,9 +43,9 @@ class Stop:
     def notice(self, number: int, now: float) -> None:
         if self.first is None:
             self.first, self.number = now, number
-            later = "stopping after this step; signal again to kill"
-            then = f"no longer waiting for {self.waiting}" if self.waiting else later
-            say(f"stop      {signal.Signals(number).name}: {then}")
+            stopping = "stopping after this step; signal again to kill"
+            reaction = f"no longer waiting for {self.waiting}" if self.waiting else stopping
+            say(f"stop      {signal.Signals(number).name}: {reaction}")
         elif now - self.first >= SAME:
             for worker in multiprocessing.active_children():
                 worker.kill()
@@ -59,17 +59,17 @@ class Stop:
 
 
 def die_with_launcher() -> None:
-    """End this process with torchrun, or with the process of this program, that started it: a rank on its own would
-    wait for the others, and keep its devices."""
+    """Have this process killed when the torchrun or the process of this program that started it is gone: a rank left
+    alone would wait for the others, and keep its devices."""
     if PARENT in os.environ or "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent(int(os.environ.get(PARENT, os.getppid())))
 
 
 def die_with_parent(parent: int) -> None:
-    """Have this process killed when its parent is gone, whose main thread must be the one that started it."""
+    """Have this process killed when its parent is gone; the parent's main thread must have started it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # gone before that
+        if os.getppid() != parent:  # it was gone before that
             os.kill(os.getpid(), signal.SIGKILL)
     else:
         threading.Thread(target=end_after, args=(parent,), daemon=True).start()
@@ -86,15 +86,18 @@ _active: Stop | None = None
 
 @contextlib.contextmanager
 def watch_signals() -> Iterator[Stop]:
-    """Within it stop signals do not end the process; nested uses are the outermost one. Only in the main thread."""
+    """Within the context stop signals do not end the process. Nested contexts share the outermost one's Stop.
+
+    To be used in the main thread.
+    """
     global _active
     if _active is not None:
         yield _active
         return
     stop = _active = Stop()
-    wakeups, written = os.pipe()
-    os.set_blocking(written, False)
-    descriptor = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+    wakeups, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    descriptor = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     handlers = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
     thread = threading.Thread(target=stop.listen, args=(wakeups,), daemon=True)
     thread.start()
@@ -104,6 +107,6 @@ def watch_signals() -> Iterator[Stop]:
         for number, handler in handlers.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(descriptor)
-        os.close(written)
-        thread.join(1.0)  # the other end of the pipe may still be open in a worker
+        os.close(write_end)
+        thread.join(1.0)  # a worker may still hold the write end open
         _active = None

@@ -1,4 +1,4 @@
-"""Files that are whole whenever the process is killed: written aside, flushed, and renamed."""
+"""Files that stay intact whenever the process is killed: written to a temporary file, flushed, and renamed."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ import torch
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Give `write` a file beside `path`, and rename it to `path`; raises OSError and leaves nothing behind."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Let `write` fill a temporary file beside `path`, and rename it to `path`.
+
+    After an error, an OSError of the disk among them, `path` is as before and the temporary file is gone.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(aside, "wb") as file:
+        with open(temporary, "wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(aside, path)
+        os.replace(temporary, path)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 
 def sync_folder(path: Path) -> None:
-    """A rename survives a power cut only after it."""
+    """Flush a folder: only then does a rename in it survive a power cut."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -34,22 +37,22 @@ def sync_folder(path: Path) -> None:
 
 
 def save_atomically(content: object, path: Path) -> None:
-    """torch.save, atomically; raises OSError when the disk is full, as torch.save itself does not."""
+    """torch.save, atomically. Raises OSError when the disk is full, where torch.save raises a RuntimeError."""
     write_atomically(path, lambda file: save(content, file))
 
 
 def save(content: object, file: BinaryIO) -> None:
-    target = Target(file)
+    recorder = ErrorRecorder(file)
     try:
-        torch.save(content, target)
+        torch.save(content, recorder)
     except RuntimeError:
-        if target.error is not None:
-            raise target.error from None
+        if recorder.error is not None:
+            raise recorder.error from None
         raise
 
 
-class Target:
-    """A file that remembers the error of a write, of which torch tells only that there was one."""
+class ErrorRecorder:
+    """A file that keeps the error of a write; torch reports only that there was one."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.flush, self.error = file, file.flush, None

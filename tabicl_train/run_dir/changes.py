@@ -10,8 +10,8 @@ from typing import Any
 import priors
 from priors.random import STREAM_VERSION
 from tabicl_train.config.schema import RunConfig, StageConfig, flatten
+from tabicl_train.console import tell
 from tabicl_train.errors import ConfigError
-from tabicl_train.run_dir.console import tell
 
 HARMLESS = ("run_dir", "resume.allow_changes", "trainer.max_steps", "preflight", "preflight_steps", "init_weights")
 FREE_TO_CHANGE = ("dropout", "checkpoint_rows", "col_attention_fp32", "scaling_bound")  # of a model; its weights fit

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tabicl_train.console import first_line, tell
 from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir.changes import up_to_date
-from tabicl_train.run_dir.console import first_line, tell
 
 FORMAT_VERSION = 1
 """Raised when checkpoints are written that earlier versions of the program could not use. A file without it is 1."""

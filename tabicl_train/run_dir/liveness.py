@@ -1,4 +1,4 @@
-"""Whether another process of this machine is still there."""
+"""Whether another process on this machine is still running."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ UNKNOWN = "unknown"
 
 
 def machine() -> str:
-    """Equal where two processes can see each other: one boot of one machine, and one space of process numbers."""
+    """Equal for two processes that see each other: same machine, same boot, and same namespace of process numbers."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
@@ -19,23 +19,23 @@ def machine() -> str:
 
 
 def process_start(process: int) -> str | None:
-    """When a process began, which tells it from a later one of the same number; None if it is gone.
+    """When a process began, which distinguishes it from a later one with the same number; None if it is gone.
 
-    One that has ended, and keeps its number until its parent has noticed, is gone.
+    A zombie, which has ended and keeps its number until its parent has waited for it, counts as gone.
     """
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:  # where there is no /proc, or others' processes are hidden
+    except OSError:  # there is no /proc, or processes of other users are hidden
         try:
             os.kill(process, 0)
         except ProcessLookupError:
             return None
         except PermissionError:
-            pass  # it is there, and somebody else's
+            pass  # it runs, and belongs to another user
         return UNKNOWN
     return None if fields[0] in "ZX" else fields[19]
 
 
 def is_running(process: int, started: str | None) -> bool:
-    """Whether the process that began then is there; one whose beginning cannot be seen is taken for it."""
+    """Whether the process that began at that time is running. If its start cannot be seen, it counts as that one."""
     return process_start(process) in (started, UNKNOWN) if started is not None else False

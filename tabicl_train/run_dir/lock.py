@@ -1,9 +1,9 @@
 """Who may write into a run's folder: one process at a time.
 
-The file `lock` names its owner. The owner's heartbeat is the time of that file, which the owner renews. A lock is taken
-over from a process that is gone: at once where that can be seen (on this machine, or an earlier start of the same SLURM
-job), else when the heartbeat is old. An owner that was suspended so long that it lost its lock finds another file in
-its place, and stops before it writes.
+The file `lock` names its owner. Its modification time is the owner's heartbeat, which the owner renews. The lock of a
+process that is gone is taken over: at once where that can be seen (on this machine, or by an earlier start of the same
+SLURM job), else when the heartbeat is old. An owner that was suspended so long that it lost its lock finds another file
+in its place, and stops before it writes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tabicl_train.console import tell
 from tabicl_train.errors import ConfigError
-from tabicl_train.run_dir.console import tell
 from tabicl_train.run_dir.liveness import is_running, machine, process_start
 
 BEAT = 10.0  # seconds between two heartbeats
 STALE = 120.0  # seconds after which the heartbeat of another machine is old: twelve missed ones, or a slow file server
 NAME = "lock"
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class LostLock(Exception):
@@ -35,11 +36,11 @@ class LostLock(Exception):
 
 
 class RunLock:
-    """The lock of a run's folder; `acquire` and `release` it, and `check` before each write."""
+    """The lock of a run's folder: `acquire` it, `check` it before each write, and `release` it."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
-        self.file: int | None = None  # of the lock, kept open so that no other file can have its number
+        self.file: int | None = None  # the open lock file, kept open so that no other file can get its inode number
         self.on_beat: Callable[[], None] = lambda: None  # called with each heartbeat
         self.stopped = threading.Event()
         self.thread: threading.Thread | None = None
@@ -51,25 +52,33 @@ class RunLock:
                 if is_alive(owner, self.path):
                     raise ConfigError([f"{self.path.parent} is in use: {describe(owner, self.path)}"])
                 tell(f"lock      taken over from process {owner['process']} on {owner['host']}, which is gone")
-            self.create()
+            try:
+                self.create()
+            except OSError as error:
+                if error.errno not in FULL_DISK:
+                    raise ConfigError([f"{self.path} cannot be written: {error.strerror}"]) from None
+                self.close()  # a full disk does not end a run
+                tell(f"warning   {self.path} cannot be written ({error.strerror}): a second start would not be refused")
         self.thread = threading.Thread(target=self.renew, name="heartbeat", daemon=True)
         self.thread.start()
 
     def create(self) -> None:
+        self.file, temporary = tempfile.mkstemp(prefix=f".{NAME}.", suffix=".tmp", dir=self.path.parent)
         try:
-            self.file, aside = tempfile.mkstemp(prefix=f".{NAME}.", suffix=".tmp", dir=self.path.parent)
+            os.fchmod(self.file, 0o644)  # mkstemp creates files that other users cannot read
             try:
-                os.fchmod(self.file, 0o644)  # mkstemp makes files that others cannot read
-                os.write(self.file, json.dumps(this_process()).encode())
-                os.replace(aside, self.path)
-            except OSError:
-                os.unlink(aside)
-                raise
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise ConfigError([f"{self.path} cannot be written: {error.strerror}"]) from None
-            self.close()  # a full disk does not end a run
-            tell(f"warning   {self.path} cannot be written ({error.strerror}): a second start would not be refused")
+                self.write_owner()
+            except OSError as error:
+                if error.errno not in FULL_DISK:
+                    raise
+                tell(f"warning   {self.path} is empty ({error.strerror}): it holds, but does not name this process")
+            os.replace(temporary, self.path)
+        except OSError:
+            os.unlink(temporary)
+            raise
+
+    def write_owner(self) -> None:
+        os.pwrite(self.file, json.dumps(this_process()).encode(), 0)
 
     @property
     def held(self) -> bool:
@@ -81,18 +90,21 @@ class RunLock:
             return error.errno not in (errno.ENOENT, errno.ESTALE)
 
     def check(self) -> None:
-        """Raises LostLock if this process is not the owner any more."""
+        """Raises LostLock if this process is no longer the owner."""
         if not self.held:
             owner = read_owner(self.path)
             by = f"process {owner['process']} on {owner['host']}" if owner else "another process"
             raise LostLock(f"{self.path.parent} was taken over by {by}; this process stops without writing to it")
 
     def renew(self) -> None:
-        """The heartbeat's thread."""
+        """The thread that sends the heartbeat."""
         while not self.stopped.wait(BEAT) and self.held:
             with contextlib.suppress(OSError, LostLock):
                 if self.file is not None:
                     os.utime(self.file)
+                    if os.fstat(self.file).st_size == 0:  # the disk was full
+                        self.write_owner()
+            with contextlib.suppress(OSError, LostLock):
                 self.on_beat()
 
     def release(self) -> None:
@@ -112,7 +124,7 @@ class RunLock:
 
 
 def owner_is_alive(folder: Path) -> bool:
-    """Whether a process holds the lock of a run's folder, as far as can be seen from here."""
+    """Whether a process holds the lock of a run's folder, as far as this machine can see."""
     path = folder / NAME
     owner = read_owner(path)
     return owner is not None and is_alive(owner, path)
@@ -120,7 +132,7 @@ def owner_is_alive(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Processes on one machine look at the lock one after another; file systems without locks do without."""
+    """Let processes of one machine look at the lock one after another, where the file system supports locks."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):
@@ -143,7 +155,7 @@ def this_process() -> dict:
 
 
 def read_owner(path: Path) -> dict | None:
-    """The owner of a lock; None if there is none. A file that is no lock belongs to a process unknown."""
+    """The owner of a lock, None if there is no lock. Values that the file lacks are "unknown"."""
     try:
         owner = json.loads(path.read_text())
     except FileNotFoundError:
@@ -155,11 +167,12 @@ def read_owner(path: Path) -> dict | None:
 
 
 def is_alive(owner: dict, path: Path) -> bool:
-    if owner["machine"] == machine():
+    if owner["machine"] == machine() and isinstance(owner["process"], int):
         return is_running(owner["process"], owner["started"])
-    now = this_process()
-    if now["job"] is not None and owner["job"] == now["job"] and owner["restarts"] < now["restarts"]:
-        return False  # SLURM has ended it before it started the job again
+    this, restarts = this_process(), owner["restarts"]
+    same_job = this["job"] is not None and owner["job"] == this["job"]
+    if same_job and isinstance(restarts, int) and restarts < this["restarts"]:
+        return False  # SLURM had ended it before it started the job again
     return heartbeat_age(path) < STALE
 
 
@@ -178,9 +191,9 @@ def heartbeat_age(path: Path) -> float:
     try:
         with tempfile.NamedTemporaryFile(prefix=f".{NAME}.", suffix=".tmp", dir=path.parent) as file:
             now = os.fstat(file.fileno()).st_mtime
-    except OSError:  # a full disk, or a reader who may not write
+    except OSError:  # a full disk, or a reader without write permission
         now = time.time()
     try:
         return now - path.stat().st_mtime
-    except FileNotFoundError:  # released meanwhile
+    except FileNotFoundError:  # released in the meantime
         return math.inf

@@ -6,10 +6,10 @@ import platform
 import subprocess
 import sys
 import time
+from importlib import metadata
+from pathlib import Path
 
-from priors.storage.shards import version
-from tabicl_train.config.folders import PACKAGE
-
+PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
 PACKAGES = ("tabicl-train", "torch", "lightning", "hydra-core", "numpy", "scipy", "numba")
 
 
@@ -25,15 +25,25 @@ def describe_origin() -> dict:
 
 
 def versions() -> dict[str, str]:
-    """Of Python, this package and those that decide what a run computes."""
+    """The versions of Python, of this package, and of those that decide what a run computes."""
     return {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
 
 
-def git(*arguments: str) -> str | None:
-    """What git says of the checkout that this package is tracked in; an installed package may lie in another one."""
-    for command in (["ls-files", "--error-unmatch", "train.py"], list(arguments)):
+def version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # this package, run from a checkout
+        return "not installed"
+
+
+def git(*args: str) -> str | None:
+    """What git prints about the checkout that tracks this package, None if there is none.
+
+    An installed package may lie inside a checkout of something else, which does not track it.
+    """
+    for command in (["ls-files", "--error-unmatch", "train.py"], list(args)):
         try:
-            result = subprocess.run(["git", *command], cwd=PACKAGE, capture_output=True, text=True, timeout=60)
+            result = subprocess.run(["git", *command], cwd=PACKAGE_FOLDER, capture_output=True, text=True, timeout=60)
         except (OSError, subprocess.TimeoutExpired):
             return None
         if result.returncode != 0:

@@ -1,11 +1,11 @@
-"""The small files of a run: one owner writes, rewinds and reads them.
+"""The small files of a run: all of them are written, rewound and read here.
 
-NAME.csv    a row a step or more, the step (optimiser steps done) in the first column
-NAME.jsonl  a JSON object a line; `step`, where there is one, is the number of a step, from 0
-others      replaced as a whole
+NAME.csv                one or more rows per step; the first column is the step (optimiser steps done)
+NAME.jsonl              one JSON object per line; `step`, if present, is the number of a step, counted from 0
+NAME.json, config.yaml  replaced as a whole
 
-A full disk costs rows and lines, and one warning a file, but never the run. A kill can leave a torn last line: readers
-pass over it, and the next writer removes it.
+A full disk costs rows and lines, and gives one warning per file, but never ends the run. A kill can leave an incomplete
+last line: readers skip it, and the next writer removes it.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import IO, Any
 
+from tabicl_train.console import first_line, tell
 from tabicl_train.run_dir.atomic import write_atomically
-from tabicl_train.run_dir.console import first_line, tell
 
 
 class Records:
     """The small files in a run's folder.
 
-    check: called before each write; raises where this process may not write any more
+    check: called before each write; raises if this process may no longer write
     """
 
     def __init__(self, folder: Path, check: Callable[[], None] = lambda: None) -> None:
         self.folder, self.check = folder, check
-        self.failing: set[str] = set()  # files that there has been a warning about
+        self.failing: set[str] = set()  # files with a warning since their last successful write
 
     def append_rows(self, name: str, *rows: dict) -> None:
-        """Add rows to a CSV file, all of them or none; repr of a float reads back as the same float."""
+        """Add rows to a CSV file, all or none of them; a float is written so that it reads back as the same float."""
         self._append(name, csv_text(row.values() for row in rows), header=csv_text([rows[0].keys()]))
 
     def append_line(self, name: str, values: dict) -> None:
-        """Add a line to a JSON lines file, or nothing."""
+        """Add a line to a JSON lines file, all or nothing of it."""
         self._append(name, json.dumps(values) + "\n")
 
     def _append(self, name: str, text: str, header: str = "") -> None:
@@ -58,7 +59,7 @@ class Records:
             self.failing.discard(name)
 
     def replace(self, name: str, text: str) -> None:
-        """Write a file anew: it is the old one or the new one, whenever the process is killed."""
+        """Replace a file: whenever the process is killed, it has the old or the new content."""
         self.check()
         try:
             write_atomically(self.folder / name, lambda file: file.write(text.encode()))
@@ -68,10 +69,10 @@ class Records:
             self.failing.discard(name)
 
     def rewind(self, name: str, steps: int, columns: tuple[str, ...] = ()) -> None:
-        """Drop what belongs to steps after the first `steps`, which are done again, and torn lines.
+        """Drop incomplete lines and what belongs to steps after the first `steps`, since these steps are done again.
 
-        columns: of a CSV file; those that an older version of the program did not write become empty
-        On a full disk, where no other copy can be written, everything behind the first dropped line is cut off.
+        columns: of a CSV file; cells of columns that an older version of the program did not write become empty
+        On a full disk, where no copy can be written, everything after the first dropped line is cut off.
         """
         self.check()
         path = self.folder / name
@@ -81,30 +82,30 @@ class Records:
             return
         lines = content.splitlines(keepends=True)
         kept = kept_rows(lines, steps, columns) if path.suffix == ".csv" else kept_lines(lines, steps)
-        same = next((i for i, (a, b) in enumerate(zip(lines, kept, strict=False)) if a != b), len(kept))
-        beginning = len(b"".join(kept[:same]))
+        unchanged = next((i for i, (a, b) in enumerate(zip(lines, kept, strict=False)) if a != b), len(kept))
+        unchanged_bytes = len(b"".join(kept[:unchanged]))
         try:
-            if same == len(kept):
-                os.truncate(path, beginning)  # takes no space
+            if unchanged == len(kept):
+                os.truncate(path, unchanged_bytes)  # needs no space
             else:
                 write_atomically(path, lambda file: file.writelines(kept))
         except OSError as error:
-            os.truncate(path, beginning)
+            os.truncate(path, unchanged_bytes)
             self.warn(name, error)
 
     def rows(self, name: str) -> list[dict[str, str]]:
-        """The whole rows of a CSV file; none where it is missing."""
+        """The complete rows of a CSV file; none if it is missing."""
         with open_or_empty(self.folder / name) as file:
             header, *rows = list(csv.reader(line for line in file if line.endswith("\n"))) or [[]]
         return [dict(zip(header, row, strict=True)) for row in rows if len(row) == len(header)]
 
     def lines(self, name: str) -> list[dict]:
-        """The whole lines of a JSON lines file; none where it is missing."""
+        """The complete lines of a JSON lines file; none if it is missing."""
         with open_or_empty(self.folder / name) as file:
             return [values for line in file if (values := parsed(line)) is not None]
 
     def json(self, name: str) -> dict | None:
-        """The content of a JSON file; None where it is missing or damaged."""
+        """The content of a JSON file; None if it is missing or damaged."""
         with open_or_empty(self.folder / name) as file:
             return parsed(file.read())
 
@@ -112,6 +113,60 @@ class Records:
         if name not in self.failing:
             self.failing.add(name)
             tell(f"warning   {name} cannot be written ({first_line(error)}); what belongs there is lost")
+
+
+class RowReader:
+    """The rows of a CSV file by their step, while the file is being written.
+
+    Cells that are numbers become int or float, and empty cells are left out.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file: IO[str] | None = None
+        self.header: list[str] | None = None
+        self.row: dict[str, Any] | None = None  # read, and not yet taken
+
+    def next_step(self) -> int | None:
+        """The step of the next row; None if there is none yet."""
+        while self.row is None and (line := self.read_line()):
+            (cells,) = csv.reader([line])
+            if self.header is None:
+                self.header = cells
+            elif len(cells) == len(self.header):
+                self.row = {key: number(text) for key, text in zip(self.header, cells, strict=True) if text != ""}
+        return None if self.row is None else self.row["step"]
+
+    def read_line(self) -> str:
+        if self.file is None:
+            if not self.path.exists():
+                return ""
+            self.file = open_or_empty(self.path)
+        position = self.file.tell()
+        line = self.file.readline()
+        if not line.endswith("\n"):  # the end, or an incomplete line
+            self.file.seek(position)
+            return ""
+        return line
+
+    def take(self, step: int) -> list[dict[str, Any]]:
+        """The rows of a step; those of earlier steps are skipped."""
+        rows = []
+        while (next_step := self.next_step()) is not None and next_step <= step:
+            if next_step == step:
+                rows.append(self.row)
+            self.row = None
+        return rows
+
+
+def number(text: str) -> int | float | str:
+    """The number that a text stands for, or the text."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
 
 
 def open_or_empty(path: Path) -> io.TextIOBase:
@@ -130,7 +185,7 @@ def parsed(text: str) -> dict | None:
 
 
 def whole_lines_end(path: Path) -> int:
-    """Bytes of a file up to the end of its last whole line."""
+    """Bytes of a file up to the end of its last complete line."""
     with open(path, "rb") as file:
         end = file.seek(0, os.SEEK_END)
         while end > 0:
@@ -149,7 +204,7 @@ def csv_text(rows: Iterable[Iterable]) -> str:
 
 
 def kept_rows(lines: list[bytes], steps: int, columns: tuple[str, ...]) -> list[bytes]:
-    """The header of a CSV file, and its whole rows of the first `steps` steps."""
+    """The header of a CSV file, and its complete rows of the first `steps` steps."""
     rows = [row for row in csv.reader(line.decode(errors="replace") for line in lines if line.endswith(b"\n")) if row]
     if not rows:
         return []
@@ -162,7 +217,7 @@ def kept_rows(lines: list[bytes], steps: int, columns: tuple[str, ...]) -> list[
 
 
 def kept_lines(lines: list[bytes], steps: int) -> list[bytes]:
-    """The whole lines of a JSON lines file that belong to the first `steps` steps."""
+    """The complete lines of a JSON lines file that belong to the first `steps` steps."""
     return [
         line
         for line in lines

@@ -1,8 +1,8 @@
 """status.json: what a run is doing, or how it ended.
 
-status   running, finished, preempted or failed; read back, also killed: it says running, and the process is gone
+status   running, finished, preempted or failed; `read_status` reports a running one whose process is gone as killed
 step     optimiser steps done
-time     of the last heartbeat, every ten seconds while the run is trained
+time     of the last heartbeat, which comes every ten seconds during training
 host, process
 """
 
@@ -25,8 +25,8 @@ NAME = "status.json"
 class RunStatus:
     """Writes status.json.
 
-    step: gives the optimiser steps done
-    writes: whether this process is the one that does
+    step: returns the optimiser steps done
+    writes: whether this process writes it
     """
 
     def __init__(self, records: Records, step: Callable[[], int], writes: bool = True) -> None:
@@ -39,7 +39,7 @@ class RunStatus:
         self.beat()
 
     def beat(self) -> None:
-        """Renew step and time; from another thread, too."""
+        """Renew step and time; may be called from another thread."""
         if not self.writes:
             return
         with self.writing:
@@ -54,9 +54,9 @@ class RunStatus:
 
 
 def read_status(folder: Path) -> dict | None:
-    """The content of status.json, in which the status of a run that was killed is `killed`; None where there is none.
+    """The content of status.json, None if there is none. The status of a run that was killed is `killed`.
 
-    Its step is that of the last heartbeat then: up to ten seconds of training may have followed.
+    Its step is then that of the last heartbeat: up to ten seconds of training may have followed.
     """
     values = Records(folder).json(NAME)
     if values is not None and values.get("status") == "running" and not owner_is_alive(folder):

@@ -12,9 +12,9 @@ from tabicl_train.config.schema import ProfileConfig
 
 def test_the_trace_holds_the_operations_of_its_steps_and_changes_nothing(tmp_path):
     run(tmp_path / "plain", "trainer.max_steps=5")
-    told = run(tmp_path / "run", "trainer.max_steps=5", "profile.step=2", "profile.steps=2")
+    stderr = run(tmp_path / "run", "trainer.max_steps=5", "profile.step=2", "profile.steps=2")
     path = tmp_path / "run" / "profile" / "steps-2-3.json.gz"
-    assert f"profile   {path}" in told
+    assert f"profile   {path}" in stderr
     with gzip.open(path) as file:
         names = {event.get("name") for event in json.load(file)["traceEvents"]}
     assert "aten::mm" in names or "aten::addmm" in names

@@ -1,4 +1,4 @@
-"""Validation during training: what it computes, keeps and says, and that training knows nothing of it."""
+"""Validation during training: what it computes, keeps and prints, and that training does not notice it."""
 
 import contextlib
 import json
@@ -27,16 +27,20 @@ from tabicl_train import train as training
 from tabicl_train.callbacks import validation as validation_module
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.diagnostics import guess_losses
-from tabicl_train.callbacks.validation import COLUMNS, Validation, frozen_stream, read_scores
+from tabicl_train.callbacks.validation import COLUMNS, Validation, held_out_stream, read_scores
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import SYNTHETIC
 from tabicl_train.errors import ConfigError
 from tabicl_train.module import query_losses
 from tabicl_train.prediction.export import export, load_checkpoint, load_model
 from tabicl_train.prediction.public_format import load_public
-from tabicl_train.processes import processes as processes_module
-from tabicl_train.processes.processes import Launch, Processes, ProcessLost, one_process
+from tabicl_train.processes import watch
+from tabicl_train.processes.failures import report
+from tabicl_train.processes.join import meet, one_process
+from tabicl_train.processes.launch import Launch
+from tabicl_train.processes.processes import Processes
 from tabicl_train.processes.signals import Stop
+from tabicl_train.processes.watch import ProcessLost
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import read_status
 
@@ -96,7 +100,7 @@ def test_rows_are_loss_and_accuracy_of_the_network_at_that_step(folder):
     ]
     assert [row["rows"] for row in rows[:6]] == ["40", "60", "60", "60", "60", "60"]
     network = load_model(str(folder / "validated"))
-    stream = frozen_stream(compose([*SETTINGS, *VALIDATED]))
+    stream = held_out_stream(compose([*SETTINGS, *VALIDATED]))
     for row, item in zip(rows[-6:-4], stream, strict=True):
         losses, right = [], []
         guesses = torch.cat([guess_losses(batch.y, batch.train_size) for batch in item.batches])
@@ -127,8 +131,8 @@ def test_the_probe_is_the_classifier_with_one_estimator_on_a_held_out_part(folde
     assert float(row["roc_auc"]) == pytest.approx(roc_auc_score(task.y[query], p, multi_class="ovr"), abs=1e-3)
 
 
-def test_the_frozen_tables_are_those_of_every_run_and_of_no_step(monkeypatch):
-    streams = [frozen_stream(compose([*SETTINGS, *VALIDATED, *more])) for more in ([], ["seed=5", "model=small"])]
+def test_held_out_tables_are_the_same_in_every_run_and_in_no_step(monkeypatch):
+    streams = [held_out_stream(compose([*SETTINGS, *VALIDATED, *more])) for more in ([], ["seed=5", "model=small"])]
     for a, b in zip(*streams, strict=True):
         assert [x.X.shape[0] for x in a.batches] == [x.X.shape[0] for x in b.batches]
         assert all(torch.equal(x.X, z.X) and torch.equal(x.y, z.y) for x, z in zip(a.batches, b.batches, strict=True))
@@ -177,11 +181,12 @@ def test_best_weights_are_kept_and_three_falls_in_a_row_are_told(best, step, tmp
         run(tmp_path / "run", *settings)
     kept = tmp_path / "run/checkpoints/best.ckpt"
     for weights in ("trained", "ema"):
-        _, found = load_checkpoint(str(kept), weights)
+        _, actual = load_checkpoint(str(kept), weights)
         _, expected = load_checkpoint(str(tmp_path / f"run/checkpoints/step-{step:08d}.ckpt"), weights)
-        assert all(torch.equal(found[name], w) for name, w in expected.items()) and found.keys() == expected.keys()
-    told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning")]
-    assert told == [
+        assert actual.keys() == expected.keys()
+        assert all(torch.equal(actual[name], w) for name, w in expected.items())
+    warnings = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning")]
+    assert warnings == [
         f"warning   step {at}: the mean ROC AUC on real data fell 3 times in a row: {values}"
         for at, values in ((5, "0.8000, 0.7000, 0.6000, 0.5000"), (6, "0.7000, 0.6000, 0.5000, 0.4000"))
     ]
@@ -290,7 +295,7 @@ def ranks(tmp_path: Path, timeout: float):
     config = compose([*SETTINGS, *VALIDATED])
     try:
         with ThreadPoolExecutor(3) as threads:
-            list(threads.map(lambda processes: processes.meet(Stop()), members))
+            list(threads.map(lambda processes: meet(processes, Stop()), members))
             yield threads, [Validation(config, Records(tmp_path), processes, Stop()) for processes in members]
     finally:
         for processes in members:
@@ -304,7 +309,7 @@ def arrive(validation: Validation, step: int) -> None:
 
 
 def test_others_wait_longer_than_the_time_limit_while_the_first_lives_and_tell_it_to_stop(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(processes_module, "BEAT", 0.02)
+    monkeypatch.setattr(watch, "BEAT", 0.02)
     monkeypatch.setattr(validation_module, "LONG", 0.1)
     with ranks(tmp_path, timeout=2.0) as (threads, (first, *others)):
         waiting = [threads.submit(arrive, validation, 2) for validation in others]
@@ -322,11 +327,11 @@ def test_others_wait_longer_than_the_time_limit_while_the_first_lives_and_tell_i
         assert [future.result(60.0) for future in waiting] == [None, None]
         assert arrive(others[0], 2) is None  # done, at once
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("waiting for rank 0")]
-    assert len(lines) >= 2 and "at the validation of step 2 for" in lines[0]
+    assert len(lines) >= 2 and "which has been validating step 2 for" in lines[0]
 
 
 def test_others_do_not_wait_for_a_first_process_that_is_gone_or_has_failed(tmp_path, monkeypatch):
-    monkeypatch.setattr(processes_module, "BEAT", 0.02)
+    monkeypatch.setattr(watch, "BEAT", 0.02)
     with ranks(tmp_path, timeout=1.0) as (threads, (first, *others)):
         waiting = [threads.submit(arrive, validation, 2) for validation in others]
         first.processes.close()  # and its heartbeat with it
@@ -335,7 +340,7 @@ def test_others_do_not_wait_for_a_first_process_that_is_gone_or_has_failed(tmp_p
                 future.result(60.0)
     with ranks(tmp_path, timeout=60.0) as (threads, (first, *others)):
         waiting = [threads.submit(arrive, validation, 2) for validation in others]
-        first.processes.report(ValueError("a table that cannot be scored"))
+        report(first.processes, ValueError("a table that cannot be scored"))
         for future in waiting:
             with pytest.raises(ProcessLost, match=r"rank 0 on .* failed"):
                 future.result(60.0)
@@ -377,7 +382,7 @@ def test_settings_that_cannot_be_are_refused():
     assert any("best is 'real', but real_rows is 0" in p for p in caught.value.problems)
 
 
-def test_tables_on_disk_have_no_frozen_ones(tmp_path):
+def test_stored_tables_have_no_held_out_ones(tmp_path):
     (tmp_path / "steps-00000000.safetensors").touch()
     with pytest.raises(ConfigError, match=r"validation.rows must be \[\] with prior=disk"):
         compose(["experiment=smoke", "prior=disk", f"prior.folder={tmp_path}", "validation.every=5"])

@@ -1,4 +1,4 @@
-"""What a run logs in Weights and Biases: after any interruption the same as its files."""
+"""What a run logs to Weights and Biases: the same as its files, after any interruption."""
 
 import contextlib
 import json
@@ -18,7 +18,8 @@ from runs import exact, metrics, read, run
 from tabicl_train import train as training
 from tabicl_train.callbacks import wandb_log
 from tabicl_train.callbacks.validation import Validation
-from tabicl_train.callbacks.wandb_log import WandbLog, validation_values, wandb_files, why_offline
+from tabicl_train.callbacks.wandb_log import WandbLog, validation_values
+from tabicl_train.callbacks.wandb_runs import wandb_files, why_offline
 from tabicl_train.config.compose import compose
 from tabicl_train.run_dir.records import Records
 
@@ -44,14 +45,14 @@ def records(path: Path):
 
 def histories(run_dir: Path) -> dict[str, list[dict]]:
     """The rows of each run of wandb, in the order in which they were begun."""
-    found = {}
+    rows_of = {}
     for path in sorted((run_dir / "wandb").glob("offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_ctime_ns):
-        rows = found.setdefault(path.stem.removeprefix("run-"), [])
+        rows = rows_of.setdefault(path.stem.removeprefix("run-"), [])
         for record in records(path):
             if record.HasField("history"):
                 items = record.history.item
                 rows.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items})
-    return found
+    return rows_of
 
 
 def assert_equal_to_files(rows: list[dict], run_dir: Path) -> None:
@@ -276,7 +277,7 @@ def test_online_without_a_network_is_offline(tmp_path, no_account, monkeypatch):
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     run_dir = tmp_path / "run"
     settings = ("prior=dummy", "stream.num_workers=0", "trainer.max_steps=3")
-    said = run(run_dir, "wandb.mode=online", "wandb.timeout=1", *settings)
-    assert "http://127.0.0.1:9 cannot be reached" in said
+    stderr = run(run_dir, "wandb.mode=online", "wandb.timeout=1", *settings)
+    assert "http://127.0.0.1:9 cannot be reached" in stderr
     (rows,) = histories(run_dir).values()
     assert [row["_step"] for row in rows] == [1, 2, 3]

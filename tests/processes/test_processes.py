@@ -19,18 +19,13 @@ import torch.distributed as dist
 
 from tabicl_train.config.schema import TrainerConfig
 from tabicl_train.errors import ConfigError
-from tabicl_train.processes import processes as module
-from tabicl_train.processes.processes import (
-    Launch,
-    Member,
-    Processes,
-    ProcessLost,
-    Stopped,
-    first_host,
-    join,
-    read_launch,
-)
+from tabicl_train.processes import watch
+from tabicl_train.processes.failures import Stopped, report
+from tabicl_train.processes.join import join, meet
+from tabicl_train.processes.launch import Launch, first_host, read_launch
+from tabicl_train.processes.processes import Processes
 from tabicl_train.processes.signals import Stop
+from tabicl_train.processes.watch import Member, ProcessLost
 from tabicl_train.run_dir.liveness import process_start
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a",
@@ -93,7 +88,7 @@ def joined(tmp_path: Path, size: int = 3, timeout: float = 60.0):
         for launch in launches
     ]
     with ThreadPoolExecutor(size) as threads:
-        list(threads.map(lambda p: p.meet(Stop()), members))
+        list(threads.map(lambda p: meet(p, Stop()), members))
         yield members, lambda act: [future(threads, act, p) for p in members]
         for p in members:
             p.close()
@@ -137,12 +132,12 @@ def test_others_wait_as_long_as_the_first_lives(tmp_path):
     with joined(tmp_path, size=2, timeout=2.0) as ((first, second), on_all):
 
         def long_work():
-            started, beats = time.monotonic(), first.beats
-            until(lambda: time.monotonic() > started + 3.0 and first.beats > beats + 1)
+            started, beats = time.monotonic(), first.watch.beats
+            until(lambda: time.monotonic() > started + 3.0 and first.watch.beats > beats + 1)
             return "done"
 
         assert [f.result() for f in on_all(lambda p: p.from_first(long_work))] == ["done"] * 2
-        first.requests.put((None, None))  # its thread ends, as with the process
+        first.watch.requests.put((None, None))  # its thread ends, as with the process
         with pytest.raises(ProcessLost, match=r"rank 0 on .* has not answered for \d s; rank 1 ends with it"):
             second.take("never")
 
@@ -158,9 +153,9 @@ def test_a_process_that_has_left_is_not_missed(tmp_path):
     with joined(tmp_path, size=2) as ((first, second), _):
         second.leave()
         second.close()
-        beats = first.beats
-        until(lambda: first.beats > beats + 3)
-        assert first.gone(2.5 * module.BEAT) is None
+        beats = first.watch.beats
+        until(lambda: first.watch.beats > beats + 3)
+        assert first.watch.find_lost(2.5 * watch.BEAT) is None
 
 
 def test_a_process_that_is_gone_is_named_on_the_others(tmp_path):
@@ -168,7 +163,7 @@ def test_a_process_that_is_gone_is_named_on_the_others(tmp_path):
         with subprocess.Popen(["true"]) as gone:
             pass
         for processes in members:
-            processes.members[1] = replace(Member.this(), pid=gone.pid)
+            processes.watch.members[1] = replace(Member.this(), pid=gone.pid)
         waiting = [f.exception() for f in on_all(lambda p: p.take("never") if p.rank != 1 else None)]
         assert [str(e) for e in waiting] == [f"rank 1 on {socket.gethostname()} is gone; rank {n} ends with it"
                                              if n != 1 else "None" for n in range(3)]  # fmt: skip
@@ -176,11 +171,11 @@ def test_a_process_that_is_gone_is_named_on_the_others(tmp_path):
 
 def test_a_process_that_cannot_end_by_itself_is_ended(tmp_path, monkeypatch, capfd):
     ended = []
-    monkeypatch.setattr(module, "GRACE", 0.1)
-    monkeypatch.setattr(module, "end_now", ended.append)
+    monkeypatch.setattr(watch, "GRACE", 0.1)
+    monkeypatch.setattr(watch, "end_now", ended.append)
     with joined(tmp_path, size=2) as ((first, _), _), subprocess.Popen(["true"]) as gone:
         gone.wait()
-        first.members[1] = replace(Member.this(), pid=gone.pid)
+        first.watch.members[1] = replace(Member.this(), pid=gone.pid)
         until(lambda: ended)  # while this thread waits for something else
     assert ended[0] == 1
     assert f"error: rank 1 on {socket.gethostname()} is gone; rank 0 ends with it\n" in capfd.readouterr().err
@@ -196,7 +191,7 @@ def test_an_error_is_one_line_for_all_and_a_trace_in_a_file(tmp_path):
         try:
             fail() if processes.rank == 1 else processes.take("never")
         except Exception as error:
-            return str(processes.report(error))
+            return str(report(processes, error))
 
     host = socket.gethostname()
     with joined(tmp_path) as (_, on_all):
@@ -213,10 +208,10 @@ def test_an_error_is_one_line_for_all_and_a_trace_in_a_file(tmp_path):
 
 
 def test_an_error_of_the_exchange_is_put_down_to_the_process_that_is_gone(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "SILENT", 0.5)
+    monkeypatch.setattr(watch, "SILENT", 0.5)
     with joined(tmp_path, size=2) as ((first, second), _):
-        second.requests.put((None, None))  # silent, as a process of another machine that was killed
-        lost = first.report(RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer"))
+        second.watch.requests.put((None, None))  # silent, as a process of another machine that was killed
+        lost = report(first, RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer"))
         assert str(lost).startswith("rank 1 on ") and "has not answered for" in str(lost)
 
 
@@ -260,7 +255,7 @@ SCRIPT = """
 import os, sys, time
 from pathlib import Path
 from tabicl_train.config.schema import TrainerConfig
-from tabicl_train.processes.processes import join
+from tabicl_train.processes.join import join
 from tabicl_train.processes.signals import die_with_launcher, watch_signals
 
 die_with_launcher()
@@ -296,7 +291,7 @@ def test_no_process_outlives_its_launcher(launcher, tmp_path):
     process, numbers = started(launcher, tmp_path, "stuck")
     with process:
         process.kill()
-        until(lambda: not any(map(lives, numbers)), module.GRACE / 2)  # by then they would end by themselves
+        until(lambda: not any(map(lives, numbers)), watch.GRACE / 2)  # by then they would end by themselves
 
 
 WORKER = """
@@ -336,7 +331,7 @@ REFUSED = """
 from pathlib import Path
 from tabicl_train.commands import config_errors
 from tabicl_train.config.schema import TrainerConfig
-from tabicl_train.processes.processes import join
+from tabicl_train.processes.join import join
 from tabicl_train.processes.signals import Stop
 
 with config_errors(), join(TrainerConfig(devices=3), Stop(), Path("none")):

@@ -24,7 +24,7 @@ import torch
 from tabicl_train import module
 from tabicl_train import train as training
 from tabicl_train.config.compose import compose
-from tabicl_train.processes.processes import ProcessLost
+from tabicl_train.processes.watch import ProcessLost
 
 SETTINGS = ("experiment=smoke", "curriculum.stages.smoke.steps=8", "prior=dummy", "checkpoint.every=2")
 FAULTS = ("oom", "nan", "signal")

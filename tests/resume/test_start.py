@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import lightning as L
@@ -13,7 +12,7 @@ from tabicl_train import train as training
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.errors import ConfigError
-from tabicl_train.resume import Start, find_start, follow
+from tabicl_train.resume import Start, find_start
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.changes import refuse_changes
 from tabicl_train.run_dir.checkpoint import saved
@@ -53,29 +52,13 @@ def staged(tmp_path_factory) -> Path:
     return run_dir
 
 
-def rank(number: int, problems: list) -> SimpleNamespace:
-    return SimpleNamespace(rank=number, agree=problems.append)
-
-
-def test_a_rank_follows_the_first_one_or_says_why_not(four_steps, tmp_path):
+def test_a_run_continues_from_its_newest_checkpoint_and_a_rank_with_another_seed_is_refused(four_steps):
     config = config_of(four_steps)
     start, content = find_start(config)
     assert start.steps == 4 and content["global_step"] == 4
-    problems = []
-    assert follow(start, config, rank(1, problems))["global_step"] == 4
-    assert follow(start, config, rank(0, problems)) is None  # it has read the file
-    missing = Start(6, 0, four_steps / "checkpoints/step-00000006.ckpt", start.checksum)
-    follow(missing, config, rank(1, problems))
-    follow(Start(4, 0, start.checkpoint, "another"), config, rank(1, problems))
-    follow(Start(4, 7, start.checkpoint, start.checksum), config, rank(1, problems))
-    good, first, *others = problems
-    assert good is first is None
-    for problem, words in zip(
-        others, ["step-00000006.ckpt, from which rank 0 continues, cannot be read: [Errno 2] No such file",
-                 "step-00000004.ckpt is not the file from which rank 0 continues",
-                 "seed is 0, that of rank 0 7"], strict=True,
-    ):  # fmt: skip
-        assert words in problem
+    assert start.checkpoint == four_steps / "checkpoints/step-00000004.ckpt"
+    assert start.problem(config) is None
+    assert Start(4, 7, start.checkpoint).problem(config) == "seed is 0, that of rank 0 7"
 
 
 def test_a_second_start_is_refused_and_changes_nothing(four_steps):

@@ -80,6 +80,18 @@ def test_a_slurm_job_that_starts_again_takes_over_at_once(tmp_path, monkeypatch)
     RunLock(tmp_path).acquire()
 
 
+@pytest.mark.parametrize("lacks", ["restarts", "process", "host", "machine", "job", "since"])
+def test_a_lock_of_this_slurm_job_that_lacks_a_value_holds_until_it_is_old(lacks, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "11")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
+    owner = this_process() | ({} if lacks == "process" else {"machine": "other"})
+    (tmp_path / "lock").write_text(json.dumps({key: value for key, value in owner.items() if key != lacks}))
+    with pytest.raises(ConfigError, match="is in use: process"):
+        RunLock(tmp_path).acquire()
+    os.utime(tmp_path / "lock", (0, 0))
+    RunLock(tmp_path).acquire()
+
+
 def test_two_steps_of_one_slurm_job_do_not_take_over_from_each_other(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "11")
     RunLock(tmp_path).acquire()
@@ -130,14 +142,37 @@ def test_the_heartbeat_renews_the_lock_and_calls(tmp_path, monkeypatch):
     lock.release()
 
 
-def test_a_full_disk_is_a_warning(tmp_path, monkeypatch, capsys):
-    def refuse(*_, **__):
-        raise OSError(28, "No space left on device")
+def refuse(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(run_lock.os, "write", refuse)
+
+def test_without_space_for_its_content_a_lock_is_empty_and_holds(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run_lock, "BEAT", 0.001)
+    lock, beaten = RunLock(tmp_path), threading.Event()
+    lock.on_beat = beaten.set
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(run_lock.os, "pwrite", refuse)
+        lock.acquire()
+        assert "lock is empty (No space left on device)" in capsys.readouterr().err
+        assert beaten.wait(60)  # the heartbeat goes on
+        assert (tmp_path / "lock").read_bytes() == b""
+        lock.check()
+        assert owner_is_alive(tmp_path)
+        with pytest.raises(ConfigError, match="is in use: process unknown"):
+            RunLock(tmp_path).acquire()
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "lock").read_bytes():  # named once there is space
+        assert time.monotonic() < deadline
+    assert run_lock.read_owner(tmp_path / "lock")["process"] == os.getpid()
+    lock.release()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_disk_without_space_for_a_lock_is_a_warning(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run_lock.tempfile, "mkstemp", refuse)
     lock = RunLock(tmp_path)
     lock.acquire()
-    assert "No space left on device" in capsys.readouterr().err
+    assert "lock cannot be written (No space left on device)" in capsys.readouterr().err
     lock.check()
     lock.release()
     assert os.listdir(tmp_path) == []
