@@ -33,6 +33,8 @@ from tabicl_train.processes.processes import (
 from tabicl_train.processes.signals import Stop
 from tabicl_train.run_dir.liveness import process_start
 
+pytestmark = pytest.mark.multi_process
+
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a",
             "MASTER_PORT": "1234", "TORCHELASTIC_USE_AGENT_STORE": "True"}  # fmt: skip
 SBATCH = {"SLURM_JOB_ID": "17", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NNODES": "2"}

@@ -10,6 +10,8 @@ from tabicl_train.config.compose import compose
 from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir.checkpoint import saved
 
+pytestmark = pytest.mark.slow
+
 TABLES = ("rows=[30,50]", "features=[2,4]", "tables=4", "group_size=2", "warmup=0")
 
 

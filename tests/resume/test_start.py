@@ -20,6 +20,8 @@ from tabicl_train.run_dir.checkpoint import saved
 from tabicl_train.run_dir.lock import LostLock, RunLock
 from tabicl_train.run_dir.status import read_status
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = ["experiment=smoke", "prior=dummy", "stream.num_workers=0", "checkpoint.every=2", "trainer.accelerator=cpu"]
 TABLES = ("rows=[30,50]", "features=[2,4]", "tables=4", "group_size=2", "warmup=0")
 STAGES = ["curriculum=mini_v2"]
