@@ -27,6 +27,7 @@ from tabicl_train.run_dir.checkpoint import saved
 from tabicl_train.run_dir.records import Records
 
 
+@pytest.mark.slow
 def test_smoke_run_leaves_a_whole_run_directory(smoke_run):
     rows = metrics(smoke_run)
     assert tuple(rows[0]) == COLUMNS
@@ -43,6 +44,7 @@ def test_smoke_run_leaves_a_whole_run_directory(smoke_run):
     assert "name: smoke" in (smoke_run / "config.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_lengths_are_recorded_with_multiplier_and_gate_of_every_layer(smoke_run):
     batches, scaling = read(smoke_run / "batches.csv"), read(smoke_run / "scaling.csv")
     for row in metrics(smoke_run):
@@ -61,18 +63,21 @@ def test_lengths_are_recorded_with_multiplier_and_gate_of_every_layer(smoke_run)
         assert float(row["at_largest"]) == pytest.approx(layer.multipliers(int(row["n_largest"])).abs().max().item())
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss(tmp_path):
     run(tmp_path / "run", "curriculum.stages.smoke.steps=60", "curriculum.stages.smoke.learning_rate=0.01")
     losses = [float(row["loss"]) for row in metrics(tmp_path / "run")]
     assert sum(losses[-30:]) / 30 < 0.82 * sum(losses[:10]) / 10
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_left_as_it_is(smoke_run):
     before = {f: f.stat().st_mtime_ns for f in smoke_run.rglob("*") if f.is_file()}
     assert "finished already, 20 steps are done" in run(smoke_run, "checkpoint.every=8")
     assert before == {f: f.stat().st_mtime_ns for f in smoke_run.rglob("*") if f.is_file()}
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_as_an_undisturbed_one(smoke_run, tmp_path):
     run_dir = tmp_path / "run"
     run(run_dir, "trainer.max_steps=7", "stream.num_workers=0")
@@ -88,6 +93,7 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(smoke_run, tmp_path):
     assert not list((run_dir / "checkpoints").glob(".*"))
 
 
+@pytest.mark.multi_process
 @pytest.mark.parametrize(
     ("number", "launcher", "code"),
     [(signal.SIGTERM, {}, os.EX_TEMPFAIL), (signal.SIGINT, {"TORCHELASTIC_RUN_ID": "a"}, 0)],
@@ -106,6 +112,7 @@ def test_a_stop_signal_saves_a_checkpoint(number, launcher, code, tmp_path):
     assert status["status"] == "preempted" and status["step"] == last(run_dir)["global_step"] > 0
 
 
+@pytest.mark.slow
 def test_another_model_or_seed_is_refused_in_the_same_run_directory(smoke_run):
     refused = run(
         smoke_run, "seed=1", "model.embed_dim=32", "trainer.max_steps=40", "curriculum.stages.smoke.steps=40", code=2
@@ -114,6 +121,7 @@ def test_another_model_or_seed_is_refused_in_the_same_run_directory(smoke_run):
     assert "seed was 0, is 1" in refused and "model.embed_dim was 16, is 32" in refused
 
 
+@pytest.mark.multi_process
 def test_four_kills_at_random_moments_change_no_bit(tmp_path):
     settings = ["prior=dummy", "curriculum.stages.smoke.steps=60", "checkpoint.every=3"]
     run(tmp_path / "whole", *settings)
@@ -136,6 +144,7 @@ def count_rows(run_dir: Path) -> int:
     return path.read_text().count("\n") - 1 if path.exists() else 0
 
 
+@pytest.mark.multi_process
 def test_two_processes_train_like_one(smoke_run, tmp_path):
     run_dir = tmp_path / "run"
     command = [sys.executable, "-m", "tabicl_train", "experiment=smoke", f"run_dir={run_dir}"]
@@ -169,6 +178,7 @@ train()
 """
 
 
+@pytest.mark.multi_process
 def test_an_error_on_one_rank_ends_both_and_names_the_table(tmp_path):
     (tmp_path / "broken.py").write_text(BROKEN)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
@@ -196,6 +206,7 @@ def train_and_lose_a_worker(*settings: str) -> None:
     train(*settings)
 
 
+@pytest.mark.multi_process
 def test_the_death_of_a_worker_ends_the_run_with_a_message(tmp_path):
     stderr = tmp_path / "stderr"
     settings = ["experiment=smoke", "prior=dummy", f"run_dir={tmp_path}/run"]
@@ -205,6 +216,7 @@ def test_the_death_of_a_worker_ends_the_run_with_a_message(tmp_path):
     assert json.loads((tmp_path / "run" / "status.json").read_text())["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_workers_draw_while_the_model_is_made(tmp_path, monkeypatch):
     drawn = multiprocessing.Event()
     monkeypatch.setattr(Dummy, "plan", lambda *arguments, plan=Dummy.plan: drawn.set() or plan(*arguments))
@@ -217,6 +229,7 @@ def test_workers_draw_while_the_model_is_made(tmp_path, monkeypatch):
     training.train(compose(["experiment=smoke", "prior=dummy", "trainer.max_steps=1", f"run_dir={tmp_path}/run"]))
 
 
+@pytest.mark.slow
 def test_bf16_stays_near_fp32(smoke_run, tmp_path):
     run(tmp_path / "run", "trainer.precision=bf16", "trainer.max_steps=5")
     for a, b in zip(metrics(smoke_run), metrics(tmp_path / "run"), strict=False):
@@ -248,6 +261,7 @@ def test_progress_forgets_a_loss_that_is_not_finite(capsys):
     assert losses == ["inf", "nan", "2.000", "2.000", "2.000", "1.900"]
 
 
+@pytest.mark.slow
 def test_progress_tells_loss_rate_wait_and_time_left(smoke_run, tmp_path):
     told = run(tmp_path / "run", "trainer.max_steps=3")
     line = told.strip().splitlines()[-1]

@@ -1,15 +1,14 @@
 import json
 import math
 from pathlib import Path
-from unittest import mock
 
 import lightning as L
 import pytest
 import torch
 from runs import assert_same_end, last, metrics
+from short_runs import REWIND, SETTINGS, STAGES, Poison, Ruin, run
 
 from tabicl_train import module
-from tabicl_train import train as training
 from tabicl_train.callbacks import guard
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.guard import Diverged
@@ -19,49 +18,6 @@ from tabicl_train.prediction.export import export
 from tabicl_train.prediction.public_format import load_public
 from tabicl_train.run_dir.checkpoint import read
 from tabicl_train.run_dir.records import Records
-
-SETTINGS = [
-    "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=16",
-    "checkpoint.every=4", "trainer.accelerator=cpu", "averages.ema=0.9",
-]  # fmt: skip
-
-
-STAGES = [  # three stages of six steps
-    "experiment=smoke", "curriculum=mini_v2", "prior=dummy", "stream.num_workers=0", "trainer.accelerator=cpu",
-    "checkpoint.every=2", "checkpoint.keep=100", *(
-        f"curriculum.stages.stage{number}.{value}" for number in (1, 2, 3)
-        for value in ("steps=6", "rows=[30,50]", "features=[2,4]", "tables=4", "group_size=4", "warmup=0")
-    ),
-]  # fmt: skip
-
-
-class Poison(L.Callback):
-    """An infinite cell in the given steps; keeps weights and optimiser state of every step."""
-
-    def __init__(self, steps: set[int]) -> None:
-        self.steps, self.states = steps, []
-
-    def on_train_batch_start(self, trainer, module, item, _) -> None:
-        if item.step in self.steps:
-            item.batches[-1].X[0, 0, 0] = math.inf
-
-    def on_train_batch_end(self, trainer, module, *_) -> None:
-        state = [p.detach().clone() for p in module.model.parameters()]
-        self.states.append(state + [v.clone() for s in trainer.optimizers[0].state.values() for v in s.values()])
-
-
-class Ruin(L.Callback):
-    """Weights far too large after a step, once, and a loss scale of 2."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def on_train_batch_start(self, trainer, module, item, _) -> None:
-        if item.step == self.after:
-            module.loss_scale.scale.fill_(2)
-            with torch.no_grad():
-                for p in module.model.icl_predictor.decoder.parameters():
-                    p.mul_(100)
 
 
 class Look(L.Callback):
@@ -78,12 +34,6 @@ class Look(L.Callback):
             self.loss_scale = module.loss_scale.scale.clone()
             (averages,) = (c for c in trainer.callbacks if isinstance(c, Averages))
             self.ema = {k: v.clone() for k, v in averages.ema.items()}
-
-
-def run(run_dir: Path, *overrides: str, callbacks: tuple = (), settings: list[str] = SETTINGS) -> str:
-    chosen = training.run_callbacks
-    with mock.patch.object(training, "run_callbacks", lambda *a: [*callbacks, *chosen(*a)]):
-        return training.train(compose([*settings, f"run_dir={run_dir}", *overrides]))
 
 
 def incidents(run_dir: Path) -> list[dict]:
@@ -232,9 +182,6 @@ def test_a_rewind_goes_back_to_the_newest_good_checkpoint(states, abandoned, cho
     watch.abandoned = [] if limits else abandoned
     path = watch.choose(1000, model)
     assert path == (chosen and tmp_path / f"checkpoints/step-{chosen:08d}.ckpt")
-
-
-REWIND = ("guard.after=3", "guard.loss=10", "guard.action=rewind", "checkpoint.keep=9")
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 from runs import metrics
-from test_guard import run
+from short_runs import run
 
 from tabicl_train import module
 from tabicl_train.commands import replay as replay_command

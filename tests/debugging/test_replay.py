@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from runs import last, metrics
-from test_guard import REWIND, STAGES, Ruin, run
+from short_runs import REWIND, STAGES, Ruin, run
 
 from tabicl_train.callbacks import guard
 from tabicl_train.config.compose import compose, from_values

@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -76,6 +77,7 @@ def test_every_flipped_bit_and_every_truncation_is_found(tmp_path):
             read(damaged)
 
 
+@pytest.mark.multi_process
 def test_a_checkpoint_tells_what_it_is(whole):
     told = read(saved(whole / "checkpoints")[-2])
     assert told["config"]["model"]["embed_dim"] == 16 and told["config"]["prior"]["name"] == "dummy"
@@ -128,14 +130,17 @@ def test_resuming_reads_the_checkpoint_once(tmp_path, monkeypatch):
     assert [getattr(r, "name", r) for r in reads] == ["step-00000002.ckpt", "load"]
 
 
+@pytest.mark.multi_process
 def test_two_ranks_fall_back_to_the_same_checkpoint(tmp_path):
     run_dir = tmp_path / "run"
     run(run_dir, "trainer.max_steps=6")
     saved(run_dir / "checkpoints")[-1].write_bytes(b"cut off")
-    two = [sys.executable, "-m", "tabicl_train", *SETTINGS, f"run_dir={run_dir}", "trainer.devices=2"]
-    result = subprocess.run([*two, "trainer.max_steps=8"], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert "step-00000006.ckpt is damaged" in result.stderr and "resumed at step 3" in result.stderr
+    settings = [*SETTINGS, f"run_dir={run_dir}", "trainer.devices=2", "trainer.max_steps=8"]
+    with forked.ranks(forked.train, *settings, folder=tmp_path) as processes:
+        codes = [forked.exit_code(process) for process in processes]
+    stderr = (tmp_path / "stderr.0").read_text()
+    assert codes == [0, 0], stderr
+    assert "step-00000006.ckpt is damaged" in stderr and "resumed at step 3" in stderr
     assert newest_valid(run_dir / "checkpoints")[1]["run"]["ranks"] == 2
 
 
@@ -171,6 +176,7 @@ def test_a_last_save_that_fails_is_an_error(tmp_path, monkeypatch):
     assert result.returncode == 1 and "Traceback" not in result.stderr
 
 
+@pytest.mark.multi_process
 def test_a_real_full_file_system(tmp_path):
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", tmp_path], capture_output=True)
     if mounted.returncode != 0:
@@ -188,28 +194,24 @@ def test_a_real_full_file_system(tmp_path):
         subprocess.run(["umount", tmp_path], check=True)
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from tabicl_train.commands import train
+def train_and_die_in_a_save(folder: Path, *settings: str) -> None:
+    fsync = os.fsync
 
-fsync = os.fsync
+    def die(fd):  # in the middle of the third save
+        if list(folder.glob(".step-00000009.*")):
+            os.kill(os.getpid(), signal.SIGKILL)
+        fsync(fd)
 
-def die(fd):  # in the middle of the third save
-    if list(folder.glob(".step-00000009.*")):
-        os.kill(os.getpid(), signal.SIGKILL)
-    fsync(fd)
-
-os.fsync = die
-folder = Path(sys.argv.pop(1)) / "checkpoints"
-train()
-"""
+    os.fsync = die
+    forked.train(*settings)
 
 
+@pytest.mark.multi_process
 def test_a_run_killed_while_saving_goes_on_from_the_checkpoint_before(whole, tmp_path, capsys):
     run_dir = tmp_path / "run"
-    command = [sys.executable, "-c", KILLED, run_dir, *SETTINGS, f"run_dir={run_dir}"]
-    assert subprocess.run(command, capture_output=True).returncode == -signal.SIGKILL
+    settings = [*SETTINGS, f"run_dir={run_dir}"]
+    killed = forked.start(train_and_die_in_a_save, run_dir / "checkpoints", *settings)
+    assert forked.exit_code(killed) == -signal.SIGKILL
     assert len(list((run_dir / "checkpoints").glob(".*.tmp"))) == 1
     run(run_dir)
     assert "resumed at step 6" in capsys.readouterr().err
