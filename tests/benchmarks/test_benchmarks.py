@@ -54,7 +54,7 @@ def test_prior_beside_the_released_generator(run):
 @pytest.mark.parametrize("script", ["compare_graph_scm.py", "compare_mlp_scm.py"])
 def test_statistics_beside_the_released_generator(script, run):
     pytest.importorskip("tabicl.prior")
-    printed = run(script, "tables=6", "rows=40")
+    printed = run(script, "tables=6", "rows=80")
     assert len(printed.splitlines()) == 39  # a title, 37 statistics, the ROC AUC
     assert re.search(r"^ROC AUC \d\.\d{3} on 6 against 6 tables$", printed, re.MULTILINE)
 
@@ -119,7 +119,9 @@ def test_longer_tables_than_in_training(run, tmp_path):
     printed = run("length_generalisation.py", "steps=1", "tables=2", f"folder={tmp_path}/study")
     assert len(printed.splitlines()) == 15  # three rules at five lengths
     with open(tmp_path / "study/length_generalisation.csv", newline="") as file:
-        assert [int(row["n"]) for row in csv.DictReader(file)] == [128, 256, 512, 1024, 2048] * 3
+        assert [int(row["n"]) for row in csv.DictReader(file)] == [
+            n for n in (128, 256, 512, 1024, 2048) for _ in range(3)
+        ]
     names = {"QASSMax.pt", "SSMax.pt", "softmax.pt", "length_generalisation.csv", "length_generalisation.png"}
     assert {path.name for path in (tmp_path / "study").iterdir()} == names
 
