@@ -80,8 +80,8 @@ def test_a_change_of_precision_on_resume_starts_with_a_new_loss_scale(tmp_path):
 
 
 def large_scale(original):
-    def init(self, wanted, device):
-        original(self, wanted, device)
+    def init(self, precision, device):
+        original(self, precision, device)
         self.scale = torch.full_like(self.scale, 2.0**24)
 
     return init

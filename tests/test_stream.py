@@ -165,8 +165,8 @@ def test_the_death_of_a_worker_ends_the_run_and_names_the_table(workers):
     with loader, pytest.raises(WorkerDied) as caught:
         list(loader)
     message = r"worker 0 was killed by SIGKILL \(out of memory\?\) while drawing table (\d) of step 3, seed 5: "
-    found = re.match(message, str(caught.value))
-    assert found and f"`tabicl-prior show seed=5 step=3 table={found[1]}`" in str(caught.value)
+    match = re.match(message, str(caught.value))
+    assert match and f"`tabicl-prior show seed=5 step=3 table={match[1]}`" in str(caught.value)
 
 
 @pytest.mark.multi_process

@@ -48,13 +48,15 @@ def test_smoke_run_leaves_a_whole_run_directory(smoke_run):
 def test_lengths_are_recorded_with_multiplier_and_gate_of_every_layer(smoke_run):
     batches, scaling = read(smoke_run / "batches.csv"), read(smoke_run / "scaling.csv")
     for row in metrics(smoke_run):
-        mine = [b for b in batches if b["step"] == row["step"]]
-        assert all(2 <= int(b["classes"]) <= 10 for b in mine)
-        assert sum(int(b["tables"]) for b in mine) == 8
-        assert sum(int(b["tables"]) * float(b["loss"]) for b in mine) / 8 == pytest.approx(float(row["loss"]), rel=1e-6)
+        parts = [b for b in batches if b["step"] == row["step"]]
+        assert all(2 <= int(b["classes"]) <= 10 for b in parts)
+        assert sum(int(b["tables"]) for b in parts) == 8
+        assert sum(int(b["tables"]) * float(b["loss"]) for b in parts) / 8 == pytest.approx(
+            float(row["loss"]), rel=1e-6
+        )
         layers = [s for s in scaling if s["step"] == row["step"]]
         assert [s["layer"] for s in layers] == ["column.0", "icl.0", "icl.1"]
-        assert {int(s["n_smallest"]) for s in layers} == {min(int(b["n"]) for b in mine)}
+        assert {int(s["n_smallest"]) for s in layers} == {min(int(b["n"]) for b in parts)}
     assert {float(s["gate_mean"]) for s in scaling[:3]} == {1.0}  # the gate starts there, and then learns
     assert all(float(s["gate_std"]) > 0 for s in scaling[-3:])
     model = load_model(str(smoke_run))
@@ -262,8 +264,8 @@ def test_progress_forgets_a_loss_that_is_not_finite(capsys):
 
 
 @pytest.mark.slow
-def test_progress_tells_loss_rate_wait_and_time_left(smoke_run, tmp_path):
-    told = run(tmp_path / "run", "trainer.max_steps=3")
-    line = told.strip().splitlines()[-1]
+def test_progress_shows_loss_rate_wait_and_time_left(smoke_run, tmp_path):
+    stderr = run(tmp_path / "run", "trainer.max_steps=3")
+    line = stderr.strip().splitlines()[-1]
     assert re.fullmatch(r"smoke step 3/3: loss \d\.\d+, \d+ tables/s, data wait \d+\.\d%, \d\.\d GB, 00:00 left", line)
-    assert "precision fp32 (the default on a CPU)" in told and "parameters" in told
+    assert "precision fp32 (the default on a CPU)" in stderr and "parameters" in stderr

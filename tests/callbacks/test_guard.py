@@ -40,6 +40,7 @@ def incidents(run_dir: Path) -> list[dict]:
     return [json.loads(line) for line in (run_dir / "incidents.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [(), ("optimizer=adamw",), ("trainer.log_every=7",)])
 def test_steps_that_are_not_finite_change_nothing_and_are_written_down(settings, tmp_path):
     poison = Poison({0, 5, 7})
@@ -62,6 +63,7 @@ def test_steps_that_are_not_finite_change_nothing_and_are_written_down(settings,
     assert saved["callbacks"]["Guard"]["skipped"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["loss", "gradient norm"])
 def test_loss_or_gradient_alone_is_enough(what, tmp_path, monkeypatch):
     query_losses, calls = module.query_losses, []
@@ -89,6 +91,7 @@ def test_loss_or_gradient_alone_is_enough(what, tmp_path, monkeypatch):
     assert any(not torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_has_the_same_incidents_and_averages(tmp_path):
     averages = ("averages.last=2", "averages.every=5")
     run(tmp_path / "whole", *averages, callbacks=(Poison({3, 9}),))
@@ -108,6 +111,7 @@ def test_an_interrupted_run_has_the_same_incidents_and_averages(tmp_path):
     assert torn == whole and [line["step"] for line in torn] == [3, 9]
 
 
+@pytest.mark.slow
 def test_too_many_such_steps_stop_the_run_with_a_diagnosis(tmp_path):
     with pytest.raises(Diverged, match=r"not finite in 3 steps in a row, .*incidents\.jsonl names them"):
         run(tmp_path / "a", "guard.skipped_in_a_row=3", callbacks=(Poison({2, 5, 6, 7}),))
@@ -116,6 +120,7 @@ def test_too_many_such_steps_stop_the_run_with_a_diagnosis(tmp_path):
         run(tmp_path / "b", "guard.skipped=3", callbacks=(Poison({2, 5, 9}),))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["skipped_in_a_row", "skipped"])
 def test_a_fault_between_two_looks_stops_the_run_and_none_that_is_over(limit, tmp_path):
     settings = (f"guard.{limit}=3", "trainer.log_every=10")
@@ -127,6 +132,7 @@ def test_a_fault_between_two_looks_stops_the_run_and_none_that_is_over(limit, tm
     assert run(tmp_path / "run", *settings) == "finished"
 
 
+@pytest.mark.slow
 def test_a_loss_above_the_limit_warns_once_or_stops(tmp_path, capsys):
     limits = ("guard.after=6", "guard.loss=0.5")
     run(tmp_path / "warn", *limits)
@@ -139,6 +145,7 @@ def test_a_loss_above_the_limit_warns_once_or_stops(tmp_path, capsys):
     assert not (tmp_path / "quiet/incidents.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_a_runaway_multiplier_counts_only_while_the_loss_is_high(tmp_path, capsys):
     limits = ("guard.after=6", "guard.loss=100", "guard.multiplier=0.001")
     run(tmp_path / "low", *limits, "guard.multiplier_loss=50")
@@ -190,6 +197,7 @@ def short_memory(monkeypatch):
     monkeypatch.setattr(guard, "MEMORY", 0.5)
 
 
+@pytest.mark.slow
 def test_a_run_is_rewound_to_the_last_good_checkpoint(tmp_path, short_memory, capsys):
     settings = (*REWIND, "trainer.precision=fp16")
     after = Look(10)
@@ -218,6 +226,7 @@ def test_a_run_is_rewound_to_the_last_good_checkpoint(tmp_path, short_memory, ca
         run(tmp_path / "never", *settings, "guard.rewinds=0", callbacks=(Ruin(9),))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ruined", "settings", "good", "counts"),
     [
@@ -242,6 +251,7 @@ def test_a_rewind_across_the_boundary_of_stages_has_the_optimiser_of_its_stage(
     assert {int(s["taken"]) for s in after.optimizer.values() if "taken" in s} == {kept + 1}
 
 
+@pytest.mark.slow
 def test_ema_follows_its_formula_and_exports(tmp_path):
     watch = Poison(set())
     run(tmp_path / "run", "averages.last=2", "averages.every=3", "trainer.max_steps=8", callbacks=(watch,))
@@ -269,6 +279,7 @@ def test_ema_follows_its_formula_and_exports(tmp_path):
     assert all(torch.equal(w, trained[f"model.{name}"]) for name, w in load_public(tmp_path / "one.ckpt")[1].items())
 
 
+@pytest.mark.slow
 def test_an_average_that_was_switched_off_is_gone_and_starts_anew(tmp_path):
     for settings in (("trainer.max_steps=4",), ("averages.ema=0", "averages.last=0", "trainer.max_steps=6")):
         run(tmp_path / "run", "averages.last=2", "averages.every=1", *settings)

@@ -119,6 +119,7 @@ def train(run_dir: Path, *overrides: str, stop_at: int | None = None, number: in
         training.train(compose([*SETTINGS, f"run_dir={run_dir}", *overrides]))
 
 
+@pytest.mark.slow
 def test_steps_done_again_are_logged_once_and_scores_too(tmp_path, no_account, capfd):
     run_dir = tmp_path / "run"
     train(run_dir, *VALIDATED, stop_at=3, number=signal.SIGTERM)
@@ -143,6 +144,7 @@ def test_steps_done_again_are_logged_once_and_scores_too(tmp_path, no_account, c
         assert loss == pytest.approx(weighted / sum(int(b["tables"]) for b in same))
 
 
+@pytest.mark.slow
 def test_steps_done_otherwise_begin_a_run_that_replaces_the_one_so_far(tmp_path, no_account, capfd):
     run_dir = tmp_path / "run"
     train(run_dir, *VALIDATED, stop_at=10)
@@ -260,6 +262,7 @@ def test_scores_whose_step_is_logged_come_with_the_next_row_or_a_new_run(tmp_pat
     assert continued(tmp_path / "two", monkeypatch, "offline") == ([(1, None), (2, 2), (3, 3), (4, None), (5, None)], 1)
 
 
+@pytest.mark.slow
 def test_a_log_that_fails_ends_no_run(tmp_path, no_account, capfd, monkeypatch):
     monkeypatch.setattr("wandb.Run.log", mock.Mock(side_effect=OSError("no service")))
     train(tmp_path / "run", "trainer.max_steps=2")
@@ -267,10 +270,12 @@ def test_a_log_that_fails_ends_no_run(tmp_path, no_account, capfd, monkeypatch):
     assert capfd.readouterr().err.count("wandb     nothing more is logged: no service") == 1
 
 
+@pytest.mark.multi_process
 def test_online_without_an_account_is_offline(no_account):
     assert "no account is logged in" in why_offline(1.0)
 
 
+@pytest.mark.slow
 def test_online_without_a_network_is_offline(tmp_path, no_account, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")

@@ -90,6 +90,7 @@ def test_the_released_generator_is_asked_for_where_it_is_missing(monkeypatch, ca
     assert "pip install tabicl==2.2.0 xgboost-cpu, or pip install '.[test]'" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_machines_share_a_dump_that_a_run_needs_whole(tmp_path, monkeypatch, capfd):
     def dump(name: str, *arguments: str, prior: str = "dummy") -> int:
         folder = f"output={tmp_path}/{name}"

@@ -40,6 +40,7 @@ def assert_same_step(run_dir: Path, step: int, capsys) -> str:
     return told
 
 
+@pytest.mark.slow
 def test_a_replay_meets_the_weights_of_a_run_that_was_rewound(rewound, tmp_path, capsys):
     folder = rewound / "checkpoints"
     assert "went back" not in assert_same_step(rewound, 6, capsys)

@@ -173,6 +173,7 @@ def test_baselines_take_gaps_and_many_and_unseen_categories(baseline):
     assert np.isfinite(p).all() and ((p[1:, 1] > 0.5) == y[601:]).mean() > 0.95
 
 
+@pytest.mark.multi_process
 def test_the_wheel_carries_the_table_of_tasks(tmp_path):
     pytest.importorskip("hatchling")
     code = "from hatchling.build import build_wheel; import sys; build_wheel(sys.argv[1])"

@@ -19,6 +19,8 @@ from tabicl_train.curriculum import plan_step
 from tabicl_train.errors import ConfigError
 from tabicl_train.stream import StepStream
 
+pytestmark = pytest.mark.multi_process
+
 SEED = 5
 PRIOR = build_prior("mlp_scm")
 

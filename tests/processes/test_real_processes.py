@@ -35,7 +35,7 @@ LAUNCHERS = {
 
 
 def started(launcher: str, folder: Path, *arguments: str) -> tuple[subprocess.Popen, list[int]]:
-    """Two processes that have joined and wait for ever, and their numbers; with an argument, for nobody."""
+    """Two processes that have joined, and their pids. They wait for each other; with an argument, they sleep."""
     script = folder / "script.py"
     script.write_text(SCRIPT)
     command = [sys.executable, *LAUNCHERS[launcher], str(script), str(folder), *arguments]
@@ -86,9 +86,9 @@ def test_a_plain_process_ends_when_its_child_is_killed_and_says_so(tmp_path):
     process, (_, child) = started("plain", tmp_path)
     with process:
         os.kill(child, signal.SIGKILL)
-        told = process.stderr.read()
+        stderr = process.stderr.read()
     assert process.returncode == 1
-    assert re.search(r"rank 1 on \S+ was killed by SIGKILL; rank 0 ends with it\n$", told)
+    assert re.search(r"rank 1 on \S+ was killed by SIGKILL; rank 0 ends with it\n$", stderr)
 
 
 REFUSED = """
@@ -103,7 +103,7 @@ with config_errors(), join(TrainerConfig(devices=3), Stop(), Path("none")):
 """
 
 
-def test_what_is_wrong_with_all_processes_is_printed_by_one():
+def test_an_error_of_all_processes_is_printed_by_one():
     step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NNODES": "1", "SLURM_STEP_NODELIST": "localhost"}
     place = {"MASTER_PORT": str(free_port())}
     tasks = [
@@ -115,6 +115,6 @@ def test_what_is_wrong_with_all_processes_is_printed_by_one():
         )
         for rank in "01"
     ]
-    told = [task.communicate(timeout=120)[1] for task in tasks]
-    assert [task.returncode for task in tasks] == [2, 2], told
-    assert told == ["error: trainer.devices is 3, but srun gives 2; leave it out\n", ""]
+    errors = [task.communicate(timeout=120)[1] for task in tasks]
+    assert [task.returncode for task in tasks] == [2, 2], errors
+    assert errors == ["error: trainer.devices is 3, but srun gives 2; leave it out\n", ""]

@@ -23,6 +23,8 @@ from tabicl_train.evaluation.scores import METRICS, summarise
 from tabicl_train.report.comparison_figures import draw_training
 from tabicl_train.report.page import merge, read_run, write_report
 
+pytestmark = pytest.mark.slow
+
 VOID = {"meta", "img", "br"}
 SECTIONS = [
     "overview", "configuration", "curriculum", "loss", "multipliers", "throughput", "incidents", "validation",

@@ -61,8 +61,8 @@ def test_a_batch_that_does_not_fit_is_halved_and_nothing_else_changes(name, rank
         assert float(row["loss"]) == pytest.approx(float(expected["loss"]), rel=1e-5)
         assert float(row["grad_norm"]) == pytest.approx(float(expected["grad_norm"]), rel=1e-4)
     lines = [line for path in folder.glob("stderr.*") for line in path.read_text().splitlines()]
-    (found, *_) = [line for line in lines if f"on rank {rank}; halved" in line]
-    assert f"did not fit at step {step}" in found
+    (first, *_) = [line for line in lines if f"on rank {rank}; halved" in line]
+    assert f"did not fit at step {step}" in first
     a, b = (last(folder / other)["state_dict"] for other in (name, "whole"))
     assert max((v - b[k]).abs().max().item() for k, v in a.items()) < 1e-4
     assert any(not torch.equal(v, b[k]) for k, v in a.items())  # the order of sums did change
@@ -80,8 +80,8 @@ def test_an_infinite_value_on_one_rank_stops_the_step_on_both(folder):
 def test_sizes_that_did_not_fit_are_remembered(tmp_path, capfd):
     train([f"run_dir={tmp_path}/run", "oom=0,0,2", "curriculum.stages.smoke.rows=[50,50]",
            "curriculum.stages.smoke.features=[4,4]", "trainer.max_steps=4"])  # fmt: skip
-    found = [line for line in capfd.readouterr().err.splitlines() if "did not fit" in line]
-    assert len(found) <= 4  # of 4 tables, then 2; narrower ones where a column was constant
+    halved = [line for line in capfd.readouterr().err.splitlines() if "did not fit" in line]
+    assert len(halved) <= 4  # of 4 tables, then 2; narrower ones where a column was constant
     with pytest.raises(torch.OutOfMemoryError, match=r"a table of \d+ rows and \d+ features \(step 0\) does not fit"):
         train([f"run_dir={tmp_path}/none", "oom=0,0,1"])
 

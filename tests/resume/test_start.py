@@ -70,10 +70,10 @@ def test_a_rank_follows_the_first_one_or_says_why_not(four_steps, tmp_path):
     follow(missing, config, rank(1, problems))
     follow(Start(4, 0, start.checkpoint, "another"), config, rank(1, problems))
     follow(Start(4, 7, start.checkpoint, start.checksum), config, rank(1, problems))
-    good, first, *others = problems
+    good, first, *refused = problems
     assert good is first is None
     for problem, words in zip(
-        others, ["step-00000006.ckpt, from which rank 0 continues, cannot be read: [Errno 2] No such file",
+        refused, ["step-00000006.ckpt, from which rank 0 continues, cannot be read: [Errno 2] No such file",
                  "step-00000004.ckpt is not the file from which rank 0 continues",
                  "seed is 0, that of rank 0 7"], strict=True,
     ):  # fmt: skip
@@ -145,8 +145,8 @@ def test_a_finished_run_tells_changes_and_refuses_them_as_others_do(four_steps, 
         with pytest.raises(ConfigError, match=rf"{change.split('=')[0]} was \d+, is {change.split('=')[1]}"):
             run(four_steps, "trainer.max_steps=4", change)
     assert run(four_steps, "trainer.max_steps=4", "checkpoint.keep=2") == "finished"
-    told = capsys.readouterr().err
-    assert "changed   checkpoint.keep was 3, is 2" in told and "finished already, 4 steps are done" in told
+    stderr = capsys.readouterr().err
+    assert "changed   checkpoint.keep was 3, is 2" in stderr and "finished already, 4 steps are done" in stderr
 
 
 def test_a_kill_before_the_status_was_written_is_made_up_for(four_steps):

@@ -102,6 +102,7 @@ def test_a_ring_of_recent_checkpoints_and_permanent_ones(tmp_path):
         compose(["checkpoint.every=2", "checkpoint.permanent_every=5"])
 
 
+@pytest.mark.slow
 def test_the_newest_whole_checkpoint_is_used_and_damaged_ones_are_told(whole, tmp_path, capsys):
     run_dir = tmp_path / "run"
     run(run_dir, "trainer.max_steps=9")
@@ -121,6 +122,7 @@ def test_the_newest_whole_checkpoint_is_used_and_damaged_ones_are_told(whole, tm
         run(run_dir)
 
 
+@pytest.mark.slow
 def test_resuming_reads_the_checkpoint_once(tmp_path, monkeypatch):
     run(tmp_path / "run", "trainer.max_steps=2")
     reads = []
@@ -144,6 +146,7 @@ def test_two_ranks_fall_back_to_the_same_checkpoint(tmp_path):
     assert newest_valid(run_dir / "checkpoints")[1]["run"]["ranks"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["write", "fsync"])
 def test_a_full_disk_costs_a_warning_and_the_next_save_tries_again(place, whole, tmp_path, monkeypatch, capsys):
     run_dir = tmp_path / "run"
@@ -165,6 +168,7 @@ def test_a_full_disk_costs_a_warning_and_the_next_save_tries_again(place, whole,
     assert_same_weights(run_dir, whole)
 
 
+@pytest.mark.slow
 def test_a_last_save_that_fails_is_an_error(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
