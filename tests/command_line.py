@@ -1,4 +1,4 @@
-"""Commands as a user types them, run in this process: a process of their own would import for 5 CPU seconds."""
+"""Commands as a user gives them, run in this process: one of its own needs seconds to import everything."""
 
 import contextlib
 import io
@@ -11,12 +11,12 @@ from tabicl_train import commands
 
 
 def exit_code(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> int:
-    """Exit code of the command; capsys has what it prints."""
+    """What the command prints is left to capsys."""
     monkeypatch.setattr(sys, "argv", ["tabicl-" + name, *arguments])
     try:
         getattr(commands, name)()
     except SystemExit as error:
-        if isinstance(error.code, str):  # like the interpreter
+        if isinstance(error.code, str):  # as the interpreter does
             print(error.code, file=sys.stderr)
             return 1
         return error.code or 0
@@ -24,7 +24,7 @@ def exit_code(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> in
 
 
 def command(name: str, *arguments: str) -> subprocess.CompletedProcess:
-    """Exit code and output, as subprocess.run would return them."""
+    """Exit code and output, as of a process of its own."""
     stdout, stderr = io.StringIO(), io.StringIO()
     with (
         pytest.MonkeyPatch.context() as monkeypatch,

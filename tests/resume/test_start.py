@@ -70,10 +70,10 @@ def test_a_rank_follows_the_first_one_or_says_why_not(four_steps, tmp_path):
     follow(missing, config, rank(1, problems))
     follow(Start(4, 0, start.checkpoint, "another"), config, rank(1, problems))
     follow(Start(4, 7, start.checkpoint, start.checksum), config, rank(1, problems))
-    good, first, *refused = problems
+    good, first, *others = problems
     assert good is first is None
     for problem, words in zip(
-        refused, ["step-00000006.ckpt, from which rank 0 continues, cannot be read: [Errno 2] No such file",
+        others, ["step-00000006.ckpt, from which rank 0 continues, cannot be read: [Errno 2] No such file",
                  "step-00000004.ckpt is not the file from which rank 0 continues",
                  "seed is 0, that of rank 0 7"], strict=True,
     ):  # fmt: skip
