@@ -1,4 +1,4 @@
-"""What keeps the tiers apart: a test without a marker of its own tier neither starts a process nor trains."""
+"""The fast tier stays fast: a test without the marker of another tier may neither start a process nor train."""
 
 import multiprocessing.process
 import subprocess
@@ -35,7 +35,7 @@ def pytest_runtest_protocol(item, nextitem):
 
 @pytest.fixture(scope="session")
 def smoke_run(tmp_path_factory) -> Path:
-    """A finished run of experiment=smoke with checkpoints of steps 8, 16 and 20; not to be changed."""
+    """A finished run of experiment=smoke with checkpoints of steps 8, 16 and 20; tests must not change it."""
     run_dir = tmp_path_factory.mktemp("smoke") / "run"
     run(run_dir, "checkpoint.every=8")
     return run_dir

@@ -30,8 +30,8 @@ LINES = [(page, number) for page, lines in PAGES.items() for number in range(len
 PYTHON = [(page, number) for page in PAGES for number, (language, _) in enumerate(blocks(page)) if language == "python"]
 TREES = [block for page in PAGES for _, block in blocks(page) if re.search(r"^(tabicl_train|priors)/", block, re.M)]
 
-# Settings that follow those of the page and make a command take seconds. The first rule all of whose words a command
-# has is taken; of these programs each command needs one.
+# Settings that follow those of the page and make a command take seconds. The first rule that has only words of the
+# command is used. A command of these programs without a rule is an error.
 VALIDATE_LESS = ["validation.rows=[64]", "validation.tables=1", "validation.real_rows=50"]
 TRAIN_LESS = ["trainer.max_steps=2", *VALIDATE_LESS]
 EVALUATE_LESS = ["splits=1", "rows=100", "n_estimators=1"]
@@ -57,7 +57,7 @@ LONG = {rule.split()[0] for rule in LESS}
 
 
 def settings_for(line: str) -> list[str]:
-    """What shortens the command."""
+    """The settings that shorten a command."""
     program, *arguments = shlex.split(line, comments=True)
 
     def matches(word: str) -> bool:
@@ -71,14 +71,14 @@ def settings_for(line: str) -> list[str]:
 
 
 class Reader:
-    """Someone who types in the commands of a page from the first to the last, in a folder of their own."""
+    """Runs the commands of a page from first to last, in a folder of its own."""
 
     def __init__(self, page: str, folder: Path) -> None:
         self.lines, self.folder = PAGES[page], folder
         self.results: list[subprocess.CompletedProcess | None] = []
 
     def result(self, number: int) -> subprocess.CompletedProcess | None:
-        """Of a command, after those before it, whose files it may need; None for the scripts, which have tests."""
+        """Result of a command, run after those before it, whose files it may need; None for scripts: they have tests."""
         for line in self.lines[len(self.results) : number + 1]:
             self.results.append(None if line.startswith("launch/") else self.run(line))
         return self.results[number]
@@ -92,12 +92,12 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def readers(tmp_path_factory) -> dict[str, Reader]:
-    """One for each page."""
+    """A reader for each page."""
     return {page: Reader(page, tmp_path_factory.mktemp("reader")) for page in PAGES}
 
 
 def names(values: list) -> list[str]:
-    """Names of parametrised tests: the page, and the place of the command or block on it."""
+    """Names of parametrised tests: the page, and the number of the command or block on it."""
     return [f"{page}-{number}" for page, number in values]
 
 

@@ -1,4 +1,4 @@
-"""A free place to meet, and waiting for what must happen."""
+"""A free port to meet at, and waiting for a condition."""
 
 import socket
 import time

@@ -1,4 +1,4 @@
-"""Who started this process, as its environment tells, and the script that starts several."""
+"""How a process was launched, according to its environment, and the script that launches several."""
 
 import os
 import subprocess

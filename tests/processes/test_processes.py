@@ -1,4 +1,4 @@
-"""Processes that join, agree, and lose each other: threads of this one over a store."""
+"""Processes that join, agree, and lose each other: here they are threads with a common store."""
 
 import contextlib
 import re
@@ -25,7 +25,7 @@ from tabicl_train.processes.signals import Stop
 
 @contextlib.contextmanager
 def joined(tmp_path: Path, size: int = 3, timeout: float = 60.0):
-    """Processes of one store, all of them in this one."""
+    """Processes with a common store, as threads of this one."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     launches = [Launch("torchrun", rank, size, rank, size, "127.0.0.1", store.port) for rank in range(size)]
     members = [

@@ -1,4 +1,4 @@
-"""Runs of two processes in which one of them meets trouble."""
+"""Runs of two processes, one of which runs out of memory, meets a non-finite value, is stopped or is lost."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ STOPS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Runs of two processes: undisturbed, out of memory on each rank, not finite on the second rank, stopped."""
+    """Runs of two processes: undisturbed, validated, out of memory or non-finite on one rank, stopped."""
     folder = tmp_path_factory.mktemp("faults")
     two = "trainer.devices=2 trainer.accelerator=cpu"
     validated = (

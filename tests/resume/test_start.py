@@ -1,4 +1,4 @@
-"""Where a run begins, who may train in its folder, and which changes it takes."""
+"""Where a run begins, who may train in its folder, and which changes it accepts."""
 
 import json
 from pathlib import Path
@@ -116,7 +116,7 @@ def test_a_process_that_has_lost_the_folder_stops_before_it_writes(log_every, tm
 
 
 class ReadStatus(L.Callback):
-    """Notes the status in the middle of a run, with its heartbeat as short as it can be."""
+    """Records the status in the middle of a run with a very short heartbeat."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir, self.values = run_dir, []
