@@ -78,7 +78,7 @@ class Reader:
         self.results: list[subprocess.CompletedProcess | None] = []
 
     def result(self, number: int) -> subprocess.CompletedProcess | None:
-        """Result of a command, run after those before it, whose files it may need; None for scripts: they have tests."""
+        """Result of a command, run after those before it, whose files it may need; None for a script."""
         for line in self.lines[len(self.results) : number + 1]:
             self.results.append(None if line.startswith("launch/") else self.run(line))
         return self.results[number]
