@@ -1,4 +1,4 @@
-"""Activations that the graph and the multilayer perceptrons have in common, float64 -> float64."""
+"""Activations shared by graph_scm and the multilayer perceptrons, float64 -> float64."""
 
 import numpy as np
 from scipy.special import expit

@@ -1,4 +1,4 @@
-"""What tests of whole runs share: starting one, and reading and comparing what it leaves."""
+"""Shared by tests of whole runs: starting one, and reading and comparing its files."""
 
 import csv
 from pathlib import Path
@@ -8,11 +8,11 @@ from command_line import command
 
 from tabicl_train.run_dir.checkpoint import saved
 
-EXACT = ("step", "stage", "loss", "grad_norm", "lr", "skipped")  # the columns of metrics.csv that are no timings
+EXACT = ("step", "stage", "loss", "grad_norm", "lr", "skipped")  # the columns of metrics.csv that are not timings
 
 
 def run(run_dir: Path, *overrides: str, code: int = 0) -> str:
-    """tabicl-train, which must end with this exit code; returns what it writes to stderr."""
+    """tabicl-train, which must end with this exit code; returns its stderr."""
     result = command("train", "experiment=smoke", f"run_dir={run_dir}", *overrides)
     assert result.returncode == code, result.stderr
     return result.stderr

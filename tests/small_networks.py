@@ -1,4 +1,4 @@
-"""Small networks with random weights for the tests of this folder, and the released client's network beside them."""
+"""Small networks with random weights, and the network of the released client with the same weights."""
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +47,7 @@ def draw(B: int, N: int, M: int, n: int, seed: int = 1, classes: int = 10) -> tu
 
 
 def peer_of(network: TabICL) -> nn.Module:
-    """The client's network with the same weights, in training mode, where it takes tables as ours does."""
+    """The client's network with the same weights, in training mode, in which it accepts the same tables as ours."""
     from tabicl._model.tabicl import TabICL as Peer
 
     peer = Peer(**to_public(network.config))

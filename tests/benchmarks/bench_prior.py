@@ -1,4 +1,4 @@
-"""Accepted tables a second of graph_scm beside the released generator, one thread, alternating in one process.
+"""Accepted tables per second of graph_scm and of the released generator: one thread, in turn, in one process.
 
 python tests/benchmarks/bench_prior.py [rows=1024] [tables=20] [rounds=7] [preset=released]
 """
@@ -12,12 +12,13 @@ from priors import build_prior
 from priors.inspection.bench import measure, own_tables, released_tables
 
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    rows, tables, rounds = (int(given[i]) if len(given) > i else default for i, default in enumerate((1024, 20, 7)))
-    prior = build_prior("graph_scm", preset=given[3] if len(given) > 3 else "released")
-    ours, theirs = measure([own_tables(prior, rows), released_tables("graph_scm", rows)], tables, rounds)
-    for name, speed in (("graph_scm", ours), ("released", theirs)):
+    args = {"rows": "1024", "tables": "20", "rounds": "7", "preset": "released"}
+    args |= dict(argument.split("=") for argument in sys.argv[1:])
+    rows, tables, rounds = (int(args[name]) for name in ("rows", "tables", "rounds"))
+    prior = build_prior("graph_scm", preset=args["preset"])
+    ours, released = measure([own_tables(prior, rows), released_tables("graph_scm", rows)], tables, rounds)
+    for name, speed in (("graph_scm", ours), ("released", released)):
         print(f"{name:10} {speed.tables_per_s:8.2f} tables/s {speed.cells_per_s / 1e6:8.3f} M cells/s at {rows} rows")
-    ratios = sorted(b / a for a, b in zip(ours.seconds, theirs.seconds, strict=True))
+    ratios = sorted(b / a for a, b in zip(ours.seconds, released.seconds, strict=True))
     spread = f"{ratios[0]:.1f} to {ratios[-1]:.1f}"
     print(f"ratio {median(ratios):.1f} (median of {rounds} rounds of {tables} tables; {spread})")

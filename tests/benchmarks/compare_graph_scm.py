@@ -1,8 +1,8 @@
-"""Does graph_scm draw the released generator's distribution? A classifier tries to tell the tables of the two apart.
+"""Does graph_scm draw from the distribution of the released generator? A classifier tries to tell their tables apart.
 
     python tests/benchmarks/compare_graph_scm.py [tables=1000] [rows=1024]
 
-Prints each statistic on both sides with its Kolmogorov-Smirnov distance, and the cross-validated ROC
+Prints each statistic of both with its Kolmogorov-Smirnov distance, and the cross-validated ROC
 AUC of a gradient-boosted classifier on all statistics: 0.5 means indistinguishable.
 """
 
@@ -37,7 +37,7 @@ def skill(model, X: np.ndarray, y: np.ndarray) -> float:
 
 
 def statistics(table: PlainTable) -> dict[str, float]:
-    """What is compared of a table."""
+    """The statistics of a table that are compared."""
     X, y, _ = table
     num_rows, num_features = X.shape
     labels, y, counts = np.unique(y, return_inverse=True, return_counts=True)
@@ -101,10 +101,10 @@ def statistics(table: PlainTable) -> dict[str, float]:
     }
 
 
-def tell_apart(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, np.ndarray]:
+def tell_apart(ours: np.ndarray, released: np.ndarray) -> tuple[float, np.ndarray]:
     """Cross-validated ROC AUC of a classifier that tells rows of statistics apart, importance of each statistic."""
-    X = np.concatenate([ours, theirs])
-    y = np.repeat([0, 1], [len(ours), len(theirs)])
+    X = np.concatenate([ours, released])
+    y = np.repeat([0, 1], [len(ours), len(released)])
     model = HistGradientBoostingClassifier(max_iter=100, learning_rate=0.05, max_leaf_nodes=8, random_state=0)
     folds = StratifiedKFold(5, shuffle=True, random_state=0)
     auc = cross_val_score(model, X, y, cv=folds, scoring="roc_auc").mean()
@@ -115,10 +115,10 @@ def tell_apart(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, np.ndarray]
     return float(auc), importance.importances_mean
 
 
-def report(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> float:
+def report(ours: list[dict[str, float]], released: list[dict[str, float]]) -> float:
     names = list(ours[0])
     # Rounded, so that the last bits of a sum, which depend on how it is taken, tell nothing apart.
-    a, b = (np.round([[row[name] for name in names] for row in rows], 4) for rows in (ours, theirs))
+    a, b = (np.round([[row[name] for name in names] for row in rows], 4) for rows in (ours, released))
     auc, importance = tell_apart(a, b)
     print(f"{'statistic':28} {'ours: mean, quartiles':34} {'released':34} {'KS':>5} {'p':>7} importance")
     for i, name in enumerate(names):
@@ -133,7 +133,8 @@ def report(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> floa
 
 
 if __name__ == "__main__":
-    tables, rows = (int(sys.argv[i]) if len(sys.argv) > i else default for i, default in ((1, 1000), (2, 1024)))
+    args = dict(argument.split("=") for argument in sys.argv[1:])
+    tables, rows = int(args.get("tables", 1000)), int(args.get("rows", 1024))
     torch.set_num_threads(1)
     prior = build_prior("graph_scm", preset="released")
     report(

@@ -1,4 +1,4 @@
-"""Does mlp_scm draw the released generator's distribution? A classifier tries to tell the tables of the two apart.
+"""Does mlp_scm draw from the distribution of the released generator? A classifier tries to tell their tables apart.
 
     python tests/benchmarks/compare_mlp_scm.py [tables=500] [rows=512] [causal=0]
 
@@ -51,9 +51,9 @@ def released_tables(num_rows: int, causal: bool) -> Iterator[PlainTable]:
 
 
 if __name__ == "__main__":
-    tables, rows, causal = (
-        int(sys.argv[i]) if len(sys.argv) > i else default for i, default in ((1, 500), (2, 512), (3, 0))
-    )
+    args = {"tables": 500, "rows": 512, "causal": 0}
+    args |= {name: int(value) for name, value in (argument.split("=") for argument in sys.argv[1:])}
+    tables, rows, causal = args["tables"], args["rows"], args["causal"]
     torch.set_num_threads(1)
     prior = build_prior("mlp_scm", causal=bool(causal))
     report(

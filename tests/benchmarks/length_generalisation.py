@@ -34,9 +34,9 @@ RULES = {"QASSMax": "qassmax_elementwise", "SSMax": "ssmax", "softmax": "none"}
 LONGEST, QUERIES = 128, 128
 FACTORS = (1, 2, 4, 8, 16)
 
-told = dict(argument.split("=") for argument in sys.argv[1:])
-steps, tables = int(told.get("steps", 2000)), int(told.get("tables", 200))
-folder = Path(told.get("folder", "length_generalisation"))
+args = dict(argument.split("=") for argument in sys.argv[1:])
+steps, tables = int(args.get("steps", 2000)), int(args.get("tables", 200))
+folder = Path(args.get("folder", "length_generalisation"))
 
 
 def configure(rule: str):
@@ -67,8 +67,8 @@ def train() -> dict[str, TabICL]:
             for name, model in models.items():
                 losses[name] = take_step(model, optimizers[name], stage, item, losses[name])
             if (item.step + 1) % 100 == 0:
-                told = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items())
-                print(f"step {item.step + 1}/{steps}: {told}, {time.perf_counter() - started:.0f} s", flush=True)
+                shown = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items())
+                print(f"step {item.step + 1}/{steps}: {shown}, {time.perf_counter() - started:.0f} s", flush=True)
     for name, model in models.items():
         torch.save(model.state_dict(), folder / f"{name}.pt")
     return models
@@ -110,7 +110,7 @@ def predict(model: TabICL, X: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tens
 def measure(models: dict[str, TabICL]) -> list[dict]:
     config = configure("none")
     prior, longest = build_prior(config), LONGEST * FACTORS[-1]
-    found = defaultdict(list)
+    scores = defaultdict(list)
     for index in range(tables):
         spec = TableSpec(longest + QUERIES, longest, 2 + index % 9, config.model.max_classes)
         table = prior.sample(spec, (config.seed + 1, 0, index))
@@ -120,11 +120,11 @@ def measure(models: dict[str, TabICL]) -> list[dict]:
             for name, model in models.items():
                 logits, entropy = predict(model, table.X[context], table.y[context][: factor * LONGEST])
                 correct = (logits.argmax(-1) == truth).float().mean().item()
-                found[name, factor].append((correct, F.cross_entropy(logits, truth).item(), entropy))
+                scores[name, factor].append((correct, F.cross_entropy(logits, truth).item(), entropy))
     rows = []
-    for (name, factor), values in found.items():
+    for (name, factor), values in scores.items():
         accuracy, loss, entropy = torch.tensor(values, dtype=torch.float64).T
-        gain = accuracy - torch.tensor([v[0] for v in found[name, 1]])
+        gain = accuracy - torch.tensor([v[0] for v in scores[name, 1]])
         rows.append({
             "rule": name, "factor": factor, "n": factor * LONGEST, "tables": tables,
             "accuracy": accuracy.mean().item(), "log_loss": loss.mean().item(), "entropy": entropy.mean().item(),
@@ -140,8 +140,8 @@ def draw(rows: list[dict]):
     titles = {"accuracy": "accuracy", "log_loss": "log loss", "entropy": "attention entropy / log n"}
     for axes, (column, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
         for name in RULES:
-            mine = [row for row in rows if row["rule"] == name]
-            axes.plot([row["n"] for row in mine], [row[column] for row in mine], marker="o", label=name)
+            of_rule = [row for row in rows if row["rule"] == name]
+            axes.plot([row["n"] for row in of_rule], [row[column] for row in of_rule], marker="o", label=name)
         axes.axvspan(LONGEST, LONGEST * FACTORS[-1], color="0.95", zorder=0)
         axes.set(xscale="log", xlabel="labelled rows n (grey: longer than in training)", title=title)
         axes.set_xticks([f * LONGEST for f in FACTORS], [f"{f * LONGEST:,}" for f in FACTORS])

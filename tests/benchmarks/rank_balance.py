@@ -1,4 +1,4 @@
-"""How much longer the slowest rank computes than it must, in stages 2 and 3 of TabICLv2.
+"""How much longer the slowest rank computes than the lower bound, in stages 2 and 3 of TabICLv2.
 
     python tests/benchmarks/rank_balance.py [ranks=8] [steps=2000]
 
@@ -15,8 +15,8 @@ from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.curriculum import plan_step
 from tabicl_train.model import TabICLConfig
 
-told = dict(argument.split("=") for argument in sys.argv[1:])
-ranks, steps = int(told.get("ranks", 8)), int(told.get("steps", 2000))
+args = dict(argument.split("=") for argument in sys.argv[1:])
+ranks, steps = int(args.get("ranks", 8)), int(args.get("steps", 2000))
 stage2 = StageConfig(steps=steps, rows=[400, 10_240], train_share=[0.79, 0.81], group_size=1)
 for name, stage in (("stage 2", stage2), ("stage 3", replace(stage2, rows=[400, 60_000]))):
     assigned, independent = [], []

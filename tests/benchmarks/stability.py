@@ -1,10 +1,10 @@
 """Do runs hold in bf16? mini_v2, shortened: 2 seeds x {fp32, bf16} x {QASSMax as published, with a bound}.
 
-    python tests/benchmarks/stability.py [folder=runs/stability] [share=0.17] [processes=2]
+    python tests/benchmarks/stability.py [folder=runs/stability] [share=0.17] [processes=2] [SETTING=VALUE ...]
 
-share: of each stage's steps; with 0.17 all eight take 34 minutes. Two runs at a time, one thread each; runs that are
-done are not run again. Prints a line a run: mean loss of the last tenth of the logged steps, largest multiplier of any
-layer, incidents, steps skipped.
+share: of each stage's steps; with 0.17 all eight runs take 34 minutes. Further settings are those of tabicl-train. Two
+runs at a time, one thread each; finished runs are not repeated. Prints one line for each run: mean loss of the last
+tenth of the logged steps, largest multiplier of any layer, incidents, steps skipped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def read(path: Path) -> list[dict]:
         return list(csv.DictReader(file))
 
 
-def tell(name: str, run_dir: Path) -> float:
+def report(name: str, run_dir: Path) -> float:
     rows, scaling = read(run_dir / "metrics.csv"), read(run_dir / "scaling.csv")
     last = [float(row["loss"]) for row in rows[-max(len(rows) // 10, 1) :]]
     loss = sum(last) / len(last)
@@ -47,21 +47,23 @@ def tell(name: str, run_dir: Path) -> float:
 
 
 if __name__ == "__main__":
-    given = dict(argument.split("=", 1) for argument in sys.argv[1:])
-    folder, share = Path(given.get("folder", "runs/stability")), float(given.get("share", 0.17))
+    args = dict(argument.split("=", 1) for argument in sys.argv[1:])
+    folder, share = Path(args.pop("folder", "runs/stability")), float(args.pop("share", 0.17))
+    processes = int(args.pop("processes", 2))
     folder.mkdir(parents=True, exist_ok=True)
     stages = compose(BASE).curriculum.stages
     steps = [f"curriculum.stages.{name}.steps={max(round(stage.steps * share), 1)}" for name, stage in stages.items()]
+    steps += [f"{name}={value}" for name, value in args.items()]
     runs = {
         f"seed{seed}-{precision}-{kind}": [f"seed={seed}", f"trainer.precision={precision}", *bound, *steps]
         for (kind, bound), seed, precision in product(
             {"plain": [], "bounded": [f"model.scaling_bound={BOUND}"]}.items(), (0, 1), ("fp32", "bf16")
         )
     }
-    with ThreadPoolExecutor(int(given.get("processes", 2))) as pool:
+    with ThreadPoolExecutor(processes) as pool:
         list(pool.map(lambda name: train(folder / name, runs[name]), runs))
     print(f"{'run':24}{'steps':>7}{'loss':>9}{'multiplier':>12}{'incidents':>11}{'skipped':>9}")
-    losses = {name: tell(name, folder / name) for name in runs}
+    losses = {name: report(name, folder / name) for name in runs}
     for name in runs:
         if "bf16" in name:
             fp32 = losses[name.replace("bf16", "fp32")]

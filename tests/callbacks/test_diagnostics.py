@@ -32,6 +32,7 @@ def compiled_network(config) -> TabICL:
     return network
 
 
+@pytest.mark.slow
 def test_gates_are_measured_in_a_compiled_block_too(tmp_path, monkeypatch):
     expected = train(tmp_path / "plain")
     torch._dynamo.reset()
@@ -44,6 +45,7 @@ def test_gates_are_measured_in_a_compiled_block_too(tmp_path, monkeypatch):
     assert all(float(row["gate_std"]) > 1e-4 for row in expected)
 
 
+@pytest.mark.slow
 def test_a_layer_without_a_gate_has_empty_cells(tmp_path):
     rows = train(tmp_path, "model.icl_scaling=ssmax")
     gates = {row["layer"]: (row["gate_mean"], row["gate_std"]) for row in rows}
@@ -56,6 +58,7 @@ def test_guessing_the_frequencies_of_the_labels():
     assert guess_losses(y, 4).tolist() == pytest.approx([first, -math.log(4 / 6)])
 
 
+@pytest.mark.slow
 def test_every_row_has_the_loss_of_guessing_its_tables(tmp_path):
     train(tmp_path)
     config = compose(["experiment=smoke", "prior=dummy"])

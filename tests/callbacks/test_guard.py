@@ -1,15 +1,14 @@
 import json
 import math
 from pathlib import Path
-from unittest import mock
 
 import lightning as L
 import pytest
 import torch
 from runs import assert_same_end, last, metrics
+from short_runs import REWIND, SETTINGS, STAGES, Poison, Ruin, run
 
 from tabicl_train import module
-from tabicl_train import train as training
 from tabicl_train.callbacks import guard
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.guard import Diverged
@@ -19,49 +18,6 @@ from tabicl_train.prediction.export import export
 from tabicl_train.prediction.public_format import load_public
 from tabicl_train.run_dir.checkpoint import read
 from tabicl_train.run_dir.records import Records
-
-SETTINGS = [
-    "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=16",
-    "checkpoint.every=4", "trainer.accelerator=cpu", "averages.ema=0.9",
-]  # fmt: skip
-
-
-STAGES = [  # three stages of six steps
-    "experiment=smoke", "curriculum=mini_v2", "prior=dummy", "stream.num_workers=0", "trainer.accelerator=cpu",
-    "checkpoint.every=2", "checkpoint.keep=100", *(
-        f"curriculum.stages.stage{number}.{value}" for number in (1, 2, 3)
-        for value in ("steps=6", "rows=[30,50]", "features=[2,4]", "tables=4", "group_size=4", "warmup=0")
-    ),
-]  # fmt: skip
-
-
-class Poison(L.Callback):
-    """An infinite cell in the given steps; keeps weights and optimiser state of every step."""
-
-    def __init__(self, steps: set[int]) -> None:
-        self.steps, self.states = steps, []
-
-    def on_train_batch_start(self, trainer, module, item, _) -> None:
-        if item.step in self.steps:
-            item.batches[-1].X[0, 0, 0] = math.inf
-
-    def on_train_batch_end(self, trainer, module, *_) -> None:
-        state = [p.detach().clone() for p in module.model.parameters()]
-        self.states.append(state + [v.clone() for s in trainer.optimizers[0].state.values() for v in s.values()])
-
-
-class Ruin(L.Callback):
-    """Weights far too large after a step, once, and a loss scale of 2."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def on_train_batch_start(self, trainer, module, item, _) -> None:
-        if item.step == self.after:
-            module.loss_scale.scale.fill_(2)
-            with torch.no_grad():
-                for p in module.model.icl_predictor.decoder.parameters():
-                    p.mul_(100)
 
 
 class Look(L.Callback):
@@ -80,16 +36,11 @@ class Look(L.Callback):
             self.ema = {k: v.clone() for k, v in averages.ema.items()}
 
 
-def run(run_dir: Path, *overrides: str, callbacks: tuple = (), settings: list[str] = SETTINGS) -> str:
-    chosen = training.run_callbacks
-    with mock.patch.object(training, "run_callbacks", lambda *a: [*callbacks, *chosen(*a)]):
-        return training.train(compose([*settings, f"run_dir={run_dir}", *overrides]))
-
-
 def incidents(run_dir: Path) -> list[dict]:
     return [json.loads(line) for line in (run_dir / "incidents.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [(), ("optimizer=adamw",), ("trainer.log_every=7",)])
 def test_steps_that_are_not_finite_change_nothing_and_are_written_down(settings, tmp_path):
     poison = Poison({0, 5, 7})
@@ -112,6 +63,7 @@ def test_steps_that_are_not_finite_change_nothing_and_are_written_down(settings,
     assert saved["callbacks"]["Guard"]["skipped"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["loss", "gradient norm"])
 def test_loss_or_gradient_alone_is_enough(what, tmp_path, monkeypatch):
     query_losses, calls = module.query_losses, []
@@ -139,6 +91,7 @@ def test_loss_or_gradient_alone_is_enough(what, tmp_path, monkeypatch):
     assert any(not torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_has_the_same_incidents_and_averages(tmp_path):
     averages = ("averages.last=2", "averages.every=5")
     run(tmp_path / "whole", *averages, callbacks=(Poison({3, 9}),))
@@ -158,6 +111,7 @@ def test_an_interrupted_run_has_the_same_incidents_and_averages(tmp_path):
     assert torn == whole and [line["step"] for line in torn] == [3, 9]
 
 
+@pytest.mark.slow
 def test_too_many_such_steps_stop_the_run_with_a_diagnosis(tmp_path):
     with pytest.raises(Diverged, match=r"not finite in 3 steps in a row, .*incidents\.jsonl names them"):
         run(tmp_path / "a", "guard.skipped_in_a_row=3", callbacks=(Poison({2, 5, 6, 7}),))
@@ -166,6 +120,7 @@ def test_too_many_such_steps_stop_the_run_with_a_diagnosis(tmp_path):
         run(tmp_path / "b", "guard.skipped=3", callbacks=(Poison({2, 5, 9}),))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["skipped_in_a_row", "skipped"])
 def test_a_fault_between_two_looks_stops_the_run_and_none_that_is_over(limit, tmp_path):
     settings = (f"guard.{limit}=3", "trainer.log_every=10")
@@ -177,6 +132,7 @@ def test_a_fault_between_two_looks_stops_the_run_and_none_that_is_over(limit, tm
     assert run(tmp_path / "run", *settings) == "finished"
 
 
+@pytest.mark.slow
 def test_a_loss_above_the_limit_warns_once_or_stops(tmp_path, capsys):
     limits = ("guard.after=6", "guard.loss=0.5")
     run(tmp_path / "warn", *limits)
@@ -189,6 +145,7 @@ def test_a_loss_above_the_limit_warns_once_or_stops(tmp_path, capsys):
     assert not (tmp_path / "quiet/incidents.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_a_runaway_multiplier_counts_only_while_the_loss_is_high(tmp_path, capsys):
     limits = ("guard.after=6", "guard.loss=100", "guard.multiplier=0.001")
     run(tmp_path / "low", *limits, "guard.multiplier_loss=50")
@@ -235,15 +192,13 @@ def test_a_rewind_goes_back_to_the_newest_good_checkpoint(states, abandoned, cho
     assert (good and good["global_step"]) == chosen
 
 
-REWIND = ("guard.after=3", "guard.loss=10", "guard.action=rewind", "checkpoint.keep=9")
-
-
 @pytest.fixture
 def short_memory(monkeypatch):
     monkeypatch.setattr(guard, "HORIZON", 2)
     monkeypatch.setattr(guard, "MEMORY", 0.5)
 
 
+@pytest.mark.slow
 def test_a_run_is_rewound_to_the_last_good_checkpoint(tmp_path, short_memory, capsys):
     settings = (*REWIND, "trainer.precision=fp16")
     after = Look(10)
@@ -272,6 +227,7 @@ def test_a_run_is_rewound_to_the_last_good_checkpoint(tmp_path, short_memory, ca
         run(tmp_path / "never", *settings, "guard.rewinds=0", callbacks=(Ruin(9),))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ruined", "settings", "good", "counts"),
     [
@@ -296,6 +252,7 @@ def test_a_rewind_across_the_boundary_of_stages_has_the_optimiser_of_its_stage(
     assert {int(s["taken"]) for s in after.optimizer.values() if "taken" in s} == {kept + 1}
 
 
+@pytest.mark.slow
 def test_ema_follows_its_formula_and_exports(tmp_path):
     watch = Poison(set())
     run(tmp_path / "run", "averages.last=2", "averages.every=3", "trainer.max_steps=8", callbacks=(watch,))
@@ -323,6 +280,7 @@ def test_ema_follows_its_formula_and_exports(tmp_path):
     assert all(torch.equal(w, trained[f"model.{name}"]) for name, w in load_public(tmp_path / "one.ckpt")[1].items())
 
 
+@pytest.mark.slow
 def test_an_average_that_was_switched_off_is_gone_and_starts_anew(tmp_path):
     for settings in (("trainer.max_steps=4",), ("averages.ema=0", "averages.last=0", "trainer.max_steps=6")):
         run(tmp_path / "run", "averages.last=2", "averages.every=1", *settings)

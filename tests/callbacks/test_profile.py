@@ -10,6 +10,7 @@ from tabicl_train.callbacks.profile import Profile
 from tabicl_train.config.schema import ProfileConfig
 
 
+@pytest.mark.slow
 def test_the_trace_holds_the_operations_of_its_steps_and_changes_nothing(tmp_path):
     run(tmp_path / "plain", "trainer.max_steps=5")
     stderr = run(tmp_path / "run", "trainer.max_steps=5", "profile.step=2", "profile.steps=2")

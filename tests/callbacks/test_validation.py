@@ -44,6 +44,8 @@ from tabicl_train.processes.watch import ProcessLost
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import read_status
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = [
     "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=8", "checkpoint.every=2",
     "trainer.accelerator=cpu", "model.dropout=0.1", "averages.ema=0.9",

@@ -6,17 +6,17 @@ import math
 import os
 import signal
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from unittest import mock
 
+import forked
 import lightning as L
 import pytest
 from runs import exact, metrics, read, run
 
 from tabicl_train import train as training
 from tabicl_train.callbacks import wandb_log
+from tabicl_train.callbacks.metrics import Metrics
 from tabicl_train.callbacks.validation import Validation
 from tabicl_train.callbacks.wandb_log import WandbLog, validation_values
 from tabicl_train.callbacks.wandb_runs import wandb_files, why_offline
@@ -120,6 +120,7 @@ def train(run_dir: Path, *overrides: str, stop_at: int | None = None, number: in
         training.train(compose([*SETTINGS, f"run_dir={run_dir}", *overrides]))
 
 
+@pytest.mark.slow
 def test_steps_done_again_are_logged_once_and_scores_too(tmp_path, no_account, capfd):
     run_dir = tmp_path / "run"
     train(run_dir, *VALIDATED, stop_at=3, number=signal.SIGTERM)
@@ -144,6 +145,7 @@ def test_steps_done_again_are_logged_once_and_scores_too(tmp_path, no_account, c
         assert loss == pytest.approx(weighted / sum(int(b["tables"]) for b in same))
 
 
+@pytest.mark.slow
 def test_steps_done_otherwise_begin_a_run_that_replaces_the_one_so_far(tmp_path, no_account, capfd):
     run_dir = tmp_path / "run"
     train(run_dir, *VALIDATED, stop_at=10)
@@ -166,24 +168,24 @@ def test_steps_done_otherwise_begin_a_run_that_replaces_the_one_so_far(tmp_path,
     assert_equal_to_files(rows, run_dir)
 
 
+def train_and_die(*settings: str) -> None:
+    at = Metrics.on_train_batch_end
+
+    def kill(self, trainer, *rest):
+        at(self, trainer, *rest)
+        if trainer.global_step == 10:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Metrics.on_train_batch_end = kill
+    training.train(compose(settings))
+
+
+@pytest.mark.multi_process
 def test_what_a_kill_has_lost_of_the_log_is_taken_from_the_files(tmp_path, no_account):
     run_dir = tmp_path / "run"
     train(run_dir, "wandb.mode=disabled", *VALIDATED, stop_at=6)
-    killed = [*SETTINGS, *VALIDATED, f"run_dir={run_dir}"]
-    code = (
-        "import os, signal\n"
-        "from tabicl_train.callbacks.metrics import Metrics\n"
-        "from tabicl_train.train import train\n"
-        "from tabicl_train.config.compose import compose\n"
-        "at = Metrics.on_train_batch_end\n"
-        "def kill(self, trainer, *rest):\n"
-        "    at(self, trainer, *rest)\n"
-        "    if trainer.global_step == 10: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "Metrics.on_train_batch_end = kill\n"
-        f"train(compose({killed!r}))\n"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.returncode == -signal.SIGKILL, result.stderr
+    killed = forked.start(train_and_die, *SETTINGS, *VALIDATED, f"run_dir={run_dir}")
+    assert forked.exit_code(killed) == -signal.SIGKILL
     assert len(metrics(run_dir)) == 10
     lost = mock.patch.object(Validation, "validate", side_effect=RuntimeError("no last validation"))
     with lost, pytest.raises(RuntimeError, match="no last validation"):
@@ -261,6 +263,7 @@ def test_scores_whose_step_is_logged_come_with_the_next_row_or_a_new_run(tmp_pat
     assert continued(tmp_path / "two", monkeypatch, "offline") == ([(1, None), (2, 2), (3, 3), (4, None), (5, None)], 1)
 
 
+@pytest.mark.slow
 def test_a_log_that_fails_ends_no_run(tmp_path, no_account, capfd, monkeypatch):
     monkeypatch.setattr("wandb.Run.log", mock.Mock(side_effect=OSError("no service")))
     train(tmp_path / "run", "trainer.max_steps=2")
@@ -268,10 +271,12 @@ def test_a_log_that_fails_ends_no_run(tmp_path, no_account, capfd, monkeypatch):
     assert capfd.readouterr().err.count("wandb     nothing more is logged: no service") == 1
 
 
+@pytest.mark.multi_process
 def test_online_without_an_account_is_offline(no_account):
     assert "no account is logged in" in why_offline(1.0)
 
 
+@pytest.mark.slow
 def test_online_without_a_network_is_offline(tmp_path, no_account, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")

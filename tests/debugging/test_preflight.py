@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 from runs import metrics
-from test_guard import run
+from short_runs import run
 
 from tabicl_train import module
 from tabicl_train.commands import replay as replay_command
@@ -19,6 +19,7 @@ SETTINGS = ["experiment=smoke", "stream.num_workers=0", "trainer.accelerator=cpu
 QUERY_LOSSES = module.query_losses
 
 
+@pytest.mark.slow
 def test_bf16_passes_and_nothing_is_written(tmp_path, capsys):
     preflight(compose([*SETTINGS, f"run_dir={tmp_path}/run", "trainer.precision=bf16"]))
     printed = capsys.readouterr().err
@@ -35,6 +36,7 @@ def test_fp32_has_nothing_to_compare(capsys):
     assert "nothing to compare" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("factor", "words"), [(1.2, "the loss of bf16 is"), (math.nan, "bf16 gives loss nan")])
 def test_deviations_from_fp32_are_refused(factor, words, monkeypatch):
     def worse_in_bf16(*arguments):
@@ -59,6 +61,7 @@ def test_each_difference_has_its_limit():
     assert "gradient norm inf in step 0 of the preflight" in differences(reference, overflow, "bf16")[0]
 
 
+@pytest.mark.slow
 def test_a_preflight_starts_from_the_newest_checkpoint_of_the_run(tmp_path, capsys):
     run(tmp_path / "run", "trainer.max_steps=4")
     capsys.readouterr()
@@ -67,6 +70,7 @@ def test_a_preflight_starts_from_the_newest_checkpoint_of_the_run(tmp_path, caps
     assert "steps 4..5" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_replay_uses_the_weights_that_the_run_had(tmp_path, capsys, monkeypatch):
     run(tmp_path / "run", "prior=mlp_scm")
     capsys.readouterr()
@@ -85,6 +89,7 @@ def test_a_replay_uses_the_weights_that_the_run_had(tmp_path, capsys, monkeypatc
         replay(str(tmp_path / "nowhere"), 1)
 
 
+@pytest.mark.slow
 def test_a_replay_marks_the_table_that_is_not_finite(tmp_path, capsys, monkeypatch):
     run(tmp_path / "run", "trainer.max_steps=4")
     config = compose(["experiment=smoke", "prior=dummy", "curriculum.stages.smoke.steps=16"])

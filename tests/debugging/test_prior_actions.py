@@ -92,6 +92,7 @@ def test_bench_says_how_to_install_the_released_generator(monkeypatch, capfd):
     assert "pip install tabicl==2.2.0 xgboost-cpu, or pip install '.[test]'" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_machines_share_a_dump_and_a_run_needs_all_of_it(tmp_path, monkeypatch, capfd):
     def dump(name: str, *arguments: str, prior: str = "dummy") -> int:
         folder = f"output={tmp_path}/{name}"

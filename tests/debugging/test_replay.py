@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from runs import last, metrics
-from test_guard import REWIND, STAGES, Ruin, run
+from short_runs import REWIND, STAGES, Ruin, run
 
 from tabicl_train.callbacks import guard
 from tabicl_train.config.compose import compose, from_values
@@ -40,6 +40,7 @@ def assert_same_step(run_dir: Path, step: int, capsys) -> str:
     return printed
 
 
+@pytest.mark.slow
 def test_a_replay_uses_the_weights_of_a_run_that_was_rewound(rewound, tmp_path, capsys):
     folder = rewound / "checkpoints"
     assert "went back" not in assert_same_step(rewound, 6, capsys)

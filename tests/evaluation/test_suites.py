@@ -174,6 +174,7 @@ def test_baselines_handle_gaps_and_many_and_unseen_categories(baseline):
     assert np.isfinite(p).all() and ((p[1:, 1] > 0.5) == y[601:]).mean() > 0.95
 
 
+@pytest.mark.multi_process
 def test_the_wheel_contains_the_data_files(tmp_path):
     pytest.importorskip("hatchling")
     code = "from hatchling.build import build_wheel; import sys; build_wheel(sys.argv[1])"

@@ -50,6 +50,7 @@ def test_it_is_a_structured_config():
     assert OmegaConf.to_object(tree) == TabICLConfig()
 
 
+@pytest.mark.multi_process
 def test_it_is_read_without_torch():
     code = "import sys; from tabicl_train.model import TabICLConfig; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

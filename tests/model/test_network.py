@@ -123,6 +123,7 @@ def test_every_parameter_learns():
             assert not p.requires_grad or p.grad.abs().max() > 0, name
 
 
+@pytest.mark.slow
 def test_compiled_blocks_agree_and_serve_other_shapes():
     """Tracing only: code generation takes a minute on one core. Other sizes and splits must not trace again."""
     torch._dynamo.reset()

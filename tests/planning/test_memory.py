@@ -49,6 +49,7 @@ for values, shape in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.multi_process
 def test_the_estimate_is_within_a_factor_of_the_resident_set():
     command = [sys.executable, "-c", MEASURE, json.dumps(SHAPES)]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -71,6 +72,7 @@ def test_the_peak_of_a_stage_is_that_of_its_largest_micro_batch():
     assert forced < 0.8 * stage_peak(config, 10, stage, "fp32")
 
 
+@pytest.mark.multi_process
 def test_the_plan_of_a_run_is_printed_before_anything_starts(tmp_path):
     command = [sys.executable, "-m", "tabicl_train", "curriculum=tabicl_v2", f"run_dir={tmp_path}/run", "--cfg", "job"]
     result = subprocess.run(command, capture_output=True, text=True)

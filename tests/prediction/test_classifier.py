@@ -30,6 +30,7 @@ def test_scikit_learns_conventions(estimator, check):
     check(estimator)
 
 
+@pytest.mark.multi_process
 def test_import_of_the_package_is_light():
     code = "import sys, tabicl_train; assert not {'torch', 'sklearn', 'pandas'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

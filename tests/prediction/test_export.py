@@ -23,6 +23,7 @@ def run_dir(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_export_of_a_run_a_checkpoint_and_an_export_agree(run_dir, tmp_path):
     newest = run_dir / "checkpoints" / "step-00000003.ckpt"
     result = command("export", f"checkpoint={run_dir}", f"output={tmp_path}/new/run.ckpt")
@@ -37,6 +38,7 @@ def test_export_of_a_run_a_checkpoint_and_an_export_agree(run_dir, tmp_path):
         assert all(torch.equal(v, weights[f"model.{k}"]) for k, v in exported.items())
 
 
+@pytest.mark.slow
 def test_a_run_a_checkpoint_and_an_export_predict_alike(run_dir, tmp_path):
     export(str(run_dir), str(tmp_path / "run.ckpt"))
     X, y = np.random.default_rng(0).normal(size=(30, 3)), np.arange(30) % 3
@@ -47,6 +49,7 @@ def test_a_run_a_checkpoint_and_an_export_predict_alike(run_dir, tmp_path):
     assert not np.array_equal(p, older.predict_proba(X))
 
 
+@pytest.mark.slow
 def test_an_export_can_start_a_run(run_dir, tmp_path):
     export(str(run_dir), str(tmp_path / "start.ckpt"))
     run(
@@ -59,6 +62,7 @@ def test_an_export_can_start_a_run(run_dir, tmp_path):
     assert all(torch.equal(before[k], after[k]) for k in before)
 
 
+@pytest.mark.slow
 def test_weights_of_another_model_do_not_start_a_run(tmp_path):
     save_public(TINY, TabICL(TINY).state_dict(), tmp_path / "tiny.ckpt")
     refused = run(tmp_path / "run", f"init_weights={tmp_path}/tiny.ckpt", code=2)
@@ -118,6 +122,7 @@ def test_the_client_loads_files_of_all_names(suffix, tmp_path):
     assert client.fit(X, np.arange(20) % 2).predict_proba(X).shape == (20, 2)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_named(run_dir, tmp_path):
     whole = (run_dir / "checkpoints" / "step-00000003.ckpt").read_bytes()
     (tmp_path / "half.ckpt").write_bytes(whole[: len(whole) // 2])

@@ -30,6 +30,7 @@ def check_table(table, spec: TableSpec):
     assert 0 <= train.min() and train.max() < table.num_classes <= spec.max_classes
 
 
+@pytest.mark.multi_process
 @pytest.mark.parametrize("preset", ["corrected", "released"])
 def test_a_table_is_a_pure_function_of_its_address_in_any_process(preset: str):
     program = (

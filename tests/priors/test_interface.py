@@ -41,6 +41,7 @@ def test_every_prior_has_a_yaml_file_and_every_yaml_file_has_a_prior():
     assert set(schema_of.values()) == set(prior_names())  # a variant has its prior's schema
 
 
+@pytest.mark.multi_process
 def test_another_process_with_another_hash_seed_draws_the_same_tables(drawn):
     code = "import json, test_interface; print(json.dumps(test_interface.digests()))"
     paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])

@@ -44,6 +44,7 @@ with signals.watch_signals():
 """
 
 
+@pytest.mark.multi_process
 def test_signals_are_noticed_while_the_main_thread_is_stuck():
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", STUCK], **pipes) as p:

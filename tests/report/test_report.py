@@ -26,6 +26,8 @@ from tabicl_train.report.read_run import read_run
 from tabicl_train.report.sections import merge
 from tabicl_train.report.training_curves import draw_training
 
+pytestmark = pytest.mark.slow
+
 VOID = {"meta", "img", "br"}
 SECTIONS = [
     "overview", "configuration", "curriculum", "loss", "multipliers", "throughput", "incidents", "validation",

@@ -1,10 +1,8 @@
-"""A training command in which things go wrong on chosen ranks.
+"""Training in which things go wrong on chosen ranks.
 
-    python faults.py "override override ..." ["override ..." ...]
-
-trains once for each argument, in turn. Beside the settings of tabicl-train one may say
-    oom=RANK,STEP,TABLES    on that rank from that step on, batches of at least so many tables do not fit into memory,
-                            which is found out in the middle of the backward pass
+Besides the settings of tabicl-train, it takes
+    oom=RANK,STEP,TABLES    on that rank, from that step on, batches of TABLES or more run out of memory in the middle
+                            of the backward pass
     nan=RANK,STEP           an infinite cell in a table of that rank in that step
     signal=RANK,STEP,N      the rank sends itself this signal before that step; STEP may be -1, before training begins,
                             or -2, in the middle of its first save
@@ -31,7 +29,7 @@ FAULTS = ("oom", "nan", "signal")
 
 
 class Fails(torch.autograd.Function):
-    """Finds no memory in the backward pass."""
+    """Runs out of memory in the backward pass."""
 
     @staticmethod
     def forward(ctx, x):
@@ -46,7 +44,7 @@ class Faults(L.Callback):
     def __init__(self, run_dir: Path, faults: dict[str, list[int]]) -> None:
         self.run_dir, self.faults, self.step = run_dir, faults, -1
 
-    def mine(self, fault: str) -> list[int] | None:
+    def arguments_here(self, fault: str) -> list[int] | None:
         rank, *rest = self.faults.get(fault, [None])
         return rest if rank == int(os.environ.get("RANK", 0)) else None
 
@@ -57,19 +55,19 @@ class Faults(L.Callback):
         self.signal_at(-2)
 
     def signal_at(self, step: int) -> None:
-        if (told := self.mine("signal")) and told[0] == step:
+        if (arguments := self.arguments_here("signal")) and arguments[0] == step:
             del self.faults["signal"]
-            os.kill(os.getpid(), told[1])
+            os.kill(os.getpid(), arguments[1])
 
     def on_train_batch_start(self, trainer, pretraining, item, _) -> None:
         self.step = item.step
-        if self.mine("nan") == [item.step]:
+        if self.arguments_here("nan") == [item.step]:
             item.batches[-1].X[0, 0, 0] = math.inf
         self.signal_at(item.step)
 
     def query_losses(self, model, batch, *settings):
         loss = QUERY_LOSSES(model, batch, *settings)
-        if (told := self.mine("oom")) and self.step >= told[0] and batch.X.shape[0] >= told[1]:
+        if (arguments := self.arguments_here("oom")) and self.step >= arguments[0] and batch.X.shape[0] >= arguments[1]:
             return loss + 0 * Fails.apply(model.row_interactor.cls_tokens).sum()
         return loss
 
@@ -84,9 +82,9 @@ RUN_CALLBACKS = training.run_callbacks
 
 def train(overrides: list[str]) -> str:
     pairs = [text.partition("=") for text in overrides]
-    told = {key: [int(v) for v in value.split(",")] for key, _, value in pairs if key in FAULTS}
+    injected = {key: [int(v) for v in value.split(",")] for key, _, value in pairs if key in FAULTS}
     config = compose([*SETTINGS, *(text for text in overrides if text.partition("=")[0] not in FAULTS)])
-    faults = Faults(Path(config.run_dir), told)
+    faults = Faults(Path(config.run_dir), injected)
     with (
         mock.patch.object(module, "query_losses", faults.query_losses),
         mock.patch.object(training, "run_callbacks", lambda *a: [faults, *RUN_CALLBACKS(*a)]),
@@ -98,9 +96,10 @@ def train(overrides: list[str]) -> str:
     return status
 
 
-if __name__ == "__main__":
-    for settings in sys.argv[1:]:
+def train_all(*runs: str) -> None:
+    """One run after another, each given as "override override ..."; a rank whose peer is lost ends with an error."""
+    for overrides in runs:
         try:
-            train(settings.split())
+            train(overrides.split())
         except ProcessLost as error:
             sys.exit(f"error: {error}")

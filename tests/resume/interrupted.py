@@ -1,10 +1,8 @@
-"""A training command that stops itself in the middle of a step, and notes every table that it trains on.
+"""Training that stops itself in the middle of a step, and records every table that it trains on.
 
-    python interrupted.py FOLDER "override override ..." ["override ..." ...]
-
-trains once for each further argument, in turn. Beside the settings of tabicl-train one may say
+Besides the settings of tabicl-train, it takes
     signal=N    sent to itself by the last rank before the third micro-batch of step 5
-Tables go to FOLDER/RUN_NAME.tables, a line a table: step, and a digest of its values.
+Tables go to FOLDER/RUN_NAME.tables, one line for each: step, and a digest of its values.
 """
 
 import hashlib
@@ -18,6 +16,7 @@ import lightning as L
 from tabicl_train import module
 from tabicl_train import train as training
 from tabicl_train.config.compose import compose
+from tabicl_train.processes.processes import ProcessLost
 
 SETTINGS = ("experiment=smoke", "curriculum.stages.smoke.steps=8", "curriculum.stages.smoke.micro_batch_rows=100")
 AT = (5, 2)  # step and micro-batch (from 0), before which the signal is sent
@@ -56,6 +55,9 @@ class StopItself(L.Callback):
 QUERY_LOSSES = module.query_losses
 
 
+RUN_CALLBACKS = training.run_callbacks
+
+
 def train(folder: Path, overrides: list[str]) -> str:
     """Run it in this process; returns the run's status."""
     stop = StopItself(next((int(o.split("=")[1]) for o in overrides if o.startswith("signal=")), 0))
@@ -72,8 +74,10 @@ def train(folder: Path, overrides: list[str]) -> str:
         return training.train(config)
 
 
-RUN_CALLBACKS = training.run_callbacks
-
-if __name__ == "__main__":
-    for settings in sys.argv[2:]:
-        train(Path(sys.argv[1]), settings.split())
+def train_all(folder: Path, *runs: list[str]) -> None:
+    """One run after another; a rank whose peer is lost ends with an error."""
+    for overrides in runs:
+        try:
+            train(folder, overrides)
+        except ProcessLost as error:
+            sys.exit(f"error: {error}")

@@ -1,18 +1,18 @@
-"""Runs of two processes in which one of them meets trouble."""
+"""Runs of two processes, one of which runs out of memory, meets a non-finite value, is stopped or is lost."""
 
+import contextlib
 import json
-import os
 import re
 import signal
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from faults import train
+from faults import train, train_all
+from forked import exit_code, ranks
 from runs import assert_same_end, exact, last, metrics, read
+
+pytestmark = pytest.mark.multi_process
 
 # Rank, step (-1: at the start, -2: in a save) and signal; how many steps are done when the run has ended.
 STOPS = {
@@ -23,24 +23,18 @@ STOPS = {
     f"1,-2,{signal.SIGTERM:d}": 6,
     f"0,6,{signal.SIGUSR1:d}": 7,
 }
-SCRIPT = Path(__file__).with_name("faults.py")
-
-
-def script(*runs: str, ranks: int = 2) -> subprocess.CompletedProcess:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    return subprocess.run([*launch, SCRIPT, *runs], capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Runs of two processes: undisturbed, out of memory on each rank, not finite on the second rank, stopped."""
+    """Runs of two processes: undisturbed, validated, out of memory or non-finite on one rank, stopped."""
     folder = tmp_path_factory.mktemp("faults")
     two = "trainer.devices=2 trainer.accelerator=cpu"
     validated = (
         "validation.every=3 validation.rows=[40,60] validation.tables=4 validation.features=[2,4] "
         "validation.real_rows=50"
     )
-    result = script(
+    runs = [
         f"{two} run_dir={folder}/whole",
         f"{two} run_dir={folder}/validated {validated}",
         f"{two} run_dir={folder}/oom-0 oom=0,2,2",
@@ -49,9 +43,9 @@ def folder(tmp_path_factory) -> Path:
         *(f"{two} run_dir={folder}/torn {validated} signal={fault}" for fault in STOPS),
         f"{two} run_dir={folder}/torn {validated}",
         f"{two} run_dir={folder}/clock trainer.max_hours=1e-6",
-    )
-    assert result.returncode == 0, result.stderr
-    (folder / "told").write_text(result.stderr)
+    ]
+    with ranks(train_all, *runs, folder=folder) as processes:
+        assert [exit_code(p) for p in processes] == [0, 0], (folder / "stderr.0").read_text()
     return folder
 
 
@@ -66,8 +60,9 @@ def test_a_batch_that_does_not_fit_is_halved_and_nothing_else_changes(name, rank
     for row, expected in zip(metrics(folder / name), metrics(folder / "whole"), strict=True):
         assert float(row["loss"]) == pytest.approx(float(expected["loss"]), rel=1e-5)
         assert float(row["grad_norm"]) == pytest.approx(float(expected["grad_norm"]), rel=1e-4)
-    (found, *_) = [line for line in (folder / "told").read_text().splitlines() if f"on rank {rank}; halved" in line]
-    assert f"did not fit at step {step}" in found
+    lines = [line for path in folder.glob("stderr.*") for line in path.read_text().splitlines()]
+    (first, *_) = [line for line in lines if f"on rank {rank}; halved" in line]
+    assert f"did not fit at step {step}" in first
     a, b = (last(folder / other)["state_dict"] for other in (name, "whole"))
     assert max((v - b[k]).abs().max().item() for k, v in a.items()) < 1e-4
     assert any(not torch.equal(v, b[k]) for k, v in a.items())  # the order of sums did change
@@ -85,8 +80,8 @@ def test_an_infinite_value_on_one_rank_stops_the_step_on_both(folder):
 def test_sizes_that_did_not_fit_are_remembered(tmp_path, capfd):
     train([f"run_dir={tmp_path}/run", "oom=0,0,2", "curriculum.stages.smoke.rows=[50,50]",
            "curriculum.stages.smoke.features=[4,4]", "trainer.max_steps=4"])  # fmt: skip
-    found = [line for line in capfd.readouterr().err.splitlines() if "did not fit" in line]
-    assert len(found) <= 4  # of 4 tables, then 2; narrower ones where a column was constant
+    halved = [line for line in capfd.readouterr().err.splitlines() if "did not fit" in line]
+    assert len(halved) <= 4  # of 4 tables, then 2; narrower ones where a column was constant
     with pytest.raises(torch.OutOfMemoryError, match=r"a table of \d+ rows and \d+ features \(step 0\) does not fit"):
         train([f"run_dir={tmp_path}/none", "oom=0,0,1"])
 
@@ -113,40 +108,22 @@ def test_the_time_limit_does_the_same(folder):
     assert (folder / "clock/checkpoints/step-00000000.ckpt").exists()
 
 
-def launch(run_dir: Path, *settings: str) -> list[subprocess.Popen]:
-    """Two ranks without anybody who would end one of them when the other is gone."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "test"}
-    two = f"trainer.devices=2 trainer.accelerator=cpu stream.num_workers=0 run_dir={run_dir}"
-    return [
-        subprocess.Popen(
-            [sys.executable, SCRIPT, " ".join([two, *settings])],
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-
-
 def test_a_rank_that_is_lost_or_hangs_does_not_keep_the_other_waiting(tmp_path):
-    lost = {
-        (rank, number): launch(tmp_path / f"{rank}-{number}", f"signal={rank},3,{number:d}", "trainer.timeout=15")
-        for rank, number in ((0, signal.SIGSTOP), (1, signal.SIGKILL))
-    }
-    try:
-        for (rank, number), processes in lost.items():
-            other = processes[1 - rank]
-            told = other.communicate(timeout=240)[1]
-            assert other.returncode == 1 and "Traceback" not in told
+    lost = {}
+    with contextlib.ExitStack() as stack:
+        for rank, number in ((0, signal.SIGSTOP), (1, signal.SIGKILL)):
+            run_dir = tmp_path / f"{rank}-{number}"
+            run_dir.mkdir()
+            settings = (
+                "trainer.devices=2 trainer.accelerator=cpu trainer.timeout=15 stream.num_workers=0 "
+                f"run_dir={run_dir} signal={rank},3,{number:d}"
+            )
+            lost[rank, number] = run_dir, stack.enter_context(ranks(train_all, settings, folder=run_dir))
+        for (rank, number), (run_dir, processes) in lost.items():
+            assert exit_code(processes[1 - rank]) == 1
+            error = (run_dir / f"stderr.{1 - rank}").read_text()
+            assert "Traceback" not in error
             how = "has not answered for" if number == signal.SIGSTOP else "is gone"
-            assert re.search(rf"error: rank {rank} on \S+ {how}.*; rank {1 - rank} ends with it\n$", told), told
-            assert "all_reduce" in (tmp_path / f"{rank}-{number}/rank-{1 - rank}.log").read_text()
-            assert (processes[rank].poll() is None) == (number == signal.SIGSTOP)
-    finally:
-        for process in (p for pair in lost.values() for p in pair):
-            process.kill()
-            process.wait()
-            process.stderr.close()
+            assert re.search(rf"error: rank {rank} on \S+ {how}.*; rank {1 - rank} ends with it\n$", error), error
+            assert "all_reduce" in (run_dir / f"rank-{1 - rank}.log").read_text()
+            assert processes[rank].is_alive() == (number == signal.SIGSTOP)

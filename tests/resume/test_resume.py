@@ -2,25 +2,17 @@
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from interrupted import train
+from forked import exit_code, ranks, start
+from interrupted import train, train_all
 from runs import assert_same_end, exact, last, metrics
 
-SCRIPT = Path(__file__).with_name("interrupted.py")
+pytestmark = pytest.mark.multi_process
+
 STEPS = 8
 SAVED = (2, 4)  # the checkpoints before step 5; a save beside training may not have reached the disk
-
-
-def script(folder: Path, *runs: str, ranks: int = 1) -> subprocess.CompletedProcess:
-    """Trainings in other processes, one after another."""
-    launch = [sys.executable]
-    if ranks > 1:
-        launch += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    return subprocess.run([*launch, SCRIPT, folder, *runs], capture_output=True, text=True, timeout=300)
 
 
 def tables(folder: Path, name: str) -> set[tuple[int, str]]:
@@ -49,7 +41,7 @@ def test_a_stop_inside_an_accumulation_changes_no_bit(number, precision, whole, 
     settings = [f"run_dir={run_dir}", f"trainer.precision={precision}", "checkpoint.every=2"]
     stopped = [*settings, f"signal={number:d}"]
     if number == signal.SIGKILL:
-        assert script(folder, " ".join(stopped)).returncode == -number
+        assert exit_code(start(train_all, folder, stopped)) == -number
     else:
         assert train(folder, stopped) == "preempted"
     status = json.loads((run_dir / "status.json").read_text())
@@ -67,28 +59,28 @@ def test_a_stop_inside_an_accumulation_changes_no_bit(number, precision, whole, 
 @pytest.fixture(scope="module")
 def two_ranks(whole, folder) -> Path:
     """Runs of two processes: undisturbed; interrupted, and continued by other processes; begun or ended by one."""
-    bf16 = f"trainer.devices=2 run_dir={folder}/bf16-torn trainer.precision=bf16"
-    fp32 = f"trainer.devices=2 run_dir={folder}/fp32-torn checkpoint.every=2"
-    begun = script(
-        folder,
-        f"trainer.devices=2 run_dir={folder}/fp32-two",
-        f"trainer.devices=2 run_dir={folder}/bf16-two trainer.precision=bf16",
-        f"trainer.devices=2 run_dir={folder}/two-then-one trainer.max_steps=4",
-        f"{bf16} trainer.max_steps=3",
-        f"{fp32} signal={signal.SIGKILL:d}",
-        ranks=2,
-    )
-    assert begun.returncode == 1 and "SIGKILL" in begun.stderr, begun.stderr
+    bf16 = ["trainer.devices=2", f"run_dir={folder}/bf16-torn", "trainer.precision=bf16"]
+    fp32 = ["trainer.devices=2", f"run_dir={folder}/fp32-torn", "checkpoint.every=2"]
+    begun = [
+        ["trainer.devices=2", f"run_dir={folder}/fp32-two"],
+        ["trainer.devices=2", f"run_dir={folder}/bf16-two", "trainer.precision=bf16"],
+        ["trainer.devices=2", f"run_dir={folder}/two-then-one", "trainer.max_steps=4"],
+        [*bf16, "trainer.max_steps=3"],
+        [*fp32, f"signal={signal.SIGKILL:d}"],
+    ]
+    with ranks(train_all, folder, *begun, folder=folder) as processes:
+        assert [exit_code(p) for p in processes] == [1, -signal.SIGKILL]
+    error = (folder / "stderr.0").read_text().splitlines()[-1]
+    assert error.startswith("error: rank 1 on ") and error.endswith(" is gone; rank 0 ends with it")
     assert last(folder / "bf16-torn")["global_step"] == 3 and last(folder / "fp32-torn")["global_step"] in SAVED
     train(folder, [f"run_dir={folder}/one-then-two", "trainer.max_steps=4"])
-    continued = script(
-        folder,
-        f"{bf16} stream.num_workers=0",
-        f"{fp32} stream.num_workers=3",
-        f"trainer.devices=2 run_dir={folder}/one-then-two",
-        ranks=2,
-    )
-    assert continued.returncode == 0, continued.stderr
+    continued = [
+        [*bf16, "stream.num_workers=0"],
+        [*fp32, "stream.num_workers=3"],
+        ["trainer.devices=2", f"run_dir={folder}/one-then-two"],
+    ]
+    with ranks(train_all, folder, *continued, folder=folder) as processes:
+        assert [exit_code(p) for p in processes] == [0, 0], (folder / "stderr.0").read_text()
     train(folder, [f"run_dir={folder}/two-then-one"])
     return folder
 

@@ -1,4 +1,4 @@
-"""Runs of several stages: their boundaries, what is forgotten and frozen there, and changed configurations."""
+"""Runs of several stages: boundaries, fresh optimisers, frozen parts, and changed configurations."""
 
 from pathlib import Path
 
@@ -9,6 +9,8 @@ import torch
 from tabicl_train.config.compose import compose
 from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir.checkpoint import saved
+
+pytestmark = pytest.mark.slow
 
 TABLES = ("rows=[30,50]", "features=[2,4]", "tables=4", "group_size=2", "warmup=0")
 
@@ -83,7 +85,7 @@ def test_a_run_starts_at_a_later_stage_from_weights(two_stages, tmp_path):
         compose(["experiment=smoke", "curriculum.start=third"])
 
 
-def test_changes_on_resume_are_told_and_breaking_ones_refused(two_stages, tmp_path):
+def test_changes_on_resume_are_reported_and_breaking_ones_refused(two_stages, tmp_path):
     run_dir = tmp_path / "run"
     run(run_dir, "trainer.max_steps=2")
     changed = run(run_dir, "trainer.max_steps=3", "stream.num_workers=1", "curriculum.stages.stage2.clip=3.0")

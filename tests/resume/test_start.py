@@ -1,4 +1,4 @@
-"""Where a run begins, who may train in its folder, and which changes it takes."""
+"""Where a run begins, who may train in its folder, and which changes it accepts."""
 
 import json
 from pathlib import Path
@@ -18,6 +18,8 @@ from tabicl_train.run_dir.changes import refuse_changes
 from tabicl_train.run_dir.checkpoint import saved
 from tabicl_train.run_dir.lock import LostLock, RunLock
 from tabicl_train.run_dir.status import read_status
+
+pytestmark = pytest.mark.slow
 
 SETTINGS = ["experiment=smoke", "prior=dummy", "stream.num_workers=0", "checkpoint.every=2", "trainer.accelerator=cpu"]
 TABLES = ("rows=[30,50]", "features=[2,4]", "tables=4", "group_size=2", "warmup=0")
@@ -97,7 +99,7 @@ def test_a_process_that_has_lost_the_folder_stops_before_it_writes(log_every, tm
 
 
 class ReadStatus(L.Callback):
-    """Notes the status in the middle of a run, with its heartbeat as short as it can be."""
+    """Records the status in the middle of a run with a very short heartbeat."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir, self.values = run_dir, []
@@ -126,8 +128,8 @@ def test_a_finished_run_tells_changes_and_refuses_them_as_others_do(four_steps, 
         with pytest.raises(ConfigError, match=rf"{change.split('=')[0]} was \d+, is {change.split('=')[1]}"):
             run(four_steps, "trainer.max_steps=4", change)
     assert run(four_steps, "trainer.max_steps=4", "checkpoint.keep=2") == "finished"
-    told = capsys.readouterr().err
-    assert "changed   checkpoint.keep was 3, is 2" in told and "finished already, 4 steps are done" in told
+    stderr = capsys.readouterr().err
+    assert "changed   checkpoint.keep was 3, is 2" in stderr and "finished already, 4 steps are done" in stderr
 
 
 def test_a_kill_before_the_status_was_written_is_made_up_for(four_steps):

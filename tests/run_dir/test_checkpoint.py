@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -78,6 +79,7 @@ def test_every_flipped_bit_and_every_truncation_is_found(tmp_path):
             read(damaged)
 
 
+@pytest.mark.multi_process
 def test_a_checkpoint_describes_itself(whole):
     content = read(saved(whole / "checkpoints")[-2])
     assert content["config"]["model"]["embed_dim"] == 16 and content["config"]["prior"]["name"] == "dummy"
@@ -103,6 +105,7 @@ def test_a_ring_of_recent_checkpoints_and_permanent_ones(tmp_path):
         compose(["checkpoint.every=2", "checkpoint.permanent_every=5"])
 
 
+@pytest.mark.slow
 def test_the_newest_intact_checkpoint_is_used_and_damaged_ones_are_reported(whole, tmp_path, capsys):
     run_dir = tmp_path / "run"
     run(run_dir, "trainer.max_steps=9")
@@ -122,6 +125,7 @@ def test_the_newest_intact_checkpoint_is_used_and_damaged_ones_are_reported(whol
         run(run_dir)
 
 
+@pytest.mark.slow
 def test_resuming_reads_the_checkpoint_once(tmp_path, monkeypatch):
     run(tmp_path / "run", "trainer.max_steps=2")
     reads = []
@@ -131,17 +135,21 @@ def test_resuming_reads_the_checkpoint_once(tmp_path, monkeypatch):
     assert [getattr(r, "name", r) for r in reads] == ["step-00000002.ckpt", "load"]
 
 
+@pytest.mark.multi_process
 def test_two_ranks_fall_back_to_the_same_checkpoint(tmp_path):
     run_dir = tmp_path / "run"
     run(run_dir, "trainer.max_steps=6")
     saved(run_dir / "checkpoints")[-1].write_bytes(b"cut off")
-    two = [sys.executable, "-m", "tabicl_train", *SETTINGS, f"run_dir={run_dir}", "trainer.devices=2"]
-    result = subprocess.run([*two, "trainer.max_steps=8"], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert "step-00000006.ckpt is damaged" in result.stderr and "resumed at step 3" in result.stderr
+    settings = [*SETTINGS, f"run_dir={run_dir}", "trainer.devices=2", "trainer.max_steps=8"]
+    with forked.ranks(forked.train, *settings, folder=tmp_path) as processes:
+        codes = [forked.exit_code(process) for process in processes]
+    stderr = (tmp_path / "stderr.0").read_text()
+    assert codes == [0, 0], stderr
+    assert "step-00000006.ckpt is damaged" in stderr and "resumed at step 3" in stderr
     assert newest_valid(run_dir / "checkpoints")[1]["run"]["ranks"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["write", "fsync"])
 def test_a_full_disk_costs_a_warning_and_the_next_save_tries_again(place, whole, tmp_path, monkeypatch, capsys):
     run_dir = tmp_path / "run"
@@ -163,6 +171,7 @@ def test_a_full_disk_costs_a_warning_and_the_next_save_tries_again(place, whole,
     assert_same_weights(run_dir, whole)
 
 
+@pytest.mark.slow
 def test_a_last_save_that_fails_is_an_error(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -174,6 +183,7 @@ def test_a_last_save_that_fails_is_an_error(tmp_path, monkeypatch):
     assert result.returncode == 1 and "Traceback" not in result.stderr
 
 
+@pytest.mark.multi_process
 def test_a_real_full_file_system(tmp_path):
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", tmp_path], capture_output=True)
     if mounted.returncode != 0:
@@ -191,28 +201,24 @@ def test_a_real_full_file_system(tmp_path):
         subprocess.run(["umount", tmp_path], check=True)
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from tabicl_train.commands import train
+def train_and_die_in_a_save(folder: Path, *settings: str) -> None:
+    fsync = os.fsync
 
-fsync = os.fsync
+    def die(fd):  # in the middle of the third save
+        if list(folder.glob(".step-00000009.*")):
+            os.kill(os.getpid(), signal.SIGKILL)
+        fsync(fd)
 
-def die(fd):  # in the middle of the third save
-    if list(folder.glob(".step-00000009.*")):
-        os.kill(os.getpid(), signal.SIGKILL)
-    fsync(fd)
-
-os.fsync = die
-folder = Path(sys.argv.pop(1)) / "checkpoints"
-train()
-"""
+    os.fsync = die
+    forked.train(*settings)
 
 
+@pytest.mark.multi_process
 def test_a_run_killed_while_saving_goes_on_from_the_checkpoint_before(whole, tmp_path, capsys):
     run_dir = tmp_path / "run"
-    command = [sys.executable, "-c", KILLED, run_dir, *SETTINGS, f"run_dir={run_dir}"]
-    assert subprocess.run(command, capture_output=True).returncode == -signal.SIGKILL
+    settings = [*SETTINGS, f"run_dir={run_dir}"]
+    killed = forked.start(train_and_die_in_a_save, run_dir / "checkpoints", *settings)
+    assert forked.exit_code(killed) == -signal.SIGKILL
     assert len(list((run_dir / "checkpoints").glob(".*.tmp"))) == 1
     run(run_dir)
     assert "resumed at step 6" in capsys.readouterr().err

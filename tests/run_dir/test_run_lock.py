@@ -41,6 +41,7 @@ def test_a_second_start_names_the_first(tmp_path):
     RunLock(tmp_path).acquire()
 
 
+@pytest.mark.multi_process
 def test_the_lock_of_a_dead_process_is_taken_over_at_once(tmp_path, capsys):
     write_lock(tmp_path, process=ended_process())
     assert not owner_is_alive(tmp_path)
@@ -53,6 +54,7 @@ def test_another_process_of_the_same_number_is_not_the_owner(tmp_path):
     RunLock(tmp_path).acquire()
 
 
+@pytest.mark.multi_process
 def test_a_process_that_has_ended_and_was_not_waited_for_is_gone(tmp_path):
     with subprocess.Popen([sys.executable, "-c", ""]) as zombie:
         os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
@@ -189,6 +191,7 @@ def take(folder: Path, start, winners) -> None:
     start.wait()  # until all have tried
 
 
+@pytest.mark.multi_process
 def test_of_many_that_find_a_dead_owner_one_takes_over(tmp_path):
     context = multiprocessing.get_context("fork")
     for _ in range(5):

@@ -14,6 +14,7 @@ pytest.importorskip("tabicl.prior")
 TABLES, ROWS, MAX_FEATURES = 100, 200, 20
 
 
+@pytest.mark.slow
 def test_released_tables_have_the_statistics_of_the_released_generator():
     script = Path(__file__).parents[2] / "benchmarks" / "compare_graph_scm.py"
     statistics = runpy.run_path(str(script))["statistics"]

@@ -1,0 +1,150 @@
+"""Every script of this folder runs, at the smallest size: what they print and write, not what they measure."""
+
+import csv
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import forked
+import pytest
+
+FOLDER = Path(__file__).parent
+PAGE = (FOLDER / "README.md").read_text()
+SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if not path.name.startswith("test_"))
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Runs a script in this process, which has imported everything, and returns what it prints."""
+    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
+
+    def run(script: str, *arguments: str) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [script, *arguments])
+        runpy.run_path(str(FOLDER / script), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_page_has_a_row_for_each_script_with_its_command(script):
+    (row,) = re.findall(rf"^\| `python tests/benchmarks/{script}.*$", PAGE, re.MULTILINE)
+    assert len(row.split(" | ")) == 2
+
+
+@pytest.mark.slow
+def test_model_beside_the_client(run):
+    pytest.importorskip("tabicl")
+    printed = run("bench_model.py", "--config", "small", "--shapes", "1x24x3", "--repeats", "1")
+    for line in ("peer float32 against ours float32: logits", "ours is", "tables/s"):
+        assert line in printed
+
+
+@pytest.mark.slow
+def test_prior_beside_the_released_generator(run):
+    pytest.importorskip("tabicl.prior")
+    printed = run("bench_prior.py", "rows=64", "tables=1", "rounds=1")
+    assert re.search(r"^graph_scm +\d.*\nreleased +\d.*\nratio \d+\.\d \(median of 1 rounds of 1 tables", printed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["compare_graph_scm.py", "compare_mlp_scm.py"])
+def test_statistics_beside_the_released_generator(script, run):
+    pytest.importorskip("tabicl.prior")
+    printed = run(script, "tables=6", "rows=80")
+    assert len(printed.splitlines()) == 39  # a title, 37 statistics, the ROC AUC
+    assert re.search(r"^ROC AUC \d\.\d{3} on 6 against 6 tables$", printed, re.MULTILINE)
+
+
+PEER_MODEL = """
+import numpy as np
+import torch
+
+class NanoTabPFNModel(torch.nn.Linear):
+    def __init__(self, *sizes):
+        assert sizes == (96, 4, 192, 3, 10)
+        super().__init__(2, 2)
+
+class NanoTabPFNClassifier:
+    def __init__(self, model, device):
+        self.model = model
+
+    def fit(self, X, y):
+        self.classes = len(np.unique(y))
+
+    def predict_proba(self, X):
+        return np.ones((len(X), self.classes))
+"""
+PEER_TRAIN = """
+from types import SimpleNamespace
+
+def train(model, batches, lr, device, steps_per_eval, eval_func):
+    batch = next(iter(batches))
+    assert batch["x"].shape == (32, 150, 5) and batch["y"].shape == (32, 150)
+    assert 0 < batch["train_test_split_index"] < 150
+    eval_func(SimpleNamespace(model=model))
+"""
+
+
+@pytest.mark.slow
+def test_nanotabpfn_on_our_tables(run, tmp_path, monkeypatch):
+    """With a stand-in for its clone."""
+    (tmp_path / "model.py").write_text(PEER_MODEL)
+    (tmp_path / "train.py").write_text(PEER_TRAIN)
+    for name in ("model", "train"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    printed = run(
+        "compare_nanotabpfn.py", f"peer={tmp_path}", "minutes=0.001", "tables=32", "prior=dummy", "suite=sklearn",
+        "threads=1",
+    )  # fmt: skip
+    assert "1 batches are drawn" in printed and "nanoTabPFN" in printed and "logistic regression" in printed
+    assert (tmp_path / "nanotabpfn.pt").exists()
+    for name in ("model", "train"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+@pytest.mark.slow
+def test_balance_of_the_ranks(run):
+    printed = run("rank_balance.py", "ranks=2", "steps=2")
+    assert [line.split(":")[0] for line in printed.splitlines()] == [
+        f"{name}, 2 ranks, 2 steps" for name in ("stage 2", "stage 3")
+    ]
+
+
+@pytest.mark.slow
+def test_longer_tables_than_in_training(run, tmp_path):
+    printed = run("length_generalisation.py", "steps=1", "tables=2", f"folder={tmp_path}/study")
+    assert len(printed.splitlines()) == 15  # three rules at five lengths
+    with open(tmp_path / "study/length_generalisation.csv", newline="") as file:
+        assert [int(row["n"]) for row in csv.DictReader(file)] == [
+            n for n in (128, 256, 512, 1024, 2048) for _ in range(3)
+        ]
+    names = {"QASSMax.pt", "SSMax.pt", "softmax.pt", "length_generalisation.csv", "length_generalisation.png"}
+    assert {path.name for path in (tmp_path / "study").iterdir()} == names
+
+
+@pytest.mark.multi_process
+def test_precision_of_whole_runs(run, tmp_path, monkeypatch):
+    def fork(command: list[str], **_) -> None:
+        assert command[:3] == [sys.executable, "-m", "tabicl_train"]
+        assert forked.exit_code(forked.start(forked.train, *command[3:])) == 0
+
+    monkeypatch.setattr(subprocess, "run", fork)
+    tables = (f"curriculum.stages.stage{number}.tables=1" for number in (1, 2, 3))
+    small = ("model=tiny", "prior=dummy", "validation.every=0", "stream.num_workers=0", *tables)
+    printed = run("stability.py", f"folder={tmp_path}/runs", "share=0.0001", "processes=1", *small)
+    rows = [line.split() for line in printed.splitlines()[1:9]]
+    names = [f"seed{s}-{p}-{kind}" for kind in ("plain", "bounded") for s in (0, 1) for p in ("fp32", "bf16")]
+    assert [row[0] for row in rows] == names and {row[1] for row in rows} == {"3"}
+    assert len(re.findall(r"^seed\d-bf16-\w+: [+-]\d+\.\d\d% beside fp32$", printed, re.MULTILINE)) == 4
+
+
+@pytest.mark.campaign
+def test_kills_at_points_and_at_random_moments(tmp_path):
+    command = [sys.executable, FOLDER / "kill_campaign.py", tmp_path / "campaign", "kills=2", "points=2"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "2 of 2 points; not passed: none" in result.stdout and "2 kills at random moments" in result.stdout

@@ -1,0 +1,85 @@
+"""Programs in processes of their own, forked from one that has imported everything: an import takes 5 CPU seconds.
+
+Arguments and results are those of processes started anew: the environment is that of the test, exit codes are the
+interpreter's, and what they write to stderr goes to a file.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Iterator
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from priors import prior_names
+
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(
+    ["tabicl_train.commands", "tabicl_train.train", *(f"priors.{name}" for name in prior_names())]
+)
+
+
+def start(
+    function: Callable, *arguments, stderr: Path | str = os.devnull, env: dict[str, str] | None = None
+) -> ForkServerProcess:
+    """A process that calls a function of a module, in a session of its own."""
+    process = context.Process(target=call, args=(function, arguments, str(stderr), dict(os.environ) | (env or {})))
+    process.start()
+    return process
+
+
+def call(function: Callable, arguments: tuple, stderr: str, env: dict[str, str]) -> None:
+    multiprocessing.set_start_method("fork", force=True)  # as in a process of its own, for the workers
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(env)
+    with open(stderr, "ab") as file:
+        os.dup2(file.fileno(), 2)
+    function(*arguments)
+
+
+def train(*arguments: str) -> None:
+    """tabicl-train"""
+    from tabicl_train import commands
+
+    sys.argv = ["tabicl-train", *arguments]
+    commands.train()
+
+
+def exit_code(process: ForkServerProcess) -> int:
+    process.join(300.0)
+    if process.exitcode is None:
+        process.kill()  # pytest would wait for it at its end
+        pytest.fail("the process does not end")
+    return process.exitcode
+
+
+@contextlib.contextmanager
+def ranks(function: Callable, *arguments, folder: Path, size: int = 2) -> Iterator[list[ForkServerProcess]]:
+    """A process for each rank, as torchrun would start them, but not ended when one of them is gone.
+
+    They write to FOLDER/stderr.RANK. What is left of them is killed at the end of the block.
+    """
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RUN_ID": "test",
+        "GROUP_RANK": "0",
+    }
+    processes = []
+    try:
+        for rank in range(size):
+            env = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            processes.append(start(function, *arguments, stderr=folder / f"stderr.{rank}", env=env))
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
