@@ -28,7 +28,7 @@ def commands(page: str) -> list[str]:
 PAGES = {page: commands(page) for page in TRACKED if page.endswith(".md")}
 LINES = [(page, number) for page, lines in PAGES.items() for number in range(len(lines))]
 PYTHON = [(page, number) for page in PAGES for number, (language, _) in enumerate(blocks(page)) if language == "python"]
-TREES = [block for page in PAGES for _, block in blocks(page) if re.search(r"^(tabicl_train|priors)/", block, re.M)]
+TREES = [block for page in PAGES for _, block in blocks(page) if re.search(r"^ *\w+(/|\.py) {2,}\w", block, re.M)]
 
 # Settings that follow those of the page and make a command take seconds. The first rule that has only words of the
 # command is used. A command of these programs without a rule is an error.

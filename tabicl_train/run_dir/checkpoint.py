@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import re
 import zipfile
 from collections.abc import Iterator
@@ -68,13 +67,6 @@ def verify(path: Path) -> None:
     with damage(path), zipfile.ZipFile(path) as archive:
         if (record := archive.testzip()) is not None:
             raise DamagedCheckpoint(f"{path}: the checksum of {record} is wrong")
-
-
-def checksum(path: Path) -> str:
-    """A digest of the checksums in a file; equal for equal contents."""
-    with damage(path), zipfile.ZipFile(path) as archive:
-        records = [(record.filename, record.CRC, record.file_size) for record in archive.infolist()]
-    return hashlib.sha256(repr(records).encode()).hexdigest()
 
 
 @contextlib.contextmanager

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -13,6 +14,7 @@ from tabicl_train.callbacks import guard
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.guard import Diverged
 from tabicl_train.config.compose import compose
+from tabicl_train.config.schema import RunConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.prediction.export import export
 from tabicl_train.prediction.public_format import load_public
@@ -154,7 +156,8 @@ def test_a_runaway_multiplier_counts_only_while_the_loss_is_high(tmp_path, capsy
         run(tmp_path / "high", *limits, "guard.action=stop")
 
 
-def pretend_to_have_saved(run_dir: Path, states: dict[int, dict], model: torch.nn.Module) -> None:
+def pretend_to_have_saved(config: RunConfig, states: dict[int, dict], model: torch.nn.Module) -> None:
+    run_dir = Path(config.run_dir)
     (run_dir / "checkpoints").mkdir(parents=True)
     weights = {f"model.{name}": w for name, w in model.state_dict().items()}
     for step, state in states.items():
@@ -163,7 +166,10 @@ def pretend_to_have_saved(run_dir: Path, states: dict[int, dict], model: torch.n
             path.write_bytes(b"damaged")
             continue
         guard_state = {"average": 0.5, "low": 0.5, **state}
-        content = {"callbacks": {"Guard": guard_state}, "state_dict": weights, "global_step": step}
+        content = {
+            "callbacks": {"Guard": guard_state}, "state_dict": weights, "global_step": step,
+            "config": dataclasses.asdict(config),
+        }  # fmt: skip
         torch.save(content, path)
 
 
@@ -185,7 +191,7 @@ def test_a_rewind_goes_back_to_the_newest_good_checkpoint(states, abandoned, cho
     limits = ["guard.multiplier=0.001"] if abandoned == ["multiplier"] else []
     config = compose([*SETTINGS, f"run_dir={tmp_path}", *limits])
     model = module.Pretraining(config).model
-    pretend_to_have_saved(tmp_path, states, model)
+    pretend_to_have_saved(config, states, model)
     watch = guard.Guard(config, Records(tmp_path), None)
     watch.abandoned = [] if limits else abandoned
     good = watch.choose(1000, model)

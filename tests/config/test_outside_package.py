@@ -9,6 +9,8 @@ import pytest
 from problems import problems
 from runs import metrics
 
+pytestmark = pytest.mark.multi_process
+
 PRIOR = '''
 from dataclasses import dataclass
 import torch

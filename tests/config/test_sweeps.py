@@ -58,6 +58,7 @@ def test_combinations_of_a_sweep():
     assert [c.seed for c in configs] == [1, 1, 2, 2]
 
 
+@pytest.mark.multi_process
 def test_a_sweep_over_a_new_stage_of_own_configurations(own_configs, tmp_path, monkeypatch):
     with watch_signals() as stop:
         stop.started -= 7200  # the jobs before took two hours: max_hours is the time of a job

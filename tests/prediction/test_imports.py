@@ -3,6 +3,10 @@
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.multi_process
+
 CODE = """
 import sys
 from tabicl_train.prediction.export import export

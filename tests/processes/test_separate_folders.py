@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from runs import assert_same_end
 
+pytestmark = pytest.mark.multi_process
+
 SCRIPT = """
 import hashlib, os, signal, sys
 from pathlib import Path

@@ -33,6 +33,7 @@ def group():
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("disable", [disable_sigterm_handling, lambda trainer: None], ids=["disabled", "Lightning's"])
 def test_lightning_leaves_sigterm_alone(disable, group, monkeypatch):
     """Lightning's own behavior is tested too: where it has changed, what disables it may have become useless."""

@@ -44,6 +44,7 @@ def test_a_past_checkpoint_is_exported(name, tmp_path):
         assert all(torch.equal(exported[k], tensors[k]) for k in tensors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_past_checkpoint_is_continued(name, tmp_path, capsys):
     run_dir = unpack(name, tmp_path).parents[1]

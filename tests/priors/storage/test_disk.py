@@ -15,6 +15,8 @@ from tabicl_train.curriculum import plan_step
 from tabicl_train.errors import ConfigError
 from tabicl_train.stream import StepStream
 
+pytestmark = pytest.mark.multi_process
+
 
 def test_the_disk_prior_can_be_pickled_for_worker_processes(dumped):
     disk = build_prior("disk", folder=str(dumped))

@@ -14,6 +14,8 @@ from stored_tables import PRIOR, SEED, assert_serves, names, requests, stamps
 from priors import PriorError, build_prior
 from priors.storage.dump import dump
 
+pytestmark = pytest.mark.multi_process
+
 
 def test_a_second_dump_keeps_what_is_there(folder):
     before = stamps(folder)

@@ -17,6 +17,8 @@ from priors import PriorError, TableSpec, build_prior
 from priors.random import STREAM_VERSION
 from priors.storage.dump import dump
 
+pytestmark = pytest.mark.multi_process
+
 
 def test_stored_tables_equal_drawn_ones(dumped):
     assert names(dumped) == ["steps-00000000.safetensors", "steps-00000004.safetensors", "steps-00000008.safetensors"]
