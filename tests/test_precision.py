@@ -51,11 +51,14 @@ def test_lower_precision_stays_near_fp32_and_keeps_fp32_weights(precision, tmp_p
     assert all(w.dtype == torch.float32 for w in weights)
 
 
+FEW = "curriculum.stages.smoke.tables=4"  # half precision is slow on a CPU
+
+
 @pytest.mark.slow
 def test_fp16_finds_the_scale_of_its_loss_and_keeps_it_over_a_restart(tmp_path, monkeypatch):
     # So large a scale overflows at first; neither the guard nor the weights mind.
     monkeypatch.setattr(LossScale, "__init__", large_scale(LossScale.__init__))
-    settings = ("trainer.precision=fp16", "curriculum.stages.smoke.steps=12")
+    settings = ("trainer.precision=fp16", "curriculum.stages.smoke.steps=12", FEW)
     run(tmp_path / "whole", *settings)
     rows = metrics(tmp_path / "whole")
     overflows = int(rows[-1]["skipped"])
@@ -73,7 +76,7 @@ def test_fp16_finds_the_scale_of_its_loss_and_keeps_it_over_a_restart(tmp_path, 
 def test_a_change_of_precision_on_resume_starts_with_a_new_loss_scale(tmp_path):
     changes = [("fp32", 1.0, 0), ("fp16", 2.0**16, 2), ("fp16", 2.0**16, 4), ("bf16", 1.0, 0), ("fp16", 2.0**16, 2)]
     for number, (precision, scale, good_steps) in enumerate(changes, 1):
-        run(tmp_path / "run", f"trainer.precision={precision}", f"trainer.max_steps={2 * number}")
+        run(tmp_path / "run", f"trainer.precision={precision}", f"trainer.max_steps={2 * number}", FEW)
         content = last(tmp_path / "run")
         assert content["global_step"] == 2 * number
         assert content["loss_scale"] == {"scale": scale, "good_steps": good_steps}

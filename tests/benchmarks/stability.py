@@ -1,6 +1,7 @@
 """Do runs hold in bf16? mini_v2, shortened: 2 seeds x {fp32, bf16} x {QASSMax as published, with a bound}.
 
-    python tests/benchmarks/stability.py [folder=runs/stability] [share=0.17] [processes=2] [SETTING=VALUE ...]
+    python tests/benchmarks/stability.py [folder=runs/stability] [share=0.17] [seeds=2] [processes=2]
+        [SETTING=VALUE ...]
 
 share: of each stage's steps; with 0.17 all eight runs take 34 minutes. Further settings are those of tabicl-train. Two
 runs at a time, one thread each; finished runs are not repeated. Prints one line for each run: mean loss of the last
@@ -49,7 +50,7 @@ def report(name: str, run_dir: Path) -> float:
 if __name__ == "__main__":
     args = dict(argument.split("=", 1) for argument in sys.argv[1:])
     folder, share = Path(args.pop("folder", "runs/stability")), float(args.pop("share", 0.17))
-    processes = int(args.pop("processes", 2))
+    seeds, processes = int(args.pop("seeds", 2)), int(args.pop("processes", 2))
     folder.mkdir(parents=True, exist_ok=True)
     stages = compose(BASE).curriculum.stages
     steps = [f"curriculum.stages.{name}.steps={max(round(stage.steps * share), 1)}" for name, stage in stages.items()]
@@ -57,7 +58,7 @@ if __name__ == "__main__":
     runs = {
         f"seed{seed}-{precision}-{kind}": [f"seed={seed}", f"trainer.precision={precision}", *bound, *steps]
         for (kind, bound), seed, precision in product(
-            {"plain": [], "bounded": [f"model.scaling_bound={BOUND}"]}.items(), (0, 1), ("fp32", "bf16")
+            {"plain": [], "bounded": [f"model.scaling_bound={BOUND}"]}.items(), range(seeds), ("fp32", "bf16")
         )
     }
     with ThreadPoolExecutor(processes) as pool:
