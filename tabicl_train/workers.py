@@ -20,6 +20,7 @@ import mmap
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import time
 import traceback
@@ -40,6 +41,8 @@ from tabicl_train.processes.launch import describe_exit
 from tabicl_train.processes.signals import SIGNALS, die_with_parent
 from tabicl_train.stream import StepItem, StepStream, TableBatch
 
+# Forked workers start in 0.1 s and end with this process. The forkserver of Python 3.14 would start them under another.
+CONTEXT = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
 ALIGNMENT = 64  # bytes, as torch allocates: the rounding of matrix products may depend on the alignment
 
 
@@ -73,11 +76,11 @@ class Loader:
         self.stream, self.waited = stream, 0.0
         self.workers: list[Worker] = []
         for number in range(config.num_workers):
-            connection, worker_end = multiprocessing.Pipe()
-            drawing = multiprocessing.RawArray("q", [-1, -1])
+            connection, worker_end = CONTEXT.Pipe()
+            drawing = CONTEXT.RawArray("q", [-1, -1])
             inherited = [connection, *(worker.connection for worker in self.workers)]
             args = (stream, config, number, worker_end, drawing, inherited, os.getpid())
-            process = multiprocessing.Process(target=work, args=args, daemon=True)
+            process = CONTEXT.Process(target=work, args=args, daemon=True)
             process.start()
             worker_end.close()
             self.workers.append(Worker(number, process, connection, drawing))

@@ -16,6 +16,7 @@ from tabicl_train.run_dir.provenance import describe_origin
 MODULE, SCRIPT = ["-m", "tabicl_train"], ["-c", "from tabicl_train.commands import train; train()"]
 
 
+@pytest.mark.multi_process
 @pytest.mark.parametrize("command", [MODULE, SCRIPT])
 def test_a_wrong_command_line_ends_with_2_and_no_trace(command, tmp_path):
     result = subprocess.run(
@@ -29,6 +30,7 @@ def test_a_wrong_command_line_ends_with_2_and_no_trace(command, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.multi_process
 def test_configuration_is_checked_without_importing_lightning():
     code = (
         "import sys\nfrom tabicl_train.config.compose import compose\ncompose(['experiment=smoke'])\n"
@@ -93,6 +95,7 @@ def test_a_folder_of_the_name_of_a_package_is_no_package(tmp_path, monkeypatch):
     assert is_installed("torch")
 
 
+@pytest.mark.multi_process
 def test_provenance_names_the_version_of_the_program():
     assert describe_origin()["versions"]["tabicl-train"] == importlib.metadata.version("tabicl-train")
 
@@ -134,6 +137,7 @@ def test_values_of_commands_are_yaml_or_plain_text():
     assert result.returncode == 2 and "'no such" in result.stderr and "Traceback" not in result.stderr
 
 
+@pytest.mark.multi_process
 def test_export_and_evaluate_do_not_import_hydra():
     code = (
         "import sys\nfrom tabicl_train import commands\n"
