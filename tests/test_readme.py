@@ -39,7 +39,7 @@ LESS = {
     "tabicl-train --help": [],
     "tabicl-train --version": [],
     "tabicl-train --cfg": [],
-    "tabicl-train preflight=true": ["preflight_steps=2", "curriculum.stages.short.tables=4"],
+    "tabicl-train preflight=true": ["preflight_steps=2"],
     "tabicl-train prior=disk": ["trainer.max_steps=2", "validation.real_rows=50"],
     "tabicl-train experiment=smoke": ["trainer.max_steps=2"],
     "tabicl-train experiment=demo": TRAIN_LESS,

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -27,14 +28,19 @@ def start(
     function: Callable, *arguments, stderr: Path | str = os.devnull, env: dict[str, str] | None = None
 ) -> ForkServerProcess:
     """A process that calls a function of a module, in a session of its own."""
-    process = context.Process(target=call, args=(function, arguments, str(stderr), dict(os.environ) | (env or {})))
+    ready, begun = context.Pipe(duplex=False)
+    args = (begun, function, arguments, str(stderr), dict(os.environ) | (env or {}))
+    process = context.Process(target=call, args=args)
     process.start()
+    begun.close()
+    ready.recv()  # its session exists, so that all of it can be killed
     return process
 
 
-def call(function: Callable, arguments: tuple, stderr: str, env: dict[str, str]) -> None:
-    multiprocessing.set_start_method("fork", force=True)  # as in a process of its own, for the workers
+def call(begun: Connection, function: Callable, arguments: tuple, stderr: str, env: dict[str, str]) -> None:
     os.setsid()
+    begun.send(None)
+    begun.close()
     os.environ.clear()
     os.environ.update(env)
     with open(stderr, "ab") as file:
