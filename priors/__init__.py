@@ -106,15 +106,20 @@ def installed_priors(taken: Collection[str] = ()) -> dict[str, EntryPoint]:
     entries: dict[str, EntryPoint] = {}
     for entry in entry_points(group=GROUP):
         if entry.name in taken or entry.name in entries:
-            other = f"package {entries[entry.name].dist.name}" if entry.name in entries else "tabicl-train itself"
-            raise PriorError(f"two priors are called {entry.name!r}: of package {entry.dist.name} and of {other}")
+            other = package_of(entries[entry.name]) if entry.name in entries else "tabicl-train itself"
+            raise PriorError(f"two priors are called {entry.name!r}: of {package_of(entry)} and of {other}")
         entries[entry.name] = entry
     return entries
 
 
+def package_of(entry: EntryPoint) -> str:
+    assert entry.dist is not None  # entry_points() sets it
+    return f"package {entry.dist.name}"
+
+
 def load_prior(entry: EntryPoint) -> type[Prior]:
     """The class of a prior that a package registers."""
-    description = f"package {entry.dist.name}: the prior {entry.name} = {entry.value!r}"
+    description = f"{package_of(entry)}: the prior {entry.name} = {entry.value!r}"
     try:
         loaded = entry.load()
         cls = find_class(loaded) if isinstance(loaded, ModuleType) else loaded

@@ -48,9 +48,9 @@ class Disk(Prior):
         if not missing:
             return []
         ranges = []
-        for _, steps in groupby(enumerate(missing), lambda pair: pair[1] - pair[0]):  # runs of consecutive steps
-            steps = [step for _, step in steps]
-            ranges.append(f"{steps[0]}..{steps[-1]}" if len(steps) > 1 else str(steps[0]))
+        for _, pairs in groupby(enumerate(missing), lambda pair: pair[1] - pair[0]):  # runs of consecutive steps
+            run = [step for _, step in pairs]
+            ranges.append(f"{run[0]}..{run[-1]}" if len(run) > 1 else str(run[0]))
         named = ", ".join(ranges[:5]) + (", ..." if len(ranges) > 5 else "")
         first = missing[0] // self.shard_size * self.shard_size
         steps = (missing[-1] // self.shard_size + 1) * self.shard_size - first  # whole shards

@@ -49,8 +49,8 @@ def finish(
         raise Rejected("constant")
     X, y = features[torch.from_numpy(kept).to(features.device)].T.contiguous(), class_order[labels]  # (N, M), (N,)
     if rows is not None:
-        rows = torch.from_numpy(rows).to(X.device)
-        X, y = X[rows], y[rows]
+        row_order = torch.from_numpy(rows).to(X.device)
+        X, y = X[row_order], y[row_order]
     return Table(X=X, y=y, train_size=train_size, num_classes=num_classes)
 
 
@@ -80,8 +80,8 @@ def clamp_and_standardise(columns: torch.Tensor) -> torch.Tensor:
         return clamp_and_standardise_torch(columns)
     from priors.moments import clamp_and_standardise_columns
 
-    columns = columns.T.contiguous().numpy()  # (M, N)
-    return torch.from_numpy(clamp_and_standardise_columns(columns, OUTLIER_STDS, MIN_STD, CLIP)).T
+    transposed = columns.T.contiguous().numpy()  # (M, N)
+    return torch.from_numpy(clamp_and_standardise_columns(transposed, OUTLIER_STDS, MIN_STD, CLIP)).T
 
 
 def clamp_and_standardise_torch(columns: torch.Tensor) -> torch.Tensor:

@@ -32,7 +32,7 @@ class MixSCM(Prior):
             if not isinstance(options, dict):
                 problems.append(f"components.{name} is {options!r}; it must hold a weight and options of {name}")
                 continue
-            weight = options.get("weight")
+            weight: Any = options.get("weight")
             if type(weight) not in (int, float) or not 0 <= weight < float("inf"):
                 problems.append(f"components.{name}.weight is {weight}; it must be a number, 0 or more")
             else:

@@ -178,8 +178,8 @@ def pick_variables(
         picked = rng.permutation(num_features + 1) + rng.integers(num_variables - num_features - 1)
     else:
         picked = rng.permutation(num_variables - 1)[: num_features + 1]
-    picked = tuple(picked.tolist())
-    return picked[1:], num_variables - 1 if group.target_last else picked[0]
+    first, *rest = picked.tolist()
+    return tuple(rest), num_variables - 1 if group.target_last else first
 
 
 def run_network(plan: Plan, causes: torch.Tensor, variables: list[int]) -> torch.Tensor:
@@ -193,6 +193,7 @@ def run_network(plan: Plan, causes: torch.Tensor, variables: list[int]) -> torch
     start = 0  # index of the layer's first unit
     for i, layer in enumerate(plan.layers[1:], start=1):
         rng = rng_at(plan.seed, "layer", i)
+        assert layer.activation is not None  # only the first layer has none
         x = apply_activation(layer.activation, x, rng)
         columns = np.flatnonzero((indices >= start) & (indices < start + layer.num_units))
         units = indices[columns] - start
@@ -235,6 +236,6 @@ def draw_weight(layer: Layer, rng: np.random.Generator) -> torch.Tensor:
         return weight
     weight = normals(rng, layer.num_inputs, layer.num_units) * layer.weight_std
     if layer.dropout:
-        kept = torch.from_numpy(rng.random(weight.shape, dtype=np.float32) >= layer.dropout)
-        weight *= kept / (1 - layer.dropout) ** 0.5
+        mask = torch.from_numpy(rng.random(weight.shape, dtype=np.float32) >= layer.dropout)
+        weight *= mask / (1 - layer.dropout) ** 0.5
     return weight

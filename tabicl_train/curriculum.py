@@ -122,6 +122,6 @@ def draw_spec(stage: StageConfig, max_classes: int, rng: np.random.Generator) ->
     rows = min(max(rows, low), high)
     features = int(rng.integers(stage.features[0], stage.features[1] + 1))
     features = cap_features(rows, features)
-    train_size = min(max(round(rows * rng.uniform(*stage.train_share)), 2), rows - 2)
+    train_size = min(max(round(rows * rng.uniform(stage.train_share[0], stage.train_share[1])), 2), rows - 2)
     # A class needs a labelled and a query row, so a small side of the split limits their number.
     return TableSpec(rows, train_size, features, min(max_classes, train_size, rows - train_size))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import lightning as L
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from priors.random import rng_at
 from tabicl_train.config.schema import RunConfig, StageConfig
@@ -43,7 +43,7 @@ class Pretraining(L.LightningModule):
         self.table_losses: list[Tensor] = []  # (B,) per micro-batch of this rank
         self.skipped = torch.zeros((), dtype=torch.int64)  # steps skipped in the whole run
         self.loss_scale = LossScale(self.precision.name == "fp16", torch.device("cpu"))
-        self.too_large: set[tuple[int, int, int]] = set()  # (tables, rows, features) that did not fit into memory
+        self.too_large: set[tuple[int, ...]] = set()  # (tables, rows, features) that did not fit into memory
         self.gradients: Gradients | None = None
         self.trained_parts: list[str] = []
 
@@ -57,11 +57,12 @@ class Pretraining(L.LightningModule):
         self.skipped = self.skipped.to(self.device)
         self.loss_scale.to(self.device)
 
-    def training_step(self, item: StepItem, _: int) -> None:
+    def training_step(self, item: StepItem, batch_idx: int) -> None:
         if item.step != self.global_step:
             raise RuntimeError(f"the stream is at step {item.step}, the trainer at {self.global_step}")
         _, stage, stage_step = stage_at(self.config.curriculum, item.step)
         optimizer = self.optimizers()
+        assert not isinstance(optimizer, list)  # there is only one
         if stage_step == 0 and stage.fresh_optimizer:
             optimizer.state.clear()
         for group in optimizer.param_groups:
@@ -93,7 +94,7 @@ class Pretraining(L.LightningModule):
         parts = [part for part in self.model.parts if part not in stage.frozen]
         if self.gradients is None or parts != self.trained_parts:
             self.gradients, self.trained_parts = None, parts
-            trained, frozen = [], []
+            trained, frozen = list[nn.Parameter](), list[nn.Parameter]()
             for part, name in self.model.parts.items():
                 parameters = [p for p in getattr(self.model, name).parameters() if p.requires_grad]
                 (trained if part in parts else frozen).extend(parameters)
@@ -118,7 +119,7 @@ class Pretraining(L.LightningModule):
                 rng = rng_at(self.config.seed, item.step, self.global_rank, number, done, "dropout")
                 torch.manual_seed(int(rng.integers(2**63)))
             try:
-                piece_losses = self.backward(gradients, piece, tables / item.tables, checkpoint_rows)
+                piece_losses = self.add_gradients(gradients, piece, tables / item.tables, checkpoint_rows)
             except torch.OutOfMemoryError as error:
                 if tables == 1:
                     raise torch.OutOfMemoryError(
@@ -137,7 +138,7 @@ class Pretraining(L.LightningModule):
             done += tables
         return torch.cat(losses)
 
-    def backward(
+    def add_gradients(
         self, gradients: Gradients, batch: TableBatch, weight: float, checkpoint_rows: int | None = None
     ) -> Tensor:
         """Add the gradients of a batch's mean loss times `weight`, all or none; returns its tables' losses, (B,).

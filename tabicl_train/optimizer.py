@@ -92,7 +92,7 @@ class MuonAdamW(torch.optim.Optimizer):
         for p in parameters:
             if "momentum" not in self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
-        gradients = [p.grad for p in parameters]
+        gradients = [p.grad for p in parameters if p.grad is not None]  # all have one
         momenta = [self.state[p]["momentum"] for p in parameters]
         torch._foreach_mul_(momenta, 1 - counts * (1 - self.momentum))
         torch._foreach_add_(momenta, gradients, alpha=1 - self.momentum)
@@ -136,7 +136,7 @@ class MuonAdamW(torch.optim.Optimizer):
         taken = states[0]["taken"] + counts  # a new tensor: frozen parameters keep the old one
         for state in states:
             state["taken"] = taken
-        gradients = [p.grad for p in parameters]
+        gradients = [p.grad for p in parameters if p.grad is not None]  # all have one
         means, squares = [state["mean"] for state in states], [state["square"] for state in states]
         torch._foreach_mul_(means, 1 - counts * (1 - beta1))
         torch._foreach_add_(means, gradients, alpha=1 - beta1)

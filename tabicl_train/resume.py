@@ -40,9 +40,10 @@ class Start:
 
 def find_start(config: RunConfig) -> tuple[Start, dict | None]:
     """The newest intact checkpoint of the run and its content; raises ConfigError if it belongs to another run."""
-    path, content = checkpoint.newest_valid(Path(config.run_dir, "checkpoints")) or (None, None)
-    if path is None:
+    newest = checkpoint.newest_valid(Path(config.run_dir, "checkpoints"))
+    if newest is None:
         return Start(0, config.seed), None
+    path, content = newest
     start = Start(checkpoint.step_of(path), config.seed, path)
     refuse_changes(config, content, start.steps)
     return start, content
@@ -53,6 +54,7 @@ def initial_weights(config: RunConfig) -> dict[str, torch.Tensor]:
 
     Raises ConfigError if they cannot be read, or if their model is not the configured one.
     """
+    assert config.init_weights is not None
     try:
         file_config, weights = load_checkpoint(config.init_weights)
     except ConfigError as error:

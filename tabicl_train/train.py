@@ -82,7 +82,9 @@ def open_run(config: RunConfig, lock: RunLock, processes: Processes) -> tuple[St
     return start, content
 
 
-def complete(start: Start, content: dict, config: RunConfig, lock: RunLock, processes: Processes, stop: Stop) -> str:
+def complete(
+    start: Start, content: dict | None, config: RunConfig, lock: RunLock, processes: Processes, stop: Stop
+) -> str:
     """Do what a kill has left undone in a run whose steps are all done, on rank 0. Returns the run's status."""
     tell(f"{config.run_dir}: finished already, {start.steps} steps are done")
     records = Records(Path(config.run_dir), lock.check)
@@ -92,6 +94,7 @@ def complete(start: Start, content: dict, config: RunConfig, lock: RunLock, proc
         set_up_process(config)
         status.write("running")
         lock.on_beat = status.beat
+        assert content is not None  # steps have been done, so there is a checkpoint
         validation.finish(content, torch.device("cuda" if uses_cuda(config.trainer) else "cpu"))
     if config.wandb.mode != "disabled":
         WandbLog(config, records).complete()

@@ -111,11 +111,13 @@ class Loader:
         for worker in self.workers:
             with contextlib.suppress(OSError):  # a dead worker is noticed when its step is due
                 worker.connection.send(step + 1)
+        assert item is not None  # as there is no error
         return item
 
     def describe_death(self, worker: Worker) -> str:
         worker.process.join()
         code = worker.process.exitcode
+        assert code is not None  # as it has ended
         cause = " (out of memory?)" if code == -signal.SIGKILL else ""
         step, table = worker.drawing
         at = f"while drawing {self.stream.describe(step, table)}" if table >= 0 else f"after drawing step {step}"
@@ -186,7 +188,7 @@ def send(connection: Connection, item: StepItem) -> None:
     with memory_file() as file:
         for batch in item.batches:
             for values in (batch.X, batch.y):
-                file.write(values.numpy())
+                file.write(values.numpy().data)
                 file.write(bytes(-file.tell() % ALIGNMENT))
         file.flush()
         connection.send(((replace(item, batches=[]), shapes), None, ""))

@@ -85,11 +85,11 @@ def test_gradients_in_pieces_are_those_of_the_whole():
     batch = TableBatch(X, (X[..., 0] > 0).long(), 20)
     parameters = [p for p in module.model.parameters() if p.requires_grad]
     whole, pieces = Gradients(parameters, []), Gradients(parameters, [])
-    module.backward(whole, batch, 5 / 8)
+    module.add_gradients(whole, batch, 5 / 8)
     one, other = halves(batch)
     assert torch.equal(torch.cat([one.X, other.X]), X) and one.train_size == 20
     for piece in (one, *halves(other)):
-        module.backward(pieces, piece, piece.X.shape[0] / 8)
+        module.add_gradients(pieces, piece, piece.X.shape[0] / 8)
     torch.testing.assert_close(pieces.flat, whole.flat, rtol=1e-4, atol=1e-6)
     assert whole.flat.abs().max() > 0.01
     expected = torch.autograd.grad(query_losses(module.model, batch).mean() * 5 / 8, parameters)

@@ -110,7 +110,7 @@ def test_no_backward_pass_runs_under_autocast():
     X = torch.randn(2, 20, 3)
     parameters = [p for p in module.model.parameters() if p.requires_grad]
     with module.precision.autocast("cpu"):
-        module.backward(Gradients(parameters, []), TableBatch(X, (X[..., 0] > 0).long(), 10), 1.0)
+        module.add_gradients(Gradients(parameters, []), TableBatch(X, (X[..., 0] > 0).long(), 10), 1.0)
     assert seen == {"forward": True, "backward": False}
 
 

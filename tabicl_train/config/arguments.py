@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import textwrap
 from typing import Any
 
@@ -11,7 +10,7 @@ import yaml
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tabicl_train.config.documentation import default_of, field_docs, value_text
+from tabicl_train.config.documentation import class_doc, default_of, field_docs, value_text
 from tabicl_train.config.suggestions import first_lines, unknown_key
 from tabicl_train.errors import ConfigError
 
@@ -35,9 +34,9 @@ def parse(options: type, arguments: list[str]) -> Any:
                 problems.append(f"{key}: {first_lines(error)}")
     problems += [f"{key} is missing" for key in keys if OmegaConf.is_missing(schema, key) and key not in given]
     if problems:
-        error = ConfigError(problems)
-        error.add_note(f"usage: {usage(options)}")
-        raise error
+        mistake = ConfigError(problems)
+        mistake.add_note(f"usage: {usage(options)}")
+        raise mistake
     return OmegaConf.to_object(schema)
 
 
@@ -50,12 +49,12 @@ def read_value(text: str) -> Any:
 
 
 def usage(options: type) -> str:
-    return options.__doc__.splitlines()[0]
+    return class_doc(options).splitlines()[0]
 
 
 def help_text(options: type) -> str:
     """Usage, description, and every option with its default."""
-    description = inspect.cleandoc(options.__doc__).partition("\n")[2].strip("\n")
+    description = class_doc(options).partition("\n")[2].strip("\n")
     lines = [f"usage: {usage(options)}", "", description, ""]
     for field in dataclasses.fields(options):
         default = default_of(field)

@@ -16,6 +16,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -175,8 +176,8 @@ def combinations(overrides: list[str]) -> Iterator[list[str]]:
             override = parser.parse_overrides([text])[0]
             if override.is_discrete_sweep():
                 choices[-1] = [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
-            elif override.is_interval_sweep():
-                choices[-1] = [f"{override.get_key_element()}={override.value().start}"]
+            elif isinstance(interval := override.value(), IntervalSweep):
+                choices[-1] = [f"{override.get_key_element()}={interval.start}"]
     return map(list, itertools.product(*choices))
 
 
@@ -207,4 +208,6 @@ def to_config(tree: DictConfig) -> RunConfig:
 
 def from_values(values: dict) -> RunConfig:
     """The configuration that a checkpoint keeps as plain values."""
-    return to_config(OmegaConf.merge(OmegaConf.structured(RunConfig), values))
+    tree = OmegaConf.merge(OmegaConf.structured(RunConfig), values)
+    assert isinstance(tree, DictConfig)
+    return to_config(tree)

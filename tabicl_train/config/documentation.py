@@ -14,6 +14,13 @@ import types
 from typing import Any, get_args, get_origin, get_type_hints
 
 
+def class_doc(cls: type) -> str:
+    """The docstring of a dataclass, without its indentation."""
+    doc = inspect.getdoc(cls)
+    assert doc is not None  # Python writes the docstring of a dataclass that has none
+    return doc
+
+
 @functools.cache
 def field_docs(cls: type) -> dict[str, str]:
     """The sentence under each field of a dataclass and of the dataclasses it inherits from, by field name.
@@ -24,9 +31,10 @@ def field_docs(cls: type) -> dict[str, str]:
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
             definition = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+            assert isinstance(definition, ast.ClassDef)
             for field, below in itertools.pairwise(definition.body):
                 if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
-                    docs[field.target.id] = " ".join(ast.literal_eval(below.value).split())
+                    docs[ast.unparse(field.target)] = " ".join(ast.literal_eval(below.value).split())
     return docs
 
 

@@ -36,6 +36,7 @@ def folder_of(entry: EntryPoint) -> Path:
     except Exception as error:  # find_spec imports the parent package, which may fail in any way
         spec, reason = None, f"{type(error).__name__}: {error}"
     if spec is None or not spec.submodule_search_locations:
+        assert entry.dist is not None  # entry_points() sets it
         raise ConfigError([f"package {entry.dist.name}: the entry point {entry.name} = {entry.value!r} of the group "
                            f"{GROUP} names no folder of configuration files ({reason})"])  # fmt: skip
     return Path(next(iter(spec.submodule_search_locations)))

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hydra import version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import _run_hydra, create_config_search_path, get_args_parser
 from hydra.core.config_search_path import SearchPathQuery
@@ -60,4 +61,6 @@ def searching(folder: Path | str, extra_folder: str | None) -> Iterator[None]:
 
 def file_exists(config_name: str) -> bool:
     """Whether the folders that are searched hold a file of this name."""
-    return GlobalHydra.instance().config_loader().repository.config_exists(config_name)
+    loader = GlobalHydra.instance().config_loader()
+    assert isinstance(loader, ConfigLoaderImpl)
+    return loader.repository.config_exists(config_name)

@@ -57,6 +57,7 @@ def non_finite_numbers(config: RunConfig) -> dict[str, str]:
 
 def to_dataclasses(tree: DictConfig) -> RunConfig:
     config = OmegaConf.to_object(tree)
+    assert isinstance(config, RunConfig)
     config.curriculum.drop_skipped()
     config.prior = OmegaConf.to_container(tree.prior, resolve=True) if tree.prior is not None else None
     return config
@@ -114,11 +115,11 @@ def diagnose(config_name: str, overrides: list[str], also: Collection[str]) -> D
     groups = [group for group in (STAGES, "prior") if wrong_groups & {"experiment", group.partition(".")[0]}]
     undecided = tuple(f"{group}." for group in groups)
     for text, override in values:
-        if error := diagnosis.try_override(text):
+        if failure := diagnosis.try_override(text):
             diagnosis.wrong_values.add(text)
             missing = None if override.is_add() else missing_key(tree, override.key_or_group, also)
             if missing is None or not override.key_or_group.startswith(undecided):
-                diagnosis.problems.append(missing or wrong_value(override, error))
+                diagnosis.problems.append(missing or wrong_value(override, failure))
     with contextlib.suppress(*COMPOSE_ERRORS):
         hidden = ("",) if "experiment" in wrong_groups else tuple(wrong_groups)
         diagnosis.problems += [p for p in find_problems(diagnosis.compose()) if not p.startswith(hidden)]
@@ -181,7 +182,9 @@ def missing_key(tree: DictConfig, key: str, also: Collection[str]) -> str | None
 
 def setting_keys(tree: DictConfig) -> list[str]:
     """The dotted keys of all settings."""
-    return list(flatten(OmegaConf.to_container(tree)))
+    values = OmegaConf.to_container(tree)
+    assert isinstance(values, dict)
+    return list(flatten(values))
 
 
 def wrong_value(override: Override, error: Exception) -> str:
@@ -193,11 +196,11 @@ def unknown_keys(tree: DictConfig, cls: type, all_keys: Collection[str], prefix:
     """The problems with keys that `+key=value` added to a typed node: Hydra allows it, but nothing would read them."""
     fields = {f.name: f for f in dataclasses.fields(cls)}
     problems = []
-    for key in tree:
+    for key in map(str, tree):
         path = f"{prefix}{key}"
         if key not in fields:
             elsewhere = [name for name in all_keys if not f"{name}.".startswith(f"{path}.")]
-            problems.append(unknown_key(prefix.rstrip("."), str(key), list(fields), None, elsewhere))
+            problems.append(unknown_key(prefix.rstrip("."), key, list(fields), None, elsewhere))
         elif path == "curriculum":
             for name, stage in tree.curriculum.stages.items():
                 problems += unknown_keys(stage, StageConfig, all_keys, f"{path}.stages.{name}.")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
+from collections.abc import Iterable
 from pathlib import Path
 
 import priors
-from tabicl_train.config.documentation import default_of, field_docs, type_text, value_text
+from tabicl_train.config.documentation import class_doc, default_of, field_docs, type_text, value_text
 from tabicl_train.config.folders import CONFIG_DIR
 from tabicl_train.config.schema import RunConfig, StageConfig
 
@@ -35,17 +35,17 @@ def reference() -> str:
     """The whole page, in Markdown."""
     sections = [INTRODUCTION, groups_section()]
     top = [field for field in dataclasses.fields(RunConfig) if not is_part(field) and field.name != "prior"]
-    sections.append(section("The run", inspect.getdoc(RunConfig), table(RunConfig, top)))
+    sections.append(section("The run", class_doc(RunConfig), table(RunConfig, top)))
     for field in dataclasses.fields(RunConfig):
         if field.name == "prior":
             sections.append(priors_section())
         elif is_part(field):
             cls = default_of(field).__class__
             rows = table(cls, dataclasses.fields(cls), f"{field.name}.")
-            sections.append(section(f"`{field.name}`", inspect.getdoc(cls), rows))
+            sections.append(section(f"`{field.name}`", class_doc(cls), rows))
         if field.name == "curriculum":
             rows = table(StageConfig, dataclasses.fields(StageConfig), "curriculum.stages.NAME.")
-            sections.append(section("`curriculum.stages.NAME`", inspect.getdoc(StageConfig), rows))
+            sections.append(section("`curriculum.stages.NAME`", class_doc(StageConfig), rows))
     return "\n".join(sections)
 
 
@@ -57,7 +57,7 @@ def section(title: str, description: str, rows: str) -> str:
     return f"## {title}\n\n{description}\n\n{rows}"
 
 
-def table(cls: type, fields: list[dataclasses.Field], prefix: str = "") -> str:
+def table(cls: type, fields: Iterable[dataclasses.Field], prefix: str = "") -> str:
     """A row for each field: key, type, default and meaning."""
     lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for field in fields:
@@ -95,7 +95,7 @@ def priors_section() -> str:
             continue  # of another package that happens to be installed
         fields = dataclasses.fields(cls)
         rows = table(cls, fields, "prior.") if fields else "It has no options.\n"
-        sections.append(f"### `prior={name}`\n\n{inspect.getdoc(cls)}\n\n{rows}")
+        sections.append(f"### `prior={name}`\n\n{class_doc(cls)}\n\n{rows}")
     return "\n".join(sections)
 
 

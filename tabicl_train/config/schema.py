@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 import priors
+from priors.disk import Disk
 from tabicl_train.config.checks import at_least, one_of
 from tabicl_train.config.monitoring import (
     SYNTHETIC,
@@ -250,10 +251,9 @@ class RunConfig:
             problems.append(f"run_dir is {self.run_dir!r}; {problem}")
         if self.trainer.accelerator == "cuda" and not torch.cuda.is_available():
             problems.append("trainer.accelerator is 'cuda'; torch finds no GPU on this machine")
-        if self.prior["name"] == "disk":
+        if isinstance(prior := build_prior(self), Disk):
             steps = [stage.tables for stage in self.curriculum.stages.values() for _ in range(stage.steps)]
-            missing = build_prior(self).missing_steps(self.seed, steps[: self.total_steps])
-            problems += [f"prior.{line}" for line in missing]
+            problems += [f"prior.{line}" for line in prior.missing_steps(self.seed, steps[: self.total_steps])]
         return problems
 
     @property
@@ -268,9 +268,9 @@ class RunConfig:
         return steps if self.trainer.max_steps is None else min(steps, self.trainer.max_steps)
 
 
-def flatten(values: dict, prefix: str = "") -> dict:
+def flatten(values: dict, prefix: str = "") -> dict[str, Any]:
     """Nested values by their dotted names."""
-    flat = {}
+    flat: dict[str, Any] = {}
     for key, value in values.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat

@@ -115,7 +115,7 @@ class Dissection(L.Callback):
                 alone = TableBatch(table.X[None], table.y[None], table.train_size).to(module.device)
                 gradients.flat.zero_()
                 with module.precision.autocast(module.device.type):
-                    loss = module.backward(gradients, alone, 1.0, stage.checkpoint_rows).item()
+                    loss = module.add_gradients(gradients, alone, 1.0, stage.checkpoint_rows).item()
                 norm = (gradients.flat[:-1].norm() / module.loss_scale.scale).item()
                 mark = "" if math.isfinite(loss) and math.isfinite(norm) else "  <- non-finite"
                 sizes = f"{index:>14}{table.X.shape[0]:>14}{table.train_size:>14}{table.X.shape[1]:>14}"

@@ -27,10 +27,10 @@ class InducedAttention(nn.Module):
     def __init__(self, config: TabICLConfig):
         super().__init__()
         c = config
-        block = (c.embed_dim, c.col_num_heads, c.ff_factor)
         rest = (c.dropout, c.bias_free_ln, c.zero_init, c.scaling_bound, c.col_attention_fp32)
-        self.multihead_attn1 = Block(*block, c.col_scaling, *rest)
-        self.multihead_attn2 = Block(*block, "none", *rest)  # its number of keys is always I
+        self.multihead_attn1 = Block(c.embed_dim, c.col_num_heads, c.ff_factor, c.col_scaling, *rest)
+        # no scaling: its number of keys is always I
+        self.multihead_attn2 = Block(c.embed_dim, c.col_num_heads, c.ff_factor, "none", *rest)
         self.ind_vectors = nn.Parameter(torch.empty(c.col_num_inducing, c.embed_dim))
         nn.init.trunc_normal_(self.ind_vectors, std=0.02)
 
@@ -67,7 +67,7 @@ class ColumnEmbedding(nn.Module):
             labels = self.y_encoder(y_train)  # (B, n, E)
             tokens += F.pad(labels, (0, 0, 0, groups.shape[2] - y_train.shape[1]))[:, None]
         tokens = tokens.flatten(0, 1)  # (B*G, N, E)
-        for block in self.tf_col["blocks"]:
+        for block in self.tf_col["blocks"].children():
             tokens = run(block, tokens, y_train.shape[1], log_n, recompute=recompute)
         tokens = tokens.unflatten(0, groups.shape[:2])  # (B, G, N, E)
         if self.config.col_affine:

@@ -33,7 +33,7 @@ class InContextLearner(nn.Module):
         labelled, queries = rows.split([n, rows.shape[1] - n], dim=1)
         labelled = labelled + self.y_encoder(y_train)
         rows = torch.cat([labelled, queries], dim=1)
-        *blocks, last = self.tf_icl["blocks"]
+        *blocks, last = self.tf_icl["blocks"].children()
         for block in blocks:
             rows = run(block, rows, num_keys=n, log_n=log_n, recompute=recompute)
         # only query rows pass the last block: nothing reads the labelled rows after it

@@ -1,7 +1,6 @@
 """The public client's configuration of a TabICL network, both ways."""
 
-import dataclasses
-from typing import Any
+from typing import Any, get_type_hints
 
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig
@@ -33,8 +32,8 @@ NAMES = {
 }
 # what the client can vary and we do not: a classifier, pre-norm, GELU
 FIXED = {"num_quantiles": 999, "activation": "gelu", "norm_first": True, "recompute": False}
-GROUPINGS = {"none": False, "circular": "same", "disjoint": "valid"}
-SCALINGS = {
+GROUPINGS: dict[str, str | bool] = {"none": False, "circular": "same", "disjoint": "valid"}
+SCALINGS: dict[str, str | bool] = {
     "none": "none",
     "ssmax": "ssmax",
     "ssmax_mlp": "ssmax-mlp",
@@ -73,21 +72,21 @@ def from_public(public: dict[str, Any]) -> TabICLConfig:
         if public[key] != FIXED[key]:
             problems.append(f"{key}={public[key]!r} is not supported, only {FIXED[key]!r}")
     values = {}
-    for field in dataclasses.fields(TabICLConfig):
-        if field.name not in NAMES:
+    for name, kind in get_type_hints(TabICLConfig).items():
+        if name not in NAMES:
             continue
-        theirs = NAMES[field.name]
+        theirs = NAMES[name]
         value = public[theirs]
-        if field.name in VALUES:
-            ours = {v: k for k, v in VALUES[field.name].items()} | SWITCHES[field.name]
+        if name in VALUES:
+            ours = {v: k for k, v in VALUES[name].items()} | SWITCHES[name]
             if value not in ours:
                 problems.append(f"{theirs}={value!r} is not supported, only {', '.join(map(repr, ours))}")
                 continue
             value = ours[value]
-        elif type(value) is not field.type and not (field.type is float and type(value) is int):
-            problems.append(f"{theirs}={value!r} is not of type {field.type.__name__}")
+        elif type(value) is not kind and not (kind is float and type(value) is int):
+            problems.append(f"{theirs}={value!r} is not of type {kind.__name__}")
             continue
-        values[field.name] = field.type(value)
+        values[name] = kind(value)
     if problems:
         raise ConfigError(problems)
     if values["col_grouping"] == "none":

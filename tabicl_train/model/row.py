@@ -33,7 +33,7 @@ class RowInteraction(nn.Module):
         num_cls = self.config.row_num_cls
         cls_tokens = self.cls_tokens.to(tokens.dtype).expand(B, N, -1, -1)
         rows = torch.cat([cls_tokens, tokens.transpose(1, 2)], dim=2).flatten(0, 1)  # (B*N, T, E)
-        *blocks, last = self.tf_row["blocks"]
+        *blocks, last = self.tf_row["blocks"].children()
         rotation = self.tf_row["rope"](rows.shape[1])
         for block in blocks:
             rows = run(block, rows, rotation=rotation, recompute=recompute)

@@ -46,8 +46,8 @@ class Scaling(nn.Module):
         else:
             self.base_mlp = _mlp(1, num_heads * width)
             self.query_mlp = _mlp(head_dim, width)
-            nn.init.zeros_(self.query_mlp[-1].weight)  # the gate starts at 1
-            nn.init.zeros_(self.query_mlp[-1].bias)
+            for parameter in self.query_mlp[-1].parameters():
+                nn.init.zeros_(parameter)  # the gate starts at 1
 
     def forward(self, q: Tensor, log_n: Tensor) -> Tensor:
         """q (B, L, H, head_dim), log_n (1,) float32 -> rescaled q, in the dtype of q.

@@ -64,13 +64,13 @@ class TabICL(Network):
     def blocks(self) -> Iterator[nn.Module]:
         """The transformer blocks of all stages, which are worth compiling: `block.compile(dynamic=True)`."""
         stages = (self.col_embedder.tf_col, self.row_interactor.tf_row, self.icl_predictor.tf_icl)
-        return (block for stage in stages for block in stage["blocks"])
+        return (block for stage in stages for block in stage["blocks"].children())
 
     def named_scalings(self) -> Iterator[tuple[str, Scaling]]:
         """The attention layers with a scalable softmax: `column.0`, ..., `icl.11`; see `Scaling.multipliers`."""
-        layers = [(f"column.{i}", b.multihead_attn1.attn) for i, b in enumerate(self.col_embedder.tf_col["blocks"])]
-        layers += [(f"icl.{i}", b.attn) for i, b in enumerate(self.icl_predictor.tf_icl["blocks"])]
-        return ((name, attn.ssmax_layer) for name, attn in layers if attn.ssmax_layer is not None)
+        for stage, part in (("column", self.col_embedder.tf_col), ("icl", self.icl_predictor.tf_icl)):
+            for i, block in enumerate(part["blocks"].children()):  # at most one in each
+                yield from ((f"{stage}.{i}", layer) for layer in block.modules() if isinstance(layer, Scaling))
 
     def _check(self, X: Tensor, y_train: Tensor) -> None:
         if X.dim() != 3 or X.dtype != torch.float32 or 0 in X.shape:

@@ -122,8 +122,8 @@ class TabICLClassifier(ClassifierMixin, BaseEstimator):
             self.softmax_temperature,
             tokens,
         )
-        logits = logits.double().cpu().numpy()
-        return np.stack([np.roll(one, -view.shift, axis=-1) for one, view in zip(logits, views, strict=True)])
+        numbers = logits.double().cpu().numpy()
+        return np.stack([np.roll(one, -view.shift, axis=-1) for one, view in zip(numbers, views, strict=True)])
 
     def _frame(self, X: Any, *y: Any) -> pd.DataFrame:
         """X as a data frame; without labels, its columns must be those of fit."""

@@ -7,6 +7,7 @@ C classes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -55,7 +56,8 @@ def forward(model: TabICL, X: Tensor, y_train: Tensor, num_classes: int, tempera
     views = label_digits(y_train, num_classes, config.max_classes) if config.col_target_aware else [y_train]
 
     def embed(some: Tensor) -> Tensor:
-        return sum(column.embed(some, view, log_n) for view in views) / len(views)  # (B, some of G, N, E)
+        per_view = (column.embed(some, view, log_n) for view in views)
+        return reduce(torch.add, per_view) / len(views)  # (B, some of G, N, E)
 
     part = tokens if X.is_cuda else min(tokens, CPU_PART // config.embed_dim)
     embedded = in_parts(embed, groups, dim=1, size=part // (B * N))  # (B, G, N, E)

@@ -44,7 +44,7 @@ def save_atomically(content: object, path: Path) -> None:
 def save(content: object, file: BinaryIO) -> None:
     recorder = ErrorRecorder(file)
     try:
-        torch.save(content, recorder)
+        torch.save(content, recorder)  # type: ignore[arg-type]  # it only calls write and flush
     except RuntimeError:
         if recorder.error is not None:
             raise recorder.error from None
@@ -55,7 +55,8 @@ class ErrorRecorder:
     """A file that keeps the error of a write; torch reports only that there was one."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self.file, self.flush, self.error = file, file.flush, None
+        self.file, self.flush = file, file.flush
+        self.error: OSError | None = None
 
     def write(self, data: bytes | memoryview) -> int:
         try:

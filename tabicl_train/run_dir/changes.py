@@ -81,8 +81,8 @@ def refuse_changes(config: RunConfig, content: dict, steps: int) -> None:
     changed = [key for key in sorted(before | now) if differs(key, before, now) and key not in HARMLESS]
     started = started_stages(saved["curriculum"]["stages"], steps)
     stages = list(config.curriculum.stages)
-    breaking = ("model.", "prior.", "seed", STREAM, "optimizer.name")
-    breaking += tuple(f"curriculum.stages.{name}." for name in started)
+    stage_keys = [f"curriculum.stages.{name}." for name in started]
+    breaking = ("model.", "prior.", "seed", STREAM, "optimizer.name", *stage_keys)
     problems = [change(key, before, now) for key in changed if key.startswith(breaking)]
     if stages[: len(started)] != started:
         problems.append(f"the stages that have started are {', '.join(started)}; the run now has {', '.join(stages)}")

@@ -110,7 +110,7 @@ def newest_valid(folder: Path, until: int | None = None) -> tuple[Path, dict] | 
     Damaged files are reported. Raises ConfigError if all are damaged, or if one cannot be read for another reason:
     skipping it would silently go back in time.
     """
-    damaged, gone = set(), set()
+    damaged, gone = set[Path](), set[Path]()
     while True:
         paths = [path for path in saved(folder) if until is None or step_of(path) <= until]
         left = [path for path in paths if path not in damaged | gone]

@@ -78,6 +78,7 @@ class RunLock:
             raise
 
     def write_owner(self) -> None:
+        assert self.file is not None
         os.pwrite(self.file, json.dumps(this_process()).encode(), 0)
 
     @property

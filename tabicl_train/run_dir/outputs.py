@@ -31,7 +31,7 @@ def output_problems(setting: str, path: str | Path | None) -> list[str]:
         return []
     path = Path(path)
     if path.is_dir():
-        problem = "it is a folder, not a file"
+        problem: str | None = "it is a folder, not a file"
     elif path.exists() and not os.access(path, os.W_OK):
         problem = "it is not writable"
     else:

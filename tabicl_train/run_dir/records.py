@@ -16,7 +16,7 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tabicl_train.console import first_line, tell
 from tabicl_train.run_dir.atomic import write_atomically
@@ -123,7 +123,7 @@ class RowReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.file: IO[str] | None = None
+        self.file: io.TextIOBase | None = None
         self.header: list[str] | None = None
         self.row: dict[str, Any] | None = None  # read, and not yet taken
 
@@ -153,6 +153,7 @@ class RowReader:
         """The rows of a step; those of earlier steps are skipped."""
         rows = []
         while (next_step := self.next_step()) is not None and next_step <= step:
+            assert self.row is not None  # next_step has read it
             if next_step == step:
                 rows.append(self.row)
             self.row = None

@@ -64,7 +64,7 @@ def test_another_family_is_trained_planned_and_exported(tmp_path, monkeypatch):
     X = torch.randn(3, 20, 4, generator=torch.Generator().manual_seed(0))
     y = X[..., 0] * 2 + 0.5  # float targets reach the loss as they are
     gradients = Gradients(list(module.model.parameters()), [])
-    losses = module.backward(gradients, TableBatch(X, y, 12), 1.0)
+    losses = module.add_gradients(gradients, TableBatch(X, y, 12), 1.0)
     predictions = module.model(X, y[:, :12])[..., 0]
     assert torch.allclose(losses, ((predictions - y[:, 12:]) ** 2).mean(1)) and gradients.flat.abs().sum() > 0
 
