@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lint, format and tests. Usage: launch/test.sh [fast] [pytest arguments]
+# Lint, format, types and tests. Usage: launch/test.sh [fast] [pytest arguments]
 # With "fast", only the tests that start no process and train nothing; without it, all but those marked "campaign".
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh" test
 tier=()
@@ -7,7 +7,8 @@ if [ "${1:-}" = fast ]; then
     tier=(-m "not slow and not multi_process and not gpu and not campaign") && shift
 fi
 ruff check priors tabicl_train tests  # only these folders: runs/ and others may hold code of users
-ruff format --check priors tabicl_train tests
+ruff format --check --quiet priors tabicl_train tests
+mypy --no-error-summary
 export OMP_NUM_THREADS=1  # two test processes share the cores
 # Compiled loops take 17 CPU seconds, which each test process would spend if it found none on disk.
 [ -n "$(find priors -name '*.nbi' -print -quit)" ] || python -c "import priors; priors.prior_names()"
