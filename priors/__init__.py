@@ -1,8 +1,8 @@
 """Synthetic tables: what one is, and how to draw one.
 
 A prior is one module `priors/<name>.py` with one `Prior` subclass, whose fields are its options, and one file
-`configs/prior/<name>.yaml`; nothing else lists it. Another package registers a prior of its own as an entry point,
-which names such a module or the class itself:
+`configs/prior/<name>.yaml`; no other file lists it. Another package registers a prior of its own as an entry
+point, which names such a module or the class itself, and brings its YAML file as priors/README.md describes:
 
     [project.entry-points."tabicl_train.priors"]
     mine = "my_package.my_prior"

@@ -1,4 +1,4 @@
-"""Float32 powers, exponentials and random numbers to be inlined into numba loops, which libm's would not vectorise."""
+"""Float32 powers, exponentials and random numbers that numba inlines into loops; calls of libm would not vectorise."""
 
 from __future__ import annotations
 

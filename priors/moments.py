@@ -48,7 +48,7 @@ def clamp_and_standardise_columns(columns, outlier_stds, min_std, clip):
         mean, std = moments(x)
         if math.isfinite(std):
             count, mean, square = moments_within(x, mean, outlier_stds * std)
-            # Why min_std is needed here is said in clamp_and_standardise_torch.
+            # See clamp_and_standardise_torch for why min_std is needed here.
             bound = outlier_stds * max(math.sqrt(square / (count - 1)), min_std)
             low, high = mean - bound, mean + bound
             for j in range(N):

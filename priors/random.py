@@ -12,7 +12,7 @@ import torch
 Seed = int | tuple[int, ...]
 
 STREAM_VERSION = 1
-"""Version of the stream of tables: whatever changes the tables of a seed raises it."""
+"""Version of the stream of tables; it is raised with every change that alters the tables of a seed."""
 
 
 def rng_at(*address: Seed | str) -> np.random.Generator:
@@ -41,7 +41,7 @@ def random_key(rng: np.random.Generator) -> int:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch on one thread, as sums and decompositions round differently on two, and tables must not depend on that."""
+    """Run torch on one thread: sums and decompositions round differently on two, and tables must not depend on that."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

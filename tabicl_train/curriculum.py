@@ -56,8 +56,8 @@ class StepPlan:
     def assign(self, ranks: int) -> list[list[MicroBatch]]:
         """The micro-batches of every rank: largest first, each to the rank with the lowest cost so far.
 
-        If a rank would be idle, or the slowest rank more than 5 % above the lower bound (the mean over ranks, or the
-        largest table), the largest micro-batch is halved, until none can be halved.
+        If a rank would be idle, or the slowest rank would be more than 5 % above the lower bound (the mean over ranks,
+        or the largest table), the largest micro-batch is halved, until none can be halved.
         """
         batches = list(self.micro_batches)
         bound = max(sum(b.cost for b in batches) / ranks, max(b.table_cost for b in batches))
@@ -108,7 +108,7 @@ def plan_step(curriculum: CurriculumConfig, model: TabICLConfig, seed: int, step
 
 
 def cap_features(rows: int, features: int) -> int:
-    """The number of features, or the largest that a table with so many rows may have."""
+    """The number of features, but at most the largest one that a table with so many rows may have."""
     return min([features, *(cap for more_than, cap in FEATURE_CAPS if rows > more_than)])
 
 

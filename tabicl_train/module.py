@@ -1,6 +1,7 @@
 """The Lightning module: one item of the stream is one optimizer step.
 
-Nothing here waits for the device: it decides whether a step is skipped, and callbacks read the result at logged steps.
+Nothing here waits for the device: the device itself decides whether a step is skipped, and callbacks read the result at
+logged steps.
 """
 
 from __future__ import annotations
@@ -104,8 +105,8 @@ class Pretraining(L.LightningModule):
     def accumulate(self, gradients: Gradients, item: StepItem, number: int, checkpoint_rows: int | None) -> Tensor:
         """Add the gradients of micro-batch `number`, in pieces that fit into memory; returns its tables' losses, (B,).
 
-        A piece that does not fit is halved. This costs nothing but time: its gradients have not been added yet, and no
-        rank waits for another here. Raises torch.OutOfMemoryError if a single table does not fit.
+        A piece that does not fit is halved. This costs only time: none of its gradients have been added yet, and
+        no rank waits for another here. Raises torch.OutOfMemoryError if a single table does not fit.
         """
         batch = item.batches[number]
         pieces, losses, done = [batch], [], 0

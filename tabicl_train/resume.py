@@ -34,7 +34,7 @@ class Start:
     checkpoint: Path | None = None
 
     def problem(self, config: RunConfig) -> str | None:
-        """Why a rank with this configuration cannot take part, if so."""
+        """Why a rank with this configuration cannot take part; None if it can."""
         return None if config.seed == self.seed else f"seed is {config.seed}, that of rank 0 {self.seed}"
 
 

@@ -85,7 +85,7 @@ def open_run(config: RunConfig, lock: RunLock, processes: Processes) -> tuple[St
 def complete(
     start: Start, content: dict | None, config: RunConfig, lock: RunLock, processes: Processes, stop: Stop
 ) -> str:
-    """Do what a kill has left undone in a run whose steps are all done, on rank 0. Returns the run's status."""
+    """Make up for what a kill after the last step has prevented, on rank 0. Returns the run's status."""
     tell(f"{config.run_dir}: finished already, {start.steps} steps are done")
     records = Records(Path(config.run_dir), lock.check)
     status = RunStatus(records, lambda: start.steps)
@@ -149,7 +149,7 @@ def run_callbacks(
     """What watches and keeps a run, in the order in which it is called."""
     wandb = [WandbLog(config, records)] if config.wandb.mode != "disabled" else []
     profile = [Profile(config.profile, records.folder)] if config.profile.step is not None else []
-    return [  # the guard may change the weights, and all states must be up to date when the run is saved
+    return [  # in this order: the guard may change the weights, and all states must be up to date for a checkpoint
         Guard(config, records, files),
         Metrics(config, records),
         Diagnostics(records),
@@ -157,7 +157,7 @@ def run_callbacks(
         *profile,
         Averages(config.averages),
         Checkpoints(records.folder / "checkpoints", files, config, origin),
-        validation,  # before the ranks agree to stop: one that a signal cuts short is the beginning of the next start
+        validation,  # before the ranks agree to stop: one that a signal cuts short comes first at the next start
         Preemption(stop, config.trainer),
     ]
 

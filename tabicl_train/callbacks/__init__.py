@@ -1,1 +1,1 @@
-"""What watches or keeps a run, one behavior a file; each can be removed without breaking the training step."""
+"""What watches or keeps a run, one behavior per file; each can be removed without breaking the training step."""

@@ -48,7 +48,7 @@ class Guard(L.Callback):
         self.average: float | None = None  # of the loss
         self.low: float | None = None  # follows the average down immediately, and up slowly
         self.skipped = self.in_a_row = 0  # non-finite steps: all of them, and the last consecutive ones
-        self.longest = 0  # most consecutive ones since the last call of `judge`, which ends them: not in checkpoints
+        self.longest = 0  # most consecutive ones since the last call of `judge`, which resets it; not in checkpoints
         self.abandoned: list[list[int]] = []  # per rewind: the step of its checkpoint, and the steps done before it
         self.warned: str | None = None
 
@@ -116,12 +116,12 @@ class Guard(L.Callback):
             (self.longest, limits.skipped_in_a_row, "steps in a row"),
             (self.skipped, limits.skipped, "steps"),
         ):
-            if self.longest and count >= most:  # one that is over does not stop the run
+            if self.longest and count >= most:  # steps that were judged before do not stop the run again
                 raise Diverged(
                     f"loss or gradient norm was not finite in {count} {what}, the last ones before step "
-                    f"{trainer.global_step}; {self.records.folder}/incidents.jsonl names them. Replay one; lower the "
-                    "learning rate or use trainer.precision=fp32, and begin a new run from an earlier checkpoint "
-                    "(init_weights=CHECKPOINT run_dir=...)"
+                    f"{trainer.global_step}; {self.records.folder}/incidents.jsonl names them. Lower the learning "
+                    "rate or use trainer.precision=fp32, and begin a new run from an earlier checkpoint "
+                    "(init_weights=CHECKPOINT run_dir=...); tabicl-replay shows the tables of a step"
                 )
         self.longest = 0
         reason = self.passed_limit(module.model, self.average) if trainer.global_step >= limits.after else None

@@ -130,7 +130,7 @@ class Validation(L.Callback):
             self.processes.put(DONE.format(step), True)
 
     def is_due(self, step: int) -> bool:
-        """Whether there is a validation after this many steps; after none, of weights that the run starts from."""
+        """Whether there is a validation after this many steps; before the first one, only of weights to start from."""
         if not self.settings.every or (step == 0 and self.config.init_weights is None):
             return False
         return step % self.settings.every == 0 or step == self.config.total_steps

@@ -11,7 +11,7 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tabicl_train.config.documentation import class_doc, default_of, field_docs, value_text
-from tabicl_train.config.suggestions import first_lines, unknown_key
+from tabicl_train.config.suggestions import unknown_key
 from tabicl_train.errors import ConfigError
 
 
@@ -31,7 +31,7 @@ def parse(options: type, arguments: list[str]) -> Any:
             try:
                 schema[key] = read_value(value)
             except OmegaConfBaseException as error:
-                problems.append(f"{key}: {first_lines(error)}")
+                problems.append(f"{key}: {str(error).splitlines()[0]}")  # the others are the key again
     problems += [f"{key} is missing" for key in keys if OmegaConf.is_missing(schema, key) and key not in given]
     if problems:
         mistake = ConfigError(problems)

@@ -14,6 +14,7 @@ USAGE = """\
 Pretrains a TabICL-style model on synthetic tables.
 
 usage: tabicl-train experiment=NAME run_dir=DIR key=value ...
+       (without experiment=NAME: stage 1 of TabICLv2, 500,000 steps)
 """
 
 COMMON = (
@@ -23,8 +24,8 @@ COMMON = (
 
 OPTIONS = {
     "--cfg job": "Print the configuration, and the steps, FLOPs and memory of each stage; run nothing.",
-    "-m": "Run a job for each combination of values: seed=0,1,2.",
-    "--config-dir DIR": "Search a folder of your own for configuration files too.",
+    "-m": "Run one job for each combination of values, such as seed=0,1,2.",
+    "--config-dir DIR": "Also search a folder of your own for configuration files.",
     "--version": "Print the version.",
     "--hydra-help": "Print further options, and how to install shell completion.",
 }

@@ -19,7 +19,10 @@ WANDB_MODES = ("disabled", "offline", "online")
 
 @dataclass
 class GuardConfig:
-    """When a run has failed. The limits are those of the published one-GPU run of TabICLv2."""
+    """When a run counts as failed, and what happens then.
+
+    The limits are those of the published one-GPU run of TabICLv2.
+    """
 
     skipped_in_a_row: int = 10
     """Consecutive steps with a non-finite loss or gradient norm after which the run stops."""
@@ -73,7 +76,7 @@ class ValidationConfig:
     features: list[int] = field(default_factory=lambda: [2, 30])
     """Range [lowest, highest] of the features of the synthetic tables, drawn uniformly."""
     real_rows: int = 200
-    """Most rows to use of each of scikit-learn's four bundled data sets; 0 leaves real data out."""
+    """Largest number of rows to use of each of scikit-learn's four bundled data sets; 0 leaves real data out."""
     best: str = "real"
     """Which score decides the weights kept in checkpoints/best.ckpt: real or synthetic."""
 
@@ -91,7 +94,7 @@ class ValidationConfig:
 
 @dataclass
 class ProfileConfig:
-    """A trace of some steps, and on a GPU a snapshot of its memory, in the run's folder `profile`."""
+    """A trace of a few steps, and on a GPU a snapshot of its memory, in the folder `profile` of the run."""
 
     step: int | None = None
     """First step to profile, counted from 0; null profiles none."""

@@ -27,8 +27,8 @@ class ExportOptions:
 class ReplayOptions:
     """tabicl-replay run_dir=RUN_DIR step=N
 
-    Trains from the newest checkpoint before a step up to it, in memory, and shows loss and gradient norm of each of
-    its tables.
+    Trains again, in memory, from the newest checkpoint before the step up to it, and shows loss and gradient norm of
+    each of its tables. The run must have saved a checkpoint.
     """
 
     run_dir: str = MISSING
@@ -42,7 +42,7 @@ class EvaluateOptions:
     """tabicl-evaluate checkpoint=RUN_DIR_OR_FILE [suite=sklearn] [output=FILE.csv] [figure=FILE.png] key=value ...
 
     Scores a checkpoint on real data beside baselines. Tasks outside the range of labelled rows and features of the
-    training tables are shown apart; a file written by tabicl-export does not record that range.
+    training tables are shown separately; a file written by tabicl-export does not record that range.
     """
 
     checkpoint: str = MISSING
@@ -55,11 +55,11 @@ class EvaluateOptions:
     splits: int = 3
     """Stratified 70/30 splits of each task, over which scores are averaged."""
     rows: int = 1000
-    """Most rows to use of a task."""
+    """Largest number of rows to use of a task."""
     n_estimators: int = 8
     """Views of each table over which the classifier averages."""
     client_weights: str | None = None
-    """Weights with which the public client is measured as well."""
+    """Weights for the public client, which is then scored as well."""
     output: str | None = None
     """CSV file for the scores of every task, split and method; it is complete after every task."""
     figure: str | None = None
@@ -70,7 +70,7 @@ class EvaluateOptions:
 class ReportOptions:
     """tabicl-report run_dir=DIR or run_dir=[DIR,DIR,...] [output=FILE.html]
 
-    Writes one page about a run, or about several runs beside each other (needs the extra "plots").
+    Writes one page about a run, or about several runs side by side (needs the extra "plots").
     """
 
     run_dir: Any = MISSING
@@ -95,7 +95,7 @@ class PriorOptions:
     """
 
     tables: int | None = None
-    """describe, gallery, bench: number of tables (for bench in a round); null takes 200, 24 or 10."""
+    """describe, gallery, bench: number of tables, by default 200, 24, and 10 in each round."""
     output: str | None = None
     """gallery: picture to write, FILE.png; dump: folder to write to."""
     step: int = 0

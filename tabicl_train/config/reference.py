@@ -16,12 +16,12 @@ INTRODUCTION = """\
 
 Made from the code by `python -m tabicl_train.config.reference > configs/README.md`; a test keeps it up to date.
 
-Every option is set by `KEY=VALUE` behind `tabicl-train`, and a group of options by `GROUP=NAME`, which reads
+Every option is set by `KEY=VALUE` after `tabicl-train`, and a group of options by `GROUP=NAME`, which reads
 `configs/GROUP/NAME.yaml`. Single options win over groups, and `experiment=NAME` sets several groups at once.
 `tabicl-train experiment=demo --cfg job` prints the values in force.
 
-Your own files: a folder with the layout of `configs/` is searched after this one with `--config-dir DIR`, or always if
-an installed package registers it. The same package can bring priors; the rest of the project needs no change:
+Files of your own go into a folder with the layout of `configs/`. It is searched after this one with `--config-dir DIR`,
+or always if an installed package registers it. The same package can bring priors; nothing here needs to change:
 
     [project.entry-points."tabicl_train.configs"]
     mine = "my_package.configs"       # a package whose folder holds prior/mine.yaml, model/mine.yaml, ...
@@ -61,7 +61,7 @@ def table(cls: type, fields: Iterable[dataclasses.Field], prefix: str = "") -> s
     """A row for each field: key, type, default and meaning."""
     lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for field in fields:
-        default = value_text(default_of(field))
+        default = value_text(default_of(field)) or '""'
         meaning = field_docs(cls).get(field.name, "").replace("|", "\\|")
         lines.append(f"| `{prefix}{field.name}` | {type_text(cls, field.name)} | `{default}` | {meaning} |")
     return "\n".join(lines) + "\n"

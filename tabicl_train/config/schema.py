@@ -137,10 +137,10 @@ class StreamConfig:
     num_workers: int = 1
     """Worker processes that draw tables, for each training process; 0 draws them in the training process."""
     prefetch: int = 4
-    """Most steps of tables that each worker draws ahead."""
+    """Largest number of steps whose tables each worker draws ahead."""
     # 64 tables of 1,024 rows are 14 MB, of up to 60,000 rows about 100 MB.
     prefetch_gib: float = 2.0
-    """Most memory in GiB for tables drawn ahead, for each training process; inf sets no limit."""
+    """Largest amount of memory in GiB for tables drawn ahead, for each training process; inf sets no limit."""
 
     def problems(self) -> list[str]:
         problems = at_least(0, num_workers=self.num_workers) + at_least(1, prefetch=self.prefetch)
@@ -172,7 +172,8 @@ class ResumeConfig:
     """What may change when a run is continued."""
 
     allow_changes: bool = False
-    """Continue even if the model, the seed, the prior or a stage that has begun was changed."""
+    """Continue even if the seed, the prior, the kind of optimizer, a stage that has begun, or a setting of the model to
+    which its weights still fit (dropout, checkpoint_rows, col_attention_fp32, scaling_bound) was changed."""
 
 
 @dataclass
@@ -206,7 +207,7 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Which checkpoints are saved and kept."""
     guard: GuardConfig = field(default_factory=GuardConfig)
-    """When a run has failed."""
+    """When a run counts as failed, and what happens then."""
     averages: AveragesConfig = field(default_factory=AveragesConfig)
     """Averages of the weights."""
     validation: ValidationConfig = field(default_factory=ValidationConfig)
@@ -214,7 +215,7 @@ class RunConfig:
     wandb: WandbConfig = field(default_factory=WandbConfig)
     """Weights and Biases."""
     profile: ProfileConfig = field(default_factory=ProfileConfig)
-    """A trace of some steps."""
+    """A trace of a few steps."""
     resume: ResumeConfig = field(default_factory=ResumeConfig)
     """What may change when a run is continued."""
 

@@ -37,7 +37,7 @@ class StageConfig:
     group_size: int = 4
     """Consecutive tables of a step that have the same rows, split and number of features."""
     micro_batch_rows: int = 26_000
-    """Most rows of one forward pass, over its tables; a single table always fits."""
+    """Largest number of rows in one forward pass, over all its tables; a single table may have more."""
     learning_rate: float = 8e-4
     """Peak learning rate."""
     schedule: str = "cosine"
@@ -45,7 +45,7 @@ class StageConfig:
     warmup: float = 0.01
     """Share of the stage's steps, 0..1, over which the learning rate rises linearly to its peak."""
     decay: float = 0.2
-    """Share of the stage's steps, 0..1, over which schedule=wsd falls."""
+    """Share of the stage's steps, 0..1, over which the learning rate falls with schedule=wsd."""
     final_learning_rate: float = 1e-7
     """Learning rate at the end of the stage."""
     clip: float = 10.0

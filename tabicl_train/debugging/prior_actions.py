@@ -55,7 +55,7 @@ def gallery(config: RunConfig, args: Any) -> None:
 def show(config: RunConfig, args: Any) -> None:
     """Print the plan and the first rows of the table at an address."""
     if not 0 <= args.step < config.total_steps:
-        raise ConfigError([f"step is {args.step}; the run has the steps 0..{config.total_steps - 1}"])
+        raise ConfigError([f"step is {args.step}; the run has steps 0..{config.total_steps - 1}"])
     plan = plan_step(config.curriculum, config.model, config.seed, args.step)
     batch = next((b for b in plan.micro_batches if args.table in b.tables), None)
     if batch is None:
@@ -105,7 +105,7 @@ def dump(config: RunConfig, args: Any) -> None:
         raise ConfigError(["output is missing; it is the folder to write the tables to"])
     problems = at_least(1, steps=args.steps, processes=args.processes)
     if not 0 <= args.first_step < config.total_steps:
-        problems.append(f"first_step is {args.first_step}; the run has the steps 0..{config.total_steps - 1}")
+        problems.append(f"first_step is {args.first_step}; the run has steps 0..{config.total_steps - 1}")
     if args.first_step % SHARD_SIZE:
         problems.append(f"first_step is {args.first_step}; it must be a multiple of {SHARD_SIZE}, the steps of a file")
     if args.steps % SHARD_SIZE and args.first_step + args.steps < config.total_steps:

@@ -15,7 +15,7 @@ COLUMNS = ("stage", "steps", "tables", "rows", "cells", "FLOPs", "memory")
 
 def run_plan(config: RunConfig) -> list[str]:
     """Lines: the model's parameters, and for every stage its steps, tables, rows, expected cells and FLOPs, and the
-    estimated peak memory of a training process, without the tables that its workers have ready."""
+    estimated peak memory of a training process, without the tables that its workers have drawn ahead."""
     with torch.device("meta"):
         parameters = sum(p.numel() for p in family_of(config.model)(config.model).parameters())
     lines = [f"model     {parameters:,} parameters"]
@@ -29,7 +29,8 @@ def run_plan(config: RunConfig) -> list[str]:
             f"{peak / 1e9:>7.2f} GB"
         )
     ready = config.stream.prefetch_gib * 2**30 / 1e9
-    lines.append(f"          {config.total_steps:,} steps in this run; tables ready: at most {ready:.1f} GB a process")
+    ahead = f"tables drawn ahead: at most {ready:.1f} GB per process"
+    lines.append(f"          {config.total_steps:,} steps in this run; {ahead}")
     return lines
 
 

@@ -23,7 +23,8 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir.changes import up_to_date
 
 FORMAT_VERSION = 1
-"""Raised when checkpoints are written that earlier versions of the program could not use. A file without it is 1."""
+"""Increased when earlier versions of the program could not use the checkpoints that are written now. A file without
+this entry has version 1."""
 
 
 class DamagedCheckpoint(Exception):
@@ -71,7 +72,7 @@ def verify(path: Path) -> None:
 
 @contextlib.contextmanager
 def damage(path: Path) -> Iterator[None]:
-    """Within it, the many kinds of errors that zipfile and torch raise for a damaged file become DamagedCheckpoint."""
+    """Inside the context, the many errors that zipfile and torch raise for a damaged file become DamagedCheckpoint."""
     try:
         yield
     except (DamagedCheckpoint, MemoryError):
@@ -140,7 +141,7 @@ def sweep(folder: Path) -> None:
 def load(checkpoint: str) -> tuple[Path, dict]:
     """Path and content of a checkpoint: the file itself, or the newest intact one of a run directory.
 
-    Raises ConfigError that names the path if there is none, or it cannot be read.
+    Raises a ConfigError that names the path if there is no checkpoint, or if it cannot be read.
     """
     path = Path(checkpoint)
     if path.is_dir():

@@ -46,7 +46,7 @@ class RunLock:
         self.thread: threading.Thread | None = None
 
     def acquire(self) -> None:
-        """Raises ConfigError that names the owner if there is one."""
+        """Take the lock; raises a ConfigError that names the owner if another process holds it."""
         with exclusive(self.path.parent):
             if (owner := read_owner(self.path)) is not None:
                 if is_alive(owner, self.path):
@@ -71,7 +71,7 @@ class RunLock:
             except OSError as error:
                 if error.errno not in FULL_DISK:
                     raise
-                tell(f"warning   {self.path} is empty ({error.strerror}): it holds, but does not name this process")
+                tell(f"warning   {self.path} is empty ({error.strerror}): the lock holds, but names no process")
             os.replace(temporary, self.path)
         except OSError:
             os.unlink(temporary)

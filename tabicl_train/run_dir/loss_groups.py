@@ -16,7 +16,7 @@ def bucket_name(bucket: int) -> str:
     return f"{2**bucket:,}..{2 ** (bucket + 1) - 1:,}"
 
 
-# By column of batches.csv: the group of a table, a number, and the name of a group.
+# By column of batches.csv: a function for the group of a table (a number), and one for the name of a group.
 GROUPS: dict[str, tuple[Callable[[int], int], Callable[[int], str]]] = {
     "rows": (bucket_of, bucket_name),
     "classes": (int, str),

@@ -21,7 +21,7 @@ def folder_problem(path: Path) -> str | None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:  # os.access cannot foresee a name that is too long, or a file system like /proc
-        return f"{path} cannot be made ({error.strerror})"
+        return f"{path} cannot be created ({error.strerror})"
     return None
 
 

@@ -45,7 +45,7 @@ def test_configuration_is_checked_without_importing_lightning():
         ("run_dir=file", "run_dir is 'file'; file is a file"),
         ("run_dir=file/run", "run_dir is 'file/run'; file is a file"),
         ("run_dir=closed/run", "run_dir is 'closed/run'; closed is not writable"),
-        (f"run_dir={'x' * 300}", "cannot be made (File name too long)"),
+        (f"run_dir={'x' * 300}", "cannot be created (File name too long)"),
         ("trainer.accelerator=cuda", "trainer.accelerator is 'cuda'; torch finds no GPU on this machine"),
     ],
 )
@@ -126,7 +126,7 @@ def test_wrong_arguments_end_with_all_problems_and_the_usage():
     assert result.stderr.splitlines() == [
         "error: 'runs' is not of the form key=value",
         "error: stp: no such setting; did you mean step?",
-        "error: step: Value 'x' of type 'str' could not be converted to Integer; full_key: step",
+        "error: step: Value 'x' of type 'str' could not be converted to Integer",
         "error: run_dir is missing",
         "usage: tabicl-replay run_dir=RUN_DIR step=N",
     ]

@@ -61,7 +61,7 @@ def test_bench_prints_one_line_per_row_count():
     ("arguments", "message"),
     [
         (["shw"], "there is no action 'shw'; there are describe, gallery, show, bench, dump"),
-        (["show", "step=20", "experiment=smoke"], "the run has the steps 0..19"),
+        (["show", "step=20", "experiment=smoke"], "the run has steps 0..19"),
         (["show", "table=8", "experiment=smoke"], "a step has the tables 0..7"),
         (["describe", "prior=nope"], "prior=nope: there is no such choice"),
         (["describe", "tables=many"], "tables"),
@@ -71,7 +71,7 @@ def test_bench_prints_one_line_per_row_count():
         (["gallery", "output=file/x.png", "prior=dummy"], "output is 'file/x.png'; file is a file"),
         (["dump", "output=file", "prior=dummy"], "output is 'file'; file is a file"),
         (["dump", "output=dump", "prior=dummy", "first_step=5"], "first_step is 5; it must be a multiple of 10"),
-        (["dump", "output=dump", "experiment=smoke", "first_step=20"], "the run has the steps 0..19"),
+        (["dump", "output=dump", "experiment=smoke", "first_step=20"], "the run has steps 0..19"),
         (["dump", "output=dump", "prior=dummy", "steps=0"], "steps is 0"),
         (["dump", "output=dump", "experiment=smoke", "steps=15"], "or reach the end of the run (20 steps)"),
     ],
