@@ -229,7 +229,7 @@ class RunConfig:
         try:
             build_prior(self)
         except priors.PriorError as error:
-            problems.append(f"prior: {error}")
+            problems.append(str(error) if str(error).startswith("prior ") else f"prior: {error}")
         else:
             if self.prior["name"] == "disk" and self.validation.every and self.validation.rows:
                 problems.append("validation.rows must be [] with prior=disk, which only has the tables of steps")
