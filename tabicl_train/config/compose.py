@@ -20,6 +20,7 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 import priors
 from tabicl_train.config.folders import CONFIG_DIR, installed_folders
@@ -206,5 +207,9 @@ def to_config(tree: DictConfig) -> RunConfig:
 
 
 def from_values(values: dict) -> RunConfig:
-    """The configuration that a checkpoint keeps as plain values."""
-    return to_config(OmegaConf.merge(OmegaConf.structured(RunConfig), values))
+    """The configuration that a checkpoint keeps as plain values; raises ConfigError if it does not fit the schema."""
+    try:
+        tree = OmegaConf.merge(OmegaConf.structured(RunConfig), values)
+    except OmegaConfBaseException as error:
+        raise ConfigError([first_lines(error)]) from None
+    return to_config(tree)
