@@ -32,7 +32,9 @@ def parse(options: type, arguments: list[str]) -> Any:
             try:
                 schema[key] = read_value(value)
             except OmegaConfBaseException as error:
-                problems.append(f"{key}: {first_lines(error)}")
+                is_null = read_value(value) is None
+                reason = f" is {value or 'empty'}; it needs a value" if is_null else f": {first_lines(error)}"
+                problems.append(key + reason)
     problems += [f"{key} is missing" for key in keys if OmegaConf.is_missing(schema, key) and key not in given]
     if problems:
         error = ConfigError(problems)
@@ -42,9 +44,14 @@ def parse(options: type, arguments: list[str]) -> Any:
 
 
 def read_value(text: str) -> Any:
-    """A value in YAML; what is no YAML, such as a path with an opening quote, is plain text."""
+    """A value in YAML, its numbers as text: the options have types, and a folder may be called 2024_10.
+
+    What is no YAML, such as a path with an opening quote, is plain text.
+    """
+    if text in ("", "null"):
+        return None
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, yaml.BaseLoader)
     except yaml.YAMLError:
         return text
 

@@ -129,13 +129,21 @@ def prepare(overrides: list[str]) -> list[str]:
     return add_stages([quote(text) for text in overrides])
 
 
+NAMES = ("name", "run_dir", "init_weights", "prior.folder")  # settings that are text, whatever they look like
+NUMBER = r"[-+]?[\d._]+(e[-+]?\d+)?"
+
+
 def quote(override: str) -> str:
     """KEY=VALUE with quotes around a value that Hydra's grammar cannot read, such as run_dir=runs/it's(1).
 
+    Also around a name that looks like a number: run_dir=2024_10 would become the folder 202410.
     Values with commas, brackets at the start or backslashes stay as they are, as they may be meant as more than text.
     """
     key, equals, value = override.partition("=")
-    if not equals or is_readable(override) or "," in value or "\\" in value or value.startswith(("[", "{", "'", '"')):
+    is_name = key in NAMES and re.fullmatch(NUMBER, value)
+    if not equals or (is_readable(override) and not is_name):
+        return override
+    if "," in value or "\\" in value or value.startswith(("[", "{", "'", '"')):
         return override
     quoted = f"{key}='" + value.replace("'", "\\'") + "'"
     return quoted if is_readable(quoted) else override
