@@ -23,7 +23,7 @@ from tabicl_train.config.schema import RunConfig
 from tabicl_train.console import is_first, is_first_here
 from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.processes.signals import die_with_launcher, watch_signals
-from tabicl_train.run_dir.outputs import check_output, make_folder
+from tabicl_train.run_dir.outputs import make_folder
 
 # Exit codes. 0: the command has done its work; 1: an error; 128 + N: a second stop signal N ended it at once.
 EXIT_CONFIG = 2  # the configuration is wrong
@@ -168,11 +168,10 @@ def report() -> None:
         require_matplotlib()
         from tabicl_train.report.page import write_report
 
+        if not args.run_dir:
+            raise ConfigError(["run_dir is empty; name at least one run"])
         folders = [Path(str(name)) for name in (args.run_dir if isinstance(args.run_dir, list) else [args.run_dir])]
-        if not folders:
-            raise ConfigError(["run_dir is []; name at least one run"])
         output = Path(args.output or folders[0] / "report.html")
-        check_output(output)
         write_report(folders, output)
         print(output)
 
@@ -187,6 +186,8 @@ def prior() -> None:
 
         own = {f.name for f in fields(PriorOptions)}
         args = parse(PriorOptions, [text for text in rest if text.partition("=")[0] in own])
+        if problems := args.problems():
+            raise ConfigError(problems)
         config = compose([text for text in rest if text.partition("=")[0] not in own], also=own)
         from tabicl_train.debugging.prior_actions import ACTIONS
 

@@ -44,6 +44,7 @@ def write_shard(
 
     scratch: a folder on the same file system
     head: metadata of the prior and the seed
+    Raises PriorError if the disk is full or fails.
     """
     versions = {name: version(name) for name in ("torch", "numpy", "tabicl-train")}
     metadata = {
@@ -62,11 +63,14 @@ def write_shard(
         metadata[name] = json.dumps(record)
         tensors |= {f"{name}.X": np.ascontiguousarray(X), f"{name}.y": y, f"{name}.plan": plan}
     unfinished = scratch / path.name
-    save_file(tensors, unfinished, metadata)
-    unfinished.chmod(path.parent.stat().st_mode & 0o666)  # safetensors lets only the owner read
-    with open(unfinished, "rb+") as file:
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)
+    try:
+        save_file(tensors, unfinished, metadata)
+        unfinished.chmod(path.parent.stat().st_mode & 0o666)  # safetensors lets only the owner read
+        with open(unfinished, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except (SafetensorError, OSError) as error:
+        raise PriorError(f"shard {path} cannot be written ({error}); complete shards stay there") from None
 
 
 def version(package: str) -> str:

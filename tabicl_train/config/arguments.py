@@ -31,7 +31,9 @@ def parse(options: type, arguments: list[str]) -> Any:
             try:
                 schema[key] = read_value(value)
             except OmegaConfBaseException as error:
-                problems.append(f"{key}: {str(error).splitlines()[0]}")  # the others are the key again
+                is_null = read_value(value) is None
+                reason = f" is {value or 'empty'}; it needs a value" if is_null else f": {str(error).splitlines()[0]}"
+                problems.append(key + reason)
     problems += [f"{key} is missing" for key in keys if OmegaConf.is_missing(schema, key) and key not in given]
     if problems:
         mistake = ConfigError(problems)
@@ -41,9 +43,14 @@ def parse(options: type, arguments: list[str]) -> Any:
 
 
 def read_value(text: str) -> Any:
-    """A value in YAML; what is no YAML, such as a path with an opening quote, is plain text."""
+    """A value in YAML, its numbers as text: the options have types, and a folder may be called 2024_10.
+
+    What is no YAML, such as a path with an opening quote, is plain text.
+    """
+    if text in ("", "null"):
+        return None
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, yaml.BaseLoader)
     except yaml.YAMLError:
         return text
 

@@ -21,6 +21,7 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 import priors
 from tabicl_train.config.folders import CONFIG_DIR, installed_folders
@@ -129,13 +130,21 @@ def prepare(overrides: list[str]) -> list[str]:
     return add_stages([quote(text) for text in overrides])
 
 
+NAMES = ("name", "run_dir", "init_weights", "prior.folder")  # settings that are text, whatever they look like
+NUMBER = r"[-+]?[\d._]+(e[-+]?\d+)?"
+
+
 def quote(override: str) -> str:
     """KEY=VALUE with quotes around a value that Hydra's grammar cannot read, such as run_dir=runs/it's(1).
 
+    Also around a name that looks like a number: run_dir=2024_10 would become the folder 202410.
     Values with commas, brackets at the start or backslashes stay as they are, as they may be meant as more than text.
     """
     key, equals, value = override.partition("=")
-    if not equals or is_readable(override) or "," in value or "\\" in value or value.startswith(("[", "{", "'", '"')):
+    is_name = key in NAMES and re.fullmatch(NUMBER, value)
+    if not equals or (is_readable(override) and not is_name):
+        return override
+    if "," in value or "\\" in value or value.startswith(("[", "{", "'", '"')):
         return override
     quoted = f"{key}='" + value.replace("'", "\\'") + "'"
     return quoted if is_readable(quoted) else override
@@ -207,7 +216,10 @@ def to_config(tree: DictConfig) -> RunConfig:
 
 
 def from_values(values: dict) -> RunConfig:
-    """The configuration that a checkpoint keeps as plain values."""
-    tree = OmegaConf.merge(OmegaConf.structured(RunConfig), values)
+    """The configuration that a checkpoint keeps as plain values; raises ConfigError if it does not fit the schema."""
+    try:
+        tree = OmegaConf.merge(OmegaConf.structured(RunConfig), values)
+    except OmegaConfBaseException as error:
+        raise ConfigError([first_lines(error)]) from None
     assert isinstance(tree, DictConfig)
     return to_config(tree)

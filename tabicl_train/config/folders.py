@@ -17,16 +17,33 @@ GROUP = "tabicl_train.configs"
 
 
 def installed_folders() -> dict[str, Path]:
-    """Folders of configuration files that installed packages register as entry points, by the entry points' names.
+    """Folders of configuration files that installed packages register as entry points, by `PACKAGE:ENTRY_POINT`.
 
     An entry point of the group `tabicl_train.configs` names a package whose folder has the layout of `configs/`:
 
         [project.entry-points."tabicl_train.configs"]
         mine = "my_package.configs"
 
-    Raises ConfigError for an entry point that names no folder.
+    Raises ConfigError for an entry point that names no folder, and for a file that two folders have, since Hydra would
+    silently take the first one.
     """
-    return {entry.name: folder_of(entry) for entry in entry_points(group=GROUP)}
+    folders = {f"{entry.dist.name}:{entry.name}": folder_of(entry) for entry in entry_points(group=GROUP)}
+    owners = dict.fromkeys(file_names(CONFIG_DIR), "tabicl-train itself")
+    problems = []
+    for name, folder in folders.items():
+        package = f"package {name.partition(':')[0]}"
+        for file in file_names(folder):
+            if file in owners:
+                problems.append(f"two configuration files are called {file}: of {package} and of {owners[file]}")
+            owners.setdefault(file, package)
+    if problems:
+        raise ConfigError(problems)
+    return folders
+
+
+def file_names(folder: Path) -> list[str]:
+    """The names of the configuration files in a folder, relative to it."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.yaml"))
 
 
 def folder_of(entry: EntryPoint) -> Path:

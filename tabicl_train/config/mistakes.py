@@ -188,6 +188,9 @@ def setting_keys(tree: DictConfig) -> list[str]:
 
 
 def wrong_value(override: Override, error: Exception) -> str:
+    if override.is_sweep_override():
+        key = override.key_or_group
+        return f"{override.input_line!r} has several values, which needs -m; plain text needs quotes: \"{key}='...'\""
     cause = error.__cause__ or error
     return f"{override.key_or_group}: {str(cause).splitlines()[0]}"
 

@@ -7,6 +7,9 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from priors.table import MIN_ROWS
+from tabicl_train.config.checks import at_least, ordered_pair
+
 
 @dataclass
 class ExportOptions:
@@ -116,3 +119,10 @@ class PriorOptions:
     """bench: rounds to take the median of."""
     peer: str | None = None
     """bench: tabicl measures the released generator in alternation (needs the extra "test")."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, one line each."""
+        problems = at_least(1, steps=self.steps, processes=self.processes, rounds=self.rounds)
+        problems += at_least(1, tables=self.tables) if self.tables is not None else []
+        problems += [problem for rows in self.rows for problem in at_least(MIN_ROWS, rows=rows)]
+        return problems + ordered_pair("features", self.features, 1)

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 
 from priors.table import MIN_ROWS
 from tabicl_train.config.checks import at_least, one_of, ordered_pair
+from tabicl_train.model.config import PARTS
 
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
 
 ROW_DISTRIBUTIONS = ("uniform", "log_uniform")
-
-PARTS = ("column", "row", "icl")  # parts of the network, as a stage can freeze them
 
 
 @dataclass
@@ -75,7 +74,7 @@ class StageConfig:
         if not 0 <= self.small_share <= 1:
             problems.append(f"small_share is {self.small_share}; it must lie in 0..1")
         for part in self.frozen:
-            problems += one_of("frozen", part, PARTS)
+            problems += one_of("frozen", part, tuple(PARTS))
         if set(self.frozen) == set(PARTS):
             problems.append("frozen names every part; nothing would be trained")
         if self.checkpoint_rows is not None:

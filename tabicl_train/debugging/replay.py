@@ -9,14 +9,16 @@ from pathlib import Path
 import lightning as L
 import torch
 
+from priors.random import STREAM_VERSION
 from tabicl_train.callbacks.checkpoints import to_host
 from tabicl_train.config.compose import from_values
-from tabicl_train.config.schema import RunConfig, build_prior
+from tabicl_train.config.schema import CurriculumConfig, RunConfig, StageConfig, build_prior, flatten
 from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.errors import ConfigError
 from tabicl_train.gradients import Gradients
 from tabicl_train.module import Pretraining
 from tabicl_train.run_dir import checkpoint
+from tabicl_train.run_dir.changes import STREAM
 from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem, TableBatch, draw_table
 from tabicl_train.train import run_steps
@@ -28,7 +30,7 @@ def replay(run_dir: str, step: int) -> None:
     """Train in memory from the newest checkpoint before the step, and print loss and gradient norm of all its tables.
 
     It uses one process; for a run of several processes, the weights are equal up to the order of sums. Raises
-    ConfigError if the folder holds no checkpoint or the run has no such step.
+    ConfigError if the folder holds no checkpoint, if the run has no such step, or if this version cannot repeat it.
     """
     folder = Path(run_dir) / "checkpoints"
     newest = checkpoint.newest_valid(folder)
@@ -36,11 +38,29 @@ def replay(run_dir: str, step: int) -> None:
         raise ConfigError([f"run_dir is {run_dir!r}; there is no checkpoint in it"])
     rewinds = [(good, at) for good, at in rewinds_of(Path(run_dir), newest[1]) if at <= step]
     start, first = newest_before(folder, step, rewinds)
-    config = from_values(replay_values((start or newest)[1]["config"], start is not None))
+    path, content = start or newest
+    if problems := version_problems(content):
+        raise ConfigError([f"{path} cannot be replayed: {problem}" for problem in problems])
+    config = from_values(replay_values(content["config"], start is not None))
     if not 0 <= step < config.total_steps:
         raise ConfigError([f"step is {step}; the run has steps 0..{config.total_steps - 1}"])
     ahead = [(good, at) for good, at in rewinds if at > first]
     run_steps(config, start, step + 1, Dissection(config, step, ahead))
+
+
+def version_problems(content: dict) -> list[str]:
+    """Why this version of the program cannot repeat the steps of a checkpoint's run."""
+    values = content["config"]
+    stages = {name: StageConfig() for name in values["curriculum"]["stages"]}
+    known = flatten(dataclasses.asdict(RunConfig(curriculum=CurriculumConfig(stages))))
+    problems = [
+        f"{key} was {value}; there is no such setting now"
+        for key, value in flatten(values).items()
+        if key not in known and not key.startswith("prior.")  # which checks its options by itself
+    ]
+    if (version := content["run"].get("stream_version", 1)) != STREAM_VERSION:
+        problems.append(f"{STREAM} was {version}, is {STREAM_VERSION}; its tables would be others")
+    return problems
 
 
 def replay_values(values: dict, from_checkpoint: bool) -> dict:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tabicl_train.model.column import ColumnEmbedding
-from tabicl_train.model.config import TabICLConfig
+from tabicl_train.model.config import PARTS, TabICLConfig
 from tabicl_train.model.cost import forward_flops, kept_values
 from tabicl_train.model.family import Network
 from tabicl_train.model.icl import InContextLearner
@@ -25,7 +25,7 @@ class TabICL(Network):
     Raises ValueError with every problem of the configuration.
     """
 
-    parts = {"column": "col_embedder", "row": "row_interactor", "icl": "icl_predictor"}
+    parts = PARTS
     forward_flops = staticmethod(forward_flops)
     kept_values = staticmethod(kept_values)
     to_public = staticmethod(to_public)

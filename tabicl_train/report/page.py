@@ -18,20 +18,21 @@ from matplotlib.figure import Figure
 from tabicl_train.errors import ConfigError
 from tabicl_train.report.read_run import Run, holds_run, read_run
 from tabicl_train.report.sections import sections
+from tabicl_train.run_dir.outputs import check_output
 
 TEMPLATE = "page.html.j2"
 
 
 def write_report(folders: list[Path], output: Path) -> None:
-    """Write the page of some runs; raises ConfigError for a folder that holds none."""
+    """Write the page of some runs; raises ConfigError for a folder that holds none, and if it cannot be written."""
     problems = [f"run_dir is '{folder}'; there is no run in it" for folder in folders if not holds_run(folder)]
     if problems:
         raise ConfigError(problems)
+    check_output(output)
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
         parent = os.path.commonpath([folder.resolve() for folder in folders])
         names = [str(folder.resolve().relative_to(parent)) for folder in folders]  # full paths would fill the legends
-    output.parent.mkdir(parents=True, exist_ok=True)
     runs = [read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
     output.write_text(render(runs), encoding="utf-8")
 

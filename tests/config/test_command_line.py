@@ -10,6 +10,7 @@ import torch
 from command_line import command, exit_code
 from problems import problems
 
+from tabicl_train.config.compose import compose
 from tabicl_train.errors import ConfigError, is_installed, require_matplotlib
 from tabicl_train.run_dir.provenance import describe_origin
 
@@ -135,6 +136,27 @@ def test_wrong_arguments_end_with_all_problems_and_the_usage():
 def test_values_of_commands_are_yaml_or_plain_text():
     result = command("export", "checkpoint='no such", "output=x.ckpt")
     assert result.returncode == 2 and "'no such" in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("value", ["2024_10", "007", "1e3", "2024-10-05", "on"])
+def test_a_folder_may_look_like_a_number(value, monkeypatch, capfd):
+    assert exit_code(monkeypatch, "export", f"checkpoint={value}", "output=x.ckpt") == 2
+    assert f"checkpoint is '{value}'; there is no such file" in capfd.readouterr().err
+    assert compose(["experiment=smoke", f"run_dir={value}"]).run_dir == value
+
+
+@pytest.mark.parametrize("value", ["", "null"])
+def test_a_value_that_is_needed(value, monkeypatch, capfd):
+    assert exit_code(monkeypatch, "export", f"checkpoint={value}", "output=x.ckpt") == 2
+    assert capfd.readouterr().err.startswith(f"error: checkpoint is {value or 'empty'}; it needs a value\n")
+
+
+@pytest.mark.parametrize("value", ["nowhere", "[]", "", "[nowhere,file]"])
+def test_a_report_of_no_run_leaves_nothing(value, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert exit_code(monkeypatch, "report", f"run_dir={value}") == 2
+    assert capfd.readouterr().err.startswith("error: run_dir is ")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.multi_process

@@ -105,3 +105,8 @@ def test_a_wrong_choice_brings_no_false_problems():
 def test_text_that_cannot_be_quoted_for_the_user_gets_a_hint():
     (problem,) = problems("experiment=smoke", "run_dir=runs/(a,b")
     assert problem.endswith("cannot be read; if the value is plain text, put it in quotes: \"run_dir='...'\"")
+
+
+def test_several_values_of_a_setting_get_a_hint():
+    (problem,) = problems("experiment=smoke", "run_dir=a,b")
+    assert problem == "'run_dir=a,b' has several values, which needs -m; plain text needs quotes: \"run_dir='...'\""

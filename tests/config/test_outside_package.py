@@ -100,3 +100,17 @@ def test_two_packages_with_one_name_for_their_priors_are_named(tmp_path, monkeyp
     (problem,) = problems("experiment=smoke")
     assert problem.startswith("two priors are called 'sums': of package ")
     assert "package one" in problem and "package two" in problem
+
+
+def test_configuration_files_with_the_same_name_are_named(tmp_path, monkeypatch):
+    for package in ("one", "two"):
+        install(tmp_path, package, configs=f"own = {package}.configs")
+        (tmp_path / package / "configs/model").mkdir(parents=True)
+        (tmp_path / package / "__init__.py").touch()
+        (tmp_path / package / "configs/model/big.yaml").write_text("embed_dim: 256\n")
+    (tmp_path / "one/configs/model/small.yaml").write_text("embed_dim: 8\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    own, both = sorted(problems("experiment=smoke"), key=len, reverse=True)
+    assert own == "two configuration files are called model/small.yaml: of package one and of tabicl-train itself"
+    assert both.startswith("two configuration files are called model/big.yaml: of package ")
+    assert "package one" in both and "package two" in both

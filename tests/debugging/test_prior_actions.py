@@ -65,6 +65,10 @@ def test_bench_prints_one_line_per_row_count():
         (["show", "table=8", "experiment=smoke"], "a step has the tables 0..7"),
         (["describe", "prior=nope"], "prior=nope: there is no such choice"),
         (["describe", "tables=many"], "tables"),
+        (["describe", "tables=0", "prior=dummy"], "tables is 0; it must be at least 1"),
+        (["bench", "rounds=0", "prior=dummy"], "rounds is 0; it must be at least 1"),
+        (["bench", "rows=[0]", "prior=dummy"], "rows is 0; it must be at least"),
+        (["bench", "features=[5]", "prior=dummy"], "features is [5]; it must be"),
         (["bench", "peer=other", "prior=dummy"], "peer is 'other'"),
         (["describe", "tabls=2", "prior=dummy"], "tabls: no such setting; did you mean tables?"),
         (["gallery", "output=folder", "prior=dummy"], "output is 'folder'; it is a folder, not a file"),
@@ -132,6 +136,7 @@ def test_machines_share_a_dump_and_a_run_needs_all_of_it(tmp_path, monkeypatch, 
 
 def test_reports_that_cannot_be_written(tmp_path, monkeypatch, capfd):
     (tmp_path / "file").touch()
+    (tmp_path / "metrics.csv").touch()
     for output, words in (("", "it is a folder, not a file"), ("file/report.html", "is a file")):
         assert exit_code(monkeypatch, "report", f"run_dir={tmp_path}", f"output={tmp_path / output}") == 2
         assert words in capfd.readouterr().err

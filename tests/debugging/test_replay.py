@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 from runs import last, metrics
 from short_runs import REWIND, STAGES, Ruin, run
 
@@ -62,3 +63,26 @@ def test_a_replay_needs_neither_devices_nor_files_that_it_does_not_use():
     assert config.init_weights is None and config.trainer.accelerator == "auto" and config.trainer.devices is None
     with pytest.raises(ConfigError, match=r"init_weights is 'gone\.ckpt'"):  # from step 0 it needs them
         from_values(replay_values(values, from_checkpoint=False))
+
+
+@pytest.mark.parametrize(
+    ("setting", "version", "words"),
+    [
+        (
+            "patience",
+            1,
+            r"04\.ckpt cannot be replayed: trainer\.patience was 7; there is no such setting now",
+        ),
+        ("max_hours", 2, r"cannot be replayed: the version of the table stream was 2, is 1; its tables would be other"),
+        ("cpu_threads", 1, r"'many' .*trainer\.cpu_threads"),
+    ],
+)
+def test_a_run_of_another_version_is_refused(setting, version, words, tmp_path):
+    config = dataclasses.asdict(compose(["experiment=smoke"]))
+    config["trainer"][setting] = "many" if setting == "cpu_threads" else 7
+    content = {"global_step": 4, "config": config, "run": {"stream_version": version}, "callbacks": {"Guard": {}}}
+    (tmp_path / "checkpoints").mkdir()
+    torch.save(content, tmp_path / "checkpoints/step-00000004.ckpt")
+    with pytest.raises(ConfigError, match=words) as error:
+        replay(str(tmp_path), 5)
+    assert len(error.value.problems) == 1

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import resource
 import signal
 from collections import Counter
 from dataclasses import dataclass
@@ -102,6 +103,19 @@ def test_two_dumps_at_once_may_write_the_same_shard(tmp_path, monkeypatch):
     assert dump(PRIOR, requests(0, 4), tmp_path, shard_size=4) == {"written": 1}
     assert len(set(renamed)) == 2 and names(tmp_path) == ["steps-00000000.safetensors"]
     assert_serves(tmp_path, requests(0, 4))
+
+
+def test_a_full_disk_is_one_error_and_leaves_whole_shards_only(folder):
+    (folder / "steps-00000004.safetensors").unlink()
+    before = stamps(folder)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))  # the limit of a file, since a disk cannot be filled
+    try:
+        with pytest.raises(PriorError, match=r"steps-00000004\.safetensors cannot be written \(.*too large"):
+            dump(PRIOR, requests(0, 10), folder, shard_size=4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert stamps(folder) == before
 
 
 @dataclass
