@@ -6,6 +6,7 @@ import importlib.util
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
+from priors import package_of
 from tabicl_train.errors import ConfigError
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -17,7 +18,7 @@ GROUP = "tabicl_train.configs"
 
 
 def installed_folders() -> dict[str, Path]:
-    """Folders of configuration files that installed packages register as entry points, by `PACKAGE:ENTRY_POINT`.
+    """Folders of configuration files that installed packages register as entry points, by `package NAME:ENTRY_POINT`.
 
     An entry point of the group `tabicl_train.configs` names a package whose folder has the layout of `configs/`:
 
@@ -27,11 +28,12 @@ def installed_folders() -> dict[str, Path]:
     Raises ConfigError for an entry point that names no folder, and for a file that two folders have, since Hydra would
     silently take the first one.
     """
-    folders = {f"{entry.dist.name}:{entry.name}": folder_of(entry) for entry in entry_points(group=GROUP)}
+    folders: dict[str, Path] = {}
     owners = dict.fromkeys(file_names(CONFIG_DIR), "tabicl-train itself")
     problems = []
-    for name, folder in folders.items():
-        package = f"package {name.partition(':')[0]}"
+    for entry in entry_points(group=GROUP):
+        package = package_of(entry)
+        folders[f"{package}:{entry.name}"] = folder = folder_of(entry)
         for file in file_names(folder):
             if file in owners:
                 problems.append(f"two configuration files are called {file}: of {package} and of {owners[file]}")
@@ -53,7 +55,6 @@ def folder_of(entry: EntryPoint) -> Path:
     except Exception as error:  # find_spec imports the parent package, which may fail in any way
         spec, reason = None, f"{type(error).__name__}: {error}"
     if spec is None or not spec.submodule_search_locations:
-        assert entry.dist is not None  # entry_points() sets it
-        raise ConfigError([f"package {entry.dist.name}: the entry point {entry.name} = {entry.value!r} of the group "
+        raise ConfigError([f"{package_of(entry)}: the entry point {entry.name} = {entry.value!r} of the group "
                            f"{GROUP} names no folder of configuration files ({reason})"])  # fmt: skip
     return Path(next(iter(spec.submodule_search_locations)))

@@ -249,7 +249,7 @@ def test_an_error_of_the_program_surfaces_at_the_next_save(tmp_path, monkeypatch
     files = CheckpointFiles(CheckpointConfig())
     monkeypatch.setattr(checkpoints, "to_host", lambda value: value)  # a lambda does not survive the copy either
     files.save_checkpoint({"global_step": lambda: None}, tmp_path / "step-00000001.ckpt")
-    with pytest.raises(Exception, match="pickle|local object"):
+    with pytest.raises(Exception, match=r"pickle|local object"):
         files.save_checkpoint(content(2), tmp_path / "step-00000002.ckpt")
     assert not list(tmp_path.iterdir())
 
