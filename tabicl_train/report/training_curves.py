@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from tabicl_train.config.schema import SYNTHETIC
 
@@ -32,8 +32,10 @@ def draw_training(metrics: Runs, batches: Runs, validation: Runs) -> Figure:
         draw_curves(panels[column], metrics, column, smooth=column != "lr")
         label_steps(panels[column], title)
     panels["grad_norm"].set_yscale("log")
-    panels["grad_norm"].yaxis.set_major_formatter("{x:g}")
-    panels["grad_norm"].yaxis.set_minor_formatter("{x:g}")
+    ticks = panels["grad_norm"].yaxis
+    ticks.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ticks.set_major_formatter("{x:g}")
+    ticks.set_minor_formatter("")  # labels at every multiple would overlap
     if ratios:
         draw_ratios(panels["ratio"], list(metrics), ratios, points)
     return figure
