@@ -8,6 +8,7 @@ from pathlib import Path
 
 import lightning as L
 import torch
+import yaml
 
 from priors.random import STREAM_VERSION
 from tabicl_train.callbacks.checkpoints import to_host
@@ -18,7 +19,7 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.gradients import Gradients
 from tabicl_train.module import Pretraining
 from tabicl_train.run_dir import checkpoint
-from tabicl_train.run_dir.changes import STREAM
+from tabicl_train.run_dir.changes import STREAM, up_to_date
 from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem, TableBatch, draw_table
 from tabicl_train.train import run_steps
@@ -30,12 +31,10 @@ def replay(run_dir: str, step: int) -> None:
     """Train in memory from the newest checkpoint before the step, and print loss and gradient norm of all its tables.
 
     It uses one process; for a run of several processes, the weights are equal up to the order of sums. Raises
-    ConfigError if the folder holds no checkpoint, if the run has no such step, or if this version cannot repeat it.
+    ConfigError if the folder holds no run, if the run has no such step, or if this version cannot repeat it.
     """
     folder = Path(run_dir) / "checkpoints"
-    newest = checkpoint.newest_valid(folder)
-    if newest is None:
-        raise ConfigError([f"run_dir is {run_dir!r}; there is no checkpoint in it"])
+    newest = checkpoint.newest_valid(folder) or without_checkpoint(Path(run_dir))
     rewinds = [(good, at) for good, at in rewinds_of(Path(run_dir), newest[1]) if at <= step]
     start, first = newest_before(folder, step, rewinds)
     path, content = start or newest
@@ -46,6 +45,15 @@ def replay(run_dir: str, step: int) -> None:
         raise ConfigError([f"step is {step}; the run has steps 0..{config.total_steps - 1}"])
     ahead = [(good, at) for good, at in rewinds if at > first]
     run_steps(config, start, step + 1, Dissection(config, step, ahead))
+
+
+def without_checkpoint(run_dir: Path) -> tuple[Path, dict]:
+    """What a checkpoint would say of a run that ended before its first one."""
+    path = run_dir / "config.yaml"
+    if not path.is_file():
+        raise ConfigError([f"run_dir is {str(run_dir)!r}; there is no run in it"])
+    values = up_to_date(yaml.safe_load(path.read_text()))
+    return path, {"config": values, "run": {"stream_version": STREAM_VERSION}, "callbacks": {"Guard": {}}}
 
 
 def version_problems(content: dict) -> list[str]:

@@ -1,4 +1,5 @@
 import math
+import shutil
 
 import pytest
 import torch
@@ -85,7 +86,11 @@ def test_a_replay_uses_the_weights_that_the_run_had(tmp_path, capsys, monkeypatc
         assert sum(float(line[5]) for line in tables) / 8 == pytest.approx(float(row["loss"]), rel=1e-4)
     with pytest.raises(ConfigError, match=r"the run has steps 0\.\.15"):
         replay(str(tmp_path / "run"), 16)
-    with pytest.raises(ConfigError, match="there is no checkpoint in it"):
+    shutil.rmtree(tmp_path / "run/checkpoints")  # as after a run that ended before its first checkpoint
+    replay(str(tmp_path / "run"), 2)
+    row = metrics(tmp_path / "run")[2]
+    assert f"all tables: loss {float(row['loss']):.6g}" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="there is no run in it"):
         replay(str(tmp_path / "nowhere"), 1)
 
 
