@@ -25,15 +25,6 @@ from tabicl_train.run_dir.records import Records
 
 pytestmark = pytest.mark.slow
 
-SETTINGS = [
-    "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=8", "checkpoint.every=2",
-    "trainer.accelerator=cpu", "model.dropout=0.1", "averages.ema=0.9",
-]  # fmt: skip
-VALIDATED = [
-    "validation.every=2", "validation.rows=[40,60]", "validation.tables=6", "validation.features=[2,4]",
-    "validation.real_rows=60",
-]  # fmt: skip
-
 
 @contextlib.contextmanager
 def ranks(tmp_path: Path, timeout: float):
@@ -41,7 +32,7 @@ def ranks(tmp_path: Path, timeout: float):
     host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     launches = [Launch("torchrun", rank, 3, rank, 3, "127.0.0.1", host.port) for rank in range(3)]
     members = [Processes(each, dist.PrefixStore("run", host.clone()), timeout, tmp_path / "log") for each in launches]
-    config = compose([*SETTINGS, *VALIDATED])
+    config = compose(["experiment=smoke", "validation.every=2", "averages.ema=0.9"])
     try:
         with ThreadPoolExecutor(3) as threads:
             list(threads.map(lambda processes: meet(processes, Stop()), members))
