@@ -26,6 +26,15 @@ PARENT = "TABICL_TRAIN_PARENT"  # environment variable: number of the process th
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 
 
+def end_now(code: int) -> None:
+    """End this process and its workers immediately, whatever the main thread is doing."""
+    for worker in multiprocessing.active_children():
+        if worker.pid is not None:
+            with contextlib.suppress(OSError):
+                os.kill(worker.pid, signal.SIGKILL)  # the kill() of loky's processes raises AttributeError
+    os._exit(code)
+
+
 class Stop:
     """Whether the process was asked to stop; a second signal ends it at once."""
 
@@ -47,9 +56,7 @@ class Stop:
             reaction = f"no longer waiting for {self.waiting}" if self.waiting else stopping
             say(f"stop      {signal.Signals(number).name}: {reaction}")
         elif now - self.first >= SAME:
-            for worker in multiprocessing.active_children():
-                worker.kill()
-            os._exit(128 + number)
+            end_now(128 + number)
 
     def listen(self, wakeups: int) -> None:
         with contextlib.suppress(OSError):  # closed at the end

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import queue
 import re
@@ -26,6 +25,7 @@ import torch.distributed as dist
 
 from tabicl_train.console import say
 from tabicl_train.processes.launch import Launch, describe_exit
+from tabicl_train.processes.signals import end_now
 from tabicl_train.run_dir.liveness import is_running, machine, process_start
 
 BEAT = 1.0  # seconds between two heartbeats
@@ -225,10 +225,3 @@ class Watch:
         if rank == AGENT:
             return f"torchrun at {self.launch.address}:{self.launch.port}"
         return f"rank {rank} on {self.members[rank].host}" if self.members else f"rank {rank}"
-
-
-def end_now(code: int) -> None:
-    """End this process and its workers at once, whatever the main thread is doing."""
-    for worker in multiprocessing.active_children():
-        worker.kill()
-    os._exit(code)

@@ -12,7 +12,8 @@ from tabicl_train.processes.signals import Stop, watch_signals
 
 def test_a_second_signal_ends_the_process_unless_it_is_the_same_one_passed_on(capsys):
     stop = Stop()
-    with mock.patch.object(os, "_exit", side_effect=SystemExit) as end:
+    children = mock.patch.object(signals.multiprocessing, "active_children", return_value=[])
+    with mock.patch.object(os, "_exit", side_effect=SystemExit) as end, children:
         stop.notice(signal.SIGTERM, 100.0)
         stop.notice(signal.SIGTERM, 100.9)  # torchrun passes on what the process group got
         assert stop.asked and not end.called
