@@ -5,14 +5,12 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from forked import exit_code, start, train
+from forked import exit_code, ranks, start, train
 from runs import assert_same_end, last, metrics, read, run
 from tqdm import tqdm
 
@@ -131,7 +129,7 @@ def test_another_model_or_seed_is_refused_in_the_same_run_directory(smoke_run):
 
 @pytest.mark.multi_process
 def test_four_kills_at_random_moments_change_no_bit(tmp_path):
-    settings = ["prior=dummy", "curriculum.stages.smoke.steps=60", "checkpoint.every=3"]
+    settings = ["prior=dummy", "curriculum.stages.smoke.steps=48", "checkpoint.every=3"]
     run(tmp_path / "whole", *settings)
     torn, generator = tmp_path / "torn", random.Random(0)
     for _ in range(4):
@@ -155,10 +153,9 @@ def count_rows(run_dir: Path) -> int:
 @pytest.mark.multi_process
 def test_two_processes_train_like_one(smoke_run, tmp_path):
     run_dir = tmp_path / "run"
-    command = [sys.executable, "-m", "tabicl_train", "experiment=smoke", f"run_dir={run_dir}"]
-    command += ["trainer.devices=2", "trainer.accelerator=cpu"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
+    settings = ["experiment=smoke", f"run_dir={run_dir}", "trainer.accelerator=cpu"]
+    with ranks(train, *settings, folder=tmp_path) as processes:
+        assert [exit_code(process) for process in processes] == [0, 0]
     alone, together = metrics(smoke_run), metrics(run_dir)
     assert len(together) == 20
     for a, b in zip(alone, together, strict=True):
@@ -169,36 +166,30 @@ def test_two_processes_train_like_one(smoke_run, tmp_path):
     assert float(together[0]["grad_norm"]) == pytest.approx(float(alone[0]["grad_norm"]), rel=1e-4)
 
 
-BROKEN = """
-import os, sys
-from priors.dummy import Dummy
-from tabicl_train.commands import train
+def train_and_fail_on_rank_1(*settings: str) -> None:
+    execute = Dummy.execute
 
-execute = Dummy.execute
+    def fail_on_rank_1(self, plan):
+        if os.environ["RANK"] == "1" and plan.address[1] == 5:
+            raise ZeroDivisionError("no such luck")
+        return execute(self, plan)
 
-def fail_on_rank_1(self, plan):
-    if os.environ["RANK"] == "1" and plan.address[1] == 5:
-        raise ZeroDivisionError("no such luck")
-    return execute(self, plan)
-
-Dummy.execute = fail_on_rank_1
-train()
-"""
+    Dummy.execute = fail_on_rank_1
+    train(*settings)
 
 
 @pytest.mark.multi_process
 def test_an_error_on_one_rank_ends_both_and_names_the_table(tmp_path):
-    (tmp_path / "broken.py").write_text(BROKEN)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     settings = ["experiment=smoke", "prior=dummy", f"run_dir={tmp_path}/run"]
-    result = subprocess.run([*launch, tmp_path / "broken.py", *settings], capture_output=True, text=True, timeout=300)
-    assert result.returncode == 1
+    with ranks(train_and_fail_on_rank_1, *settings, folder=tmp_path) as processes:
+        assert [exit_code(process) for process in processes] == [1, 1]
     failed = (
         r"error: rank 1 on \S+ failed: ZeroDivisionError: no such luck; while drawing table \d of step 5, seed 0: .*; "
         rf"the whole trace is in {tmp_path}/run/rank-1.log\n"
     )
-    assert re.search(failed, result.stderr), result.stderr
-    assert re.search(r"error: rank 1 on \S+ failed; rank 0 ends with it\n", result.stderr), result.stderr
+    first, second = ((tmp_path / f"stderr.{rank}").read_text() for rank in (0, 1))
+    assert re.search(failed, second), second
+    assert re.search(r"error: rank 1 on \S+ failed; rank 0 ends with it\n", first), first
     assert "in fail_on_rank_1" in (tmp_path / "run/rank-1.log").read_text()
 
 

@@ -4,6 +4,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from command_line import command
 
 from tabicl_train.config.schema import StageConfig
 from tabicl_train.model import TabICLConfig
@@ -51,8 +52,8 @@ for values, shape in json.loads(sys.argv[1]):
 
 @pytest.mark.multi_process
 def test_the_estimate_is_within_a_factor_of_the_resident_set():
-    command = [sys.executable, "-c", MEASURE, json.dumps(SHAPES)]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    arguments = [sys.executable, "-c", MEASURE, json.dumps(SHAPES)]
+    lines = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout.splitlines()
     for (values, shape), (parameters, measured) in zip(SHAPES, map(json.loads, lines), strict=True):
         estimated = peak_bytes(TabICLConfig(**values), parameters, *shape)
         assert measured / 1.5 < estimated < measured * 1.5, f"{shape}: {estimated / 1e6:.0f}, {measured / 1e6:.0f} MB"
@@ -72,10 +73,8 @@ def test_the_peak_of_a_stage_is_that_of_its_largest_micro_batch():
     assert forced < 0.8 * stage_peak(config, 10, stage, "fp32")
 
 
-@pytest.mark.multi_process
 def test_the_plan_of_a_run_is_printed_before_anything_starts(tmp_path):
-    command = [sys.executable, "-m", "tabicl_train", "curriculum=tabicl_v2", f"run_dir={tmp_path}/run", "--cfg", "job"]
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = command("train", "curriculum=tabicl_v2", f"run_dir={tmp_path}/run", "--cfg", "job")
     assert result.returncode == 0 and "embed_dim: 128" in result.stdout
     for words in (("27,552,258 parameters",), ("stage2", "40,000", "2,560,000", "400..10,240", "GB"), ("stage3",)):
         assert any(all(word in line for word in words) for line in result.stderr.splitlines())
