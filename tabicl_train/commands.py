@@ -121,7 +121,7 @@ def run(config: RunConfig, sweep: bool) -> None:
     """Train; exits with 1 and one line if the run fails, with 75 if it ends early."""
     from tabicl_train.callbacks.checkpoints import SaveFailed
     from tabicl_train.callbacks.guard import Diverged
-    from tabicl_train.processes.processes import ProcessLost
+    from tabicl_train.processes.watch import ProcessLost
     from tabicl_train.run_dir.lock import LostLock
     from tabicl_train.train import train as run_training
     from tabicl_train.workers import WorkerDied

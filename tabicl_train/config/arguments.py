@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from tabicl_train.config.documentation import class_doc, default_of, field_docs, value_text
 from tabicl_train.config.suggestions import unknown_key
+from tabicl_train.console import first_line
 from tabicl_train.errors import ConfigError
 
 
@@ -32,7 +33,7 @@ def parse(options: type, arguments: list[str]) -> Any:
                 schema[key] = read_value(value)
             except OmegaConfBaseException as error:
                 is_null = read_value(value) is None
-                reason = f" is {value or 'empty'}; it needs a value" if is_null else f": {str(error).splitlines()[0]}"
+                reason = f" is {value or 'empty'}; it needs a value" if is_null else f": {first_line(error)}"
                 problems.append(key + reason)
     problems += [f"{key} is missing" for key in keys if OmegaConf.is_missing(schema, key) and key not in given]
     if problems:

@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from tabicl_train.config.schema import RunConfig, StageConfig, flatten
 from tabicl_train.config.suggestions import first_lines, unknown_key
+from tabicl_train.console import first_line
 
 # What Hydra raises for a command line that it cannot compose; ValueError for GROUP=null.
 COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
@@ -191,8 +192,7 @@ def wrong_value(override: Override, error: Exception) -> str:
     if override.is_sweep_override():
         key = override.key_or_group
         return f"{override.input_line!r} has several values, which needs -m; plain text needs quotes: \"{key}='...'\""
-    cause = error.__cause__ or error
-    return f"{override.key_or_group}: {str(cause).splitlines()[0]}"
+    return f"{override.key_or_group}: {first_line(error.__cause__ or error)}"
 
 
 def unknown_keys(tree: DictConfig, cls: type, all_keys: Collection[str], prefix: str = "") -> list[str]:

@@ -19,7 +19,7 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.gradients import Gradients
 from tabicl_train.module import Pretraining
 from tabicl_train.run_dir import checkpoint
-from tabicl_train.run_dir.changes import STREAM, up_to_date
+from tabicl_train.run_dir.changes import STREAM, change, up_to_date
 from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem, TableBatch, draw_table
 from tabicl_train.train import run_steps
@@ -59,11 +59,12 @@ def without_checkpoint(run_dir: Path) -> tuple[Path, dict]:
 def version_problems(content: dict) -> list[str]:
     """Why this version of the program cannot repeat the steps of a checkpoint's run."""
     values = content["config"]
+    before = flatten(values)
     stages = {name: StageConfig() for name in values["curriculum"]["stages"]}
     known = flatten(dataclasses.asdict(RunConfig(curriculum=CurriculumConfig(stages))))
     problems = [
-        f"{key} was {value}; there is no such setting now"
-        for key, value in flatten(values).items()
+        change(key, before, known)
+        for key in before
         if key not in known and not key.startswith("prior.")  # which checks its options by itself
     ]
     if (version := content["run"].get("stream_version", 1)) != STREAM_VERSION:

@@ -9,6 +9,7 @@ from typing import Any
 
 import priors
 from priors.random import STREAM_VERSION
+from tabicl_train.config.documentation import default_of
 from tabicl_train.config.schema import RunConfig, StageConfig, flatten
 from tabicl_train.console import tell
 from tabicl_train.errors import ConfigError
@@ -107,8 +108,8 @@ def prior_defaults(name: str) -> dict[str, Any]:
         options = [field for field in dataclasses.fields(priors.prior_class(name)) if field.init]
     except priors.PriorError:
         return {}
-    defaults = {f.name: f.default_factory() for f in options if f.default_factory is not dataclasses.MISSING}
-    return defaults | {f.name: f.default for f in options if f.default is not dataclasses.MISSING}
+    defaults = {field.name: default_of(field) for field in options}
+    return {name: default for name, default in defaults.items() if default is not dataclasses.MISSING}
 
 
 def differs(key: str, before: dict, now: dict) -> bool:

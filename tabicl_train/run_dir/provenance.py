@@ -6,10 +6,10 @@ import platform
 import subprocess
 import sys
 import time
-from importlib import metadata
-from pathlib import Path
 
-PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
+from priors.storage.shards import version
+from tabicl_train.config.folders import PACKAGE
+
 PACKAGES = ("tabicl-train", "torch", "lightning", "hydra-core", "numpy", "scipy", "numba")
 
 
@@ -29,13 +29,6 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
 
 
-def version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:  # this package, run from a checkout
-        return "not installed"
-
-
 def git(*args: str) -> str | None:
     """What git prints about the checkout that tracks this package, None if there is none.
 
@@ -43,7 +36,7 @@ def git(*args: str) -> str | None:
     """
     for command in (["ls-files", "--error-unmatch", "train.py"], list(args)):
         try:
-            result = subprocess.run(["git", *command], cwd=PACKAGE_FOLDER, capture_output=True, text=True, timeout=60)
+            result = subprocess.run(["git", *command], cwd=PACKAGE, capture_output=True, text=True, timeout=60)
         except (OSError, subprocess.TimeoutExpired):
             return None
         if result.returncode != 0:

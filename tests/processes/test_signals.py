@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -21,6 +22,21 @@ def test_a_second_signal_ends_the_process_unless_it_is_the_same_one_passed_on(ca
             stop.notice(signal.SIGINT, 101.1)
     end.assert_called_once_with(128 + signal.SIGINT)
     assert capsys.readouterr().err.count("SIGTERM: stopping after this step; signal again to kill") == 1
+
+
+@pytest.mark.multi_process
+def test_the_end_of_a_process_ends_workers_that_cannot_be_asked_to(monkeypatch):
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as worker:
+        # loky's processes have a kill() that raises AttributeError; these have none
+        children = [SimpleNamespace(pid=None), SimpleNamespace(pid=worker.pid)]
+        monkeypatch.setattr(signals.multiprocessing, "active_children", lambda: children)
+        monkeypatch.setattr(os, "_exit", mock.Mock(side_effect=SystemExit))
+        with pytest.raises(SystemExit):
+            signals.end_now(1)
+        try:
+            assert worker.wait(60) == -signal.SIGKILL
+        finally:
+            worker.kill()
 
 
 def test_handlers_are_put_back_and_nested_uses_are_one():

@@ -16,7 +16,7 @@ import lightning as L
 from tabicl_train import module
 from tabicl_train import train as training
 from tabicl_train.config.compose import compose
-from tabicl_train.processes.processes import ProcessLost
+from tabicl_train.processes.watch import ProcessLost
 
 SETTINGS = ("experiment=smoke", "curriculum.stages.smoke.steps=8", "curriculum.stages.smoke.micro_batch_rows=100")
 AT = (5, 2)  # step and micro-batch (from 0), before which the signal is sent
