@@ -21,6 +21,7 @@ LAYERS = [
     ["callbacks"],
     ["train"],
     ["report", "debugging"],
+    ["sweep"],
     ["commands"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

@@ -1,0 +1,1 @@
+"""Sweeps: many runs, started, watched and compared."""
