@@ -18,6 +18,7 @@ from tabicl_train.sweep.metric import METRICS, is_better_lower
 from tabicl_train.sweep.results import STATUSES, Job, Sweep
 
 CONFIDENCE = 0.95
+INTERVAL = f"{CONFIDENCE:.0%} interval"
 BROKEN = ("failed", "pruned")  # these have ended without a result
 
 
@@ -121,19 +122,24 @@ def ranked_rows(sweep: Sweep) -> list[dict[str, str]]:
     points = [point for point in rank(sweep) if point.has_result]
     for i, point in enumerate(points):
         is_tie = i > 0 and (point.mean, point.is_whole) == (points[i - 1].mean, points[i - 1].is_whole)
+        row = {"rank": rows[-1]["rank"] if is_tie else str(i + 1)}
+        row |= {names[key]: value_text(point.params.get(key)) for key in names}
+        row[sweep.metric] = f"{point.mean:.4f}"
+        if any(point.interval for point in points):
+            row[INTERVAL] = "[{:.4f}, {:.4f}]".format(*point.interval) if point.interval else "-"
         steps = [f"{job.steps:,}" for job in point.jobs if job.status == "finished"]
-        rows.append(
-            {
-                "rank": rows[-1]["rank"] if is_tie else str(i + 1),
-                **{names[key]: value_text(point.params.get(key)) for key in names},
-                sweep.metric: f"{point.mean:.4f}",
-                f"{CONFIDENCE:.0%} interval": "[{:.4f}, {:.4f}]".format(*point.interval) if point.interval else "-",
-                "seeds": str(len(point.values)),
-                "steps": " ".join(dict.fromkeys(steps)),
-                "status": status_counts(point.jobs) if len(point.jobs) > 1 else point.jobs[0].status,
-            }
-        )
+        row |= {"seeds": str(len(point.values)), "steps": " ".join(dict.fromkeys(steps))}
+        row["status"] = status_counts(point.jobs) if len(point.jobs) > 1 else point.jobs[0].status
+        rows.append(row)
     return rows
+
+
+def explanation(rows: list[dict[str, str]]) -> str:
+    """What the columns of the ranked rows mean."""
+    words = "Points with a failed, pruned or diverged seed are ranked after the others."
+    if INTERVAL not in rows[0]:
+        return f"There is one seed per point, and so no interval. {words}"
+    return f"Means over the seeds that finished, and the {CONFIDENCE:.0%} t intervals of these means. {words}"
 
 
 def other_rows(sweep: Sweep) -> list[dict[str, str]]:
@@ -148,27 +154,21 @@ def other_rows(sweep: Sweep) -> list[dict[str, str]]:
         }
         for status in STATUSES
         for job in sweep.jobs
-        if job.status == status not in ("finished", "planned")
+        if job.status == status and status not in ("finished", "planned")
     ]
 
 
 def summary(sweep: Sweep) -> str:
     direction = "lower" if is_better_lower(sweep.metric) else "higher"
     jobs = counted(len(sweep.jobs), "job")
-    return f"{METRICS[sweep.metric]}, {direction} is better; {jobs}: {status_counts(sweep.jobs) or 'none planned'}"
-
-
-RANKING = (
-    f"Means and {CONFIDENCE:.0%} t intervals over the seeds that finished. "
-    "Points with a failed, pruned or diverged seed are ranked after the others."
-)
+    return f"{METRICS[sweep.metric]} ({direction} is better); {jobs}: {status_counts(sweep.jobs) or 'none planned'}"
 
 
 def table(sweep: Sweep) -> str:
     """What a person wants to know of a sweep at its end, or meanwhile."""
     parts = [f"{sweep.name}: {summary(sweep)}"]
     if ranked := ranked_rows(sweep):
-        parts += [aligned(ranked), RANKING]
+        parts += [aligned(ranked), explanation(ranked)]
     if others := other_rows(sweep):
         parts.append(aligned(others))
     if best := best_job(sweep):

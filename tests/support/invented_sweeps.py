@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import yaml
@@ -12,7 +12,7 @@ import yaml
 from tabicl_train.callbacks.validation import COLUMNS
 from tabicl_train.run_dir.records import Records
 
-START = datetime(2026, 1, 1, tzinfo=timezone.utc)
+START = datetime(2026, 1, 1, tzinfo=UTC)
 SETTINGS = ["experiment=smoke", "validation.every=5", "trainer.accelerator=cpu"]
 
 
