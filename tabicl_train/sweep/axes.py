@@ -13,12 +13,13 @@ from matplotlib import colormaps
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from tabicl_train.sweep.metric import is_better_lower
-from tabicl_train.sweep.ranking import Point, short_names, value_text
+from tabicl_train.sweep.ranking import Point, short_names, value_of, value_text
 from tabicl_train.sweep.results import Sweep
 
 # Distinguishable with any color vision: https://jfly.uni-koeln.de/color (without yellow, which is faint on white).
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000", "#E69F00")
 GREY = "0.55"
+STEPS = [1, 2, 2.5, 5, 10]  # between the ticks of a linear axis, times powers of ten
 FEW = 8  # values that all get a tick
 CLIP = 4.0  # an axis of the metric reaches this many times as far from the best value as the median does
 
@@ -52,7 +53,7 @@ class ParameterAxis:
         if len(values) > FEW and self.is_numeric:
             first, last = self.values[0], self.values[-1]
             subs = (1, 2, 5) if high - low < 2 else (1,)
-            locator = LogLocator(subs=subs) if self.scale == "log" else MaxNLocator(5)
+            locator = LogLocator(subs=subs) if self.scale == "log" else MaxNLocator(5, steps=STEPS)
             values = [v for v in locator.tick_values(first, last) if first <= v <= last] or [first, last]
         kept: dict[float, str] = {}
         for value in values:
@@ -69,8 +70,8 @@ def parameter_axes(sweep: Sweep) -> list[ParameterAxis]:
     for key in sweep.parameters:
         values: list[Any] = []
         for job in sweep.jobs:
-            if job.params.get(key) not in values:
-                values.append(job.params.get(key))
+            if value_of(job, key) not in values:
+                values.append(value_of(job, key))
         if len(values) > 1:
             is_numeric = all(type(value) in (int, float) and math.isfinite(value) for value in values)
             values = sorted(values) if is_numeric else values

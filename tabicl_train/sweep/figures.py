@@ -17,6 +17,7 @@ from tabicl_train.sweep.axes import (
     COLORS,
     FEW,
     GREY,
+    STEPS,
     MetricAxis,
     ParameterAxis,
     metric_axis,
@@ -25,7 +26,7 @@ from tabicl_train.sweep.axes import (
     shortened,
     wrapped,
 )
-from tabicl_train.sweep.ranking import BROKEN, Point, rank
+from tabicl_train.sweep.ranking import BROKEN, Point, rank, value_of, value_text
 from tabicl_train.sweep.results import Job, Sweep
 
 COLUMNS = 3  # panels side by side
@@ -65,7 +66,7 @@ def draw_parallel_coordinates(sweep: Sweep) -> Figure | None:
 
 def height(parameter: ParameterAxis, point: Point) -> float:
     low, high = parameter.ends
-    return (parameter.position(point.params.get(parameter.key)) - low) / (high - low)
+    return (parameter.position(value_of(point, parameter.key)) - low) / (high - low)
 
 
 def spread(parameter: ParameterAxis, points: list[Point]) -> list[float]:
@@ -73,8 +74,8 @@ def spread(parameter: ParameterAxis, points: list[Point]) -> list[float]:
     value would cover each other, and the colors there show how the value does."""
     heights = [height(parameter, point) for point in points]
     sharing = collections.Counter(heights)
-    gaps = np.diff(sorted(sharing))
-    band = min(BAND, 0.7 * gaps.min())
+    gaps = np.diff(sorted(sharing), append=2.0)
+    band = min(BAND, *(0.7 * gaps))
     seen: collections.Counter[float] = collections.Counter()
     spread_heights = []
     for y in heights:
@@ -91,8 +92,8 @@ def draw_scales(axes: Axes, parameters: list[ParameterAxis], metric: MetricAxis)
         {(position - p.ends[0]) / (p.ends[1] - p.ends[0]): text for position, text in p.ticks(gap=0.05).items()}
         for p in parameters
     ]
-    values = [v for v in MaxNLocator(6).tick_values(metric.low, metric.high) if metric.low <= v <= metric.high]
-    ticks.append({metric.share(value): f"{value:.4g}" for value in values})
+    values = MaxNLocator(6, steps=STEPS).tick_values(metric.low, metric.high)
+    ticks.append({metric.share(value): f"{value:.4g}" for value in values if metric.low <= value <= metric.high})
     for x, labels in enumerate(ticks):
         axes.axvline(x, 0.045, 0.955, color="0.3", linewidth=1, zorder=4)
         for y, text in labels.items():
@@ -106,8 +107,8 @@ def draw_scales(axes: Axes, parameters: list[ParameterAxis], metric: MetricAxis)
 def draw_parameters(sweep: Sweep) -> Figure | None:
     """The metric against each parameter that varies; None if none does, or before there is a result."""
     parameters = parameter_axes(sweep)
-    points = [point for point in rank(sweep) if point.values]
-    if not parameters or not points:
+    points = rank(sweep)
+    if not parameters or not any(point.values for point in points):
         return None
     metric = metric_axis(sweep, [value for point in points for value in point.values])
     columns = min(COLUMNS, len(parameters))
@@ -142,17 +143,18 @@ def draw_panel(
     metric: MetricAxis,
 ) -> None:
     groups = partner.values if partner else [None]
-    width = 0.6 if parameter.scale == "names" else 0.0  # of the place for a name, over which the groups are spread
+    width = 0.0 if parameter.is_numeric else 0.6  # of the place for a name, over which the groups are spread
     for i, group in enumerate(groups):
         color = group_color(i, partner)
         offset = width * ((i + 0.5) / len(groups) - 0.5)
-        values = collections.defaultdict(list)  # by position
+        jobs = collections.defaultdict(list)  # by position
         for point in points:
-            if partner is None or point.params.get(partner.key) == group:
-                values[parameter.position(point.params.get(parameter.key)) + offset] += point.values
-        pairs = np.array([(x, y) for x in sorted(values) for y in values[x]]).reshape(-1, 2)
-        draw_points(axes, pairs, color, metric)
-        means = {x: statistics.fmean(values[x]) for x in sorted(values)}
+            if partner is None or value_of(point, partner.key) == group:
+                jobs[parameter.position(value_of(point, parameter.key)) + offset].append(point)
+        values = {x: found for x in sorted(jobs) if (found := [v for point in jobs[x] for v in point.values])}
+        draw_dots(axes, values, color, metric)
+        draw_failures(axes, [x for x in jobs for point in jobs[x] for _ in range(failures(point))], color, metric)
+        means = {x: metric.clip(statistics.fmean(values[x])) for x in values}
         if not means or (parameter.is_numeric and len(parameter.values) > MAX_ON_LINE):
             continue
         if parameter.is_numeric:
@@ -164,10 +166,7 @@ def draw_panel(
             axes.hlines(list(means.values()), np.array(list(means)) - half, np.array(list(means)) + half, color, lw=2.5)
     draw_ticks(axes, parameter)
     if partner:
-        handles = [Line2D([], [], color=group_color(i, partner), marker="o") for i in range(len(groups))]
-        labels = list(ParameterAxis(partner.key, "", partner.values, "names").ticks(0).values())
-        labels = [shortened(label, 24) for label in labels]
-        axes.legend(handles, labels, title=wrapped(partner.name, 24), fontsize="small", title_fontsize="small")
+        draw_legend(axes, partner)
 
 
 def group_color(i: int, partner: ParameterAxis | None) -> str | tuple:
@@ -177,13 +176,30 @@ def group_color(i: int, partner: ParameterAxis | None) -> str | tuple:
     return shade.color(i)
 
 
-def draw_points(axes: Axes, pairs: np.ndarray, color: str | tuple, metric: MetricAxis) -> None:
-    """A point per job; a triangle at the edge for a value beyond."""
-    x, y = pairs.T
+def draw_legend(axes: Axes, partner: ParameterAxis) -> None:
+    handles = [Line2D([], [], color=group_color(i, partner), marker="o") for i in range(len(partner.values))]
+    labels = [shortened(value_text(value), 18) for value in partner.values]
+    place = {"loc": "upper left", "bbox_to_anchor": (1, 1), "frameon": False}
+    axes.legend(handles, labels, title=wrapped(partner.name, 18), fontsize="small", title_fontsize="small", **place)
+
+
+def draw_dots(axes: Axes, values: dict[float, list[float]], color: str | tuple, metric: MetricAxis) -> None:
+    """A dot per job; a triangle at the edge for a value beyond."""
+    x, y = np.array([(x, y) for x in values for y in values[x]]).reshape(-1, 2).T
     inside = (y >= metric.low) & (y <= metric.high)
     axes.plot(x[inside], y[inside], "o", color=color, markersize=4.5, alpha=0.5, markeredgewidth=0)
     beyond = "^" if metric.lower_is_better else "v"
-    axes.plot(x[~inside], metric.clip(y[~inside]), beyond, color=color, markersize=7, clip_on=False)
+    axes.plot(x[~inside], metric.clip(y[~inside]), beyond, color=color, markersize=7)
+
+
+def failures(point: Point) -> int:
+    """Jobs that failed or ended with a value that is not finite."""
+    return sum(job.status == "failed" or (job.status == "finished" and not job.has_finite_value) for job in point.jobs)
+
+
+def draw_failures(axes: Axes, x: list[float], color: str | tuple, metric: MetricAxis) -> None:
+    worst = metric.high if metric.lower_is_better else metric.low
+    axes.plot(x, [worst] * len(x), "x", color=color, markersize=6)
 
 
 def draw_ticks(axes: Axes, parameter: ParameterAxis) -> None:
@@ -210,7 +226,7 @@ def draw_learning_curves(sweep: Sweep) -> Figure | None:
     figure = Figure(figsize=(11, 4.8), layout="constrained")
     axes = figure.subplots()
     handles = {}
-    for job, label, color, width in styles(sweep, jobs, metric):
+    for job, label, color, width in styles(sweep, jobs):
         steps, values = np.array(job.curve).T
         marker = "." if len(job.curve) <= 30 else None
         (line,) = axes.plot(steps, values, color=color, linewidth=width, marker=marker, markersize=4, zorder=1 + width)
@@ -224,13 +240,15 @@ def draw_learning_curves(sweep: Sweep) -> Figure | None:
     axes.set(xlabel="step", ylabel=sweep.metric, ylim=metric.limits)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", color="0.92")
-    axes.legend(handles.values(), handles, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=3, fontsize="small", frameon=False)
     return figure
 
 
-def styles(sweep: Sweep, jobs: list[Job], metric: MetricAxis) -> Iterator[tuple[Job, str, str | tuple, float]]:
+def styles(sweep: Sweep, jobs: list[Job]) -> Iterator[tuple[Job, str, str | tuple, float]]:
     """Label, color and line width of each job: a color per point, or by the last value if there are too many points."""
     points = [point for point in rank(sweep) if any(job in jobs for job in point.jobs)]
+    last = {job.name: [value for _, value in job.curve if math.isfinite(value)][-1] for job in jobs}
+    metric = metric_axis(sweep, list(last.values()))
     for i, point in enumerate(points):
         for k, job in enumerate(job for job in point.jobs if job in jobs):
             if len(points) == 1:
@@ -238,7 +256,5 @@ def styles(sweep: Sweep, jobs: list[Job], metric: MetricAxis) -> Iterator[tuple[
             elif len(points) <= len(COLORS):
                 yield job, point_name(sweep, point), COLORS[i], 1.5
             else:
-                last = [value for _, value in job.curve if math.isfinite(value)][-1]
-                names = {0: "best: ", len(points) - 1: "last: "}
-                label = names[i] + point_name(sweep, point) if i in names else ""
-                yield job, label, metric.color(last), 2.5 if i == 0 else 1.0
+                label = "best: " + point_name(sweep, point) if i == 0 else ""
+                yield job, label, metric.color(last[job.name]), 2.5 if i == 0 else 1.0

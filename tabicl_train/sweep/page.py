@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from tabicl_train.report.page import fill
+from tabicl_train.run_dir.records import Records
 from tabicl_train.sweep.axes import parameter_axes
 from tabicl_train.sweep.figures import draw_learning_curves, draw_parallel_coordinates, draw_parameters
 from tabicl_train.sweep.ranking import (
@@ -18,6 +19,7 @@ from tabicl_train.sweep.ranking import (
     ranked_rows,
     status_counts,
     summary,
+    value_of,
     value_text,
 )
 from tabicl_train.sweep.results import Sweep
@@ -28,7 +30,8 @@ MANY = 12  # values of a parameter that are listed one by one
 
 
 def write_page(sweep: Sweep, output: Path) -> None:
-    output.write_text(fill(TEMPLATE, sweep=sweep, **contents(sweep)), encoding="utf-8")
+    """Replace the page; a full disk gives a warning. Needs matplotlib and jinja2, see `require_matplotlib`."""
+    Records(output.parent).replace(output.name, fill(TEMPLATE, sweep=sweep, **contents(sweep)))
 
 
 def contents(sweep: Sweep) -> dict[str, Any]:
@@ -58,7 +61,7 @@ def varied(sweep: Sweep) -> pd.DataFrame | None:
     """The values of each parameter that has several, and the seeds."""
     rows = {}
     for axis in parameter_axes(sweep):
-        texts = [value_text(value) or "none" for value in axis.values]
+        texts = [value_text(value) for value in axis.values]
         many = f"{len(texts)} values from {texts[0]} to {texts[-1]}" if axis.is_numeric else f"{len(texts)} values"
         rows[axis.key] = ", ".join(texts) if len(texts) <= MANY else many
     seeds = sorted({job.seed for job in sweep.jobs if job.seed is not None})
@@ -74,7 +77,7 @@ def jobs(sweep: Sweep) -> pd.DataFrame | None:
     rows = [
         {
             "job": job.name,
-            **{key: value_text(job.params.get(key)) for key in sweep.parameters},
+            **{key: value_text(value_of(job, key)) for key in sweep.parameters},
             "seed": job.seed,
             "status": job.status,
             sweep.metric: job.value,

@@ -86,10 +86,10 @@ def command_lines(job: Job) -> tuple[str, str]:
 
 def hydra_text(text: str) -> str:
     """A text as Hydra's grammar reads it back, in quotes where needed: 'lr=0.1,width=2' would be several values."""
-    if re.fullmatch(r"[\w./-]*[A-Za-z/][\w./-]*", text):
+    if re.fullmatch(r"[A-Za-z0-9_./-]+", text):
         return text
-    escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
-    return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"
+    escaped = re.sub(r'(\\*)"', r'\1\1\\"', text)  # backslashes count as such, except before quotes and at the end
+    return '"' + re.sub(r"(\\+)$", r"\1\1", escaped) + '"'
 
 
 def short_names(keys: list[str]) -> dict[str, str]:
@@ -103,11 +103,16 @@ def short_names(keys: list[str]) -> dict[str, str]:
     return {key: next((end for end in ends(key) if counts[end] == 1), key) for key in keys}
 
 
+def value_of(job: Job | Point, key: str) -> Any:
+    """A parameter's value; a search may leave out a parameter that does not matter with the values of others."""
+    return job.params.get(key, "-")
+
+
 def value_text(value: Any) -> str:
     """A parameter's value as it is shown: 0.001 rather than 0.0010000000000000002."""
     if isinstance(value, float):
         return f"{value:.4g}"
-    return "" if value is None else value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def status_counts(jobs: list[Job]) -> str:
@@ -123,7 +128,7 @@ def ranked_rows(sweep: Sweep) -> list[dict[str, str]]:
     for i, point in enumerate(points):
         is_tie = i > 0 and (point.mean, point.is_whole) == (points[i - 1].mean, points[i - 1].is_whole)
         row = {"rank": rows[-1]["rank"] if is_tie else str(i + 1)}
-        row |= {names[key]: value_text(point.params.get(key)) for key in names}
+        row |= {names[key]: value_text(value_of(point, key)) for key in names}
         row[sweep.metric] = f"{point.mean:.4f}"
         if any(point.interval for point in points):
             row[INTERVAL] = "[{:.4f}, {:.4f}]".format(*point.interval) if point.interval else "-"
@@ -136,14 +141,14 @@ def ranked_rows(sweep: Sweep) -> list[dict[str, str]]:
 
 def explanation(rows: list[dict[str, str]]) -> str:
     """What the columns of the ranked rows mean."""
-    words = "Points with a failed, pruned or diverged seed are ranked after the others."
+    words = "Rows with a failed, pruned or diverged seed come after the others."
     if INTERVAL not in rows[0]:
-        return f"There is one seed per point, and so no interval. {words}"
+        return f"Each row is one seed, so there is no interval. {words}"
     return f"Means over the seeds that finished, and the {CONFIDENCE:.0%} t intervals of these means. {words}"
 
 
 def other_rows(sweep: Sweep) -> list[dict[str, str]]:
-    """The jobs that have started and not finished, as rows of text."""
+    """The jobs that have started and not finished, or finished without a value, as rows of text."""
     return [
         {
             "job": job.name,
@@ -154,14 +159,14 @@ def other_rows(sweep: Sweep) -> list[dict[str, str]]:
         }
         for status in STATUSES
         for job in sweep.jobs
-        if job.status == status and status not in ("finished", "planned")
+        if job.status == status != "planned" and not (status == "finished" and job.curve)
     ]
 
 
 def summary(sweep: Sweep) -> str:
     direction = "lower" if is_better_lower(sweep.metric) else "higher"
-    jobs = counted(len(sweep.jobs), "job")
-    return f"{METRICS[sweep.metric]} ({direction} is better); {jobs}: {status_counts(sweep.jobs) or 'none planned'}"
+    jobs = f"{counted(len(sweep.jobs), 'job')}: {status_counts(sweep.jobs) or 'none planned yet'}"
+    return f"{jobs}. Metric: {sweep.metric}, the {METRICS[sweep.metric]} ({direction} is better)."
 
 
 def table(sweep: Sweep) -> str:
