@@ -80,11 +80,11 @@ def parameter_axes(sweep: Sweep) -> list[ParameterAxis]:
 
 
 def scale_of(values: list[float]) -> str:
-    """Logarithmic over a decade or more, and where each value is the same multiple of the one before."""
+    """Logarithmic over a decade or more, and for values such as 64, 128, 256."""
     if values[0] <= 0:
         return "linear"
     ratios = [b / a for a, b in itertools.pairwise(values)]
-    is_geometric = len(ratios) > 1 and max(ratios) < 1.05 * min(ratios)
+    is_geometric = len(ratios) > 1 and 1.5 <= max(ratios) < 1.05 * min(ratios)
     return "log" if values[-1] >= 10 * values[0] or is_geometric else "linear"
 
 
