@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.ticker import LogLocator, MaxNLocator
 
+from tabicl_train.run_dir.records import number
 from tabicl_train.sweep.metric import is_better_lower
 from tabicl_train.sweep.ranking import Point, short_names, value_of, value_text
 from tabicl_train.sweep.results import Sweep
@@ -21,12 +22,13 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000", "#E6
 GREY = "0.55"
 STEPS = [1, 2, 2.5, 5, 10]  # between the ticks of a linear axis, times powers of ten
 FEW = 8  # values that all get a tick
-CLIP = 4.0  # an axis of the metric reaches this many times as far from the best value as the median does
+CLIP = 6.0  # an axis of the metric reaches this many times as far from the best value as the median does
 
 
 @dataclass
 class ParameterAxis:
-    """values: all different ones, ascending if they are numbers; scale: log, linear, or names at equal distances"""
+    """values: all different ones, ascending if they are numbers or labels that are
+    scale: log, linear, or names, which lie at equal distances"""
 
     key: str
     name: str
@@ -40,7 +42,7 @@ class ParameterAxis:
     def position(self, value: Any) -> float:
         if not self.is_numeric:
             return self.values.index(value)
-        return math.log10(value) if self.scale == "log" else value
+        return math.log10(float(value)) if self.scale == "log" else float(value)
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -51,7 +53,7 @@ class ParameterAxis:
         low, high = self.ends
         values: Any = self.values
         if len(values) > FEW and self.is_numeric:
-            first, last = self.values[0], self.values[-1]
+            first, last = float(self.values[0]), float(self.values[-1])
             subs = (1, 2, 5) if high - low < 2 else (1,)
             locator = LogLocator(subs=subs) if self.scale == "log" else MaxNLocator(5, steps=STEPS)
             values = [v for v in locator.tick_values(first, last) if first <= v <= last] or [first, last]
@@ -73,10 +75,17 @@ def parameter_axes(sweep: Sweep) -> list[ParameterAxis]:
             if value_of(job, key) not in values:
                 values.append(value_of(job, key))
         if len(values) > 1:
-            is_numeric = all(type(value) in (int, float) and math.isfinite(value) for value in values)
-            values = sorted(values) if is_numeric else values
-            axes.append(ParameterAxis(key, names[key], values, scale_of(values) if is_numeric else "names"))
+            is_numeric = all(map(is_number, values))
+            values = sorted(values, key=float) if is_numeric else values
+            scale = scale_of(list(map(float, values))) if is_numeric else "names"
+            axes.append(ParameterAxis(key, names[key], values, scale))
     return axes
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value, or the label of settings that change together, is a finite number."""
+    value = number(value) if isinstance(value, str) else value
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def scale_of(values: list[float]) -> str:

@@ -41,6 +41,7 @@ def contents(sweep: Sweep) -> dict[str, Any]:
         "summary": summary(sweep),
         "counts": status_counts(sweep.jobs),
         "varied": varied(sweep),
+        "labels": labels(sweep),
         "ranking": frame(ranked[:TOP], "rank"),
         "rest": frame(ranked[TOP:], "rank"),
         "explanation": explanation(ranked) if ranked else None,
@@ -70,6 +71,19 @@ def varied(sweep: Sweep) -> pd.DataFrame | None:
     if not rows:
         return None
     return pd.DataFrame({"values": rows.values()}, index=pd.Index(rows, name="parameter"))
+
+
+def labels(sweep: Sweep) -> pd.DataFrame | None:
+    """The settings behind the values of parameters that stand for several settings."""
+    space = sweep.settings.get("space") or {}
+    rows = {
+        f"{key}={label}": " ".join(settings)
+        for key, entry in space.items()
+        if isinstance(entry, dict) and key in sweep.parameters
+        for label, settings in entry.items()
+        if isinstance(settings, list)
+    }
+    return pd.DataFrame({"settings": rows.values()}, index=pd.Index(rows, name="value")) if rows else None
 
 
 def jobs(sweep: Sweep) -> pd.DataFrame | None:

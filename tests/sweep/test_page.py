@@ -90,6 +90,14 @@ def test_the_page_of_a_sweep_that_runs(mixed):
     assert set(page.table("job", "minutes")) == {"good", "poor", "failed", "pruned", "running", "planned"}
 
 
+def test_values_that_stand_for_several_settings_are_explained(tmp_path):
+    space = {"mix": {"one": ["prior=dummy"], "two": ["prior=mix_scm", "x=1"]}, "lr": [1, 2], "y": {"low": 1, "high": 2}}
+    begin(tmp_path, space=space)
+    plan(tmp_path, "a", {"mix": "one", "lr": 1, "y": 1.5})
+    settings = page_of(tmp_path).table("value", "settings")
+    assert settings == {"mix=one": {"settings": "prior=dummy"}, "mix=two": {"settings": "prior=mix_scm x=1"}}
+
+
 def test_pages_without_results(tmp_path):
     begin(tmp_path)
     assert page_of(tmp_path).pictures == []
@@ -150,17 +158,18 @@ def axis_of(tmp_path, *values) -> ParameterAxis:
     [
         ([1e-3, 1e-2], "log"), ([256, 64, 128], "log"), ([0.9, 0.95, 0.99], "linear"), ([0, 1, 100], "linear"),
         ([1, 2, 3], "linear"), ([0.8 + i / 100 for i in range(20)], "linear"), (["a", "b"], "names"),
-        ([True, False], "names"), ([1, "auto"], "names"), ([None, 1.0], "names"), ([[1], [2]], "names"),
+        ([True, False], "names"), ([1, "auto"], "names"),
+        (["48", "24", "32"], "linear"), (["1e-3", "2e-3", "1e-2"], "log"), ([None, 1.0], "names"), ([[1], [2]], "names"),
     ],
 )  # fmt: skip
 def test_scales(values, scale, tmp_path):
     axis = axis_of(tmp_path, *values, values[0])
     assert axis.scale == scale
-    assert axis.values == (sorted(values) if axis.is_numeric else values)
+    assert axis.values == (sorted(values, key=float) if axis.is_numeric else values)
     positions = [axis.position(value) for value in axis.values]
     assert positions == sorted(positions)
     if scale == "log":
-        assert positions == pytest.approx([math.log10(value) for value in sorted(values)])
+        assert positions == pytest.approx(sorted(math.log10(float(value)) for value in values))
 
 
 def test_a_parameter_with_one_value_was_not_varied(tmp_path):
@@ -182,8 +191,8 @@ def test_labels_keep_their_distance(values, tmp_path):
 def test_an_outlier_does_not_flatten_the_axis_of_the_metric(sixty):
     sweep = read_sweep(sixty)
     axis = metric_axis(sweep, [0.5, 0.6, 0.7, 50.0, math.nan])
-    assert (axis.low, axis.high) == (0.5, pytest.approx(0.5 + 4 * 0.15))
-    assert axis.share(0.5) == 1 and axis.share(50.0) == 0 and axis.share(0.65) == pytest.approx(0.75)
+    assert (axis.low, axis.high) == (0.5, pytest.approx(0.5 + 6 * 0.15))
+    assert axis.share(0.5) == 1 and axis.share(50.0) == 0 and axis.share(0.725) == pytest.approx(0.75)
     sweep.metric = "real/roc_auc"
     axis = metric_axis(sweep, [0.9, 0.8, 0.85])
     assert (axis.low, axis.high) == (0.8, 0.9) and axis.share(0.9) == 1 and axis.share(0.8) == 0
