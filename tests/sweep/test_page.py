@@ -159,7 +159,8 @@ def axis_of(tmp_path, *values) -> ParameterAxis:
         ([1e-3, 1e-2], "log"), ([256, 64, 128], "log"), ([0.9, 0.95, 0.99], "linear"), ([0, 1, 100], "linear"),
         ([1, 2, 3], "linear"), ([0.8 + i / 100 for i in range(20)], "linear"), (["a", "b"], "names"),
         ([True, False], "names"), ([1, "auto"], "names"),
-        (["48", "24", "32"], "linear"), (["1e-3", "2e-3", "1e-2"], "log"), ([None, 1.0], "names"), ([[1], [2]], "names"),
+        (["48", "24", "32"], "linear"), (["1e-3", "2e-3", "1e-2"], "log"),
+        ([None, 1.0], "names"), ([[1], [2]], "names"),
     ],
 )  # fmt: skip
 def test_scales(values, scale, tmp_path):
