@@ -35,7 +35,7 @@ from tabicl_train.resume import Start, find_start, initial_weights
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.lock import LostLock, RunLock
 from tabicl_train.run_dir.outputs import make_folder
-from tabicl_train.run_dir.provenance import describe_origin
+from tabicl_train.run_dir.provenance import describe_machine, describe_origin, record_start
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import RunStatus, read_status
 from tabicl_train.stream import StepStream
@@ -122,9 +122,10 @@ def train_from(
     with Loader(stream, config.stream, trainer.strategy.root_device) as loader, validation.drawing():
         module = build_module(config, start.checkpoint, processes)
         status = RunStatus(records, lambda: trainer.global_step, writes=processes.rank == 0)
+        ranks = processes.gather(describe_machine(trainer.strategy.root_device))
         if processes.rank == 0:
             records.replace("config.yaml", yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
-            records.append_line("provenance.jsonl", {"step": start.steps, **origin})
+            record_start(records, start.steps, origin, ranks)
             introduce(config, trainer, start.steps)
             lock.on_beat = status.beat
         status.write("running")

@@ -1,4 +1,4 @@
-"""What produced a run: the code, the versions and the command."""
+"""What produced a run: the code, the versions, the command and the machines."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import sys
 import time
 from pathlib import Path
 
+from typing import Any
+
 import torch
 
 from priors.storage.shards import version
 from tabicl_train.config.folders import PACKAGE
+from tabicl_train.console import tell
+from tabicl_train.run_dir.records import Records
 
 DRAWING = ("torch", "numpy", "scipy", "numba")  # packages that decide what a table is
 PACKAGES = ("tabicl-train", "lightning", "hydra-core", *DRAWING)
@@ -28,6 +32,46 @@ def describe_origin() -> dict:
         "versions": versions(),
         "command": sys.argv,
     }
+
+
+def record_start(records: Records, step: int, origin: dict, ranks: list[dict[str, Any]]) -> None:
+    """Add a start of the run to provenance.jsonl, and tell if tables may now be others than before.
+
+    origin: as from `describe_origin`
+    ranks: for each rank, what `describe_machine` returns there
+    """
+    start = {"step": step, **origin, "machines": grouped(ranks)}
+    starts = records.lines("provenance.jsonl")
+    if step > 0 and starts and (changed := drawing_changes(starts[-1], start)):
+        differ = "from here on, tables may differ from those that the run would have drawn (priors/README.md)"
+        tell(f"changed   {'; '.join(changed)}: {differ}")
+    if len(kinds := grouped([{"cpu": rank["cpu"]} for rank in ranks])) > 1:
+        each = "; ".join(f"{kind['cpu']} on ranks {', '.join(map(str, kind['ranks']))}" for kind in kinds)
+        tell(f"warning   the CPUs differ, so tables may depend on the rank that draws them (priors/README.md): {each}")
+    records.append_line("provenance.jsonl", start)
+
+
+def grouped(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Equal descriptions once, each with its ranks."""
+    return [
+        described | {"ranks": [number for number, other in enumerate(ranks) if other == described]}
+        for number, described in enumerate(ranks)
+        if described not in ranks[:number]
+    ]
+
+
+def drawing_changes(before: dict, now: dict) -> list[str]:
+    """What of that which decides the bits of a table is not as it was at an earlier start, in words."""
+    pairs = [(name, before["versions"].get(name), now["versions"][name]) for name in DRAWING]
+    cpus = [sorted({machine["cpu"] for machine in start.get("machines", [])}) for start in (before, now)]
+    pairs.append(("the CPU", *(" and ".join(kinds) for kinds in cpus)))
+    return [f"{name} was {old}, is {new}" for name, old, new in pairs if old and old != new]
+
+
+def describe_machine(device: torch.device) -> dict[str, Any]:
+    """The machine of this process: host name, kind of CPU, and name of the GPU that the process trains on, if any."""
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return {"host": platform.node(), "cpu": cpu_kind(), "gpu": gpu}
 
 
 def versions() -> dict[str, str]:
@@ -56,7 +100,7 @@ def cpu_model() -> str:
     except OSError:  # not Linux
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+    return next(names, platform.machine())
 
 
 def git(*args: str) -> str | None:
