@@ -19,6 +19,8 @@ from tabicl_train.callbacks.guard import Guard
 from tabicl_train.callbacks.metrics import Metrics
 from tabicl_train.callbacks.preemption import Preemption
 from tabicl_train.callbacks.profile import Profile
+from tabicl_train.callbacks.run_log import RunLog
+from tabicl_train.callbacks.tensorboard_log import TensorBoardLog
 from tabicl_train.callbacks.validation import Validation
 from tabicl_train.callbacks.wandb_log import WandbLog
 from tabicl_train.config.schema import RunConfig, build_prior
@@ -96,8 +98,8 @@ def complete(
         lock.on_beat = status.beat
         assert content is not None  # steps have been done, so there is a checkpoint
         validation.finish(content, torch.device("cuda" if uses_cuda(config.trainer) else "cpu"))
-    if config.wandb.mode != "disabled":
-        WandbLog(config, records).complete()
+    for log in run_logs(config, records):
+        log.complete()
     outcome = "preempted" if validation.postponed else "finished"
     if (read_status(records.folder) or {}).get("status") != outcome:
         status.write(outcome)
@@ -148,19 +150,24 @@ def run_callbacks(
     config: RunConfig, records: Records, files: CheckpointFiles, origin: dict, stop: Stop, validation: Validation
 ) -> list[L.Callback]:
     """What watches and keeps a run, in the order in which it is called."""
-    wandb = [WandbLog(config, records)] if config.wandb.mode != "disabled" else []
     profile = [Profile(config.profile, records.folder)] if config.profile.step is not None else []
     return [  # in this order: the guard may change the weights, and all states must be up to date for a checkpoint
         Guard(config, records, files),
         Metrics(config, records),
         Diagnostics(records),
-        *wandb,
+        *run_logs(config, records),
         *profile,
         Averages(config.averages),
         Checkpoints(records.folder / "checkpoints", files, config, origin),
         validation,  # before the ranks agree to stop: one that a signal cuts short comes first at the next start
         Preemption(stop, config.trainer),
     ]
+
+
+def run_logs(config: RunConfig, records: Records) -> list[RunLog]:
+    """The logs beside the run's own files."""
+    wandb: list[RunLog] = [WandbLog(config, records)] if config.wandb.mode != "disabled" else []
+    return wandb + ([TensorBoardLog(config, records)] if config.tensorboard else [])
 
 
 def run_steps(config: RunConfig, start: tuple[Path, dict] | None, until: int, watch: L.Callback) -> None:

@@ -76,7 +76,7 @@ def replay_values(values: dict, from_checkpoint: bool) -> dict:
     """A run's configuration without the devices, files and services that the replay does not need."""
     values = values | {"init_weights": None} if from_checkpoint else values
     trainer = values["trainer"] | {"accelerator": "auto", "devices": None, "nodes": None}
-    return values | {"trainer": trainer, "wandb": values["wandb"] | {"mode": "disabled"}}
+    return values | {"trainer": trainer, "wandb": values["wandb"] | {"mode": "disabled"}, "tensorboard": False}
 
 
 def newest_before(folder: Path, step: int, rewinds: list[tuple[int, int]]) -> tuple[tuple[Path, dict] | None, int]:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-
 from typing import Any
 
 import torch
@@ -46,7 +45,7 @@ def record_start(records: Records, step: int, origin: dict, ranks: list[dict[str
         differ = "from here on, tables may differ from those that the run would have drawn (priors/README.md)"
         tell(f"changed   {'; '.join(changed)}: {differ}")
     if len(kinds := grouped([{"cpu": rank["cpu"]} for rank in ranks])) > 1:
-        each = "; ".join(f"{kind['cpu']} on ranks {', '.join(map(str, kind['ranks']))}" for kind in kinds)
+        each = "; ".join(f"{kind['cpu']} (rank {', '.join(map(str, kind['ranks']))})" for kind in kinds)
         tell(f"warning   the CPUs differ, so tables may depend on the rank that draws them (priors/README.md): {each}")
     records.append_line("provenance.jsonl", start)
 
@@ -62,10 +61,13 @@ def grouped(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def drawing_changes(before: dict, now: dict) -> list[str]:
     """What of that which decides the bits of a table is not as it was at an earlier start, in words."""
-    pairs = [(name, before["versions"].get(name), now["versions"][name]) for name in DRAWING]
-    cpus = [sorted({machine["cpu"] for machine in start.get("machines", [])}) for start in (before, now)]
-    pairs.append(("the CPU", *(" and ".join(kinds) for kinds in cpus)))
-    return [f"{name} was {old}, is {new}" for name, old, new in pairs if old and old != new]
+
+    def facts(start: dict) -> dict[str, str]:
+        cpus = sorted({machine["cpu"] for machine in start.get("machines", [])})
+        return {name: start["versions"].get(name) for name in DRAWING} | {"the CPU": " and ".join(cpus)}
+
+    old, new = facts(before), facts(now)
+    return [f"{name} was {old[name]}, is {new[name]}" for name in new if old[name] and old[name] != new[name]]
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
