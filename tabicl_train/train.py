@@ -29,7 +29,7 @@ from tabicl_train.module import Pretraining
 from tabicl_train.planning.run_plan import run_plan
 from tabicl_train.precision import choose, uses_cuda
 from tabicl_train.processes.failures import Stopped
-from tabicl_train.processes.join import join, one_process
+from tabicl_train.processes.join import join
 from tabicl_train.processes.processes import Processes
 from tabicl_train.processes.signals import Stop, watch_signals
 from tabicl_train.processes.trainer_plugins import JoinedProcesses, Replicas, disable_sigterm_handling
@@ -170,15 +170,16 @@ def run_logs(config: RunConfig, records: Records) -> list[RunLog]:
     return wandb + ([TensorBoardLog(config, records)] if config.tensorboard else [])
 
 
-def run_steps(config: RunConfig, start: tuple[Path, dict] | None, until: int, watch: L.Callback) -> None:
-    """Train in this process up to a step, watched by a callback; nothing is written.
+def run_steps(
+    config: RunConfig, start: tuple[Path, dict | None] | None, until: int, watch: L.Callback, processes: Processes
+) -> None:
+    """Train up to a step, watched by a callback; nothing is written.
 
-    start: a checkpoint and its content, or None for the beginning of the run
+    start: a checkpoint and, on rank 0, its content; or None for the beginning of the run
     """
     set_up_process(config)
     config = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, max_steps=until))
     path, content = start or (None, None)
-    processes = one_process()
     trainer = build_trainer(config, [watch], CheckpointFiles(config.checkpoint, content), processes)
     stream = build_stream(config, range(0 if path is None else checkpoint.step_of(path), until), processes)
     with Loader(stream, config.stream, trainer.strategy.root_device) as loader:

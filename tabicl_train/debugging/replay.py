@@ -18,6 +18,7 @@ from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.errors import ConfigError
 from tabicl_train.gradients import Gradients
 from tabicl_train.module import Pretraining
+from tabicl_train.processes.join import one_process
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.changes import STREAM, change, up_to_date
 from tabicl_train.run_dir.records import Records
@@ -44,7 +45,7 @@ def replay(run_dir: str, step: int) -> None:
     if not 0 <= step < config.total_steps:
         raise ConfigError([f"step is {step}; the run has steps 0..{config.total_steps - 1}"])
     ahead = [(good, at) for good, at in rewinds if at > first]
-    run_steps(config, start, step + 1, Dissection(config, step, ahead))
+    run_steps(config, start, step + 1, Dissection(config, step, ahead), one_process())
 
 
 def without_checkpoint(run_dir: Path) -> tuple[Path, dict]:
