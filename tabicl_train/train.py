@@ -248,6 +248,7 @@ def silence_lightning() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint.*")
+    warnings.filterwarnings("ignore", message=".*`srun` command is available.*")
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # torch 2.13 about lightning 2.6
 
 

@@ -1,7 +1,7 @@
 """Whether several ranks compute the same steps as one process: a part of the preflight.
 
-In each of a few steps in fp32, rank 0 also computes every rank's share of the step, and the step as a run of one process
-does. Compared are
+In each of a few steps in fp32, rank 0 also computes the share of every rank, and the whole step as a single process
+would. Compared are
 
 1. the weights of all ranks, bit by bit
 2. the gradients of each rank before the exchange, with those that rank 0 has computed in its place

@@ -1,5 +1,5 @@
-"""A check before a long run, on all of its ranks: a few steps in the configured precision and in fp32, on the same tables
-and weights; before that, with several ranks, whether their gradients are right (`exchange_check.py`).
+"""A check before a long run: a few steps in the configured precision and in fp32, on the same tables and weights. With
+several ranks it runs on all of them, and first checks their gradients (`exchange_check.py`).
 
 Published runs in low precision have collapsed after hours. Losses, gradient norms and multipliers that deviate from
 those of fp32 show within tens of steps at the learning rate of the run; with the run_dir of a run, the preflight starts
@@ -69,9 +69,8 @@ def find_start(config: RunConfig, processes: Processes) -> tuple[Start | None, r
         nonlocal content
         path, content = checkpoint.newest_valid(Path(config.run_dir) / "checkpoints") or (None, None)
         if path is not None and checkpoint.step_of(path) >= config.total_steps:
-            raise ConfigError(
-                [f"run_dir is {config.run_dir!r}; the run is finished, no steps are left for a preflight"]
-            )
+            why = "the run is finished, no steps are left for a preflight"
+            raise ConfigError([f"run_dir is {config.run_dir!r}; {why}"])
         return path
 
     path = processes.from_first(find)
