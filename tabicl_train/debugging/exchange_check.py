@@ -27,7 +27,7 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.gradients import Gradients
 from tabicl_train.module import Pretraining
 from tabicl_train.processes.processes import Processes
-from tabicl_train.stream import StepItem
+from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.train import build_stream, run_steps
 
 STEPS = 3
@@ -65,15 +65,21 @@ class ExchangeCheck(L.Callback):
                 self.note(item.step, 1, f"rank {self.rank} has other weights than rank 0 in {name}")
         _, stage, _ = stage_at(self.curriculum, item.step)
         gradients = module.gradients_of(stage)
-        computed = []  # by rank 0
-        for stream in [*self.shares, self.whole]:
+
+        def from_first(stream: StepStream) -> Tensor:
+            """The gradients of what a stream has for this step, computed by rank 0."""
             if self.rank == 0:
                 gradients.flat.zero_()
                 part = stream.draw(item.step).to(module.device)
                 for number in range(len(part.batches)):
                     module.accumulate(gradients, part, number, stage.checkpoint_rows)
-            computed.append(of_first(gradients.flat))
-        share, whole = computed[self.rank], computed[-1]
+            return of_first(gradients.flat)
+
+        whole = from_first(self.whole)
+        for rank, stream in enumerate(self.shares):
+            computed = from_first(stream)
+            if rank == self.rank:
+                share = computed
         names = {parameter: name for name, parameter in module.named_parameters()}
         labels = [*(names[parameter] for parameter in gradients.parameters), "the loss"]
         # In place of the method, whose result cannot be seen later: the step goes on to clip the gradients.
