@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import select
 import signal
 import sys
 import time
@@ -26,7 +27,8 @@ from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.processes.signals import die_with_launcher, watch_signals
 from tabicl_train.run_dir.outputs import make_folder
 
-# Exit codes. 0: the command has done its work; 1: an error; 128 + N: a second stop signal N, or SIGPIPE, ended it at once.
+# Exit codes. 0: the command has done its work; 1: an error; 128 + N: a second stop signal N ended it at once, or its
+# output is no longer read (SIGPIPE).
 EXIT_CONFIG = 2  # the configuration is wrong
 # 75: the run ended early, and the same command continues it. Under torchrun it is 0, since torchrun takes any other
 # code for a failure; launch/local.sh reads status.json instead.
@@ -42,12 +44,12 @@ def closed_output() -> Iterator[None]:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        try:
-            sys.stdout.flush()
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at the end
-            sys.exit(128 + signal.SIGPIPE)
-        raise
+        poll = select.poll()
+        poll.register(sys.stdout, select.POLLOUT)
+        if not any(event & select.POLLERR for _, event in poll.poll(0)):  # it was another pipe
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at the end
+        sys.exit(128 + signal.SIGPIPE)
 
 
 @closed_output()

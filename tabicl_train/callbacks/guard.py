@@ -108,10 +108,8 @@ class Guard(L.Callback):
             for b in plan.micro_batches
         ]
         line = {"step": step, "stage": plan.stage, "seed": self.config.seed, "reason": reason, **facts}
-        line |= {
-            "replay": shlex.join(["tabicl-replay", f"run_dir={self.config.run_dir}", f"step={step}"]),
-            "micro_batches": batches,
-        }
+        command = shlex.join(["tabicl-replay", f"run_dir={self.config.run_dir}", f"step={step}"])
+        line |= {"replay": command, "micro_batches": batches}
         self.records.append_line("incidents.jsonl", {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **line})
 
     def judge(self, trainer: L.Trainer, module: Pretraining) -> None:
