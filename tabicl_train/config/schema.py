@@ -187,7 +187,7 @@ class RunConfig:
     run_dir: str = "runs/${name}"
     """Folder of the run; a run that lives there already is continued."""
     preflight: bool = False
-    """Instead of training, run a few steps in fp32 and in the configured precision, and compare them."""
+    """Instead of training, compare a few steps in fp32 with the configured precision; and the ranks, if several."""
     preflight_steps: int = 50
     """Steps of the preflight."""
     init_weights: str | None = None
