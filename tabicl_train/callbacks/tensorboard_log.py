@@ -28,7 +28,6 @@ class TensorBoardLog(RunLog):
         self.writer: Any = None
 
     def log_rows(self, is_finished: bool) -> None:
-        self.records.check()
         if self.writer is None:
             self.rewrite()
         else:
@@ -37,6 +36,7 @@ class TensorBoardLog(RunLog):
     def rewrite(self) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        self.records.check()
         earlier = list(self.folder.glob("events.out.tfevents.*"))
         # A TensorBoard that is running discards what it has read from step 0 on.
         self.writer = SummaryWriter(self.folder, purge_step=0, flush_secs=FLUSH)
@@ -52,6 +52,7 @@ class TensorBoardLog(RunLog):
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         while (step := self.values.next_step()) is not None:
+            self.records.check()
             training, scores = self.values.take(step)
             scores.pop(f"{VALIDATION}step", None)
             curves = {key: value for key, value in (training | scores).items() if isinstance(value, (int, float))}
