@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import select
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -25,13 +27,32 @@ from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.processes.signals import die_with_launcher, watch_signals
 from tabicl_train.run_dir.outputs import make_folder
 
-# Exit codes. 0: the command has done its work; 1: an error; 128 + N: a second stop signal N ended it at once.
+# Exit codes. 0: the command has done its work; 1: an error; 128 + N: a second stop signal N ended it at once, or its
+# output is no longer read (SIGPIPE).
 EXIT_CONFIG = 2  # the configuration is wrong
 # 75: the run ended early, and the same command continues it. Under torchrun it is 0, since torchrun takes any other
 # code for a failure; launch/local.sh reads status.json instead.
 EXIT_PREEMPTED = os.EX_TEMPFAIL
 
 
+@contextlib.contextmanager
+def closed_output() -> Iterator[None]:
+    """Ends a command without a stack trace when its output is no longer read, as by `head`."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        poll = select.poll()
+        poll.register(sys.stdout, select.POLLOUT)
+        if not any(event & select.POLLERR for _, event in poll.poll(0)):  # it was another pipe
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at the end
+        sys.exit(128 + signal.SIGPIPE)
+
+
+@closed_output()
 def train() -> None:
     """tabicl-train experiment=NAME run_dir=DIR key=value ..."""
     die_with_launcher()
@@ -112,32 +133,26 @@ def run_job(tree: Any) -> None:
         if config.preflight:
             from tabicl_train.debugging.preflight import preflight
 
-            preflight(config)
+            with run_errors():
+                preflight(config)
         else:
             run(config, sweep)
 
 
 def run(config: RunConfig, sweep: bool) -> None:
     """Train; exits with 1 and one line if the run fails, with 75 if it ends early."""
-    from tabicl_train.callbacks.checkpoints import SaveFailed
-    from tabicl_train.callbacks.guard import Diverged
-    from tabicl_train.processes.watch import ProcessLost
-    from tabicl_train.run_dir.lock import LostLock
     from tabicl_train.train import train as run_training
-    from tabicl_train.workers import WorkerDied
 
-    try:
-        with watch_signals() as stop:
-            stop.started = time.monotonic()  # max_hours counts from the start of this job, not of the sweep
-            status = run_training(config)
-    except (PriorError, WorkerDied, Diverged, ProcessLost, LostLock, SaveFailed) as error:
-        sys.exit("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]))
+    with run_errors(), watch_signals() as stop:
+        stop.started = time.monotonic()  # max_hours counts from the start of this job, not of the sweep
+        status = run_training(config)
     # A job that has used up its hours does not end the other jobs of a sweep.
     ended = stop.first is not None or not sweep
     if status == "preempted" and ended and "TORCHELASTIC_RUN_ID" not in os.environ:
         sys.exit(EXIT_PREEMPTED)
 
 
+@closed_output()
 def export() -> None:
     with config_errors():
         args = arguments(ExportOptions)
@@ -146,6 +161,7 @@ def export() -> None:
         print(write(args.checkpoint, args.output, args.weights))
 
 
+@closed_output()
 def replay() -> None:
     with config_errors():
         args = arguments(ReplayOptions)
@@ -154,6 +170,7 @@ def replay() -> None:
         run_again(args.run_dir, args.step)
 
 
+@closed_output()
 def evaluate() -> None:
     with config_errors():
         args = arguments(EvaluateOptions)
@@ -162,6 +179,7 @@ def evaluate() -> None:
         score(**vars(args))
 
 
+@closed_output()
 def report() -> None:
     with config_errors():
         args = arguments(ReportOptions)
@@ -176,6 +194,7 @@ def report() -> None:
         print(output)
 
 
+@closed_output()
 def prior() -> None:
     with config_errors():
         action, *rest = sys.argv[1:] or ["--help"]
@@ -205,6 +224,21 @@ def arguments(options: type) -> Any:
         print(help_text(options))
         sys.exit(0)
     return parse(options, sys.argv[1:])
+
+
+@contextlib.contextmanager
+def run_errors() -> Iterator[None]:
+    """Turns the errors that end a run into exit code 1 and one line."""
+    from tabicl_train.callbacks.checkpoints import SaveFailed
+    from tabicl_train.callbacks.guard import Diverged
+    from tabicl_train.processes.watch import ProcessLost
+    from tabicl_train.run_dir.lock import LostLock
+    from tabicl_train.workers import WorkerDied
+
+    try:
+        yield
+    except (PriorError, WorkerDied, Diverged, ProcessLost, LostLock, SaveFailed) as error:
+        sys.exit("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]))
 
 
 @contextlib.contextmanager

@@ -19,6 +19,8 @@ from tabicl_train.callbacks.guard import Guard
 from tabicl_train.callbacks.metrics import Metrics
 from tabicl_train.callbacks.preemption import Preemption
 from tabicl_train.callbacks.profile import Profile
+from tabicl_train.callbacks.run_log import RunLog
+from tabicl_train.callbacks.tensorboard_log import TensorBoardLog
 from tabicl_train.callbacks.validation import Validation
 from tabicl_train.callbacks.wandb_log import WandbLog
 from tabicl_train.config.schema import RunConfig, build_prior
@@ -27,7 +29,7 @@ from tabicl_train.module import Pretraining
 from tabicl_train.planning.run_plan import run_plan
 from tabicl_train.precision import choose, uses_cuda
 from tabicl_train.processes.failures import Stopped
-from tabicl_train.processes.join import join, one_process
+from tabicl_train.processes.join import join
 from tabicl_train.processes.processes import Processes
 from tabicl_train.processes.signals import Stop, watch_signals
 from tabicl_train.processes.trainer_plugins import JoinedProcesses, Replicas, disable_sigterm_handling
@@ -35,7 +37,7 @@ from tabicl_train.resume import Start, find_start, initial_weights
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.lock import LostLock, RunLock
 from tabicl_train.run_dir.outputs import make_folder
-from tabicl_train.run_dir.provenance import describe_origin
+from tabicl_train.run_dir.provenance import describe_machine, describe_origin, record_start
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import RunStatus, read_status
 from tabicl_train.stream import StepStream
@@ -96,8 +98,8 @@ def complete(
         lock.on_beat = status.beat
         assert content is not None  # steps have been done, so there is a checkpoint
         validation.finish(content, torch.device("cuda" if uses_cuda(config.trainer) else "cpu"))
-    if config.wandb.mode != "disabled":
-        WandbLog(config, records).complete()
+    for log in run_logs(config, records):
+        log.complete()
     outcome = "preempted" if validation.postponed else "finished"
     if (read_status(records.folder) or {}).get("status") != outcome:
         status.write(outcome)
@@ -122,9 +124,10 @@ def train_from(
     with Loader(stream, config.stream, trainer.strategy.root_device) as loader, validation.drawing():
         module = build_module(config, start.checkpoint, processes)
         status = RunStatus(records, lambda: trainer.global_step, writes=processes.rank == 0)
+        ranks = processes.gather(describe_machine(trainer.strategy.root_device))
         if processes.rank == 0:
             records.replace("config.yaml", yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
-            records.append_line("provenance.jsonl", {"step": start.steps, **origin})
+            record_start(records, start.steps, origin, ranks)
             introduce(config, trainer, start.steps)
             lock.on_beat = status.beat
         status.write("running")
@@ -147,13 +150,12 @@ def run_callbacks(
     config: RunConfig, records: Records, files: CheckpointFiles, origin: dict, stop: Stop, validation: Validation
 ) -> list[L.Callback]:
     """What watches and keeps a run, in the order in which it is called."""
-    wandb = [WandbLog(config, records)] if config.wandb.mode != "disabled" else []
     profile = [Profile(config.profile, records.folder)] if config.profile.step is not None else []
     return [  # in this order: the guard may change the weights, and all states must be up to date for a checkpoint
         Guard(config, records, files),
         Metrics(config, records),
         Diagnostics(records),
-        *wandb,
+        *run_logs(config, records),
         *profile,
         Averages(config.averages),
         Checkpoints(records.folder / "checkpoints", files, config, origin),
@@ -162,15 +164,22 @@ def run_callbacks(
     ]
 
 
-def run_steps(config: RunConfig, start: tuple[Path, dict] | None, until: int, watch: L.Callback) -> None:
-    """Train in this process up to a step, watched by a callback; nothing is written.
+def run_logs(config: RunConfig, records: Records) -> list[RunLog]:
+    """The logs beside the run's own files."""
+    wandb: list[RunLog] = [WandbLog(config, records)] if config.wandb.mode != "disabled" else []
+    return wandb + ([TensorBoardLog(config, records)] if config.tensorboard else [])
 
-    start: a checkpoint and its content, or None for the beginning of the run
+
+def run_steps(
+    config: RunConfig, start: tuple[Path, dict | None] | None, until: int, watch: L.Callback, processes: Processes
+) -> None:
+    """Train up to a step, watched by a callback; nothing is written.
+
+    start: a checkpoint and, on rank 0, its content; or None for the beginning of the run
     """
     set_up_process(config)
     config = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, max_steps=until))
     path, content = start or (None, None)
-    processes = one_process()
     trainer = build_trainer(config, [watch], CheckpointFiles(config.checkpoint, content), processes)
     stream = build_stream(config, range(0 if path is None else checkpoint.step_of(path), until), processes)
     with Loader(stream, config.stream, trainer.strategy.root_device) as loader:
@@ -239,6 +248,7 @@ def silence_lightning() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint.*")
+    warnings.filterwarnings("ignore", message=".*`srun` command is available.*")
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # torch 2.13 about lightning 2.6
 
 

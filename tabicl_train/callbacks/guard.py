@@ -7,6 +7,7 @@ The two limits are those that worked in a published run of 500,000 steps on one 
 from __future__ import annotations
 
 import math
+import shlex
 import time
 
 import lightning as L
@@ -107,7 +108,8 @@ class Guard(L.Callback):
             for b in plan.micro_batches
         ]
         line = {"step": step, "stage": plan.stage, "seed": self.config.seed, "reason": reason, **facts}
-        line |= {"replay": f"tabicl-replay run_dir={self.config.run_dir} step={step}", "micro_batches": batches}
+        command = shlex.join(["tabicl-replay", f"run_dir={self.config.run_dir}", f"step={step}"])
+        line |= {"replay": command, "micro_batches": batches}
         self.records.append_line("incidents.jsonl", {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **line})
 
     def judge(self, trainer: L.Trainer, module: Pretraining) -> None:

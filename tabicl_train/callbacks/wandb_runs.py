@@ -58,6 +58,8 @@ def start(config: RunConfig, run_dir: Path, state: dict) -> Any:
         mode = "offline"
     return wandb.init(
         project=config.wandb.project,
+        group=config.wandb.group,
+        tags=config.wandb.tags or None,
         id=state["id"],
         name=config.name,
         notes=f"takes the place of run {replaces}" if replaces else None,

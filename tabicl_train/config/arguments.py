@@ -11,8 +11,7 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tabicl_train.config.documentation import class_doc, default_of, field_docs, value_text
-from tabicl_train.config.suggestions import unknown_key
-from tabicl_train.console import first_line
+from tabicl_train.config.suggestions import unknown_key, wrong_type
 from tabicl_train.errors import ConfigError
 
 
@@ -33,8 +32,7 @@ def parse(options: type, arguments: list[str]) -> Any:
                 schema[key] = read_value(value)
             except OmegaConfBaseException as error:
                 is_null = read_value(value) is None
-                reason = f" is {value or 'empty'}; it needs a value" if is_null else f": {first_line(error)}"
-                problems.append(key + reason)
+                problems.append(f"{key} is {value or 'empty'}; it needs a value" if is_null else wrong_type(key, error))
     problems += [f"{key} is missing" for key in keys if OmegaConf.is_missing(schema, key) and key not in given]
     if problems:
         mistake = ConfigError(problems)

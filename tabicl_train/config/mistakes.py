@@ -18,11 +18,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tabicl_train.config.schema import RunConfig, StageConfig, flatten
-from tabicl_train.config.suggestions import first_lines, unknown_key
-from tabicl_train.console import first_line
+from tabicl_train.config.suggestions import first_lines, unknown_key, wrong_type
 
-# What Hydra raises for a command line that it cannot compose; ValueError for GROUP=null.
-COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
+# What Hydra raises for a command line that it cannot compose; ValueError for GROUP=null, TypeError for GROUP=[1].
+COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError)
 
 STAGES = "curriculum.stages"
 
@@ -192,7 +191,7 @@ def wrong_value(override: Override, error: Exception) -> str:
     if override.is_sweep_override():
         key = override.key_or_group
         return f"{override.input_line!r} has several values, which needs -m; plain text needs quotes: \"{key}='...'\""
-    return f"{override.key_or_group}: {first_line(error.__cause__ or error)}"
+    return wrong_type(override.key_or_group, error)
 
 
 def unknown_keys(tree: DictConfig, cls: type, all_keys: Collection[str], prefix: str = "") -> list[str]:

@@ -15,6 +15,7 @@ SYNTHETIC = "synthetic"  # held-out synthetic tables, as opposed to real ones
 BEST = ("real", SYNTHETIC)
 
 WANDB_MODES = ("disabled", "offline", "online")
+WANDB_FORBIDDEN = "/\\#?%:"  # in the name of a project
 
 
 @dataclass
@@ -112,12 +113,22 @@ class WandbConfig:
     mode: str = "disabled"
     """disabled, offline, or online, which falls back to offline without an account or a network."""
     project: str = "tabicl-train"
-    """Project that the run belongs to."""
+    """Project that the run belongs to; the run itself has the name of the setting `name` there."""
+    group: str | None = None
+    """Group of runs that the run belongs to, such as a sweep."""
+    tags: list[str] = field(default_factory=list)
+    """Tags of the run."""
     timeout: float = 30.0
     """Seconds that starting and ending the logging may take, each."""
 
     def problems(self) -> list[str]:
         problems = one_of("mode", self.mode, WANDB_MODES) + at_least(1, timeout=self.timeout)
+        # wandb itself would refuse these once the run has begun.
+        if len(self.project) > 128 or set(WANDB_FORBIDDEN) & set(self.project):
+            rule = f"at most 128 characters, and none of {' '.join(WANDB_FORBIDDEN)}"
+            problems.append(f"project is {self.project!r}; it must have {rule}")
+        wrong_tags = [tag for tag in self.tags if not 1 <= len(tag) <= 64]
+        problems += [f"tags has {tag!r}; a tag must have 1 to 64 characters" for tag in wrong_tags]
         if self.mode != "disabled" and not is_installed("wandb"):
             problems.append(f"mode is {self.mode!r}, but wandb is not installed: {install('wandb', 'wandb')}")
         return problems

@@ -28,7 +28,7 @@ from tabicl_train.config.monitoring import (
 )
 from tabicl_train.config.stages import SCHEDULES, CurriculumConfig, StageConfig
 from tabicl_train.console import is_first
-from tabicl_train.errors import unusable_folder
+from tabicl_train.errors import install, is_installed, unusable_folder
 from tabicl_train.model.config import TabICLConfig
 
 __all__ = [
@@ -187,7 +187,7 @@ class RunConfig:
     run_dir: str = "runs/${name}"
     """Folder of the run; a run that lives there already is continued."""
     preflight: bool = False
-    """Instead of training, run a few steps in fp32 and in the configured precision, and compare them."""
+    """Instead of training, compare a few steps in fp32 with the configured precision; and the ranks, if several."""
     preflight_steps: int = 50
     """Steps of the preflight."""
     init_weights: str | None = None
@@ -214,6 +214,8 @@ class RunConfig:
     """Scores during training."""
     wandb: WandbConfig = field(default_factory=WandbConfig)
     """Weights and Biases."""
+    tensorboard: bool = False
+    """Write the curves for TensorBoard to the run's folder `tensorboard`; it needs the extra `tensorboard`."""
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     """A trace of a few steps."""
     resume: ResumeConfig = field(default_factory=ResumeConfig)
@@ -226,6 +228,8 @@ class RunConfig:
         for name, part in vars(self).items():
             if hasattr(part, "problems"):
                 problems += [f"{name}.{problem}" for problem in part.problems()]
+        if self.tensorboard and not is_installed("tensorboard"):
+            problems.append(f"tensorboard is true, but it is not installed: {install('tensorboard', 'tensorboard')}")
         try:
             build_prior(self)
         except priors.PriorError as error:

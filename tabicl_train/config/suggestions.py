@@ -1,9 +1,11 @@
-"""What the user may have meant: messages for unknown keys."""
+"""Messages in the user's terms: what an unknown key may have meant, and what a value must be."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Collection
+
+from tabicl_train.console import first_line
 
 
 def unknown_key(
@@ -30,6 +32,14 @@ def unknown_key(
 def closest(name: str, names: Collection[str]) -> list[str]:
     """The most similar name, if any. The cutoff is 0.7 since at 0.5 `tabel` was taken for `trainer`."""
     return difflib.get_close_matches(name, names, n=1, cutoff=0.7)
+
+
+def wrong_type(key: str, error: Exception) -> str:
+    """The message for a value that OmegaConf refuses."""
+    reason = first_line(error.__cause__ or error)
+    if "ListConfig" in reason:
+        reason = "it must be a list, such as [1,2]"
+    return f"{key}: {reason}"
 
 
 def first_lines(error: Exception) -> str:

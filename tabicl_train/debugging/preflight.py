@@ -1,4 +1,5 @@
-"""A check before a long run: a few steps in the configured precision and in fp32, on the same tables and weights.
+"""A check before a long run: a few steps in the configured precision and in fp32, on the same tables and weights. With
+several ranks it runs on all of them, and first checks their gradients (`exchange_check.py`).
 
 Published runs in low precision have collapsed after hours. Losses, gradient norms and multipliers that deviate from
 those of fp32 show within tens of steps at the learning rate of the run; with the run_dir of a run, the preflight starts
@@ -8,6 +9,7 @@ from its newest checkpoint, ideally one after the warm-up.
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
@@ -17,14 +19,20 @@ import lightning as L
 from tabicl_train.callbacks.guard import MULTIPLIER_AT
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.console import tell
+from tabicl_train.debugging.exchange_check import check_exchange
 from tabicl_train.errors import ConfigError
-from tabicl_train.precision import choose
+from tabicl_train.precision import Precision, choose
+from tabicl_train.processes.join import join
+from tabicl_train.processes.processes import Processes
+from tabicl_train.processes.signals import Stop
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.train import run_steps
 
 LOSS = 0.02  # largest relative difference between the mean losses over the second half of the steps
 NORM = 1.25  # largest ratio, either way, between the median gradient norms there
 MULTIPLIER = 1.25  # largest ratio, either way, between the largest multipliers there
+
+Start = tuple[Path, dict | None]  # a checkpoint and, on rank 0, its content
 
 
 class Recorder(L.Callback):
@@ -39,30 +47,61 @@ class Recorder(L.Callback):
 
 
 def preflight(config: RunConfig) -> None:
-    """Run the check and print a comparison; raises ConfigError if the precision is unfit for the run."""
-    precision = choose(config.trainer)
-    if precision.name == "fp32":
-        tell(f"preflight the precision is {precision}: there is nothing to compare")
-        return
-    start = checkpoint.newest_valid(Path(config.run_dir) / "checkpoints")
-    first = 0 if start is None else checkpoint.step_of(start[0])
-    steps = min(config.preflight_steps, config.total_steps - first)
-    if steps < 1:
-        raise ConfigError([f"run_dir is {config.run_dir!r}; the run is finished, no steps are left for a preflight"])
-    rows = {}
+    """Run the checks and print what they find; nothing is written. Raises ConfigError, on all ranks, if one fails."""
+    no_folder = Path(os.devnull)  # stack traces are printed
+    with join(config.trainer, Stop(), no_folder) as processes:
+        processes.agree(next(iter(config.too_few_tables(processes.size)), None))
+        start, steps = find_start(config, processes)
+        if processes.size > 1:
+            check_exchange(config, processes, start, steps)
+        precision = choose(config.trainer)
+        if precision.name != "fp32":
+            compare_precisions(config, precision, processes, start, steps)
+        elif processes.rank == 0:
+            tell(f"preflight the precision is {precision}: there is nothing to compare")
+
+
+def find_start(config: RunConfig, processes: Processes) -> tuple[Start | None, range]:
+    """The newest checkpoint of the run, if any, as rank 0 finds it, and the steps of the preflight."""
+    content = None
+
+    def find() -> Path | None:
+        nonlocal content
+        path, content = checkpoint.newest_valid(Path(config.run_dir) / "checkpoints") or (None, None)
+        if path is not None and checkpoint.step_of(path) >= config.total_steps:
+            why = "the run is finished, no steps are left for a preflight"
+            raise ConfigError([f"run_dir is {config.run_dir!r}; {why}"])
+        return path
+
+    path = processes.from_first(find)
+    first = 0 if path is None else checkpoint.step_of(path)
+    steps = range(first, min(first + config.preflight_steps, config.total_steps))
+    return None if path is None else (path, content), steps
+
+
+def compare_precisions(
+    config: RunConfig, precision: Precision, processes: Processes, start: Start | None, steps: range
+) -> None:
+    """Train the steps in fp32 and in the precision; on rank 0, print a comparison. Raises ConfigError on all ranks."""
+    rows = []
     for name in ("fp32", precision.name):
         recorder = Recorder()
-        run_steps(replace(config, trainer=replace(config.trainer, precision=name)), start, first + steps, recorder)
-        rows[name] = recorder.rows
-    reference, mixed = rows.values()
-    tell(f"preflight fp32 and {precision}, steps {first}..{first + steps - 1}")
-    tell(f"          {'step':>8}{'loss':>20}{'gradient norm':>22}{'multiplier':>22}")
-    for i in sorted({round(k * (steps - 1) / 9) for k in range(10)}):
-        pairs = "".join(f"{a:>{w}.4g}{b:>10.4g}" for a, b, w in zip(reference[i], mixed[i], (10, 12, 12), strict=True))
-        tell(f"          {first + i:>8}{pairs}")
-    if problems := differences(reference, mixed, precision.name):
-        raise ConfigError([f"preflight: {problem}" for problem in problems])
-    tell(f"preflight {precision.name} is fit for this run")
+        in_precision = replace(config, trainer=replace(config.trainer, precision=name))
+        run_steps(in_precision, start, steps.stop, recorder, processes)
+        rows.append(recorder.rows)
+
+    def conclude() -> None:
+        reference, mixed = rows
+        tell(f"preflight fp32 and {precision}, steps {steps[0]}..{steps[-1]}")
+        tell(f"          {'step':>8}{'loss':>20}{'gradient norm':>22}{'multiplier':>22}")
+        for i in sorted({round(k * (len(steps) - 1) / 9) for k in range(10)}):
+            widths = zip(reference[i], mixed[i], (10, 12, 12), strict=True)
+            tell(f"          {steps[i]:>8}{''.join(f'{a:>{w}.4g}{b:>10.4g}' for a, b, w in widths)}")
+        if problems := differences(reference, mixed, precision.name):
+            raise ConfigError([f"preflight: {problem}" for problem in problems])
+        tell(f"preflight {precision.name} is fit for this run")
+
+    processes.from_first(conclude)
 
 
 def differences(reference: list, mixed: list, name: str) -> list[str]:

@@ -18,6 +18,7 @@ from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.errors import ConfigError
 from tabicl_train.gradients import Gradients
 from tabicl_train.module import Pretraining
+from tabicl_train.processes.join import one_process
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.changes import STREAM, change, up_to_date
 from tabicl_train.run_dir.records import Records
@@ -44,7 +45,7 @@ def replay(run_dir: str, step: int) -> None:
     if not 0 <= step < config.total_steps:
         raise ConfigError([f"step is {step}; the run has steps 0..{config.total_steps - 1}"])
     ahead = [(good, at) for good, at in rewinds if at > first]
-    run_steps(config, start, step + 1, Dissection(config, step, ahead))
+    run_steps(config, start, step + 1, Dissection(config, step, ahead), one_process())
 
 
 def without_checkpoint(run_dir: Path) -> tuple[Path, dict]:
@@ -76,7 +77,7 @@ def replay_values(values: dict, from_checkpoint: bool) -> dict:
     """A run's configuration without the devices, files and services that the replay does not need."""
     values = values | {"init_weights": None} if from_checkpoint else values
     trainer = values["trainer"] | {"accelerator": "auto", "devices": None, "nodes": None}
-    return values | {"trainer": trainer, "wandb": values["wandb"] | {"mode": "disabled"}}
+    return values | {"trainer": trainer, "wandb": values["wandb"] | {"mode": "disabled"}, "tensorboard": False}
 
 
 def newest_before(folder: Path, step: int, rewinds: list[tuple[int, int]]) -> tuple[tuple[Path, dict] | None, int]:

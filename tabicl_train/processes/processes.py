@@ -73,24 +73,25 @@ class Processes:
     def mark_common(self, error: Exception) -> None:
         self.common_error = error
         if isinstance(error, ConfigError):
-            error.everywhere = True
+            error.everywhere = self.size > 1
+
+    def gather(self, value: Value) -> list[Value]:
+        """The values of all processes, in the order of their ranks, on all processes; they must be picklable."""
+        call = self.calls
+        if self.rank > 0:
+            self.put(f"gathered/{call}/{self.rank}", value)
+        return self.from_first(lambda: [value, *(self.take(f"gathered/{call}/{rank}") for rank in range(1, self.size))])
 
     def agree(self, problem: str | None) -> None:
         """If any process has a problem, raise the same ConfigError on all of them, naming the ranks concerned."""
-        call = self.calls
-        if self.rank > 0:
-            self.put(f"problem/{call}/{self.rank}", problem)
-
-        def collect() -> None:
-            problems = [problem, *(self.take(f"problem/{call}/{rank}") for rank in range(1, self.size))]
-            ranks: dict[str, list[int]] = {}
-            for rank, text in enumerate(problems):
-                if text is not None:
-                    ranks.setdefault(text, []).append(rank)
-            if ranks:
-                raise ConfigError([text if len(r) == self.size else text + listed(r) for text, r in ranks.items()])
-
-        self.from_first(collect)
+        ranks: dict[str, list[int]] = {}
+        for rank, text in enumerate(self.gather(problem)):
+            if text is not None:
+                ranks.setdefault(text, []).append(rank)
+        if ranks:
+            error = ConfigError([text if len(r) == self.size else text + listed(r) for text, r in ranks.items()])
+            self.mark_common(error)
+            raise error
 
     def put(self, key: str, value: Any) -> None:
         """Store a value under a key, for all processes."""

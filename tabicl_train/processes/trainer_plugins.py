@@ -70,14 +70,15 @@ class Replicas(DDPStrategy):
         self.processes, self.exchange_timeout = processes, timedelta(seconds=timeout)
 
     def setup_distributed(self) -> None:
-        dist.init_process_group(
-            self.process_group_backend,
-            store=dist.PrefixStore("group", self.processes.store),
-            rank=self.processes.rank,
-            world_size=self.processes.size,
-            timeout=self.exchange_timeout,
-            device_id=self.root_device if self.root_device.type == "cuda" else None,
-        )
+        if not dist.is_initialized():  # a preflight trains several times
+            dist.init_process_group(
+                self.process_group_backend,
+                store=dist.PrefixStore("group", self.processes.store),
+                rank=self.processes.rank,
+                world_size=self.processes.size,
+                timeout=self.exchange_timeout,
+                device_id=self.root_device if self.root_device.type == "cuda" else None,
+            )
         super().setup_distributed()  # which keeps an existing group
 
     def configure_ddp(self) -> None:

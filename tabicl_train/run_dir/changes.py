@@ -14,7 +14,10 @@ from tabicl_train.config.schema import RunConfig, StageConfig, flatten
 from tabicl_train.console import tell
 from tabicl_train.errors import ConfigError
 
-HARMLESS = ("run_dir", "resume.allow_changes", "trainer.max_steps", "preflight", "preflight_steps", "init_weights")
+HARMLESS = (
+    "run_dir", "resume.allow_changes", "preflight", "preflight_steps", "init_weights", "tensorboard",
+    *(f"trainer.{name}" for name in ("max_steps", "devices", "nodes", "timeout", "max_hours", "requeue")),
+)  # fmt: skip
 FREE_TO_CHANGE = ("dropout", "checkpoint_rows", "col_attention_fp32", "scaling_bound")  # of a model; its weights fit
 STREAM = "the version of the table stream"
 

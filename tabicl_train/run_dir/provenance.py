@@ -1,4 +1,4 @@
-"""What produced a run: the code, the versions and the command."""
+"""What produced a run: the code, the versions, the command and the machines."""
 
 from __future__ import annotations
 
@@ -6,11 +6,20 @@ import platform
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import Any
+
+import torch
 
 from priors.storage.shards import version
 from tabicl_train.config.folders import PACKAGE
+from tabicl_train.console import tell
+from tabicl_train.run_dir.records import Records
 
-PACKAGES = ("tabicl-train", "torch", "lightning", "hydra-core", "numpy", "scipy", "numba")
+DRAWING = ("torch", "numpy", "scipy", "numba")  # packages that decide what a table is
+PACKAGES = ("tabicl-train", "lightning", "hydra-core", *DRAWING)
+# Extensions of the instruction set with which numba, torch or BLAS sum in another order or round otherwise.
+EXTENSIONS = ("fma", "avx2", "avx512f", "avx512bf16", "avx512fp16", "amx-bf16", "sve", "sve2")
 
 
 def describe_origin() -> dict:
@@ -24,9 +33,76 @@ def describe_origin() -> dict:
     }
 
 
+def record_start(records: Records, step: int, origin: dict, ranks: list[dict[str, Any]]) -> None:
+    """Add a start of the run to provenance.jsonl, and tell if tables may now be others than before.
+
+    origin: as from `describe_origin`
+    ranks: for each rank, what `describe_machine` returns there
+    """
+    start = {"step": step, **origin, "machines": grouped(ranks)}
+    starts = records.lines("provenance.jsonl")
+    if step > 0 and starts and (changed := drawing_changes(starts[-1], start)):
+        differ = "from here on, tables may differ from those that the run would have drawn (priors/README.md)"
+        tell(f"changed   {'; '.join(changed)}: {differ}")
+    if len(kinds := grouped([{"cpu": rank["cpu"]} for rank in ranks])) > 1:
+        each = "; ".join(f"{kind['cpu']} (rank {', '.join(map(str, kind['ranks']))})" for kind in kinds)
+        tell(f"warning   the CPUs differ, so tables may depend on the rank that draws them (priors/README.md): {each}")
+    records.append_line("provenance.jsonl", start)
+
+
+def grouped(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Equal descriptions once, each with its ranks."""
+    return [
+        described | {"ranks": [number for number, other in enumerate(ranks) if other == described]}
+        for number, described in enumerate(ranks)
+        if described not in ranks[:number]
+    ]
+
+
+def drawing_changes(before: dict, now: dict) -> list[str]:
+    """What of that which decides the bits of a table is not as it was at an earlier start, in words."""
+
+    def facts(start: dict) -> dict[str, str]:
+        cpus = sorted({machine["cpu"] for machine in start.get("machines", [])})
+        return {name: start["versions"].get(name) for name in DRAWING} | {"the CPU": " and ".join(cpus)}
+
+    old, new = facts(before), facts(now)
+    return [f"{name} was {old[name]}, is {new[name]}" for name in new if old[name] and old[name] != new[name]]
+
+
+def describe_machine(device: torch.device) -> dict[str, Any]:
+    """The machine of this process: host name, kind of CPU, and name of the GPU that the process trains on, if any."""
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return {"host": platform.node(), "cpu": cpu_kind(), "gpu": gpu}
+
+
 def versions() -> dict[str, str]:
     """The versions of Python, of this package, and of those that decide what a run computes."""
     return {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
+
+
+def cpu_kind() -> str:
+    """The model of the CPU, and the instructions that numba and torch use on it.
+
+    Where two machines differ in it, tables of the same address can differ (priors/README.md). The name of the model
+    alone does not tell: a virtual machine can hide it, and extensions can be switched off.
+    """
+    from llvmlite import binding  # compiles for numba
+
+    features = binding.get_host_cpu_features()
+    extensions = " ".join(name for name in EXTENSIONS if features.get(name))
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"{cpu_model()} ({binding.get_host_cpu_name()}: {extensions}; torch: {capability})"
+
+
+def cpu_model() -> str:
+    """The name of the CPU's model, or of its architecture where there is none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
 
 
 def git(*args: str) -> str | None:

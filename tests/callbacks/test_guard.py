@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import math
+import shlex
 from pathlib import Path
 
 import lightning as L
@@ -45,23 +46,24 @@ def incidents(run_dir: Path) -> list[dict]:
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [(), ("optimizer=adamw",), ("trainer.log_every=7",)])
 def test_steps_that_are_not_finite_change_nothing_and_are_written_down(settings, tmp_path):
+    run_dir = tmp_path / "a run"
     poison = Poison({0, 5, 7})
-    run(tmp_path / "run", *settings, callbacks=(poison,))
+    run(run_dir, *settings, callbacks=(poison,))
     unchanged = [
         i for i, (a, b) in enumerate(zip(poison.states, poison.states[1:], strict=False), 1)
         if all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
     ]  # fmt: skip
     assert unchanged == [5, 7]
     assert all(torch.isfinite(v).all() for v in poison.states[-1])
-    assert {int(row["skipped"]) for row in metrics(tmp_path / "run") if int(row["step"]) > 8} == {3}
-    lines = incidents(tmp_path / "run")
+    assert {int(row["skipped"]) for row in metrics(run_dir) if int(row["step"]) > 8} == {3}
+    lines = incidents(run_dir)
     assert [(line["step"], line["seed"], line["stage"]) for line in lines] == [(s, 0, "smoke") for s in (0, 5, 7)]
     assert lines[0]["loss"] == "nan" and lines[0]["reason"] == "the loss is not finite"
     assert sorted(i for b in lines[1]["micro_batches"] for i in b["tables"]) == list(range(8))
-    assert lines[1]["replay"] == f"tabicl-replay run_dir={tmp_path}/run step=5"
-    state = last(tmp_path / "run")["optimizer_states"][0]["state"].values()
+    assert shlex.split(lines[1]["replay"]) == ["tabicl-replay", f"run_dir={run_dir}", "step=5"]
+    state = last(run_dir)["optimizer_states"][0]["state"].values()
     assert {int(s["taken"]) for s in state if "taken" in s} == {13}
-    saved = read(tmp_path / "run/checkpoints/step-00000008.ckpt")  # all that was known by then, logged or not
+    saved = read(run_dir / "checkpoints/step-00000008.ckpt")  # all that was known by then, logged or not
     assert saved["callbacks"]["Guard"]["skipped"] == 3
 
 

@@ -1,6 +1,5 @@
 """What a run logs to Weights and Biases: the same as its files, after any interruption."""
 
-import contextlib
 import json
 import math
 import os
@@ -10,21 +9,23 @@ from pathlib import Path
 from unittest import mock
 
 import forked
-import lightning as L
 import pytest
+from logged_runs import SETTINGS, VALIDATED, train, train_and_die
 from runs import exact, metrics, read, run
 
-from tabicl_train import train as training
 from tabicl_train.callbacks import wandb_log
-from tabicl_train.callbacks.metrics import Metrics
+from tabicl_train.callbacks.run_log import validation_values
 from tabicl_train.callbacks.validation import Validation
-from tabicl_train.callbacks.wandb_log import WandbLog, validation_values
+from tabicl_train.callbacks.wandb_log import WandbLog
 from tabicl_train.callbacks.wandb_runs import wandb_files, why_offline
 from tabicl_train.config.compose import compose
+from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir.records import Records
 
 pytest.importorskip("wandb")
 BLOCK, FULL, FIRST = 32768, 1, 2
+OFFLINE = ["wandb.mode=offline", *VALIDATED]
+OTHERWISE = ["resume.allow_changes=true", "curriculum.stages.smoke.learning_rate=1e-2", "name=other"]
 
 
 def records(path: Path):
@@ -53,6 +54,11 @@ def histories(run_dir: Path) -> dict[str, list[dict]]:
                 items = record.history.item
                 rows.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items})
     return rows_of
+
+
+def first_record(path: Path):
+    """What wandb is told of a run when it begins."""
+    return next(record.run for record in records(path) if record.HasField("run"))
 
 
 def assert_equal_to_files(rows: list[dict], run_dir: Path) -> None:
@@ -89,52 +95,25 @@ def no_account(tmp_path, monkeypatch):
     wandb.teardown()
 
 
-SETTINGS = [
-    "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=12", "checkpoint.every=4",
-    "trainer.accelerator=cpu", "wandb.mode=offline",
-]  # fmt: skip
-VALIDATED = ["validation.every=4", "validation.rows=[40,60]", "validation.tables=2", "validation.features=[2,4]",
-             "validation.real_rows=0", "validation.best=synthetic"]  # fmt: skip
-
-
-class StopAt(L.Callback):
-    """Before a step: an error, or a signal."""
-
-    def __init__(self, step: int | None, signal: int | None = None) -> None:
-        self.step, self.signal = step, signal
-
-    def on_train_batch_start(self, trainer, module, item, _) -> None:
-        if item.step == self.step:
-            if self.signal is None:
-                raise RuntimeError("stopped")
-            os.kill(os.getpid(), self.signal)
-
-
-def train(run_dir: Path, *overrides: str, stop_at: int | None = None, number: int | None = None) -> None:
-    """In this process; before a step an error ends it, or a signal."""
-    chosen = training.run_callbacks
-    with (
-        mock.patch.object(training, "run_callbacks", lambda *a: [*chosen(*a), StopAt(stop_at, number)]),
-        pytest.raises(RuntimeError, match="stopped") if stop_at and number is None else contextlib.nullcontext(),
-    ):
-        training.train(compose([*SETTINGS, f"run_dir={run_dir}", *overrides]))
-
-
 @pytest.mark.slow
 def test_steps_done_again_are_logged_once_and_scores_too(tmp_path, no_account, capfd):
     run_dir = tmp_path / "run"
-    train(run_dir, *VALIDATED, stop_at=3, number=signal.SIGTERM)
+    settings = [*OFFLINE, "wandb.group=width and rate", "wandb.tags=[small,night]", "name=first"]
+    train(run_dir, *settings, stop_at=3, number=signal.SIGTERM)
     assert len(metrics(run_dir)) == 4 and not (run_dir / "validation.csv").exists()  # which is left to the next start
-    train(run_dir, *VALIDATED, stop_at=6)
+    train(run_dir, *settings, stop_at=6)
     assert len(metrics(run_dir)) == 6  # two more than are saved
-    train(run_dir, *VALIDATED, stop_at=10)
-    train(run_dir, *VALIDATED)
+    train(run_dir, *settings, stop_at=10)
+    train(run_dir, *settings)
     (rows,) = histories(run_dir).values()
     assert len(metrics(run_dir)) == 12
     assert_equal_to_files(rows, run_dir)
+    for begun in map(first_record, (run_dir / "wandb").glob("offline-run-*/run-*.wandb")):
+        assert (begun.display_name, begun.run_group) == ("first", "width and rate")
+        assert list(begun.tags) == ["small", "night"]
     assert "to upload: wandb sync" in capfd.readouterr().err
     assert len(list((run_dir / "wandb").glob("offline-run-*"))) == 4
-    train(run_dir, *VALIDATED)  # finished already
+    train(run_dir, *settings)  # finished already
     assert len(list((run_dir / "wandb").glob("offline-run-*"))) == 4
     last = [b for b in read(run_dir / "batches.csv") if b["step"] == "12"]
     by_classes = {key.split("/")[1]: value for key, value in rows[-1].items() if key.startswith("loss_by_classes/")}
@@ -148,49 +127,36 @@ def test_steps_done_again_are_logged_once_and_scores_too(tmp_path, no_account, c
 @pytest.mark.slow
 def test_steps_done_otherwise_begin_a_run_that_replaces_the_one_so_far(tmp_path, no_account, capfd):
     run_dir = tmp_path / "run"
-    train(run_dir, *VALIDATED, stop_at=10)
+    train(run_dir, *OFFLINE, stop_at=10)
     before = exact(run_dir)
-    train(run_dir, *VALIDATED, "resume.allow_changes=true", "curriculum.stages.smoke.learning_rate=1e-2", "name=other")
+    train(run_dir, *OFFLINE, *OTHERWISE)
     assert before[:8] == exact(run_dir)[:8] and before[9] != exact(run_dir)[9]
     (old, _), (new, rows) = histories(run_dir).items()
     assert_equal_to_files(rows, run_dir)
     assert f"run {old} holds other values at step 9: run {new} takes its place" in capfd.readouterr().err
     (path,) = (run_dir / "wandb").glob(f"offline-run-*/run-{new}.wandb")
-    (begun,) = [record.run for record in records(path) if record.HasField("run")][:1]
+    begun = first_record(path)
     assert begun.notes == f"takes the place of run {old}"
     assert {item.key: item.value_json for item in begun.config.update}["replaces"] == f'"{old}"'
     # Fewer rows, of the same steps and values.
     (run_dir / "checkpoints/step-00000012.ckpt").unlink()
-    train(run_dir, *VALIDATED, "resume.allow_changes=true", "curriculum.stages.smoke.learning_rate=1e-2", "name=other",
-          "trainer.log_every=2")  # fmt: skip
+    train(run_dir, *OFFLINE, *OTHERWISE, "trainer.log_every=2")
     *_, rows = histories(run_dir).values()
     assert len(histories(run_dir)) == 3
     assert_equal_to_files(rows, run_dir)
-
-
-def train_and_die(*settings: str) -> None:
-    at = Metrics.on_train_batch_end
-
-    def kill(self, trainer, *rest):
-        at(self, trainer, *rest)
-        if trainer.global_step == 10:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    Metrics.on_train_batch_end = kill
-    training.train(compose(settings))
 
 
 @pytest.mark.multi_process
 def test_what_a_kill_has_lost_of_the_log_is_taken_from_the_files(tmp_path, no_account):
     run_dir = tmp_path / "run"
     train(run_dir, "wandb.mode=disabled", *VALIDATED, stop_at=6)
-    killed = forked.start(train_and_die, *SETTINGS, *VALIDATED, f"run_dir={run_dir}")
+    killed = forked.start(train_and_die, *SETTINGS, *OFFLINE, f"run_dir={run_dir}")
     assert forked.exit_code(killed) == -signal.SIGKILL
     assert len(metrics(run_dir)) == 10
     lost = mock.patch.object(Validation, "validate", side_effect=RuntimeError("no last validation"))
     with lost, pytest.raises(RuntimeError, match="no last validation"):
-        train(run_dir, *VALIDATED)
-    train(run_dir, *VALIDATED)
+        train(run_dir, *OFFLINE)
+    train(run_dir, *OFFLINE)
     (rows,) = histories(run_dir).values()
     assert len(metrics(run_dir)) == 12
     assert_equal_to_files(rows, run_dir)
@@ -266,7 +232,7 @@ def test_scores_whose_step_is_logged_come_with_the_next_row_or_a_new_run(tmp_pat
 @pytest.mark.slow
 def test_a_log_that_fails_ends_no_run(tmp_path, no_account, capfd, monkeypatch):
     monkeypatch.setattr("wandb.Run.log", mock.Mock(side_effect=OSError("no service")))
-    train(tmp_path / "run", "trainer.max_steps=2")
+    train(tmp_path / "run", "wandb.mode=offline", "trainer.max_steps=2")
     assert len(metrics(tmp_path / "run")) == 2
     assert capfd.readouterr().err.count("wandb     nothing more is logged: no service") == 1
 
@@ -286,3 +252,18 @@ def test_online_without_a_network_is_offline(tmp_path, no_account, monkeypatch):
     assert "http://127.0.0.1:9 cannot be reached" in stderr
     (rows,) = histories(run_dir).values()
     assert [row["_step"] for row in rows] == [1, 2, 3]
+
+
+def test_names_that_wandb_would_refuse_later_are_reported_at_once():
+    wrong = ["wandb.project=a/b", f"wandb.tags=[ok,{'x' * 65}]"]
+    with pytest.raises(ConfigError) as caught:
+        compose(["experiment=smoke", *wrong])
+    project, tag = caught.value.problems
+    assert project == r"wandb.project is 'a/b'; it must have at most 128 characters, and none of / \ # ? % :"
+    assert tag.startswith("wandb.tags has 'xxx") and tag.endswith("; a tag must have 1 to 64 characters")
+    import wandb
+
+    with pytest.raises(wandb.UsageError, match="cannot contain"):
+        wandb.Settings(project="a/b")
+    with pytest.raises(ValueError, match="between 1 and 64"):
+        wandb.Settings(run_tags=("x" * 65,))

@@ -1,9 +1,11 @@
 import importlib.metadata
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -169,3 +171,34 @@ def test_export_and_evaluate_import_neither_hydra_nor_lightning():
         "assert not {'hydra', 'lightning'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("buffering", [1, 100_000], ids=["while it prints", "at its end"])
+def test_a_command_whose_output_is_no_longer_read_ends_quietly(buffering, monkeypatch, capfd):
+    for name in ("train", "evaluate", "prior"):
+        reader, writer = os.pipe()
+        os.close(reader)
+        with os.fdopen(writer, "w", buffering) as output:
+            monkeypatch.setattr(sys, "stdout", output)
+            assert exit_code(monkeypatch, name, "--help") == 128 + signal.SIGPIPE
+    assert capfd.readouterr().err == ""
+
+
+def test_an_error_of_another_pipe_is_not_hidden(monkeypatch):
+    monkeypatch.setattr("tabicl_train.commands.help_text", mock.Mock(side_effect=BrokenPipeError("a worker's")))
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as output, pytest.raises(BrokenPipeError, match="a worker's"):
+        monkeypatch.setattr(sys, "stdout", output)
+        exit_code(monkeypatch, "evaluate", "--help")
+    os.close(reader)
+
+
+def test_a_value_that_must_be_a_list_is_told_so():
+    assert problems("experiment=smoke", "validation.rows=5", "optimizer.betas={a: 1}", "wandb.tags=night") == [
+        "validation.rows: it must be a list, such as [1,2]",
+        "optimizer.betas: it must be a list, such as [1,2]",
+        "wandb.tags: it must be a list, such as [1,2]",
+    ]
+    assert command("prior", "show", "rows=5").stderr.splitlines()[0] == "error: rows: it must be a list, such as [1,2]"
+    (problem,) = problems("experiment=smoke", "model=[1]")
+    assert problem.startswith("model=[1]: there is no such choice; there are ")

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from tabicl_train import train as training
 from tabicl_train.config.compose import compose
+from tabicl_train.processes.join import one_process
 from tabicl_train.processes.trainer_plugins import disable_sigterm_handling
 from tabicl_train.train import run_steps
 
@@ -45,7 +46,7 @@ def test_lightning_leaves_sigterm_alone(disable, group, monkeypatch):
         mock.patch.object(dist, "broadcast") as broadcast,
         mock.patch.object(L.Trainer, "world_size", 2),  # it broadcasts between several processes only
     ):
-        run_steps(config, None, STEPS, watch)
+        run_steps(config, None, STEPS, watch, one_process())
     assert len(watch.seen) == STEPS
     if disable is disable_sigterm_handling:
         assert broadcast.call_count == 0 and set(watch.seen) == {handler}

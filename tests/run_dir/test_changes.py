@@ -44,11 +44,23 @@ def test_missing_settings_take_their_defaults(capsys):
     ):
         with pytest.raises(ConfigError, match=words):
             resume(config_of(change), content)
-    resume(config_of("trainer.max_hours=2", "validation.tables=7"), content)
+    resume(config_of("trainer.accelerator=cpu", "validation.tables=7"), content)
     assert capsys.readouterr().err.splitlines() == [
-        "changed   trainer.max_hours was None, is 2.0",
+        "changed   trainer.accelerator was auto, is cpu",
         "changed   validation.tables was 16, is 7",
     ]
+
+
+def test_how_a_run_is_launched_is_no_change(capsys):
+    launch = [
+        "trainer.devices=2",
+        "trainer.nodes=2",
+        "trainer.timeout=9",
+        "trainer.max_hours=2",
+        "trainer.requeue=true",
+    ]
+    resume(config_of(*launch, "tensorboard=true"), content_of(config_of()))
+    assert capsys.readouterr().err == ""
 
 
 def test_settings_that_are_gone_are_migrated(monkeypatch):
