@@ -143,7 +143,14 @@ def export() -> None:
         args = arguments(ExportOptions)
         from tabicl_train.prediction.export import export as write
 
-        print(write(args.checkpoint, args.output, args.weights))
+        if not args.artifact:
+            print(write(args.checkpoint, args.output, args.weights, args.format, args.classes))
+            return
+        from tabicl_train.callbacks.wandb_artifact import log_artifact, wandb_run_of
+
+        run = wandb_run_of(args.checkpoint)  # before anything is written
+        print(write(args.checkpoint, args.output, args.weights, args.format, args.classes))
+        print(log_artifact(run, Path(args.output)))
 
 
 def replay() -> None:
