@@ -133,8 +133,8 @@ def scores(origin: dict) -> list[str]:
     if rows := origin["evaluation"]:
         columns = ["trained_range", "method", "tasks", *SCORES]
         sections.append(
-            "## Evaluation\n\nMeans over tasks of real data, from `tabicl-evaluate`, perhaps of another step of the run. "
-            "`this model` is the pretrained network.\n\n"
+            "## Evaluation\n\nMeans over tasks of real data, from `tabicl-evaluate`, perhaps of another step of the "
+            "run. `this model` is the pretrained network.\n\n"
             + table(columns, ([row[column] for column in columns] for row in rows))
         )
     return sections

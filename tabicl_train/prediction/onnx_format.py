@@ -74,6 +74,7 @@ def save_onnx(
             output_names=["logits"],
             verbose=False,
         )
+    assert program is not None  # as it always is with dynamo
     model = program.model_proto
     for key, value in {**metadata, "classes": str(classes)}.items():
         model.metadata_props.add(key=key, value=value)

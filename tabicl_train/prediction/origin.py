@@ -95,9 +95,9 @@ def start_before(step: int, starts: list[dict]) -> dict:
 
 def validation_rows(records: Records, step: int) -> list[dict]:
     """The rows of the last validation up to this step."""
-    rows = [{key: number(value) for key, value in row.items() if value} for row in records.rows("validation.csv")]
-    done = [row["step"] for row in rows if row["step"] <= step]
-    return [row for row in rows if row["step"] == max(done)] if done else []
+    rows = records.rows("validation.csv")
+    last = max((done for row in rows if (done := int(row["step"])) <= step), default=None)
+    return [{key: number(value) for key, value in row.items() if value} for row in rows if int(row["step"]) == last]
 
 
 def evaluation_means(records: Records) -> list[dict]:
