@@ -31,8 +31,8 @@ def logged_artifacts(run_dir):
     """Artifacts in the .wandb files of the run: name, type, metadata and names of files."""
     for path in wandb_files(run_dir, "abc123"):
         for record in records(path):
-            if record.request.HasField("log_artifact"):
-                artifact = record.request.log_artifact.artifact
+            if record.HasField("artifact"):
+                artifact = record.artifact
                 names = {entry.path for entry in artifact.manifest.contents}
                 yield artifact.name, artifact.type, json.loads(artifact.metadata), names
 
