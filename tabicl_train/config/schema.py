@@ -191,7 +191,7 @@ class RunConfig:
     preflight_steps: int = 50
     """Steps of the preflight."""
     init_weights: str | None = None
-    """Weights to start from: the folder of a run, a checkpoint, or a file in the public format."""
+    """Weights to start from: the folder of a run, a checkpoint, or an export (a public file or a hub folder)."""
     model: TabICLConfig = field(default_factory=TabICLConfig)
     """The network."""
     prior: Any = None

@@ -20,11 +20,10 @@ from tabicl_train.evaluation.baselines import BASELINES, public_client
 from tabicl_train.evaluation.scores import score
 from tabicl_train.evaluation.scores_text import THIS_MODEL, as_text
 from tabicl_train.evaluation.suites import Source, Task, sources
-from tabicl_train.evaluation.trained_range import TrainedRange, trained_range
 from tabicl_train.model import TabICL
 from tabicl_train.prediction.classifier import TabICLClassifier
-from tabicl_train.prediction.export import build_model, weights_of
-from tabicl_train.run_dir.checkpoint import load
+from tabicl_train.prediction.export import build_model, read_weights
+from tabicl_train.prediction.trained_range import TrainedRange
 from tabicl_train.run_dir.outputs import output_problems
 from tabicl_train.run_dir.records import Records
 
@@ -55,8 +54,8 @@ def evaluate(
     if problems := arg_problems(splits, rows, n_estimators, client_weights, output, figure):
         raise ConfigError(problems)
     tasks = sources(suite, folder)
-    path, content = load(checkpoint)
-    network, trained = build_model(*weights_of(path, content)), trained_range(content)
+    pretrained = read_weights(checkpoint)
+    network, trained = build_model(pretrained.config, pretrained.tensors), pretrained.trained_range
     methods = competitors(network, n_estimators, client_weights)
 
     scores, skipped, errors = [], [], []  # rows, warnings, messages

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from tabicl_train.evaluation.scores import BUCKETS, METRICS, by_bucket, by_task, summarize
-from tabicl_train.evaluation.trained_range import TrainedRange
+from tabicl_train.prediction.trained_range import TrainedRange
 
 THIS_MODEL = "this model"
 

@@ -5,8 +5,9 @@ A second family would hook in where TabICL is named:
 
 - `FAMILIES` in model/families.py;
 - config/schema.py, whose field `model` has the type of the settings, and configs/model/ with their values;
-- `weights_of` in prediction/export.py, which builds the settings again from the values in a checkpoint, and
-  `load_public` in prediction/public_format.py, which reads exported files;
+- `network_config` in prediction/origin.py, which builds the settings again from the values in a checkpoint or a hub
+  folder, and `load_public` in prediction/public_format.py, which reads exported files;
+- prediction/onnx_format.py, which runs TabICL's three stages with symbolic shapes;
 - prediction/predict.py, which runs TabICL's three stages in bounded memory, with more classes than it was trained for.
 """
 

@@ -52,7 +52,9 @@ SWITCHES = {  # the client also accepts booleans
 def to_public(config: TabICLConfig) -> dict[str, Any]:
     """The client's configuration of the same network, all 26 keys; raises ConfigError if it has no such network."""
     if config.scaling_bound is not None:
-        raise ConfigError([f"the public format has no model.scaling_bound ({config.scaling_bound}) of the multipliers"])
+        raise ConfigError(
+            [f"the public format has no model.scaling_bound ({config.scaling_bound}); format=hub can express it"]
+        )
     public = dict(FIXED)
     for ours, theirs in NAMES.items():
         value = getattr(config, ours)

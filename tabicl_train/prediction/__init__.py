@@ -1,1 +1,1 @@
-"""From weights to predictions and public files; imports neither Lightning nor Hydra."""
+"""From weights to predictions and exports; imports neither Lightning nor Hydra."""

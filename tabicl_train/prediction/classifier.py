@@ -25,7 +25,7 @@ EMBEDDINGS_PER_TOKEN = 16  # in float32, which a prediction has in memory; measu
 class TabICLClassifier(ClassifierMixin, BaseEstimator):
     """Predicts the classes of rows from labelled rows, without training: `fit` only prepares the table.
 
-    model: a run directory, a checkpoint, a file in the public client's format (tabicl-export writes it), or a network
+    model: a run directory, a checkpoint, an export (a public file or a hub folder), or a network
     n_estimators: size of the ensemble, whose logits are averaged; members differ in normalization, order of features
         and numbering of classes, and the first one sees the table as it is
     norm_methods: some of "none", "power" and "quantile"; members take turns

@@ -1,53 +1,94 @@
-"""Export: from a run or a checkpoint to a file that the public client loads."""
+"""Export: from a run or a checkpoint to a file or folder that others load; and reading weights of every kind.
+
+The public format is for the public client, the hub format for publishing, ONNX for other programs.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
-from tabicl_train.console import first_line
+from tabicl_train.config.checks import one_of
+from tabicl_train.console import first_line, tell
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.tabicl import TabICL
-from tabicl_train.prediction.public_format import load_public, save_public
+from tabicl_train.prediction.hub_format import hub_problem, is_hub_folder, load_hub, save_hub
+from tabicl_train.prediction.onnx_format import missing_packages, onnx_predictor, save_onnx
+from tabicl_train.prediction.origin import Pretrained, network_config, origin_of
+from tabicl_train.prediction.public_format import mismatches, public_weights, save_public
 from tabicl_train.run_dir.checkpoint import averaged, is_run_checkpoint, load
-from tabicl_train.run_dir.outputs import check_output
+from tabicl_train.run_dir.outputs import output_problems
 
-WEIGHTS = ("trained", "ema", "last")
-SUFFIXES = (".ckpt", ".pt", ".pth")  # the public format is written by torch.save
+WEIGHTS = ("trained", "ema", "last", "best")
+FORMATS = {"tabicl": (".ckpt", ".pt", ".pth"), "hub": ("",), "onnx": (".onnx",)}  # with the suffixes of their names
+NAMES = "FILE.ckpt, .pt or .pth (tabicl), FOLDER (hub) or FILE.onnx (onnx)"
+
+# Of the tables on which an export is compared: tables, rows, labelled rows, columns.
+SHAPES = ((2, 21, 13, 6), (1, 9, 1, 1), (3, 40, 39, 3), (1, 150, 100, 17))
+TOLERANCE = {"tabicl": 1e-5, "hub": 1e-5, "onnx": 1e-4}  # of logits; another runtime sums in another order
+
+Predictor = Callable[[Tensor, Tensor], Tensor]  # X (B, N, M), y_train (B, n) -> logits (B, N - n, C)
 
 
 def load_checkpoint(checkpoint: str, weights: str = "trained") -> tuple[TabICLConfig, dict[str, Tensor]]:
-    """Configuration and weights of a run directory, a checkpoint of a run, or a file in the public format.
+    """Configuration and weights of a run directory, a checkpoint of a run, a file in the public format or a hub folder.
 
-    weights: trained, or an average that the run keeps: ema, last
+    weights: trained, an average that the run keeps (ema, last), or best: those that validation found best
     """
-    if weights not in WEIGHTS:
-        raise ConfigError([f"weights is {weights!r}; it must be one of {', '.join(WEIGHTS)}"])
-    return weights_of(*load(checkpoint), weights)
+    pretrained = read_weights(checkpoint, weights)
+    return pretrained.config, pretrained.tensors
 
 
-def weights_of(path: Path, content: dict, weights: str = "trained") -> tuple[TabICLConfig, dict[str, Tensor]]:
-    """The same for the content of a checkpoint that has already been read."""
-    if not is_run_checkpoint(content):
-        if weights != "trained":
-            raise ConfigError([f"{path} holds one set of weights; weights={weights} needs a checkpoint of a run"])
-        return load_public(path)
-    if weights == "trained":
-        tensors = {name.removeprefix("model."): tensor for name, tensor in content["state_dict"].items()}
-    elif not (tensors := averaged(content, weights)):
+def read_weights(checkpoint: str, weights: str = "trained") -> Pretrained:
+    """The same, with what is known of their origin. Raises ConfigError if there are no such weights."""
+    if problems := one_of("weights", weights, WEIGHTS):
+        raise ConfigError(problems)
+    if (path := Path(checkpoint)).suffix in (".onnx", ".safetensors"):
+        folder = f"; name the folder, {str(path.parent)!r}" if path.suffix == ".safetensors" else ""
+        raise ConfigError([f"checkpoint is {checkpoint!r}; weights are not read from a file of this kind{folder}"])
+    if is_hub_folder(path):
+        content: dict = {}
+    elif weights == "best":
+        path, content = load(str(best_file(path)))
+    else:
+        path, content = load(checkpoint)
+    if is_run_checkpoint(content):
+        config, tensors = network_config(path, content["config"]["model"]), tensors_of(path, content, weights)
+        if problems := mismatches(config, tensors):
+            raise ConfigError([f"{path}: {problem}" for problem in problems])
+        return Pretrained(config, tensors, origin_of(path, content, weights))
+    if weights != "trained":
+        raise ConfigError([f"{path} holds one set of weights; weights={weights} needs a checkpoint of a run"])
+    if not content:
+        return load_hub(path)
+    return Pretrained(*public_weights(path, content), content.get("origin", {}))
+
+
+def best_file(run_dir: Path) -> Path:
+    """The checkpoint with the best weights of a run; raises ConfigError if there is none."""
+    if run_dir.is_file():
+        raise ConfigError([f"checkpoint is {str(run_dir)!r}; weights=best needs the folder of a run"])
+    path = run_dir / "checkpoints" / "best.ckpt"
+    if run_dir.exists() and not path.exists():
+        raise ConfigError([f"{run_dir} keeps no best weights: validation.every was 0, or there was no validation yet"])
+    return path
+
+
+def tensors_of(path: Path, content: dict, weights: str) -> dict[str, Tensor]:
+    """The weights of one kind in the content of a run's checkpoint."""
+    if weights in ("trained", "best"):
+        return {name.removeprefix("model."): tensor for name, tensor in content["state_dict"].items()}
+    if not (tensors := averaged(content, weights)):
         raise ConfigError([f"{path} keeps no such average: averages.{weights} was 0, or the run has just begun"])
-    settings = content["config"]["model"]
-    known = {field.name for field in dataclasses.fields(TabICLConfig)}
-    if unknown := [f"model.{name}={value}" for name, value in settings.items() if name not in known]:
-        raise ConfigError([f"{path} has {', '.join(unknown)}, which this version of tabicl-train does not have"])
-    return TabICLConfig(**settings), tensors
+    return tensors
 
 
 def load_model(checkpoint: str) -> TabICL:
-    """The network of a run directory, a checkpoint or a public file, in evaluation mode."""
+    """The network of a run directory, a checkpoint, a public file or a hub folder, in evaluation mode."""
     return build_model(*load_checkpoint(checkpoint))
 
 
@@ -57,17 +98,81 @@ def build_model(config: TabICLConfig, weights: dict[str, Tensor]) -> TabICL:
     return model.eval()
 
 
-def export(checkpoint: str, output: str, weights: str = "trained") -> str:
-    """Write a public file; returns a line that says what was written. Raises ConfigError if that is impossible."""
-    if Path(output).suffix not in SUFFIXES:
-        raise ConfigError(
-            [f"output is {output!r}; the format is torch's, so the name must end in {', '.join(SUFFIXES)}"]
-        )
-    check_output(output)
-    config, tensors = load_checkpoint(checkpoint, weights)
+def export(
+    checkpoint: str, output: str, weights: str = "trained", format: str | None = None, classes: int | None = None
+) -> str:
+    """Write a file or folder, and compare its logits with the network's before it takes its place.
+
+    ExportOptions in config/options.py explains the arguments.
+    returns: a line that says what was written
+    Raises ConfigError if that is impossible; what was at `output` then stays.
+    """
+    format = check_output(output, format, classes)
+    pretrained = read_weights(checkpoint, weights)
+    network = build_model(pretrained.config, pretrained.tensors)
+    most = pretrained.config.max_classes
+    classes = classes or most
+    if not 2 <= classes <= most:
+        raise ConfigError([f"classes is {classes}; it must lie in 2..{most}, for which the network was trained"])
+
+    def check(written: Path) -> None:
+        predict = onnx_predictor(written) if format == "onnx" else load_model(str(written))
+        if problem := disagreement(network, predict, classes, TOLERANCE[format]):
+            raise ConfigError([f"{output} is not written: {problem}"])
+
+    count = f"{output}: {sum(tensor.numel() for tensor in pretrained.tensors.values()):,} parameters"
     try:
-        save_public(config, tensors, output)
+        if format == "hub":
+            save_hub(pretrained, Path(output), check)
+            return f"{count}, loads with tabicl_train.TabICLClassifier({output!r}); its README.md is the model card"
+        if format == "onnx":
+            tell("converting to ONNX, which takes 10 seconds to a minute")
+            save_onnx(network, Path(output), classes, pretrained.summary, check)
+            return f"{count}, X and y_train -> logits of {classes} classes, agrees in onnxruntime"
+        save_public(pretrained.config, pretrained.tensors, output, pretrained.origin, check)
     except OSError as error:
         raise ConfigError([f"output is {output!r}; it cannot be written ({first_line(error)})"]) from None
-    count = sum(tensor.numel() for tensor in tensors.values())
-    return f"{output}: {count:,} parameters, loads with tabicl.TabICLClassifier(model_path={output!r})"
+    return f"{count}, loads with tabicl.TabICLClassifier(model_path={output!r})"
+
+
+def check_output(output: str, format: str | None, classes: int | None) -> str:
+    """The format to write; raises ConfigError with everything wrong with the arguments."""
+    suffix = Path(output).suffix
+    of_suffix = next((name for name, suffixes in FORMATS.items() if suffix in suffixes), None)
+    problems = one_of("format", format, tuple(FORMATS)) if format is not None else []
+    if of_suffix is None and format != "hub":  # a folder may be called v2.1
+        problems.append(f"output is {output!r}; its name decides the format: {NAMES}")
+    elif not problems and of_suffix is not None and format not in (None, of_suffix):
+        problems.append(f"output is {output!r}, whose name says format={of_suffix}, but format is {format}")
+    chosen = format or of_suffix
+    if classes is not None and chosen != "onnx":
+        problems.append(f"classes is {classes}; only format=onnx has a fixed number of classes")
+    if chosen is None or problems:
+        raise ConfigError(problems)
+    if chosen == "hub":
+        problem = hub_problem(Path(output))
+        problems += [f"output is {output!r}; {problem}"] if problem else []
+    else:
+        problems += output_problems("output", output)
+    if chosen == "onnx":
+        problems += missing_packages()
+    if problems:
+        raise ConfigError(problems)
+    return chosen
+
+
+@torch.no_grad()
+def disagreement(network: TabICL, predict: Predictor, classes: int, tolerance: float) -> str | None:
+    """How far the logits of an export are from the network's on random tables; None if they agree."""
+    generator = torch.Generator().manual_seed(0)
+    for tables, rows, labelled, columns in SHAPES:
+        X = torch.randn(tables, rows, columns, generator=generator)
+        y_train = torch.randint(0, classes, (tables, labelled), generator=generator)
+        expected = network(X, y_train)[..., :classes]
+        if not expected.isfinite().all():
+            return "the network's logits are not finite"
+        actual = predict(X, y_train)
+        if not (actual.shape == expected.shape and (difference := (actual - expected).abs().max()) <= tolerance):
+            size = f"by {difference:.1e}" if actual.shape == expected.shape else f"in shape, {tuple(actual.shape)}"
+            return f"its logits differ from the network's {size} (tables of {rows} rows and {columns} columns)"
+    return None

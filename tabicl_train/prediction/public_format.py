@@ -1,11 +1,13 @@
 """The public file format: weights that `tabicl.TabICLClassifier(model_path=FILE, allow_auto_download=False)` loads.
 
-A file is torch.save({"config": 26 values, "state_dict": weights, "format_version": 1}). The client silently replaces a
-missing value of the configuration by its own default, so all 26 are written, and all are required when a file is read.
-It ignores the version, which the files of others lack.
+A file is torch.save({"config": 26 values, "state_dict": weights, "format_version": 1, "origin": where they come from}).
+The client silently replaces a missing value of the configuration by its own default, so all 26 are written, and all are
+required when a file is read. It ignores the version and the origin, which the files of others lack.
 """
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -15,23 +17,37 @@ from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.families import family_of
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.model.public_config import from_public
-from tabicl_train.run_dir.atomic import save_atomically
+from tabicl_train.run_dir.atomic import save, write_atomically
 from tabicl_train.run_dir.checkpoint import check_version
 
 FORMAT_VERSION = 1
 """Raised when files are written that earlier versions of the program could not read. A file without it is 1."""
 
 
-def save_public(config: NetworkConfig, weights: dict[str, Tensor], path: str | Path) -> None:
+def save_public(
+    config: NetworkConfig,
+    weights: dict[str, Tensor],
+    path: str | Path,
+    origin: dict | None = None,
+    check: Callable[[Path], None] = lambda path: None,
+) -> None:
     """Write a public file; prefixes that compilation and DDP add to the names of weights are removed.
 
+    origin: see origin.origin_of
+    check: called with the file before it takes its place; what it raises leaves everything as it was
     Raises ConfigError if the weights do not fit the configuration or the format has no such network, and OSError.
     """
     weights = {plain(name): weight.detach().to("cpu", torch.float32, copy=True) for name, weight in weights.items()}
     if problems := mismatches(config, weights):
         raise ConfigError([f"{path} is not written: {problem}" for problem in problems])
     content = {"config": family_of(config).to_public(config), "state_dict": weights, "format_version": FORMAT_VERSION}
-    save_atomically(content, Path(path))
+
+    def write(file: BinaryIO) -> None:
+        save(content | {"origin": origin or {}}, file)
+        file.flush()
+        check(Path(file.name))
+
+    write_atomically(Path(path), write)
 
 
 def load_public(path: str | Path) -> tuple[TabICLConfig, dict[str, Tensor]]:
@@ -43,6 +59,11 @@ def load_public(path: str | Path) -> tuple[TabICLConfig, dict[str, Tensor]]:
     except Exception as error:  # torch raises many kinds for a damaged file
         reason = str(error).partition(". ")[0] or type(error).__name__
         raise ConfigError([f"{path} is truncated or not a file of weights: {reason}"]) from None
+    return public_weights(path, content)
+
+
+def public_weights(path: str | Path, content: Any) -> tuple[TabICLConfig, dict[str, Tensor]]:
+    """The same for the content of a file that has already been read."""
     kinds = {"config": dict, "state_dict": dict}
     if not isinstance(content, dict) or any(not isinstance(content.get(key), kind) for key, kind in kinds.items()):
         raise ConfigError([f"{path} is not a file of weights: it must hold a config and a state_dict"])

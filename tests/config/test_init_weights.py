@@ -11,7 +11,7 @@ from tabicl_train.processes.join import one_process
 from tabicl_train.train import build_module
 
 
-def test_a_run_starts_from_a_run_a_checkpoint_or_a_public_file(tmp_path):
+def test_a_run_starts_from_a_run_a_checkpoint_a_public_file_or_a_hub_folder(tmp_path):
     (tmp_path / "run/checkpoints").mkdir(parents=True)
     config = compose(["experiment=smoke"])
     for step in 2, 3:
@@ -23,7 +23,8 @@ def test_a_run_starts_from_a_run_a_checkpoint_or_a_public_file(tmp_path):
         }
         torch.save(content, tmp_path / f"run/checkpoints/step-0000000{step}.ckpt")
     export(str(tmp_path / "run"), str(tmp_path / "public.ckpt"))
-    for start, step in ("run", 3), ("run/checkpoints/step-00000002.ckpt", 2), ("public.ckpt", 3):
+    export(str(tmp_path / "run"), str(tmp_path / "hub"))
+    for start, step in ("run", 3), ("run/checkpoints/step-00000002.ckpt", 2), ("public.ckpt", 3), ("hub", 3):
         config = compose(["experiment=smoke", f"init_weights={tmp_path}/{start}"])
         module = build_module(config, None, one_process())
         saved = torch.load(tmp_path / f"run/checkpoints/step-0000000{step}.ckpt")["state_dict"]

@@ -25,8 +25,8 @@ from tabicl_train.evaluation import scores_figure
 from tabicl_train.evaluation.evaluate import score_task
 from tabicl_train.evaluation.scores_text import THIS_MODEL, as_text, summary_text
 from tabicl_train.evaluation.suites import make_task
-from tabicl_train.evaluation.trained_range import TrainedRange, trained_range
 from tabicl_train.prediction.public_format import save_public
+from tabicl_train.prediction.trained_range import TrainedRange, trained_range
 from tabicl_train.run_dir import atomic
 from tabicl_train.run_dir.checkpoint import read
 
@@ -107,7 +107,7 @@ def test_tables_csv_and_figure_of_the_bundled_sets(run_checkpoint, tmp_path):
 
 def test_trained_range(run_checkpoint, checkpoint):
     trained = trained_range(read(Path(run_checkpoint)))
-    assert trained == TrainedRange((10, 150), (2, 13)) and trained_range(read(Path(checkpoint))) is None
+    assert trained == TrainedRange((10, 150), (2, 13))
     assert trained.holds(10, 2) and trained.holds(150, 13)
     assert not any(trained.holds(*sizes) for sizes in ((9, 5), (151, 5), (100, 1), (100, 14)))
     content = torch.load(run_checkpoint) | {"global_step": 0}

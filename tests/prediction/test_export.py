@@ -1,5 +1,7 @@
 import contextlib
+import dataclasses
 import io
+import itertools
 import re
 import sys
 
@@ -7,13 +9,17 @@ import numpy as np
 import pytest
 import torch
 from command_line import command
+from made_run import STEP, make_run
 from runs import run
 from tiny_network import TINY
 
 from tabicl_train import TabICLClassifier, commands
+from tabicl_train.config.folders import CONFIG_DIR
+from tabicl_train.errors import ConfigError
 from tabicl_train.model import TabICL
-from tabicl_train.prediction.export import export, load_checkpoint
+from tabicl_train.prediction.export import build_model, export, load_checkpoint, load_model, read_weights
 from tabicl_train.prediction.public_format import load_public, save_public
+from tabicl_train.prediction.trained_range import TrainedRange
 
 
 @pytest.fixture(scope="module")
@@ -86,17 +92,20 @@ def test_wrong_commands_end_with_2_and_no_trace(arguments, words):
 @pytest.mark.parametrize(
     ("output", "words"),
     [
-        ("m.safetensors", r"the format is torch's, so the name must end in \.ckpt, \.pt, \.pth"),
-        ("m.onnx", "the name must end in"),
-        ("m", "the name must end in"),
+        ("m.safetensors", r"its name decides the format: FILE\.ckpt, \.pt or \.pth \(tabicl\), FOLDER \(hub\)"),
+        ("m.v2", "its name decides the format"),
         ("folder.ckpt", "a folder, not a file"),
+        ("folder.onnx", "a folder, not a file"),
+        ("file", "a file, not a folder"),
         ("file/m.ckpt", "file is a file"),
+        ("file/m", "file is a file"),
         ("full/m.ckpt", "it cannot be written"),
     ],
 )
 def test_an_output_that_cannot_be_is_refused(output, words, tmp_path, monkeypatch):
     save_public(TINY, TabICL(TINY).state_dict(), tmp_path / "tiny.ckpt")
     (tmp_path / "folder.ckpt").mkdir()
+    (tmp_path / "folder.onnx").mkdir()
     (tmp_path / "file").touch()
     if output.startswith("full"):
         monkeypatch.setattr(
@@ -107,7 +116,127 @@ def test_an_output_that_cannot_be_is_refused(output, words, tmp_path, monkeypatc
     with contextlib.redirect_stderr(stderr), pytest.raises(SystemExit, match="2"):
         commands.export()
     assert re.search(words, stderr.getvalue()) and stderr.getvalue().count("\n") == 1
-    assert not (tmp_path / output).is_file()
+    assert output == "file" or not (tmp_path / output).is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problems"),
+    [
+        (["output=m.pt", "format=hub"], ["output is 'm.pt', whose name says format=tabicl, but format is hub"]),
+        (["output=m", "format=tabicl"], ["output is 'm', whose name says format=hub, but format is tabicl"]),
+        (["output=m.onnx", "format=hub"], ["output is 'm.onnx', whose name says format=onnx, but format is hub"]),
+        (["output=m.ckpt", "format=onnx"], ["output is 'm.ckpt', whose name says format=tabicl, but format is onnx"]),
+        (["output=m", "format=torch"], ["format is 'torch'; it must be one of tabicl, hub, onnx"]),
+        (["output=m", "classes=3"], ["classes is 3; only format=onnx has a fixed number of classes"]),
+        (
+            ["output=m.pt", "format=hub", "classes=3"],
+            [
+                "output is 'm.pt', whose name says format=tabicl, but format is hub",
+                "classes is 3; only format=onnx has a fixed number of classes",
+            ],
+        ),
+    ],
+)
+def test_arguments_that_contradict_each_other_are_refused_at_once(arguments, problems, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = command("export", "checkpoint=nowhere", *arguments)
+    assert result.returncode == 2 and result.stderr == "".join(f"error: {problem}\n" for problem in problems)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("weights", ["trained", "ema", "last", "best"])
+def test_all_kinds_of_weights_survive_every_way_through_the_formats(weights, tmp_path):
+    expected = make_run(tmp_path / "run")[weights]
+    export(str(tmp_path / "run"), str(tmp_path / "1.ckpt"), weights)
+    for source, output in itertools.pairwise(["1.ckpt", "2", "3", "4.ckpt"]):
+        export(str(tmp_path / source), str(tmp_path / output))
+    step, commit = (5, "first") if weights == "best" else (STEP, "c0ffee")  # best.ckpt itself does not hold the commit
+    for output in ("1.ckpt", "2", "3", "4.ckpt"):
+        exported = read_weights(str(tmp_path / output))
+        assert exported.tensors.keys() == expected.keys()
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in exported.tensors.items())
+        assert [exported.origin[key] for key in ("weights", "step", "commit")] == [weights, step, commit]
+
+
+@pytest.mark.parametrize("model", sorted(path.stem for path in CONFIG_DIR.glob("model/*.yaml")))
+def test_every_preset_loads_in_both_formats_and_in_the_client(model, tmp_path):
+    tabicl = pytest.importorskip("tabicl")
+    weights = make_run(tmp_path / "run", f"model={model}")["trained"]
+    for output in ("m.ckpt", "m"):
+        export(str(tmp_path / "run"), str(tmp_path / output))
+        config, tensors = load_checkpoint(str(tmp_path / output))
+        assert config == load_checkpoint(str(tmp_path / "run"))[0]
+        assert all(torch.equal(tensor, weights[name]) for name, tensor in tensors.items())
+    X, y = np.random.default_rng(0).uniform(-1, 1, size=(30, 3)), np.arange(20) % 3
+    client = tabicl.TabICLClassifier(
+        model_path=tmp_path / "m.ckpt", allow_auto_download=False, n_estimators=1, norm_methods="none",
+        feat_shuffle_method="none", class_shuffle_method="none", device="cpu",
+    )  # fmt: skip
+    ours = TabICLClassifier(tmp_path / "m", n_estimators=1, norm_methods=("none",), device="cpu")
+    p, q = (classifier.fit(X[:20], y).predict_proba(X[20:]) for classifier in (client, ours))
+    assert np.abs(p - q).max() < 1e-5 and np.ptp(p, axis=0).max() > 1e-3
+
+
+def test_a_bounded_scaling_goes_to_the_hub_and_is_refused_for_the_client(tmp_path):
+    make_run(tmp_path / "run", "model.scaling_bound=5")
+    with pytest.raises(ConfigError, match=r"no model\.scaling_bound \(5\.0\); format=hub can express it"):
+        export(str(tmp_path / "run"), str(tmp_path / "m.ckpt"))
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    export(str(tmp_path / "run"), str(tmp_path / "m"))
+    config, tensors = load_checkpoint(str(tmp_path / "m"))
+    assert config.scaling_bound == 5
+    X, y_train = torch.randn(1, 30, 3), torch.zeros(1, 20, dtype=torch.int64)
+    networks = [load_model(str(tmp_path / name)) for name in ("run", "m")]
+    assert torch.equal(*(network(X, y_train) for network in networks))
+    unbounded = build_model(dataclasses.replace(config, scaling_bound=None), tensors)
+    assert not torch.allclose(networks[0](X, y_train), unbounded(X, y_train), atol=1e-3)  # the bound makes a difference
+
+
+@pytest.mark.parametrize("output", ["m.ckpt", "m"])
+def test_an_export_that_computes_something_else_is_not_written(output, tmp_path, monkeypatch):
+    make_run(tmp_path / "run")
+    export(str(tmp_path / "run"), str(tmp_path / output), "ema")
+    other = load_model(str(tmp_path / output))
+    monkeypatch.setattr("tabicl_train.prediction.export.load_model", lambda path: other)
+    with pytest.raises(ConfigError, match=f"{output} is not written: its logits differ from the network's by "):
+        export(str(tmp_path / "run"), str(tmp_path / output))
+    monkeypatch.undo()
+    assert read_weights(str(tmp_path / output)).origin["weights"] == "ema"
+    assert {path.name for path in tmp_path.iterdir()} == {"run", output}
+
+
+def test_weights_that_are_not_finite_are_not_written(tmp_path):
+    weights = TabICL(TINY).state_dict()
+    weights["icl_predictor.ln.weight"][0] = torch.nan
+    save_public(TINY, weights, tmp_path / "bad.ckpt")
+    with pytest.raises(ConfigError, match="m is not written: the network's logits are not finite"):
+        export(str(tmp_path / "bad.ckpt"), str(tmp_path / "m"))
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.ckpt"]
+
+
+def test_a_run_without_the_weights_asked_for_is_named(tmp_path):
+    make_run(tmp_path / "run")
+    file = tmp_path / "run/checkpoints" / f"step-{STEP:08d}.ckpt"
+    with pytest.raises(ConfigError, match="weights=best needs the folder of a run"):
+        load_checkpoint(str(file), "best")
+    (tmp_path / "run/checkpoints/best.ckpt").unlink()
+    with pytest.raises(ConfigError, match=r"keeps no best weights: validation\.every was 0, or"):
+        load_checkpoint(str(tmp_path / "run"), "best")
+    with pytest.raises(ConfigError, match="weights is 'good'; it must be one of trained, ema, last, best"):
+        load_checkpoint(str(tmp_path / "run"), "good")
+    with pytest.raises(ConfigError, match="there is no such file or run directory"):
+        load_checkpoint(str(tmp_path / "nowhere"), "best")
+
+
+def test_the_trained_range_travels_with_every_format(tmp_path):
+    make_run(tmp_path / "run")
+    expected = TrainedRange((12, 72), (2, 6))  # 40..80 rows of which 0.3..0.9 are labelled
+    assert read_weights(str(tmp_path / "run")).trained_range == expected
+    for output in ("m.ckpt", "m"):
+        export(str(tmp_path / "run"), str(tmp_path / output))
+        assert read_weights(str(tmp_path / output)).trained_range == expected
+    save_public(TINY, TabICL(TINY).state_dict(), tmp_path / "other.ckpt")  # as a file of another program
+    assert read_weights(str(tmp_path / "other.ckpt")).trained_range is None
 
 
 @pytest.mark.parametrize("suffix", [".ckpt", ".pt", ".pth"])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tabicl_train.run_dir.checkpoint import is_run_checkpoint
-
 
 @dataclass(frozen=True)
 class TrainedRange:
@@ -29,10 +27,8 @@ class TrainedRange:
         return f"{fewest:,} to {most:,} labelled rows, {narrowest} to {widest} features"
 
 
-def trained_range(content: dict) -> TrainedRange | None:
-    """The range of a run's checkpoint; None for a file in the public format, which does not contain it."""
-    if not is_run_checkpoint(content):
-        return None
+def trained_range(content: dict) -> TrainedRange:
+    """The range of a run's checkpoint, from its content."""
     first, started = 0, []
     for stage in content["config"]["curriculum"]["stages"].values():
         if first < max(content["global_step"], 1):

@@ -1,0 +1,168 @@
+"""The model card of an export: a README.md for the Hugging Face Hub, with what is known of the weights."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from typing import Any
+
+from tabicl_train.prediction.origin import SCORES, Pretrained
+
+LIBRARY = "tabicl-train"
+FRONT_MATTER = f"""---
+license: bsd-3-clause
+library_name: {LIBRARY}
+pipeline_tag: tabular-classification
+tags:
+- tabular
+- tabular-classification
+- tabicl
+- in-context-learning
+- foundation-model
+- synthetic-data
+---
+"""
+KINDS = {
+    "trained": "as trained",
+    "ema": "exponential moving average",
+    "last": "average of the last snapshots",
+    "best": "the best by validation",
+}
+
+
+def model_card(name: str, pretrained: Pretrained) -> str:
+    """The card of a model with this name, in Markdown; sections of which nothing is known are left out."""
+    origin = pretrained.origin
+    sections = [FRONT_MATTER + f"\n# {name}", introduction(pretrained), usage(pretrained)]
+    if origin:
+        sections += [training(origin), data(origin), *scores(origin)]
+    sections.append(limits(pretrained))
+    if origin:
+        sections.append("## Versions\n\n" + table(["package", "version"], origin["versions"].items()))
+    return "\n\n".join(sections) + "\n"
+
+
+def introduction(pretrained: Pretrained) -> str:
+    parameters = sum(tensor.numel() for tensor in pretrained.tensors.values())
+    return (
+        "A TabICL-style tabular foundation model for classification. It reads a table with some labelled rows and "
+        "predicts the labels of the remaining rows in one forward pass, without being trained on that table. It has "
+        f"{parameters:,} parameters and was pretrained with `{LIBRARY}`."
+    )
+
+
+def usage(pretrained: Pretrained) -> str:
+    text = f"""## Use
+
+```python
+from huggingface_hub import snapshot_download
+from tabicl_train import TabICLClassifier
+
+folder = snapshot_download("OWNER/NAME")  # or the path of a copy of this folder
+classifier = TabICLClassifier(folder).fit(X, y)
+probabilities = classifier.predict_proba(queries)
+```
+
+The package `{LIBRARY}` is needed. X may be an array or a data frame, with numbers, strings, categories, booleans, times
+and missing values."""
+    if pretrained.config.scaling_bound is None:
+        return (
+            text + " `tabicl-export checkpoint=FOLDER output=model.ckpt` writes a file for the public client `tabicl`."
+        )
+    return text + " The public client `tabicl` cannot express this network, whose `scaling_bound` is set."
+
+
+def training(origin: dict) -> str:
+    config = origin["config"]
+    commit = origin["commit"] or "unknown"
+    optimizer = config["optimizer"]
+    rows = {
+        "run": origin["run"],
+        "weights": f"{KINDS[origin['weights']]}, after step {origin['step']:,} of {origin['steps']:,}",
+        "started from": config["init_weights"],
+        "commit": commit + (" with uncommitted changes" if origin["uncommitted_changes"] else ""),
+        "seed": config["seed"],
+        "optimizer": optimizer["name"],
+        "precision": config["trainer"]["precision"],
+        "command": f"`tabicl-train {shlex.join(origin['command'])}`" if origin["command"] else None,
+    }
+    stages = [
+        [
+            name,
+            f"{stage['steps']:,}",
+            stage["tables"],
+            interval(stage["rows"]),
+            interval(stage["train_share"]),
+            interval(stage["features"]),
+            f"{stage['learning_rate']:g}, {stage['schedule']}",
+        ]
+        for name, stage in config["curriculum"]["stages"].items()
+    ]
+    header = ["stage", "steps", "tables per step", "rows", "labelled share", "features", "learning rate"]
+    known = [row for row in rows.items() if row[1] is not None]
+    return "\n\n".join(
+        [
+            "## Training",
+            table(["", ""], known),
+            table(header, stages),
+            "`config.json` holds all settings of the run.",
+        ]
+    )
+
+
+def data(origin: dict) -> str:
+    prior = dict(origin["config"]["prior"])
+    text = f"## Data\n\nAll training tables were drawn from the prior `{prior.pop('name')}`"
+    if origin["stream_version"] is not None:
+        text += f" (version {origin['stream_version']} of the stream of tables)"
+    options = table(["option", "value"], ((f"`{key}`", f"`{value}`") for key, value in prior.items()))
+    return text + (f" with these options:\n\n{options}" if prior else ".")
+
+
+def scores(origin: dict) -> list[str]:
+    """The sections about validation and evaluation, if there are any."""
+    sections = []
+    if rows := origin["validation"]:
+        step = rows[0]["step"]
+        others = "" if origin["weights"] in ("trained", "best") else ", of the weights as trained rather than these"
+        columns = ["data", "rows", "loss", "accuracy", "roc_auc"]
+        sections.append(
+            f"## Validation\n\nAfter step {step:,}{others}, on held-out synthetic tables and on scikit-learn's bundled "
+            "data sets.\n\n" + table(columns, ([row.get(column, "") for column in columns] for row in rows))
+        )
+    if rows := origin["evaluation"]:
+        columns = ["trained_range", "method", "tasks", *SCORES]
+        sections.append(
+            "## Evaluation\n\nMeans over tasks of real data, from `tabicl-evaluate`, perhaps of another step of the "
+            "run. `this model` is the pretrained network.\n\n"
+            + table(columns, ([row[column] for column in columns] for row in rows))
+        )
+    return sections
+
+
+def limits(pretrained: Pretrained) -> str:
+    most = pretrained.config.max_classes
+    points = [
+        "Classification only.",
+        f"Up to {most} classes in one pass; tables with more are split into several predictions.",
+        "Labelled rows and features are read at once, so memory and time grow with the table.",
+    ]
+    if trained := pretrained.trained_range:
+        points.append(f"Trained on tables with {trained}. Outside this range the network extrapolates.")
+    return "## Limits\n\n" + "\n".join(f"- {point}" for point in points)
+
+
+def interval(bounds: list) -> str:
+    low, high = (f"{bound:,}" for bound in bounds)
+    return low if low == high else f"{low} to {high}"
+
+
+def table(header: list[str], rows: Iterable[Iterable[Any]]) -> str:
+    """A table in Markdown; fractions with four digits."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(map(cell, line))} |" for line in lines)
+
+
+def cell(value: Any) -> str:
+    text = f"{value:.4f}" if isinstance(value, float) else str(value)
+    return text.replace("|", r"\|").replace("\n", " ")

@@ -1,0 +1,84 @@
+"""tabicl-export artifact=true: the export is logged to the run of wandb, offline too."""
+
+import json
+
+import pytest
+import yaml
+from command_line import command
+from made_run import make_run
+from test_wandb_log import records
+
+from tabicl_train.callbacks.wandb_runs import read_back, wandb_files
+from tabicl_train.prediction.export import load_checkpoint
+
+pytest.importorskip("wandb")
+
+
+@pytest.fixture
+def run_dir(tmp_path, monkeypatch):
+    """A run that was logged offline; wandb keeps its own files in the test's folder."""
+    for name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "wandb_home"))
+    folder = tmp_path / "run"
+    make_run(folder)
+    (folder / "wandb.json").write_text(json.dumps({"id": "abc123", "replaces": None}))
+    settings = {"mode": "offline", "project": "tables", "timeout": 30.0}
+    (folder / "config.yaml").write_text(yaml.safe_dump({"wandb": settings}))
+    return folder
+
+
+def logged_artifacts(run_dir):
+    """Artifacts in the .wandb files of the run: name, type, metadata and names of files."""
+    for path in wandb_files(run_dir, "abc123"):
+        for record in records(path):
+            if record.HasField("artifact"):
+                artifact = record.artifact
+                names = {entry.path for entry in artifact.manifest.contents}
+                yield artifact.name, artifact.type, json.loads(artifact.metadata), names
+
+
+@pytest.mark.multi_process
+def test_a_folder_and_a_file_are_logged_to_the_run_offline(run_dir, tmp_path):
+    result = command("export", f"checkpoint={run_dir}", f"output={tmp_path}/hub", "artifact=true")
+    assert result.returncode == 0, result.stderr
+    assert "logged as artifact model-abc123 of run abc123; to upload: wandb sync " in result.stdout
+    best = run_dir / "checkpoints" / "best.ckpt"
+    result = command("export", f"checkpoint={best}", f"output={tmp_path}/m.ckpt", "artifact=true")
+    assert result.returncode == 0, result.stderr
+    folder, file = logged_artifacts(run_dir)
+    assert folder[:2] == file[:2] == ("model-abc123", "model")
+    assert (folder[2]["step"], file[2]["step"]) == ("10", "5")
+    assert folder[3] == {"README.md", "config.json", "model.safetensors"} and file[3] == {"m.ckpt"}
+    # a run that is continued finds no history in the new files
+    assert not [row for path in wandb_files(run_dir, "abc123") for row in read_back(path)]
+
+
+def test_a_run_without_a_run_of_wandb_is_refused_before_anything_is_written(run_dir, tmp_path):
+    (run_dir / "wandb.json").unlink()
+    for checkpoint in (run_dir, run_dir / "checkpoints" / "step-00000010.ckpt", tmp_path / "nowhere"):
+        result = command("export", f"checkpoint={checkpoint}", f"output={tmp_path}/m.ckpt", "artifact=true")
+        assert result.returncode == 2 and not (tmp_path / "m.ckpt").exists()
+        assert result.stderr == f"error: artifact=true, but '{checkpoint}' belongs to no run that was logged to wandb\n"
+
+
+def test_a_run_in_training_and_a_missing_package_are_refused(run_dir, tmp_path, monkeypatch):
+    arguments = (f"checkpoint={run_dir}", f"output={tmp_path}/m.ckpt", "artifact=true")
+    with monkeypatch.context() as patch:
+        patch.setattr("tabicl_train.callbacks.wandb_artifact.owner_is_alive", lambda folder: folder == run_dir)
+        result = command("export", *arguments)
+        assert result.returncode == 2 and "is in training, and its run of wandb in use" in result.stderr
+    monkeypatch.setattr("tabicl_train.callbacks.wandb_artifact.is_installed", lambda package: False)
+    result = command("export", *arguments)
+    assert result.returncode == 2 and "wandb is not installed: pip install wandb" in result.stderr
+    assert not (tmp_path / "m.ckpt").exists()
+
+
+def test_an_export_that_cannot_be_logged_is_still_written(run_dir, tmp_path, monkeypatch):
+    def fail(**_):
+        raise OSError("no network")
+
+    monkeypatch.setattr("wandb.init", fail)
+    result = command("export", f"checkpoint={run_dir}", f"output={tmp_path}/m.ckpt", "artifact=true")
+    assert result.returncode == 1
+    assert f"error: {tmp_path}/m.ckpt is written, but was not logged to wandb: no network" in result.stderr
+    assert load_checkpoint(str(tmp_path / "m.ckpt"))

@@ -1,0 +1,95 @@
+"""What a model card says, and that the Hub reads it."""
+
+import pytest
+from made_run import make_run
+from tiny_network import TINY, tiny_network
+
+from tabicl_train.prediction.export import export
+from tabicl_train.prediction.public_format import save_public
+from tabicl_train.run_dir.records import Records
+
+huggingface_hub = pytest.importorskip("huggingface_hub")
+
+
+def exported_card(source, folder, weights="trained"):
+    export(str(source), str(folder), weights)
+    return huggingface_hub.ModelCard.load(folder / "README.md")
+
+
+def scores(method: str, data: str, split: int, roc_auc: float, position: str = "inside") -> dict:
+    scores = {"roc_auc": roc_auc, "log_loss": 0.5, "accuracy": 0.75}
+    return {"data": data, "split": split, "method": method, **scores, "trained_range": position}
+
+
+def test_the_hub_reads_what_kind_of_model_it_is(tmp_path):
+    make_run(tmp_path / "run")
+    card = exported_card(tmp_path / "run", tmp_path / "my_model")
+    assert card.data.license == "bsd-3-clause" and card.data.library_name == "tabicl-train"
+    assert card.data.pipeline_tag == "tabular-classification" and "synthetic-data" in card.data.tags
+    assert card.text.startswith("\n# my_model\n")
+
+
+def test_it_tells_recipe_data_scores_and_limits(tmp_path):
+    make_run(tmp_path / "run", "prior=mlp_scm_causal", "init_weights=null")
+    Records(tmp_path / "run").append_rows(
+        "evaluation.csv",
+        scores("this model", "iris", 0, 0.9),
+        scores("this model", "iris", 1, 0.7),
+        scores("this model", "wine", 0, 0.6),
+        scores("random forest", "iris", 0, 0.95),
+        scores("this model", "digits", 0, 0.5, "outside"),
+    )
+    card = exported_card(tmp_path / "run", tmp_path / "m").content
+    for line in (
+        "| run | run |",
+        "| weights | as trained, after step 10 of 20 |",
+        "| commit | c0ffee with uncommitted changes |",
+        "| seed | 0 |",
+        "| optimizer | muon |",
+        "| command | `tabicl-train seed=0` |",  # without the folder, which is one of this machine
+        "| smoke | 20 | 8 | 40 to 80 | 0.3 to 0.9 | 2 to 6 | 0.001, cosine |",
+        "All training tables were drawn from the prior `mlp_scm` (version 1 of the stream of tables) with these",
+        "| `causal` | `True` |",
+        "After step 10, on held-out synthetic tables",
+        "| synthetic | 64 | 1.2500 | 0.5000 |  |",
+        "| iris | 60 | 1.5000 | 0.5000 | 0.6250 |",
+        "| inside | this model | 2 | 0.7000 | 0.5000 | 0.7500 |",  # the mean of 0.8 and 0.6: tasks have equal weight
+        "| inside | random forest | 1 | 0.9500 | 0.5000 | 0.7500 |",
+        "| outside | this model | 1 | 0.5000 | 0.5000 | 0.7500 |",
+        "- Trained on tables with 12 to 72 labelled rows, 2 to 6 features. Outside this range",
+        "| torch | 2.13.0 |",
+    ):
+        assert f"\n{line}" in card, line
+    assert str(tmp_path) not in card and "started from" not in card
+
+
+def test_scores_of_other_weights_are_not_passed_off_as_theirs(tmp_path):
+    make_run(tmp_path / "run")
+    best = exported_card(tmp_path / "run", tmp_path / "best", "best").content
+    assert "after step 5 of 20" in best and "After step 5, on held-out" in best and "| 0.3125 |" in best
+    ema = exported_card(tmp_path / "run", tmp_path / "ema", "ema").content
+    assert "After step 10, of the weights as trained rather than these, on held-out" in ema
+
+
+def test_it_leaves_out_what_is_not_known(tmp_path):
+    save_public(TINY, tiny_network().state_dict(), tmp_path / "released.ckpt")
+    card = exported_card(tmp_path / "released.ckpt", tmp_path / "m").content
+    headings = [line for line in card.splitlines() if line.startswith("#")]
+    assert headings == ["# m", "## Use", "## Limits"] and "Trained on" not in card
+
+
+def test_it_tells_whether_the_client_can_load_the_network(tmp_path):
+    make_run(tmp_path / "free")
+    make_run(tmp_path / "bounded", "model.scaling_bound=5")
+    free, bounded = (exported_card(tmp_path / name, tmp_path / f"hub_{name}").content for name in ("free", "bounded"))
+    assert "output=model.ckpt` writes a file for the public client" in free
+    assert "The public client `tabicl` cannot express this network" in bounded and "output=model.ckpt" not in bounded
+
+
+@pytest.mark.parametrize(
+    "content", ["a,b\n1,2\n", "trained_range,method,data,roc_auc,log_loss,accuracy\n,,,x,y,z\n", ""]
+)
+def test_an_evaluation_file_of_another_program_is_left_alone(content, tmp_path):
+    make_run(tmp_path / "run")
+    (tmp_path / "run" / "evaluation.csv").write_text(content)
+    assert "## Evaluation" not in exported_card(tmp_path / "run", tmp_path / "m").content

@@ -1,0 +1,99 @@
+"""ONNX files: what onnxruntime computes with them, whatever the sizes of the table."""
+
+import io
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from made_run import make_run
+from small_networks import draw
+
+from tabicl_train.errors import ConfigError
+from tabicl_train.prediction.export import export, load_checkpoint, load_model
+from tabicl_train.prediction.onnx_format import onnx_predictor
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+pytest.importorskip("onnxruntime")
+NETWORKS = {  # the presets, apart from their sizes, and the other scalings and groupings
+    "tabicl_v1": ["model=tabicl_v1"],
+    "unbounded": ["model.col_scaling=ssmax", "model.icl_scaling=ssmax_mlp", "model.col_grouping=disjoint"],
+    "bounded": [
+        "model.col_scaling=ssmax_mlp_elementwise", "model.icl_scaling=qassmax", "model.scaling_bound=3",
+        "model.col_grouping=none", "model.bias_free_ln=true", "model.max_classes=7",
+    ],
+}  # fmt: skip
+# Tables, rows, columns, labelled rows. None of them is a size for which the file was made or checked. With 1, 2 and 3
+# columns the circular groups wrap around, and 2 labelled rows have log n < 1.
+SIZES = [(1, 30, 1, 2), (1, 12, 2, 11), (4, 25, 3, 9), (2, 200, 13, 150), (1, 2, 8, 1)]
+
+
+def assert_agreement(file: Path, checkpoint: Path, classes: int) -> None:
+    """onnxruntime and torch agree for tables of all sizes, and their logits depend on the rows."""
+    network, predict = load_model(str(checkpoint)), onnx_predictor(file)
+    for B, N, M, n in SIZES:
+        X, y_train, _ = draw(B, N, M, n, classes=classes)
+        with torch.no_grad():
+            expected = network(X, y_train)[..., :classes]
+        torch.testing.assert_close(predict(X, y_train), expected, rtol=0, atol=1e-4)
+        assert N - n == 1 or expected.std(dim=1).max() > 1e-3
+
+
+@pytest.mark.slow  # torch's exporter takes ten seconds for the smallest network
+@pytest.mark.parametrize("settings", NETWORKS.values(), ids=NETWORKS)
+def test_onnxruntime_agrees_with_torch(settings, tmp_path):
+    make_run(tmp_path / "run", *settings)
+    export(str(tmp_path / "run"), str(tmp_path / "m.onnx"))
+    classes = load_checkpoint(str(tmp_path / "run"))[0].max_classes
+    assert_agreement(tmp_path / "m.onnx", tmp_path / "run", classes)
+
+
+@pytest.mark.slow
+def test_the_file_names_its_sizes_and_its_origin(tmp_path):
+    make_run(tmp_path / "run", "model=tabicl_v2")
+    export(str(tmp_path / "run"), str(tmp_path / "m.onnx"), weights="best", classes=3)
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "m.onnx"}  # the weights are in the file
+    assert_agreement(tmp_path / "m.onnx", tmp_path / "run/checkpoints/best.ckpt", classes=3)
+    model = onnx.load(tmp_path / "m.onnx")
+    sizes = {
+        value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        for value in (*model.graph.input, *model.graph.output)
+    }
+    assert sizes["X"] == ["tables", "rows", "columns"] and sizes["y_train"] == ["tables", "labelled_rows"]
+    assert sizes["logits"] == ["tables", "rows - labelled_rows", 3]
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    expected = {"run": "run", "step": "5", "weights": "best", "commit": "first", "classes": "3"}
+    assert metadata == expected | {"trained_range": "12 to 72 labelled rows, 2 to 6 features"}
+    with pytest.raises(ConfigError, match="weights are not read from a file of this kind"):
+        load_model(str(tmp_path / "m.onnx"))
+
+
+def test_a_full_disk_and_another_result_leave_the_file_as_it_was(tmp_path, monkeypatch):
+    make_run(tmp_path / "run")
+    (tmp_path / "m.onnx").write_bytes(b"older")
+    program = SimpleNamespace(model_proto=onnx.ModelProto())
+    monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: program)
+    with monkeypatch.context() as patch:
+        patch.setattr("tabicl_train.run_dir.atomic.open", lambda _, mode: io.FileIO("/dev/full", mode), raising=False)
+        with pytest.raises(ConfigError, match=r"it cannot be written .*No space left on device"):
+            export(str(tmp_path / "run"), str(tmp_path / "m.onnx"))
+    other = load_model(str(tmp_path / "run/checkpoints/best.ckpt"))
+    monkeypatch.setattr("tabicl_train.prediction.export.onnx_predictor", lambda _: other)
+    with pytest.raises(ConfigError, match=r"m\.onnx is not written: its logits differ from the network's by"):
+        export(str(tmp_path / "run"), str(tmp_path / "m.onnx"))
+    assert (tmp_path / "m.onnx").read_bytes() == b"older"
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "m.onnx"}
+
+
+@pytest.mark.parametrize("classes", [1, 11])
+def test_a_number_of_classes_that_the_network_does_not_have_is_refused(classes, tmp_path):
+    make_run(tmp_path / "run")
+    with pytest.raises(ConfigError, match=rf"classes is {classes}; it must lie in 2\.\.10"):
+        export(str(tmp_path / "run"), str(tmp_path / "m.onnx"), classes=classes)
+
+
+def test_missing_packages_are_named_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("tabicl_train.prediction.onnx_format.is_installed", lambda package: package != "onnxscript")
+    with pytest.raises(ConfigError, match=r"format=onnx needs onnx, onnxscript, onnxruntime: pip install"):
+        export("nowhere", str(tmp_path / "m.onnx"))
