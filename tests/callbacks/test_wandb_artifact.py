@@ -11,7 +11,7 @@ from test_wandb_log import records
 from tabicl_train.callbacks.wandb_runs import read_back, wandb_files
 from tabicl_train.prediction.export import load_checkpoint
 
-pytest.importorskip("wandb")
+wandb = pytest.importorskip("wandb")
 
 
 @pytest.fixture
@@ -45,6 +45,7 @@ def test_a_folder_and_a_file_are_logged_to_the_run_offline(run_dir, tmp_path):
     best = run_dir / "checkpoints" / "best.ckpt"
     result = command("export", f"checkpoint={best}", f"output={tmp_path}/m.ckpt", "artifact=true")
     assert result.returncode == 0, result.stderr
+    wandb.teardown()  # as at the end of a process: only then are wandb's files complete
     folder, file = logged_artifacts(run_dir)
     assert folder[:2] == file[:2] == ("model-abc123", "model")
     assert (folder[2]["step"], file[2]["step"]) == ("10", "5")
