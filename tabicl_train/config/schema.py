@@ -142,7 +142,7 @@ class StreamConfig:
     name: str = "local"
     """local (worker processes of this machine) or ray (actors of a Ray cluster; the tables are the same)."""
     num_workers: int = 1
-    """Workers or Ray actors that draw tables, for each training process; without any (stream=local) it draws them itself."""
+    """Workers (or Ray actors) that draw tables, for each training process; with 0 workers, it draws them itself."""
     prefetch: int = 4
     """Largest number of steps whose tables each worker draws ahead."""
     # 64 tables of 1,024 rows are 14 MB, of up to 60,000 rows about 100 MB.
