@@ -18,6 +18,8 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
+import time
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import IO, Any
@@ -28,13 +30,15 @@ from tabicl_train.config.schema import StreamConfig
 from tabicl_train.console import counted, first_line, tell
 from tabicl_train.processes.failures import Stopped
 from tabicl_train.processes.launch import describe_exit
-from tabicl_train.processes.signals import SIGNALS, Stop, die_with_parent
+from tabicl_train.processes.signals import SIGNALS, Stop
 from tabicl_train.remote.actors import Actors, ClusterLost
 from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.workers import CONTEXT, Ahead, Loader, WorkerDied, accept, answer_of, memory_file, send
 
 POLL = 0.05  # seconds between looks at what the training process has taken
 MEMORY = 2**27  # least bytes of an object store; Ray's own limit is 75 MiB
+# Seconds after which the processes of Ray end when the head is gone; it is 60 for a head that may be started again.
+OWN = {"RAY_gcs_rpc_server_reconnect_timeout_s": "20"}
 END = 20.0  # seconds in which the relay must end; on a free core it takes two
 # What Ray would say, ask or start. The variables are read when it is imported.
 QUIET = {
@@ -139,12 +143,13 @@ def relay(
     output: IO[bytes],
     folder: str | None,
 ) -> None:
-    """What the relay does: it sends (problems, lines for the user), then items in order, until it receives None.
+    """What the relay does: it sends (problems, lines for the user), then items in order, until it receives None, or
+    until the training process is gone.
 
     inherited: connections of other processes, copied by the fork
     output: gets what Ray prints; folder: for the files of an instance of its own
     """
-    die_with_parent(parent)
+    threading.Thread(target=end_after, args=(parent, END), daemon=True).start()
     os.setsid()  # Ray's processes stay in its group: a signal to the group of the run must not end them
     signal.set_wakeup_fd(-1)
     ignore_stop_signals()
@@ -153,7 +158,7 @@ def relay(
     for descriptor in (1, 2):
         os.dup2(output.fileno(), descriptor)
     torch.set_num_threads(1)
-    os.environ |= QUIET
+    os.environ |= QUIET if config.address else QUIET | OWN
     import ray
 
     try:
@@ -173,6 +178,16 @@ def relay(
         except ClusterLost as lost:
             connection.send((None, lost, ""))
     ray.shutdown()
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_after(parent: int, seconds: float) -> None:
+    """End this process some time after its parent, if it has not ended Ray and itself by then."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    time.sleep(seconds)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def ignore_stop_signals() -> None:
