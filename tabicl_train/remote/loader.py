@@ -37,8 +37,6 @@ from tabicl_train.workers import CONTEXT, Ahead, Loader, WorkerDied, accept, ans
 
 POLL = 0.05  # seconds between looks at what the training process has taken
 MEMORY = 2**27  # least bytes of an object store; Ray's own limit is 75 MiB
-# Seconds after which the processes of Ray end when the head is gone; it is 60 for a head that may be started again.
-OWN = {"RAY_gcs_rpc_server_reconnect_timeout_s": "20"}
 END = 20.0  # seconds in which the relay must end; on a free core it takes two
 # What Ray would say, ask or start. The variables are read when it is imported.
 QUIET = {
@@ -126,7 +124,10 @@ class RayLoader(Loader):
             with contextlib.suppress(OSError):
                 self.connection.send(None)
             self.relay.join(END)
-        self.relay.kill()  # what it has started ends with it
+        self.relay.kill()
+        assert self.relay.pid is not None  # as it has been started
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.relay.pid, signal.SIGKILL)  # Ray's own processes, if it has not ended them
         self.relay.join()
         self.connection.close()
         self.output.close()
@@ -158,7 +159,7 @@ def relay(
     for descriptor in (1, 2):
         os.dup2(output.fileno(), descriptor)
     torch.set_num_threads(1)
-    os.environ |= QUIET if config.address else QUIET | OWN
+    os.environ |= QUIET
     import ray
 
     try:

@@ -66,7 +66,7 @@ def test_a_run_that_loses_ray_goes_on_with_the_same_tables(tmp_path, monkeypatch
     assert_same_end(tmp_path / "ray", tmp_path / "local")
     said = capsys.readouterr().err
     assert said.count("Ray was killed by SIGKILL") == 1 and "1 worker of this machine draw" in said
-    until(lambda: not session(loaders[0].relay.pid), 120)  # nobody has ended Ray's own processes
+    until(lambda: not session(loaders[0].relay.pid), 10)
     assert not Path(loaders[0].folder).exists()
 
 
