@@ -73,7 +73,7 @@ def rows_of(run_dir) -> int:
     return len(path.read_text().splitlines()) - 1 if path.exists() else 0
 
 
-SLOW = ("curriculum.stages.smoke.steps=400",)
+SLOW = ("curriculum.stages.smoke.steps=100",)
 
 
 def test_a_run_that_loses_the_head_ends_with_the_same_weights(tmp_path):
