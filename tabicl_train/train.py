@@ -33,6 +33,7 @@ from tabicl_train.processes.join import join
 from tabicl_train.processes.processes import Processes
 from tabicl_train.processes.signals import Stop, watch_signals
 from tabicl_train.processes.trainer_plugins import JoinedProcesses, Replicas, disable_sigterm_handling
+from tabicl_train.remote.loader import RayLoader
 from tabicl_train.resume import Start, find_start, initial_weights
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.lock import LostLock, RunLock
@@ -121,7 +122,9 @@ def train_from(
     stream = build_stream(config, steps, processes)
     # Workers draw while the model is built, and are forked before this process has threads or a CUDA context; forked
     # late, workers of a released trainer took 13 s instead of 0.1 s a batch.
-    with Loader(stream, config.stream, trainer.strategy.root_device) as loader, validation.drawing():
+    load = RayLoader if config.stream.name == "ray" else Loader
+    with load(stream, config.stream, trainer.strategy.root_device) as loader, validation.drawing():
+        processes.agree(loader.problem(stop))
         module = build_module(config, start.checkpoint, processes)
         status = RunStatus(records, lambda: trainer.global_step, writes=processes.rank == 0)
         ranks = processes.gather(describe_machine(trainer.strategy.root_device))
@@ -182,7 +185,7 @@ def run_steps(
     path, content = start or (None, None)
     trainer = build_trainer(config, [watch], CheckpointFiles(config.checkpoint, content), processes)
     stream = build_stream(config, range(0 if path is None else checkpoint.step_of(path), until), processes)
-    with Loader(stream, config.stream, trainer.strategy.root_device) as loader:
+    with Loader(stream, config.stream.local(), trainer.strategy.root_device) as loader:
         module = build_module(config, path, processes)
         trainer.fit(module, loader, ckpt_path=path, weights_only=True)
 
@@ -255,7 +258,7 @@ def silence_lightning() -> None:
 def introduce(config: RunConfig, trainer: L.Trainer, first_step: int) -> None:
     """Print what is about to run, as it is in force."""
     tell(f"run       {config.run_dir}" + (f", resumed at step {first_step}" if first_step else ""))
-    workers = counted(config.stream.num_workers, "worker")
+    workers = counted(config.stream.num_workers, "Ray actor" if config.stream.name == "ray" else "worker")
     tell(f"prior     {config.prior['name']}, seed {config.seed}, {workers}")
     tell(f"device    {trainer.world_size} x {trainer.strategy.root_device.type}")
     tell(f"precision {choose(config.trainer)}")

@@ -32,18 +32,23 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import IO, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tabicl_train.config.schema import StreamConfig
 from tabicl_train.errors import picklable
 from tabicl_train.processes.launch import describe_exit
-from tabicl_train.processes.signals import SIGNALS, die_with_parent
+from tabicl_train.processes.signals import SIGNALS, Stop, die_with_parent
 from tabicl_train.stream import StepItem, StepStream, TableBatch
 
 # Forked workers start in 0.1 s and end with this process. The forkserver of Python 3.14 would start them under another.
 CONTEXT = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
 ALIGNMENT = 64  # bytes, as torch allocates: the rounding of matrix products may depend on the alignment
+
+
+Answer = tuple[StepItem | None, Exception | None, str]  # an item and news, or an error and its stack trace
+Content = tuple[StepItem, list[tuple[torch.Size, int]]]
 
 
 class WorkerDied(RuntimeError):
@@ -67,25 +72,32 @@ class Loader:
     that thread.
 
     device: where the items will go; for a GPU they are put in pinned memory, by a thread that is one item ahead
+    stand_by: whether the workers wait for the number of a step to begin with
     waited: seconds that the training process has waited for items
 
     Iterating raises the error of a worker, and WorkerDied naming the table if a worker is gone.
     """
 
-    def __init__(self, stream: StepStream, config: StreamConfig, device: torch.device | None = None) -> None:
+    def __init__(
+        self, stream: StepStream, config: StreamConfig, device: torch.device | None = None, stand_by: bool = False
+    ) -> None:
         self.stream, self.waited = stream, 0.0
         self.workers: list[Worker] = []
         for number in range(config.num_workers):
             connection, worker_end = CONTEXT.Pipe()
             drawing = CONTEXT.RawArray("q", [-1, -1])
             inherited = [connection, *(worker.connection for worker in self.workers)]
-            args = (stream, config, number, worker_end, drawing, inherited, os.getpid())
+            args = (stream, config, number, worker_end, drawing, inherited, os.getpid(), stand_by)
             process = CONTEXT.Process(target=work, args=args, daemon=True)
             process.start()
             worker_end.close()
             self.workers.append(Worker(number, process, connection, drawing))
         items = map(self.take, stream.steps) if self.workers else iter(stream)
         self.items = pinned(items, device) if device is not None and device.type == "cuda" else items
+
+    def problem(self, stop: Stop) -> str | None:
+        """What keeps the tables from being drawn; waits until that is known, but no longer than for a stop signal."""
+        return None
 
     def __iter__(self) -> Loader:
         return self
@@ -99,20 +111,10 @@ class Loader:
 
     def take(self, step: int) -> StepItem:
         worker = self.workers[(step - self.stream.steps.start) % len(self.workers)]
-        wait([worker.connection, worker.process.sentinel])
-        try:
-            if not worker.connection.poll():
-                raise EOFError
-            item, error, trace = receive(worker.connection)
-        except (EOFError, OSError):
-            raise WorkerDied(self.describe_death(worker)) from None
-        if error is not None:
-            raise error from RuntimeError(f"in worker {worker.number}:\n{trace}")
-        for worker in self.workers:
-            with contextlib.suppress(OSError):  # a dead worker is noticed when its step is due
-                worker.connection.send(step + 1)
-        assert item is not None  # as there is no error
-        return item
+        answer = answer_of(worker.process, worker.connection)
+        if answer is None:
+            raise WorkerDied(self.describe_death(worker))
+        return accept(answer, step, [worker.connection for worker in self.workers])
 
     def describe_death(self, worker: Worker) -> str:
         worker.process.join()
@@ -138,6 +140,41 @@ class Loader:
         self.close()
 
 
+def answer_of(process: BaseProcess, connection: Connection) -> Answer | None:
+    """What a process sends next; None if it is gone."""
+    wait([connection, process.sentinel])
+    with contextlib.suppress(EOFError, OSError):
+        if connection.poll():
+            return receive(connection)
+    return None
+
+
+def accept(answer: Answer, step: int, connections: list[Connection]) -> StepItem:
+    """The item of a step, when the processes at these connections know that the next one is due; raises the error."""
+    item, error, trace = answer
+    if error is not None:
+        raise error from RuntimeError(trace)
+    for connection in connections:
+        with contextlib.suppress(OSError):  # a dead process is noticed when its step is due
+            connection.send(step + 1)
+    assert item is not None  # as there is no error
+    return item
+
+
+class Ahead:
+    """Which steps may be drawn while an earlier one is due."""
+
+    def __init__(self, stream: StepStream, config: StreamConfig) -> None:
+        self.size = functools.lru_cache(4096)(stream.size)
+        self.steps = config.prefetch * config.num_workers
+        self.bytes = config.prefetch_gib * 2**30
+
+    def allows(self, step: int, due: int) -> bool:
+        if step <= due:
+            return True
+        return step - due < self.steps and sum(map(self.size, range(due, step + 1))) <= self.bytes
+
+
 def work(
     stream: StepStream,
     config: StreamConfig,
@@ -146,6 +183,7 @@ def work(
     drawing: Any,
     inherited: list[Connection],
     parent: int,
+    stand_by: bool,
 ) -> None:
     """What a worker process does.
 
@@ -158,23 +196,21 @@ def work(
     for other in inherited:  # they would keep a pipe open when the training process is gone
         other.close()
     torch.set_num_threads(1)
-    size = functools.lru_cache(4096)(stream.size)
-    most = config.prefetch * config.num_workers
-    limit = config.prefetch_gib * 2**30
-    due = stream.steps.start
+    ahead = Ahead(stream, config)
     with contextlib.suppress(EOFError, ConnectionError):  # the training process is gone
-        for step in stream.steps[number :: config.num_workers]:
-            while step > due and (step - due >= most or sum(map(size, range(due, step + 1))) > limit):
+        due = connection.recv() if stand_by else stream.steps.start
+        for step in range(due + number, stream.steps.stop, config.num_workers):
+            while not ahead.allows(step, due):
                 due = connection.recv()
             while connection.poll():
                 due = connection.recv()
             try:
                 item = stream.draw(step, functools.partial(note, drawing, step))
             except Exception as error:
-                connection.send((None, picklable(error), traceback.format_exc()))
+                connection.send((None, picklable(error), f"in worker {number}:\n{traceback.format_exc()}"))
             else:
                 note(drawing, step, -1)
-                send(connection, item)
+                send(connection, *packed(item))
         while True:  # nothing more to draw
             connection.recv()
 
@@ -183,23 +219,28 @@ def note(drawing: Any, step: int, table: int) -> None:
     drawing[:] = [step, table]
 
 
-def send(connection: Connection, item: StepItem) -> None:
+def packed(item: StepItem) -> tuple[Content, list[np.ndarray]]:
+    """An item without its tables, the shapes of these, and their values."""
     shapes = [(batch.X.shape, batch.train_size) for batch in item.batches]
+    arrays = [values.numpy() for batch in item.batches for values in (batch.X, batch.y)]
+    return (replace(item, batches=[]), shapes), arrays
+
+
+def send(connection: Connection, content: Content, arrays: list[np.ndarray], news: str = "") -> None:
     with memory_file() as file:
-        for batch in item.batches:
-            for values in (batch.X, batch.y):
-                file.write(values.numpy().data)
-                file.write(bytes(-file.tell() % ALIGNMENT))
+        for values in arrays:
+            file.write(values.data)
+            file.write(bytes(-file.tell() % ALIGNMENT))
         file.flush()
-        connection.send(((replace(item, batches=[]), shapes), None, ""))
+        connection.send((content, None, news))
         send_handle(connection, file.fileno(), None)
 
 
-def receive(connection: Connection) -> tuple[StepItem | None, Exception | None, str]:
+def receive(connection: Connection) -> Answer:
     """An item, in memory that is freed with its last tensor, or the error of a worker and its stack trace."""
-    content, error, trace = connection.recv()
+    content, error, text = connection.recv()
     if error is not None:
-        return None, error, trace
+        return None, error, text
     item, shapes = content
     descriptor = recv_handle(connection)
     try:
@@ -211,7 +252,7 @@ def receive(connection: Connection) -> tuple[StepItem | None, Exception | None, 
         X, start = tensor_in(memory, start, shape, torch.float32)
         y, start = tensor_in(memory, start, shape[:2], torch.int64)
         item.batches.append(TableBatch(X, y, train_size))
-    return item, None, ""
+    return item, None, text
 
 
 def tensor_in(memory: mmap.mmap, start: int, shape: torch.Size, dtype: torch.dtype) -> tuple[Tensor, int]:

@@ -25,7 +25,18 @@ LAYERS = [
     ["commands"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
-LINE = {"curriculum", "stream", "workers", "module", "optimizer", "schedules", "precision", "gradients", "resume"}
+LINE = {
+    "curriculum",
+    "stream",
+    "workers",
+    "module",
+    "optimizer",
+    "schedules",
+    "precision",
+    "gradients",
+    "resume",
+    "remote",
+}
 LIBRARIES = {  # what a room must not import, directly or through others
     "priors": {"lightning", "hydra", "omegaconf", "tabicl_train"},
     "model": {"lightning", "hydra", "omegaconf", "numpy", "scipy", "pandas", "sklearn", "priors"},

@@ -9,7 +9,9 @@ imported.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+import re
+import socket
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,9 @@ PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 OPTIMIZERS = ("muon", "muon_all", "adamw")
 
 ACCELERATORS = ("auto", "cpu", "cuda")
+
+STREAMS = ("local", "ray")
+CONNECT = 5.0  # seconds in which the head of a Ray cluster must answer
 
 
 @dataclass
@@ -134,19 +139,58 @@ class TrainerConfig:
 class StreamConfig:
     """The processes that draw tables ahead of training."""
 
+    name: str = "local"
+    """local (worker processes of this machine) or ray (actors of a Ray cluster; the tables are the same)."""
     num_workers: int = 1
-    """Worker processes that draw tables, for each training process; 0 draws them in the training process."""
+    """Workers (or Ray actors) that draw tables, for each training process; with 0 workers, it draws them itself."""
     prefetch: int = 4
     """Largest number of steps whose tables each worker draws ahead."""
     # 64 tables of 1,024 rows are 14 MB, of up to 60,000 rows about 100 MB.
     prefetch_gib: float = 2.0
     """Largest amount of memory in GiB for tables drawn ahead, for each training process; inf sets no limit."""
+    address: str | None = None
+    """Ray cluster to draw on: HOST:PORT of its head, or auto for the one that this machine belongs to; null starts Ray
+    on this machine until the run ends."""
 
     def problems(self) -> list[str]:
-        problems = at_least(0, num_workers=self.num_workers) + at_least(1, prefetch=self.prefetch)
+        problems = one_of("name", self.name, STREAMS)
+        problems += at_least(int(self.name == "ray"), num_workers=self.num_workers)
+        problems += at_least(1, prefetch=self.prefetch)
         if not self.prefetch_gib > 0:
             problems.append(f"prefetch_gib is {self.prefetch_gib}; it must be positive")
+        if self.address is not None and self.name != "ray":
+            problems.append(f"address is {self.address!r}, which only stream=ray uses")
+        elif self.address not in (None, "auto") and not re.fullmatch(r"[^\s:/]+:\d+", str(self.address)):
+            problems.append(f"address is {self.address!r}; it must be auto, or HOST:PORT of the head of a Ray cluster")
         return problems
+
+    def start_problems(self) -> list[str]:
+        if self.name != "ray":
+            return []
+        if not is_installed("ray"):
+            return [f"stream=ray needs Ray: {install('ray', 'ray')}"]
+        if self.address in (None, "auto"):
+            return []
+        try:
+            with socket.create_connection(address_of(self.address), timeout=CONNECT):
+                return []
+        except OSError as error:
+            return [f"stream.address is {self.address!r}; no Ray cluster answers there ({error})"]
+
+    def local(self, processes: int = 1) -> StreamConfig:
+        """The same with workers of this machine, which divide its cores among this number of processes."""
+        if self.name == "local":
+            return self
+        from joblib import cpu_count
+
+        workers = max(1, min(self.num_workers, cpu_count() // processes))
+        return replace(self, name="local", num_workers=workers, address=None)
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """HOST:PORT, taken apart."""
+    host, _, port = text.rpartition(":")
+    return host, int(port)
 
 
 @dataclass
@@ -256,6 +300,7 @@ class RunConfig:
             problems.append(f"run_dir is {self.run_dir!r}; {problem}")
         if self.trainer.accelerator == "cuda" and not torch.cuda.is_available():
             problems.append("trainer.accelerator is 'cuda'; torch finds no GPU on this machine")
+        problems += self.stream.start_problems()
         if isinstance(prior := build_prior(self), Disk):
             steps = [stage.tables for stage in self.curriculum.stages.values() for _ in range(stage.steps)]
             problems += [f"prior.{line}" for line in prior.missing_steps(self.seed, steps[: self.total_steps])]

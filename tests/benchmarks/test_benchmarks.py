@@ -50,6 +50,13 @@ def test_prior_beside_the_released_generator(run):
     assert re.search(r"^graph_scm +\d.*\nreleased +\d.*\nratio \d+\.\d \(median of 1 rounds of 1 tables", printed)
 
 
+@pytest.mark.campaign
+def test_local_workers_beside_ray_actors(run):
+    pytest.importorskip("ray")
+    printed = run("bench_ray.py", "priors=dummy", "workers=1", "steps=2", "rounds=2", "tables=2", "rows=64")
+    assert re.search(r"^dummy +1 Ray actors +\d.*\ndummy +ratio \d+\.\d+ \(median of 2 rounds", printed, re.MULTILINE)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ["compare_graph_scm.py", "compare_mlp_scm.py"])
 def test_statistics_beside_the_released_generator(script, run):

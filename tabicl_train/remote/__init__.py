@@ -1,0 +1,1 @@
+"""Tables drawn on other machines, by the actors of a Ray cluster."""

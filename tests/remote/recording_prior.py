@@ -1,0 +1,54 @@
+"""A prior of simple tables that leaves traces, fails or ends its process; actors import it from this file."""
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from priors.prior import Prior
+from tabicl_train.config.schema import CurriculumConfig, StageConfig
+from tabicl_train.model import TabICLConfig
+from tabicl_train.stream import StepStream
+
+TABLES = 6
+STEP_GIB = TABLES * 60 * (4 * 5 + 8) / 2**30  # six tables of 60 rows, 5 float32 features and an int64 label
+
+
+@dataclass
+class Recording(Prior):
+    """Tables of 60 rows that tell their address.
+
+    folder: gets an empty file PID-STEP for each step that a process draws
+    kill: step at which the first process that draws it is killed; fail: step whose tables cannot be drawn
+    """
+
+    folder: str
+    kill: int = -1
+    fail: int = -1
+
+    def plan(self, spec, seed):
+        step = seed[1]
+        Path(self.folder, f"{os.getpid()}-{step}").touch()
+        if step == self.kill and len(list(Path(self.folder).glob(f"*-{step}"))) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if step == self.fail:
+            raise ZeroDivisionError("no such luck")
+        return seed
+
+    def execute(self, plan):
+        return torch.arange(120.0).reshape(60, 2) * (1 + plan[1] + plan[2] / 8), torch.arange(60) % 2, 2
+
+
+def stream_of(prior: Prior, steps: range = range(9), rank: int = 0, ranks: int = 1) -> StepStream:
+    stage = StageConfig(steps=9, rows=[60, 60], features=[5, 5], tables=TABLES, group_size=2)
+    return StepStream(prior, CurriculumConfig({"only": stage}), TabICLConfig(), 5, steps, rank, ranks)
+
+
+def assert_same(items, expected) -> None:
+    """Equal bit for bit."""
+    for a, b in zip(items, expected, strict=True):
+        assert (a.step, a.stage, a.tables, a.rejections) == (b.step, b.stage, b.tables, b.rejections)
+        for p, q in zip(a.batches, b.batches, strict=True):
+            assert torch.equal(p.X, q.X) and torch.equal(p.y, q.y) and p.train_size == q.train_size
