@@ -1,0 +1,106 @@
+"""The metric of a sweep: what its runs are compared by, read from the files that each of them writes."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+
+import numpy as np
+
+from tabicl_train.config.schema import SYNTHETIC, RunConfig
+from tabicl_train.config.suggestions import closest
+from tabicl_train.run_dir.records import Records, number
+
+METRICS = {
+    "real/roc_auc": "mean ROC AUC on real data",
+    "real/accuracy": "mean accuracy on real data",
+    "real/loss": "mean loss on real data",
+    "synthetic/loss": "mean loss on held-out synthetic tables",
+    "synthetic/accuracy": "mean accuracy on held-out synthetic tables",
+    "loss": "mean training loss, last tenth of the steps",
+}
+
+
+def problem(metric: str, config: RunConfig) -> str | None:
+    """Why a run with this configuration would never write the metric; None if it does."""
+    kind, settings = metric.partition("/")[0], config.validation
+    if metric not in METRICS:
+        near = closest(metric, METRICS)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(METRICS)}"
+        return f"metric is {metric!r}; there is no such metric; {hint}"
+    if metric == "loss":
+        return None
+    if not settings.every:
+        return f"metric is {metric!r}, but validation.every is 0; set the number of steps between validations"
+    if kind == "real" and not settings.real_rows:
+        return f"metric is {metric!r}, but validation.real_rows is 0, which leaves real data out"
+    if kind == SYNTHETIC and not settings.rows:
+        return f"metric is {metric!r}, but validation.rows is [], which leaves synthetic tables out"
+    return None
+
+
+def is_better_lower(metric: str) -> bool:
+    return metric.endswith("loss")
+
+
+def curve(run_dir: Path, metric: str) -> list[tuple[int, float]]:
+    """The metric over training, by ascending optimizer steps done; it may be nan. Empty as long as there is no value.
+
+    Values of a validation are means over its sets of tables. The training loss at a step is the mean over the last
+    tenth of the steps up to there, without the steps that were skipped since their loss was not finite.
+    """
+    return training_losses(run_dir) if metric == "loss" else validation_means(run_dir, *metric.split("/"))
+
+
+def last(run_dir: Path, metric: str) -> float | None:
+    """The metric of a run so far; None if there is no value yet."""
+    values = curve(run_dir, metric)
+    return values[-1][1] if values else None
+
+
+def training_losses(run_dir: Path) -> list[tuple[int, float]]:
+    rows = rows_by_step(run_dir, "metrics.csv")
+    if not rows:
+        return []
+    steps = np.array(list(rows))
+    losses = np.array([value(at_step[-1], "loss") for at_step in rows.values()])
+    counted = np.isfinite(losses)
+    sums, counts = (np.append(0.0, np.cumsum(x)) for x in (np.where(counted, losses, 0.0), counted))
+    ends, starts = np.arange(1, len(steps) + 1), np.searchsorted(steps, 0.9 * steps, side="right")
+    with np.errstate(invalid="ignore"):  # 0/0 where every loss was skipped
+        means = (sums[ends] - sums[starts]) / (counts[ends] - counts[starts])
+    return list(zip(steps.tolist(), means.tolist(), strict=True))
+
+
+def validation_means(run_dir: Path, kind: str, score: str) -> list[tuple[int, float]]:
+    rows = rows_by_step(run_dir, "validation.csv")
+    sizes = [len(at_step) for at_step in rows.values()]
+    if len(sizes) > 1 and sizes[-1] < sizes[-2]:
+        rows.popitem()  # it is being written, or the run was killed meanwhile
+    return [
+        (step, statistics.fmean(values))
+        for step, at_step in rows.items()
+        if (values := [value(row, score) for row in at_step if (row["data"] == SYNTHETIC) == (kind == SYNTHETIC)])
+    ]
+
+
+def rows_by_step(run_dir: Path, name: str) -> dict[int, list[dict[str, str]]]:
+    """The complete rows of a CSV file by their step, ascending. Where a run went back to an earlier step, the rows that
+    it had written from there on do not count."""
+    rows: dict[int, list[dict[str, str]]] = {}
+    latest = -1
+    for row in Records(run_dir).rows(name):
+        step = number(row["step"])
+        if not isinstance(step, int):
+            continue
+        if step < latest:
+            rows = {earlier: at_step for earlier, at_step in rows.items() if earlier < step}
+        rows.setdefault(step, []).append(row)
+        latest = step
+    return rows
+
+
+def value(row: dict[str, str], column: str) -> float:
+    cell = number(row.get(column, ""))
+    return math.nan if isinstance(cell, str) else float(cell)
