@@ -20,7 +20,7 @@ from tabicl_train.report.read_run import Run, holds_run, read_run
 from tabicl_train.report.sections import sections
 from tabicl_train.run_dir.outputs import check_output
 
-TEMPLATE = "page.html.j2"
+TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
 def write_report(folders: list[Path], output: Path) -> None:
@@ -38,8 +38,13 @@ def write_report(folders: list[Path], output: Path) -> None:
 
 
 def render(runs: list[Run]) -> str:
+    return fill(TEMPLATE, runs=runs, **sections(runs))
+
+
+def fill(template: Path, **variables: Any) -> str:
+    """A page that extends the layout of this folder, with the filters `table` and `png`."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        loader=jinja2.FileSystemLoader([template.parent, Path(__file__).parent]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -47,7 +52,7 @@ def render(runs: list[Run]) -> str:
     )
     environment.filters |= {"table": table, "png": png}
     written = time.strftime("%Y-%m-%d %H:%M")
-    return environment.get_template(TEMPLATE).render(runs=runs, written=written, **sections(runs))
+    return environment.get_template(template.name).render(written=written, **variables)
 
 
 def png(figure: Figure) -> str:

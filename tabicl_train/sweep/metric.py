@@ -18,7 +18,7 @@ METRICS = {
     "real/loss": "mean loss on real data",
     "synthetic/loss": "mean loss on held-out synthetic tables",
     "synthetic/accuracy": "mean accuracy on held-out synthetic tables",
-    "loss": "mean training loss, last tenth of the steps",
+    "loss": "mean training loss over the last tenth of the steps",
 }
 
 

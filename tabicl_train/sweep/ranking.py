@@ -46,7 +46,8 @@ def interval(values: list[float]) -> tuple[float, float] | None:
     """The t interval of the mean of independent values; None for a single one."""
     if len(values) < 2:
         return None
-    half = stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
+    half = quantile * statistics.stdev(values) / math.sqrt(len(values))
     mean = statistics.fmean(values)
     return mean - half, mean + half
 

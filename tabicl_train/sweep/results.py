@@ -7,6 +7,7 @@ JOB/         the folder of each run
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -50,6 +51,10 @@ class Job:
     @property
     def value(self) -> float | None:
         return self.curve[-1][1] if self.curve else None
+
+    @property
+    def has_finite_value(self) -> bool:
+        return self.value is not None and math.isfinite(self.value)
 
 
 @dataclass

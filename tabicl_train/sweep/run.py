@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from tabicl_train.console import tell
+from tabicl_train.console import first_line, tell
 from tabicl_train.errors import ConfigError, is_installed
 from tabicl_train.processes.signals import Stop, watch_signals
 from tabicl_train.run_dir.checkpoint import sweep as remove_temporary_files
@@ -118,8 +118,8 @@ def renew(folder: Path) -> str:
             from tabicl_train.sweep.page import write_page
 
             write_page(sweep, folder / PAGE)
-    except OSError as error:
-        tell(f"warning   {folder / PAGE} cannot be written: {error.strerror}")
+    except Exception as error:  # whatever is wrong with a picture, jobs are running
+        tell(f"warning   {folder / PAGE} cannot be written: {first_line(error)}")
     point = next(iter(rank(sweep)), None)
     if point is None or not math.isfinite(point.mean):
         return ""

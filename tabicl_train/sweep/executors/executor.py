@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Protocol
 
+from tabicl_train.processes.signals import PARENT
 from tabicl_train.sweep.plan import Job
 
 LOG = "log.txt"
@@ -49,16 +51,35 @@ def cores(job: Job) -> int:
     return processes(job) * (job.config.trainer.cpu_threads + job.config.stream.num_workers)
 
 
-def command(job: Job) -> list[str]:
-    """The process of a job. It calls itself tabicl-train, so that the run records a command that can be typed."""
-    program = "import sys; sys.argv[0] = 'tabicl-train'; from tabicl_train.commands import train; train()"
-    return [sys.executable, "-c", program, *job.arguments]
+def start_process(arguments: list[str], threads: int, folder: str, log: str, gpus: list[str] | None = None):
+    """Start tabicl-train in a session of its own; it is killed when this process is gone.
+
+    threads: OMP_NUM_THREADS; folder: working directory; log: file that its output is added to
+    gpus: those that it may use; None for those of this process
+    """
+    env = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
+    env |= {"OMP_NUM_THREADS": str(threads), PARENT: str(os.getpid())}
+    if gpus is not None:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    with open(log, "ab") as file:
+        return subprocess.Popen(
+            arguments,
+            env=env,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
 
 
-def environment(job: Job) -> dict[str, str]:
+def process_of(job: Job) -> tuple[list[str], int, str, str]:
+    """The first arguments of `start_process` for a job. It calls itself tabicl-train, so that the run records a command
+    that can be typed."""
     assert job.config is not None
-    kept = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
-    return kept | {"OMP_NUM_THREADS": str(job.config.trainer.cpu_threads)}
+    program = "import sys; sys.argv[0] = 'tabicl-train'; from tabicl_train.commands import train; train()"
+    arguments = [sys.executable, "-c", program, *job.arguments]
+    return arguments, job.config.trainer.cpu_threads, os.getcwd(), str(log_file(job).absolute())
 
 
 def log_file(job: Job) -> Path:

@@ -11,8 +11,7 @@ from collections import Counter
 import torch
 
 from tabicl_train.precision import uses_cuda
-from tabicl_train.processes.signals import PARENT
-from tabicl_train.sweep.executors.executor import command, cores, environment, log_file, processes
+from tabicl_train.sweep.executors.executor import cores, process_of, processes, start_process
 from tabicl_train.sweep.plan import Job
 
 
@@ -78,14 +77,8 @@ class Local:
 
     def start(self, job: Job) -> LocalJob:
         gpus = self.pool.take(job.name, *self.needs(job))
-        env = environment(job) | {PARENT: str(os.getpid())}
-        if gpus:
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         try:
-            with open(log_file(job), "ab") as log:
-                process = subprocess.Popen(
-                    command(job), env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-                )
+            process = start_process(*process_of(job), gpus or None)
         except OSError:
             self.pool.give_back(job.name)
             raise
