@@ -38,7 +38,8 @@ class SweepConfig:
     pruner: str = "none"
     """Stops jobs that do worse than others at the same step: none, median, or halving (successive halving)."""
     jobs: int | None = None
-    """Jobs that run at once; null takes as many as there are devices, or cores for them."""
+    """Jobs that run at once; null takes as many as there are devices, or cores for them; slurm and ray then
+    get all jobs of a grid at once."""
     executor: str = "local"
     """Where jobs run: local (this machine), slurm (through submitit), or ray (the cluster of RAY_ADDRESS, or this
     machine)."""
@@ -60,6 +61,8 @@ class SweepConfig:
             problems.append(f"max_hours is {self.max_hours}; it must be positive")
         if self.slurm and self.executor != "slurm":
             problems.append("slurm has no effect with executor=" + self.executor)
+        if self.method == "tpe" and self.executor != "local" and self.jobs is None:
+            problems.append(f"jobs is null; set how many jobs of a search run at once with executor={self.executor}")
         return problems + self.missing_packages()
 
     def missing_packages(self) -> list[str]:

@@ -124,7 +124,7 @@ class Controller:
             yield
 
     def start_jobs(self) -> None:
-        while not self.stop.asked:
+        while not (self.stop.asked or self.failure):
             job = next((job for job in self.waiting if not self.is_busy(job)), None)
             if job is None:
                 if self.waiting or (self.running and not self.has_room_for_more()):

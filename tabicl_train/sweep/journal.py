@@ -1,4 +1,4 @@
-"""jobs.jsonl: what was planned, started and ended in a sweep, one event per line.
+"""sweep.yaml: the settings of a sweep. jobs.jsonl: what was planned, started and ended in a sweep, one event per line.
 
 sweep     a call begins; the lines of its plan follow
 planned   job, trial (number of its point), params, seed, overrides
@@ -8,14 +8,18 @@ ended     job, status (finished, failed, pruned or interrupted), reason
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import yaml
+
+from tabicl_train.config.sweep import SweepConfig
 from tabicl_train.run_dir.records import Records
 from tabicl_train.sweep.plan import Job
 
-NAME = "jobs.jsonl"
+NAME, SETTINGS = "jobs.jsonl", "sweep.yaml"
 
 
 class SweepFailed(Exception):
@@ -38,6 +42,10 @@ class Journal:
                 self.ends[event["job"]] = event
             elif event["event"] == "started":
                 self.ends.pop(event["job"], None)
+
+    def write_settings(self, sweep: SweepConfig) -> None:
+        self.records.replace(SETTINGS, yaml.safe_dump(dataclasses.asdict(sweep), sort_keys=False))
+        self.check_written(SETTINGS)
 
     def begin(self, jobs: list[tuple[Job, int]]) -> None:
         """A call with these jobs, and the numbers of their trials; nothing is written if they were planned before."""
@@ -64,8 +72,11 @@ class Journal:
 
     def write(self, event: dict) -> None:
         self.records.append_line(NAME, event)
-        if NAME in self.records.failing:
-            raise SweepFailed(f"{self.records.folder / NAME} cannot be written; the same command continues the sweep")
+        self.check_written(NAME)
+
+    def check_written(self, name: str) -> None:
+        if name in self.records.failing:
+            raise SweepFailed(f"{self.records.folder / name} cannot be written; the same command continues the sweep")
 
 
 def plan_event(job: Job, trial: int) -> dict:

@@ -108,7 +108,8 @@ class Plan:
         """A job for each point and seed, in this order; raises ConfigError with everything wrong with any of them."""
         pairs = [(point, seed) for point in points for seed in self.sweep.seeds]
         with config_files(*self.files):
-            configs = compose_jobs(self.files[0], [self.overrides(*pair) for pair in pairs])
+            texts = [self.overrides(point, self.sweep.seeds[0]) for point in points]
+            configs = compose_jobs(self.files[0], texts, self.sweep.seeds)
         return [self.job(*pair, config) for pair, config in zip(pairs, configs, strict=True)]
 
     def jobs_of(self, point: Point) -> list[Job]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import shlex
 import sys
 import time
 from pathlib import Path
-
-import yaml
 
 from tabicl_train.console import first_line, tell
 from tabicl_train.errors import ConfigError, is_installed
@@ -27,7 +24,7 @@ from tabicl_train.sweep.ranking import rank, table, value_text
 from tabicl_train.sweep.results import read_sweep, write_csv
 from tabicl_train.sweep.search import Listed, Study
 
-SETTINGS, PAGE = "sweep.yaml", "sweep.html"
+PAGE = "sweep.html"
 
 
 def run(plan: Plan, jobs: list[Job]) -> str:
@@ -51,9 +48,7 @@ def run(plan: Plan, jobs: list[Job]) -> str:
 def run_locked(plan: Plan, jobs: list[Job], lock: RunLock, stop: Stop) -> str:
     remove_temporary_files(plan.folder)
     journal = Journal(plan.folder, lock.check)
-    journal.records.replace(SETTINGS, yaml.safe_dump(dataclasses.asdict(plan.sweep), sort_keys=False))
-    if SETTINGS in journal.records.failing:
-        raise SweepFailed(f"{plan.folder / SETTINGS} cannot be written")
+    journal.write_settings(plan.sweep)
     executor = make_executor(plan, jobs)
     listed = plan.points is not None and plan.sweep.pruner == "none"
     search = Listed(plan.points or []) if listed else Study(plan)
