@@ -125,6 +125,10 @@ def compose_sweep(overrides: list[str]) -> SweepConfig:
 
     Raises ConfigError with every problem.
     """
+    if wrong := [text for text in overrides if re.match(r"[+~]*sweep\.space", text)]:
+        advice = "on the command line, KEY=VALUE,VALUE or KEY=interval(LOW,HIGH) says what varies"
+        raise ConfigError([f"{text}: {advice}" for text in wrong])
+    overrides = [re.sub(r"^(?=sweep\.slurm[.=])", "++", text) for text in overrides]  # the keys are submitit's
     try:
         tree = hydra_compose("sweep_root", overrides)
     except COMPOSE_ERRORS as error:

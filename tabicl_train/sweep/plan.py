@@ -210,9 +210,9 @@ def read_settings(
                 problems.append(f"{text}: run_dir is the folder of the whole sweep; put a name with commas in quotes")
         elif key == "seed":
             seeds = list(axis.values.values()) if isinstance(axis, Choices) else [override.value()]
-            problems += [
-                f"{text}: a seed must be a whole number, at least 0" for s in seeds if type(s) is not int or s < 0
-            ]
+            if wrong := [seed for seed in seeds if type(seed) is not int or seed < 0]:
+                problems.append(f"{text}: a seed must be a whole number, at least 0")
+                seeds = [seed for seed in seeds if seed not in wrong] or [0]
         elif isinstance(named, Choices) and named.has_labels:
             chosen = list(axis.values) if isinstance(axis, Choices) else [str(override.value())]
             problems += [f"{text}: {named.key} has {', '.join(named.values)}" for c in chosen if c not in named.values]

@@ -75,7 +75,7 @@ def test_jobs_are_what_tabicl_train_composes_from_their_arguments(tmp_path, own_
         "  curriculum.stages.smoke.rows: [[40, 50], [50, 60]]\n"
         "seeds: [3, 4]\n"
     )
-    plan, jobs = make_plan(["sweep=own", f"run_dir={tmp_path}/it's, here", "optimizer=muon", "width=wide"], *files)
+    plan, jobs = make_plan(["sweep=own", f"run_dir='{tmp_path}/it\\'s, here'", "optimizer=muon", "width=wide"], *files)
     assert len(jobs) == 1 * 2 * 2 * 2 and plan.folder == tmp_path / "it's, here"
     for job in jobs:
         assert job.arguments[:2] == ["--config-dir", str(tmp_path)]
@@ -120,6 +120,7 @@ def test_a_new_stage_and_its_values_can_vary():
         (["trainer.nodes=2"], ["trainer.nodes is 2; a job of a sweep runs on one machine"]),
         (["preflight=true"], ["preflight is true, but a sweep trains"]),
         (["run_dir=a,b"], ["run_dir=a,b: run_dir is the folder of the whole sweep"]),
+        (["sweep.space.optimizer=[muon]"], ["sweep.space.optimizer=[muon]: on the command line, KEY=VALUE,VALUE"]),
         (["sweep.slurm={partition: gpu}"], ["sweep.slurm has no effect with executor=local"]),
     ],
 )
