@@ -172,10 +172,14 @@ def make_plan(
         try:
             sweep = compose_sweep([text for text in overrides if is_of_sweep(text)])
         except ConfigError as error:
-            sweep, problems = SweepConfig(), list(error.problems)
-        plan = read_settings(sweep, [text for text in overrides if not is_of_sweep(text)], files, problems)
+            sweep, problems = None, list(error.problems)
+        plan = read_settings(
+            sweep or SweepConfig(), [text for text in overrides if not is_of_sweep(text)], files, problems
+        )
     plan.names = folder_names(plan.folder)
-    jobs = check_jobs(plan, problems)
+    if sweep is not None:
+        choose_points(plan, problems)
+    jobs = check_jobs(plan, problems) if all(not axis.problems() for axis in plan.axes) else []
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
     return plan, jobs if plan.points is not None else []
@@ -227,19 +231,22 @@ def read_settings(
     return Plan(dataclasses.replace(sweep, seeds=seeds), Path(folder), list(axes.values()), settings, files)
 
 
-def check_jobs(plan: Plan, problems: list[str]) -> list[Job]:
-    """The jobs of the plan's points, or of examples; sets the points and the metric, and adds to the problems."""
+def choose_points(plan: Plan, problems: list[str]) -> None:
+    """Set the points of a grid, and random ones; adds to the problems."""
     sweep = plan.sweep
-    if any(axis.problems() for axis in plan.axes):
-        return []
     if sweep.method == "grid":
         ranges = [axis.key for axis in plan.axes if isinstance(axis, Range)]
         problems += [f"{key} is a range; sweep.method=grid needs a list of values" for key in ranges]
-        plan.points = list(grid(plan.axes))
+        plan.points = list(grid(plan.axes)) if not ranges else None
     elif not plan.axes:
         problems.append(f"sweep.method is {sweep.method!r}, but nothing varies; set sweep.space")
-    elif sweep.method == "random":
+    elif sweep.method == "random" and all(not axis.problems() for axis in plan.axes):
         plan.points = [random_point(plan.axes, index) for index in range(sweep.trials)]
+
+
+def check_jobs(plan: Plan, problems: list[str]) -> list[Job]:
+    """The jobs of the plan's points, or of examples; sets the metric, and adds to the problems."""
+    sweep = plan.sweep
     try:
         jobs = plan.jobs(example_points(plan.axes) if plan.points is None else plan.points)
     except ConfigError as error:

@@ -103,8 +103,7 @@ class Study(Listed):
             yield from earlier.values()
             return
         for point in self.plan.points:
-            sampler = optuna.samplers.PartialFixedSampler(self.texts(point), optuna.samplers.RandomSampler(seed=0))
-            yield earlier.get(text_of(point)) or self.ask(sampler)
+            yield earlier.get(text_of(point)) or self.noted(self.study.ask(), point)
 
     def next(self) -> Trial | None:
         import optuna
@@ -112,21 +111,16 @@ class Study(Listed):
         if self.plan.points is not None or self.count >= self.sweep.trials:
             return None
         self.count += 1
-        return self.ask(optuna.samplers.TPESampler(seed=self.count, constant_liar=True))
-
-    def ask(self, sampler: Any) -> Trial:
-        self.study.sampler = sampler
+        self.study.sampler = optuna.samplers.TPESampler(seed=self.count, constant_liar=True)
         asked = self.study.ask(self.distributions)
         values = {axis.key: axis.values for axis in self.plan.axes if isinstance(axis, Choices)}
-        point = {key: values[key][value] if key in values else value for key, value in asked.params.items()}
-        point = {axis.key: point[axis.key] for axis in self.plan.axes}
+        params = {axis.key: asked.params[axis.key] for axis in self.plan.axes}
+        return self.noted(asked, {key: values[key][value] if key in values else value for key, value in params.items()})
+
+    def noted(self, asked: Any, point: Point) -> Trial:
+        """The trial of a point; a pruner needs to know no more of it than its values."""
         asked.set_user_attr("point", text_of(point))
         return Trial(point, False, asked)
-
-    def texts(self, point: Point) -> Point:
-        """A point as Optuna knows it: values of a list by their texts."""
-        lists = {axis.key: axis for axis in self.plan.axes if isinstance(axis, Choices)}
-        return {key: lists[key].text_of(value) if key in lists else value for key, value in point.items()}
 
     def should_stop(self, trial: Trial, curve: list[tuple[int, float]]) -> bool:
         for step, value in curve:

@@ -34,10 +34,8 @@ class Choices:
     has_labels: bool = False
 
     def settings(self, value: Any) -> list[str]:
-        return self.overrides[self.text_of(value)]
-
-    def text_of(self, value: Any) -> str:
-        return next(text for text, known in self.values.items() if known == value and type(known) is type(value))
+        same = (text for text, known in self.values.items() if known == value and type(known) is type(value))
+        return self.overrides[next(same)]
 
     def draw(self, rng: np.random.Generator) -> Any:
         return list(self.values.values())[rng.integers(len(self.values))]
@@ -173,5 +171,5 @@ def label(axes: list[Axis], point: Point, names: dict[str, str]) -> str:
     for axis in axes:
         value = point[axis.key]
         text = f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else override_text(value)
-        parts.append(f"{names[axis.key]}-{text}")
+        parts.append(f"{names[axis.key]}-{text.strip('[]{}')}")
     return re.sub(r"[^A-Za-z0-9.+_-]+", "-", "_".join(sorted(parts)))[:150]
