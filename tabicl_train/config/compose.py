@@ -151,7 +151,7 @@ def split_values(overrides: list[str]) -> list[tuple[str, Override | None]]:
     parsed: list[tuple[str, Override | None]] = []
     for text in map(quote, overrides):
         try:
-            parsed.append((text, parser.parse_override(text)))
+            parsed.append((text, parser.parse_overrides([text])[0]))  # which alone knows the files that glob() names
         except HydraException:  # it is reported when its job is composed
             parsed.append((text, None))
     return parsed

@@ -48,6 +48,7 @@ def test_six_jobs_two_at_a_time_one_impossible_and_one_killed(tmp_path, monkeypa
     folder, diverging = tmp_path / "sweep", "curriculum.stages.smoke.learning_rate"
     sweep = (
         *SHORT,
+        "curriculum.stages.smoke.steps=60",
         f"run_dir={folder}",
         "sweep.jobs=2",
         "seed=0,1",
@@ -58,8 +59,7 @@ def test_six_jobs_two_at_a_time_one_impossible_and_one_killed(tmp_path, monkeypa
 
     def kill_in_the_middle() -> None:
         until(lambda: steps_of(folder, victim) >= 7)
-        with contextlib.suppress(ProcessLookupError, TypeError):
-            kill(jobs(folder)[victim])
+        kill(jobs(folder)[victim])
 
     killer = threading.Thread(target=kill_in_the_middle)
     killer.start()
@@ -73,23 +73,22 @@ def test_six_jobs_two_at_a_time_one_impossible_and_one_killed(tmp_path, monkeypa
         for rate in ("0.001", "0.002", "1e+30")
         for seed in (0, 1)
     }
-    assert all("non-finite" in row["reason"] or "finite" in row["reason"] for row in rows if row["status"] == "failed")
+    assert all("finite" in row["reason"] for row in rows if row["status"] == "failed")
     assert len(read_sweep(folder).jobs) == 6 and (folder / "sweep.html").is_file()
     assert "2 finished" in out and "2 failed" in out
     starts = [
         json.loads(line)["job"][:-9] for line in (folder / "jobs.jsonl").read_text().splitlines() if "started" in line
     ]
-    assert sorted(starts) == sorted([*found, *([victim] if "was killed by SIGKILL" in err else [])])
+    assert sorted(starts) == sorted([*found, victim]) and "was killed by SIGKILL" in err
 
     again = command("sweep", *reversed(sweep[:-1]), "guard.skipped_in_a_row=2")
-    assert (
-        again.returncode == 0 and "start" not in again.stderr and again.stdout.splitlines()[1:] == out.splitlines()[1:]
-    )
+    assert again.returncode == 0 and not again.stderr
+    assert again.stdout.partition("best run")[0] == out.partition("best run")[0]
 
     provenance = json.loads((jobs(folder)[victim] / "provenance.jsonl").read_text().splitlines()[0])
     line = shlex.join(provenance["command"])
     assert line.startswith("tabicl-train ") and f"run_dir={jobs(folder)[victim]}" in line and " -m " not in line
-    assert command("train", *provenance["command"][1:]).stderr.strip().endswith("finished already, 20 steps are done")
+    assert command("train", *provenance["command"][1:]).stderr.strip().endswith("finished already, 60 steps are done")
 
 
 def controller(*arguments: str) -> None:
