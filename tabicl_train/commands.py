@@ -7,12 +7,10 @@ tabicl-replay need Hydra.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import select
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -68,6 +66,9 @@ def train() -> None:
     parser = get_args_parser()
     args = parser.parse_args()
     args.config_name = args.config_name or "train"
+    if args.multirun:
+        run_sweep(args)
+        return
     if args.config_path is not None:  # to Hydra it is relative to this file, to a user to the working directory
         args.config_path = os.path.abspath(args.config_path)
     config = None
@@ -90,66 +91,86 @@ def train() -> None:
 
 
 def check(args: Any) -> RunConfig:
-    """The configuration of the run, or of the first job of a sweep. With --help, prints the help.
+    """The configuration of the run. With --help, prints the help.
 
     Exits with all problems: those that every process of a run has are printed by the first process, those of a machine
     by the first one there.
     """
-    from tabicl_train.config.compose import compose, compose_sweep
+    from tabicl_train.config.compose import compose
     from tabicl_train.config.help import print_help
 
     files = (args.config_name, args.config_path, args.config_dir)
-    sweep = args.multirun or "hydra.mode=MULTIRUN" in args.overrides
     with config_errors(is_first()):
-        configs = compose_sweep(args.overrides, *files) if sweep else [compose(args.overrides, *files)]
+        config = compose(args.overrides, *files)
         if args.help:
             print_help(*files)
     if args.cfg or args.help or args.info:
-        return configs[0]
+        return config
     with config_errors(is_first_here()):
-        if problems := [problem for config in configs for problem in config.start_problems()]:
-            raise ConfigError(list(dict.fromkeys(problems)))
-        if not sweep and not configs[0].preflight and is_first(configs[0].trainer.nodes):
-            make_folder("run_dir", Path(configs[0].run_dir))
-    return configs[0]
+        if problems := config.start_problems():
+            raise ConfigError(problems)
+        if not config.preflight and is_first(config.trainer.nodes):
+            make_folder("run_dir", Path(config.run_dir))
+    return config
 
 
 def run_job(tree: Any) -> None:
-    """A run, or one job of a sweep, from the configuration that Hydra has composed."""
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-
+    """A run from the configuration that Hydra has composed."""
     from tabicl_train.config.compose import to_config
 
-    sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     with config_errors():
         config = to_config(tree)
-        if sweep:
-            from tabicl_train.processes.launch import read_launch
-
-            if read_launch(config.trainer, os.environ).size > 1:
-                raise ConfigError(["a sweep (-m) runs its jobs in this process and cannot hold several ranks"])
-            config = dataclasses.replace(config, run_dir=HydraConfig.get().runtime.output_dir)
         if config.preflight:
             from tabicl_train.debugging.preflight import preflight
 
             with run_errors():
                 preflight(config)
         else:
-            run(config, sweep)
+            run(config)
 
 
-def run(config: RunConfig, sweep: bool) -> None:
+def run(config: RunConfig) -> None:
     """Train; exits with 1 and one line if the run fails, with 75 if it ends early."""
     from tabicl_train.train import train as run_training
 
-    with run_errors(), watch_signals() as stop:
-        stop.started = time.monotonic()  # max_hours counts from the start of this job, not of the sweep
+    with run_errors():
         status = run_training(config)
-    # A job that has used up its hours does not end the other jobs of a sweep.
-    ended = stop.first is not None or not sweep
-    if status == "preempted" and ended and "TORCHELASTIC_RUN_ID" not in os.environ:
+    if status == "preempted" and "TORCHELASTIC_RUN_ID" not in os.environ:
         sys.exit(EXIT_PREEMPTED)
+
+
+@closed_output()
+def sweep() -> None:
+    """tabicl-sweep sweep=NAME run_dir=DIR key=value ..."""
+    from tabicl_train.config.hydra_internals import get_args_parser
+
+    run_sweep(get_args_parser().parse_args())
+
+
+def run_sweep(args: Any) -> None:
+    """A sweep; with --help its settings, with --cfg its jobs. Exits as `run` does."""
+    from tabicl_train.config.help import print_sweep_help
+    from tabicl_train.run_dir.lock import LostLock
+    from tabicl_train.sweep.journal import SweepFailed
+    from tabicl_train.sweep.plan import make_plan
+
+    files = (args.config_name or "train", args.config_path, args.config_dir)
+    with config_errors():
+        if args.help:
+            print_sweep_help(*files)
+            return
+        plan, jobs = make_plan(args.overrides, *files)
+        if args.cfg:
+            print(plan.text(jobs))
+            return
+        from tabicl_train.sweep.run import run as run_jobs
+
+        try:
+            status = run_jobs(plan, jobs)
+        except (SweepFailed, LostLock) as error:
+            sys.exit(f"error: {error}")
+    if status != "finished":
+        sys.exit(EXIT_PREEMPTED if status == "stopped" else "error: no job has finished")
 
 
 @closed_output()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import field
@@ -16,7 +15,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -26,9 +25,18 @@ from omegaconf.errors import OmegaConfBaseException
 import priors
 from tabicl_train.config.folders import CONFIG_DIR, installed_folders
 from tabicl_train.config.hydra_internals import file_exists, searching
-from tabicl_train.config.mistakes import COMPOSE_ERRORS, STAGES, Diagnosis, diagnose, find_problems, to_dataclasses
+from tabicl_train.config.mistakes import (
+    COMPOSE_ERRORS,
+    STAGES,
+    Diagnosis,
+    diagnose,
+    diagnose_sweep,
+    find_problems,
+    to_dataclasses,
+)
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.config.suggestions import first_lines
+from tabicl_train.config.sweep import SweepConfig, SweepRoot, hydra_sweep_problems
 from tabicl_train.errors import ConfigError
 
 
@@ -49,6 +57,8 @@ def register() -> None:
     Plugins.instance().register(InstalledConfigs)
     store = ConfigStore.instance()
     store.store(name="run_schema", node=RunConfig)
+    store.store(name="sweep_schema", node=SweepRoot)
+    store.store(name="sweep_root", node={"defaults": ["sweep_schema", {"sweep": None}, "_self_"]})
     try:
         classes = {name: priors.prior_class(name) for name in priors.prior_names()}
     except priors.PriorError as error:
@@ -71,36 +81,80 @@ def compose(
     also: keys that the command takes beside the settings of a run, to be suggested for a misspelled one
     """
     with config_files(config_name, config_path, config_dir):
+        problems = hydra_sweep_problems(overrides)
+        problems += [
+            f"{text}: a setting of tabicl-sweep, and of tabicl-train -m" for text in filter(is_of_sweep, overrides)
+        ]
+        if problems:
+            raise ConfigError(problems)
         return compose_one(config_name, prepare(overrides), also)
 
 
-def compose_sweep(
-    overrides: list[str], config_name: str, config_path: str | None, config_dir: str | None
-) -> list[RunConfig]:
-    """The checked configurations of all jobs of a sweep; raises ConfigError with their problems, each once.
+def compose_jobs(config_name: str, points: list[list[str]], seeds: list[int]) -> list[RunConfig]:
+    """The checked configurations of the jobs of a sweep, for each of the lists of overrides with each of the seeds; to
+    be used inside `config_files`.
 
-    A diagnosis takes a second, so an override is diagnosed in the first job that has it: a wrong value is left out of
-    later jobs, and a job with a wrong choice of a group is skipped.
+    Raises ConfigError with their problems, each once. A diagnosis takes a second, so an override is diagnosed in the
+    first job that has it: a wrong value is left out of later jobs, and a job with a wrong choice of a group is skipped.
     """
     configs: list[RunConfig] = []
     problems: dict[str, None] = {}
     wrong_values: set[str] = set()
     wrong_choices: set[str] = set()
-    with config_files(config_name, config_path, config_dir):
-        for job in combinations(prepare(overrides)):
-            if wrong_choices.intersection(job):
-                continue
-            try:
-                configs.append(compose_one(config_name, [text for text in job if text not in wrong_values]))
-            except InvalidOverrides as error:
-                problems |= dict.fromkeys(error.problems)
-                wrong_values |= error.diagnosis.wrong_values
-                wrong_choices |= error.diagnosis.wrong_choices
-            except ConfigError as error:
-                problems |= dict.fromkeys(error.problems)
+    for point in map(prepare, points):
+        if wrong_choices.intersection(point):
+            continue
+        try:
+            tree = compose_tree(config_name, [text for text in point if text not in wrong_values])
+            for seed in seeds:  # setting it takes a tenth of the time of composing again
+                OmegaConf.update(tree, "seed", seed)
+                configs.append(to_config(tree))
+        except InvalidOverrides as error:
+            problems |= dict.fromkeys(error.problems)
+            wrong_values |= error.diagnosis.wrong_values
+            wrong_choices |= error.diagnosis.wrong_choices
+        except ConfigError as error:
+            problems |= dict.fromkeys(error.problems)
     if problems:
         raise ConfigError(list(problems))
     return configs
+
+
+def compose_sweep(overrides: list[str]) -> SweepConfig:
+    """The settings of a sweep from overrides of them alone; to be used inside `config_files`.
+
+    Raises ConfigError with every problem.
+    """
+    if wrong := [text for text in overrides if re.match(r"[+~]*sweep\.space", text)]:
+        advice = "on the command line, KEY=VALUE,VALUE or KEY=interval(LOW,HIGH) says what varies"
+        raise ConfigError([f"{text}: {advice}" for text in wrong])
+    overrides = [re.sub(r"^(?=sweep\.slurm[.=])", "++", text) for text in overrides]  # the keys are submitit's
+    try:
+        tree = hydra_compose("sweep_root", overrides)
+    except COMPOSE_ERRORS as error:
+        raise ConfigError(diagnose_sweep("sweep_root", overrides) or [first_lines(error)]) from None
+    root = OmegaConf.to_object(tree)
+    assert isinstance(root, SweepRoot)
+    if problems := [f"sweep.{problem}" for problem in root.sweep.problems()]:
+        raise ConfigError(problems)
+    return root.sweep
+
+
+def is_of_sweep(override: str) -> bool:
+    """Whether an override is one of the sweep's own settings rather than of its jobs'."""
+    return re.match(r"[+~]*sweep[.=@]", override) is not None
+
+
+def split_values(overrides: list[str]) -> list[tuple[str, Override | None]]:
+    """Overrides by their text with what Hydra reads in them, None if it cannot; inside `config_files`."""
+    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    parsed: list[tuple[str, Override | None]] = []
+    for text in map(quote, overrides):
+        try:
+            parsed.append((text, parser.parse_overrides([text])[0]))  # which alone knows the files that glob() names
+        except HydraException:  # it is reported when its job is composed
+            parsed.append((text, None))
+    return parsed
 
 
 @contextlib.contextmanager
@@ -119,7 +173,7 @@ def config_files(
 
 
 def group_choices() -> dict[str, list[str]]:
-    """The groups of configuration files and the choices of each; inside `config_files`."""
+    """The groups of configuration files and the choices of each, those of sweeps too; inside `config_files`."""
     loader = GlobalHydra.instance().config_loader()
     groups = [name for name in loader.get_group_options("", ObjectType.GROUP) if name != "hydra"]
     return {group: sorted(loader.get_group_options(group)) for group in groups}
@@ -175,21 +229,6 @@ def add_stages(overrides: list[str]) -> list[str]:
     return [*plain[:first], f"+{STAGES}={{{','.join(f'{name}:{{}}' for name in names)}}}", *plain[first:]]
 
 
-def combinations(overrides: list[str]) -> Iterator[list[str]]:
-    """The overrides of every job of a sweep. For an interval, from which a sampling sweeper draws, its start."""
-    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-    choices = []
-    for text in overrides:
-        choices.append([text])
-        with contextlib.suppress(HydraException):  # an unreadable override is reported when its job is composed
-            override = parser.parse_overrides([text])[0]
-            if override.is_discrete_sweep():
-                choices[-1] = [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
-            elif isinstance(interval := override.value(), IntervalSweep):
-                choices[-1] = [f"{override.get_key_element()}={interval.start}"]
-    return map(list, itertools.product(*choices))
-
-
 class InvalidOverrides(ConfigError):
     """Overrides that Hydra cannot compose."""
 
@@ -199,13 +238,16 @@ class InvalidOverrides(ConfigError):
 
 
 def compose_one(config_name: str, overrides: list[str], also: Collection[str] = ()) -> RunConfig:
+    return to_config(compose_tree(config_name, overrides, also))
+
+
+def compose_tree(config_name: str, overrides: list[str], also: Collection[str] = ()) -> DictConfig:
     try:
-        tree = hydra_compose(config_name, overrides)
+        return hydra_compose(config_name, overrides)
     except COMPOSE_ERRORS as error:
         diagnosis = diagnose(config_name, overrides, also)
         diagnosis.problems = diagnosis.problems or [first_lines(error)]
         raise InvalidOverrides(diagnosis) from None
-    return to_config(tree)
 
 
 def to_config(tree: DictConfig) -> RunConfig:

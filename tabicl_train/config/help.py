@@ -9,6 +9,7 @@ from tabicl_train.config.compose import config_files, group_choices
 from tabicl_train.config.documentation import default_of, field_docs, value_text
 from tabicl_train.config.folders import CONFIG_DIR
 from tabicl_train.config.schema import RunConfig
+from tabicl_train.config.sweep import SweepConfig
 
 USAGE = """\
 Pretrains a TabICL-style model on synthetic tables.
@@ -24,7 +25,7 @@ COMMON = (
 
 OPTIONS = {
     "--cfg job": "Print the configuration, and the steps, FLOPs and memory of each stage; run nothing.",
-    "-m": "Run one job for each combination of values, such as seed=0,1,2.",
+    "-m": "Run one job for each combination of values, such as seed=0,1,2: the short form of tabicl-sweep.",
     "--config-dir DIR": "Also search a folder of your own for configuration files.",
     "--version": "Print the version.",
     "--hydra-help": "Print further options, and how to install shell completion.",
@@ -41,11 +42,35 @@ def print_help(config_name: str, config_path: str | None, config_dir: str | None
         print(option_line(key, setting_text(key)))
     print("\nGroups of settings, chosen by GROUP=NAME:")
     for group, names in choices.items():
-        print(option_line(group, ", ".join(names)))
+        if group != "sweep":
+            print(option_line(group, ", ".join(names)))
     print("\nOptions:")
     for option, text in OPTIONS.items():
         print(option_line(option, text))
     print(f"\nAll settings: {CONFIG_DIR / 'README.md'}")
+
+
+SWEEP_USAGE = """\
+Runs tabicl-train for each point of a space: a grid, random points, or a search.
+
+usage: tabicl-sweep sweep=NAME run_dir=DIR key=value ...
+       tabicl-train -m key=value,value run_dir=DIR ...    the same, for short
+
+Settings of tabicl-train apply to all jobs; one with several values (key=a,b or key=interval(low,high)) varies.
+"""
+
+
+def print_sweep_help(config_name: str, config_path: str | None, config_dir: str | None) -> None:
+    """Print the help of sweeps."""
+    with config_files(config_name, config_path, config_dir):
+        names = group_choices()["sweep"]
+    print(SWEEP_USAGE)
+    print(option_line("sweep", ", ".join(names)) + "\n\nSettings of a sweep:")
+    for field in dataclasses.fields(SweepConfig):
+        shown = "" if (default := default_of(field)) in (None, [], {}) else f" (default: {value_text(default)})"
+        print(option_line(f"sweep.{field.name}", field_docs(SweepConfig)[field.name] + shown))
+    print("\n" + option_line("--cfg job", "Print the sweep and the commands of its jobs; run nothing."))
+    print(f"\nHow to write a sweep: {CONFIG_DIR / 'sweep' / 'README.md'}")
 
 
 def setting_text(key: str) -> str:

@@ -127,6 +127,21 @@ def diagnose(config_name: str, overrides: list[str], also: Collection[str]) -> D
     return diagnosis
 
 
+def diagnose_sweep(config_name: str, overrides: list[str]) -> list[str]:
+    """Everything wrong with overrides of a sweep's own settings that Hydra cannot compose."""
+    diagnosis = Diagnosis(config_name)
+    parsed = parse_overrides(overrides, diagnosis)
+    for text, override in sorted(parsed, key=lambda pair: pair[1].key_or_group != "sweep"):  # its file first
+        if error := diagnosis.try_override(text):
+            if override.key_or_group == "sweep":
+                problem = wrong_choice(override, group_options(config_name, "sweep", [])) or first_lines(error)
+            else:
+                tree = diagnosis.compose()
+                problem = missing_key(tree, override.key_or_group, ()) or wrong_value(override, error)
+            diagnosis.problems.append(problem)
+    return diagnosis.problems
+
+
 def parse_overrides(overrides: list[str], diagnosis: Diagnosis) -> list[tuple[str, Override]]:
     """The overrides that can be read. Those that name the folders searched become usable at once."""
     parsed = []

@@ -10,6 +10,7 @@ import priors
 from tabicl_train.config.documentation import class_doc, default_of, field_docs, type_text, value_text
 from tabicl_train.config.folders import CONFIG_DIR
 from tabicl_train.config.schema import RunConfig, StageConfig
+from tabicl_train.config.sweep import SweepConfig
 
 INTRODUCTION = """\
 # Options
@@ -46,6 +47,8 @@ def reference() -> str:
         if field.name == "curriculum":
             rows = table(StageConfig, dataclasses.fields(StageConfig), "curriculum.stages.NAME.")
             sections.append(section("`curriculum.stages.NAME`", class_doc(StageConfig), rows))
+    rows = table(SweepConfig, dataclasses.fields(SweepConfig), "sweep.")
+    sections.append(section("`sweep`, for `tabicl-sweep`", class_doc(SweepConfig), rows))
     return "\n".join(sections)
 
 

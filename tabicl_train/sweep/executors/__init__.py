@@ -1,0 +1,1 @@
+"""Where the jobs of a sweep run."""
