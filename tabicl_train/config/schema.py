@@ -149,8 +149,7 @@ class StreamConfig:
     prefetch_gib: float = 2.0
     """Largest amount of memory in GiB for tables drawn ahead, for each training process; inf sets no limit."""
     address: str | None = None
-    """Ray cluster to draw on: HOST:PORT of its head, or auto for the one that this machine belongs to; null starts Ray
-    on this machine until the run ends."""
+    """Ray cluster to draw on: HOST:PORT of its head; null starts Ray on this machine until the run ends."""
 
     def problems(self) -> list[str]:
         problems = one_of("name", self.name, STREAMS)
@@ -160,8 +159,8 @@ class StreamConfig:
             problems.append(f"prefetch_gib is {self.prefetch_gib}; it must be positive")
         if self.address is not None and self.name != "ray":
             problems.append(f"address is {self.address!r}, which only stream=ray uses")
-        elif self.address not in (None, "auto") and not re.fullmatch(r"[^\s:/]+:\d+", str(self.address)):
-            problems.append(f"address is {self.address!r}; it must be auto, or HOST:PORT of the head of a Ray cluster")
+        elif self.address is not None and not re.fullmatch(r"[^\s:/]+:\d+", self.address):
+            problems.append(f"address is {self.address!r}; it must be HOST:PORT of the head of a Ray cluster")
         return problems
 
     def start_problems(self) -> list[str]:
@@ -169,7 +168,7 @@ class StreamConfig:
             return []
         if not is_installed("ray"):
             return [f"stream=ray needs Ray: {install('ray', 'ray')}"]
-        if self.address in (None, "auto"):
+        if self.address is None:
             return []
         try:
             with socket.create_connection(address_of(self.address), timeout=CONNECT):

@@ -8,6 +8,7 @@ import os
 import pickle
 import socket
 import sys
+import sysconfig
 import time
 import traceback
 from collections import Counter
@@ -72,9 +73,8 @@ class Actors:
     def __init__(self, ray: Any, stream: StepStream, number: int) -> None:
         self.ray, self.stream, self.number = ray, stream, number
         # Ray's processes know nothing of a checkout, and of other folders that the training process imports from.
-        folders = [
-            path for path in map(os.path.abspath, sys.path) if not path.startswith((sys.prefix, sys.base_prefix))
-        ]
+        installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+        folders = [path for path in map(os.path.abspath, sys.path) if not path.startswith(installed)]
         variables = {"PYTHONPATH": os.pathsep.join([*folders, "${PYTHONPATH}"]), "OMP_NUM_THREADS": "1"}
         self.kind = ray.remote(num_cpus=1, scheduling_strategy="SPREAD", runtime_env={"env_vars": variables})(Drawer)
         self.sent = ray.cloudpickle.dumps(stream)
@@ -86,6 +86,7 @@ class Actors:
         self.lost_steps: list[int] = []
         self.deaths: Counter[int] = Counter()
         self.news: list[str] = []
+        self.unused: set[str] = set()  # why actors are not used; each reason is told once
         self.alive_at = self.added_at = time.monotonic()
         self.add(number)
 
@@ -153,7 +154,9 @@ class Actors:
         for reply in self.ray.wait(replies, num_returns=len(replies), timeout=0)[0]:
             if reply in self.starting:
                 _, problem = self.introduction(reply)
-                self.news += [f"an actor is not used: {problem}"] if problem else []
+                if problem is not None and problem not in self.unused:
+                    self.unused.add(problem)
+                    self.news.append(f"an actor is not used: {problem}")
                 continue
             actor, host, step = self.busy.pop(reply)
             try:

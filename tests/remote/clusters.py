@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from tabicl_train.processes.signals import die_with_parent
+
 CONTEXT = multiprocessing.get_context("fork")
 
 
@@ -31,7 +33,7 @@ def cluster(*nodes: int) -> Iterator[Cluster]:
     """A cluster with nodes of these numbers of CPUs."""
     connection, other = CONTEXT.Pipe()
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-    process = CONTEXT.Process(target=host, args=(other, folder))
+    process = CONTEXT.Process(target=host, args=(other, folder, os.getpid()))
     process.start()
     try:
         started = Cluster(connection)
@@ -45,7 +47,8 @@ def cluster(*nodes: int) -> Iterator[Cluster]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def host(connection: Connection, folder: str) -> None:
+def host(connection: Connection, folder: str, parent: int) -> None:
+    die_with_parent(parent)  # a test that is killed sends no end
     os.setsid()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     null = os.open(os.devnull, os.O_WRONLY)

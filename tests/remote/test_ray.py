@@ -85,7 +85,7 @@ def test_settings_that_cannot_work_are_refused(tmp_path, monkeypatch):
     assert line.startswith(f"stream.address is '{address}'; no Ray cluster answers there (")
     assert problems("stream=ray", "stream.num_workers=0") == ["stream.num_workers is 0; it must be at least 1"]
     (line,) = problems("stream=ray", "stream.address=ray://head:10001")
-    assert line.startswith("stream.address is 'ray://head:10001'; it must be auto, or HOST:PORT")
+    assert line.startswith("stream.address is 'ray://head:10001'; it must be HOST:PORT")
     (line,) = problems("stream.address=head:6379")
     assert line == "stream.address is 'head:6379', which only stream=ray uses"
     monkeypatch.setattr("tabicl_train.config.schema.is_installed", lambda package: package != "ray")
