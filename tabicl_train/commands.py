@@ -22,7 +22,7 @@ from tabicl_train.config.options import EvaluateOptions, ExportOptions, PriorOpt
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.console import is_first, is_first_here
 from tabicl_train.errors import ConfigError, require_matplotlib
-from tabicl_train.processes.signals import die_with_launcher, watch_signals
+from tabicl_train.processes.signals import die_with_launcher, wait_for_torchrun, watch_signals
 from tabicl_train.run_dir.outputs import make_folder
 
 # Exit codes. 0: the command has done its work; 1: an error; 128 + N: a second stop signal N ended it at once.
@@ -134,8 +134,10 @@ def run(config: RunConfig, sweep: bool) -> None:
         sys.exit("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]))
     # A job that has used up its hours does not end the other jobs of a sweep.
     ended = stop.first is not None or not sweep
-    if status == "preempted" and ended and "TORCHELASTIC_RUN_ID" not in os.environ:
-        sys.exit(EXIT_PREEMPTED)
+    if status == "preempted" and ended:
+        if "TORCHELASTIC_RUN_ID" not in os.environ:
+            sys.exit(EXIT_PREEMPTED)
+        wait_for_torchrun(stop)
 
 
 def export() -> None:

@@ -124,16 +124,18 @@ def train_from(
         status = RunStatus(records, lambda: trainer.global_step, writes=processes.rank == 0)
         if processes.rank == 0:
             records.replace("config.yaml", yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
-            records.append_line("provenance.jsonl", {"step": start.steps, **origin})
-            introduce(config, trainer, start.steps)
+            restart = start.restart.facts(processes.size) if start.restart else None
+            records.append_line("provenance.jsonl", {"step": start.steps, "restart": restart, **origin})
+            introduce(config, trainer, start)
             lock.on_beat = status.beat
         status.write("running")
         try:
             trainer.fit(module, loader, ckpt_path=start.checkpoint, weights_only=True)
         except LostLock:
             raise
-        except BaseException:
-            status.write("failed")
+        except BaseException as error:
+            if processes.rank == 0:
+                status.write("failed", processes.cause(error))
             raise
         finally:
             files.wait()
@@ -239,12 +241,15 @@ def silence_lightning() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint.*")
+    warnings.filterwarnings("ignore", message=".*`srun` command is available.*")  # torchrun and plain starts are fine
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # torch 2.13 about lightning 2.6
 
 
-def introduce(config: RunConfig, trainer: L.Trainer, first_step: int) -> None:
+def introduce(config: RunConfig, trainer: L.Trainer, start: Start) -> None:
     """Print what is about to run, as it is in force."""
-    tell(f"run       {config.run_dir}" + (f", resumed at step {first_step}" if first_step else ""))
+    tell(f"run       {config.run_dir}" + (f", resumed at step {start.steps}" if start.steps else ""))
+    if start.restart:
+        tell(start.restart.line(trainer.world_size))
     workers = counted(config.stream.num_workers, "worker")
     tell(f"prior     {config.prior['name']}, seed {config.seed}, {workers}")
     tell(f"device    {trainer.world_size} x {trainer.strategy.root_device.type}")
