@@ -50,7 +50,7 @@ class Launch:
                 "each machine needs the same number"
             )
         if self.restarts and settings.nodes is not None:
-            return f"trainer.nodes is {settings.nodes}; leave it out: torchrun may restart on another number of machines"
+            return f"trainer.nodes is {settings.nodes}; leave it out, torchrun may restart on other numbers of machines"
         pairs = {"devices": (settings.devices, self.local_size), "nodes": (settings.nodes, self.nodes)}
         for name, (configured, started) in pairs.items():
             if configured not in (None, started):
