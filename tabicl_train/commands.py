@@ -18,10 +18,17 @@ from typing import Any
 
 from priors import PriorError
 from tabicl_train.config.arguments import help_text, parse
-from tabicl_train.config.options import EvaluateOptions, ExportOptions, PriorOptions, ReplayOptions, ReportOptions
+from tabicl_train.config.options import (
+    EvaluateOptions,
+    ExportOptions,
+    PriorOptions,
+    ReplayOptions,
+    ReportOptions,
+    SubmitOptions,
+)
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.console import is_first, is_first_here
-from tabicl_train.errors import ConfigError, require_matplotlib
+from tabicl_train.errors import ConfigError, install, is_installed, require_matplotlib
 from tabicl_train.processes.signals import die_with_launcher, wait_for_torchrun, watch_signals
 from tabicl_train.run_dir.outputs import make_folder
 
@@ -30,6 +37,10 @@ EXIT_CONFIG = 2  # the configuration is wrong
 # 75: the run ended early, and the same command continues it. Under torchrun it is 0, since torchrun takes any other
 # code for a failure; launch/local.sh reads status.json instead.
 EXIT_PREEMPTED = os.EX_TEMPFAIL
+NOTHING_CHOSEN = (
+    "there are no settings; tabicl-train experiment=demo trains a small model in five minutes, and "
+    "tabicl-train run_dir=runs/mine the default, stage 1 of TabICLv2 with 500,000 steps"
+)
 
 
 def train() -> None:
@@ -46,6 +57,9 @@ def train() -> None:
         return
     parser = get_args_parser()
     args = parser.parse_args()
+    if not sys.argv[1:]:  # 500,000 steps that nobody has asked for
+        with config_errors(is_first()):
+            raise ConfigError([NOTHING_CHOSEN])
     args.config_name = args.config_name or "train"
     if args.config_path is not None:  # to Hydra it is relative to this file, to a user to the working directory
         args.config_path = os.path.abspath(args.config_path)
@@ -138,6 +152,56 @@ def run(config: RunConfig, sweep: bool) -> None:
         if "TORCHELASTIC_RUN_ID" not in os.environ:
             sys.exit(EXIT_PREEMPTED)
         wait_for_torchrun(stop)
+
+
+def submit() -> None:
+    """tabicl-submit experiment=NAME run_dir=DIR key=value ... submit.nodes=2 ..."""
+    with config_errors():
+        if {"-h", "--help"} & set(sys.argv[1:]):
+            print(help_text(SubmitOptions))
+            return
+        if not is_installed("submitit"):
+            raise ConfigError([f"submitting needs submitit: {install('submitit', 'slurm')}"])
+        own = [text for text in sys.argv[1:] if text.startswith("submit.")]
+        settings = [text for text in sys.argv[1:] if text not in own]
+        options, config = check_submission(own, settings)
+        from tabicl_train.processes.submit import submit as submit_job
+
+        folder = Path(config.run_dir, "jobs").absolute()
+        cpus = config.trainer.cpu_threads + config.stream.num_workers
+        job = submit_job([*settings, f"run_dir={folder.parent}"], options, folder, cpus)
+    print(f"job       {job.job_id}, started again at its time limit until the run is finished")
+    print(f"messages  tail -F {job.paths.stdout}")
+    if options.cluster == "slurm":
+        print(f"watch     squeue -j {job.job_id}\nend       scancel {job.job_id}, which saves a checkpoint first")
+
+
+def check_submission(own: list[str], settings: list[str]) -> tuple[SubmitOptions, RunConfig]:
+    """The options of a job, from arguments of the form submit.KEY=VALUE, and the configuration of its run.
+
+    Raises ConfigError with the problems of both.
+    """
+    from tabicl_train.config.compose import compose
+
+    problems, options, config = [], None, None
+    try:
+        options = parse(SubmitOptions, [text.removeprefix("submit.") for text in own])
+        problems += [f"submit.{problem}" for problem in options.problems()]
+    except ConfigError as error:
+        problems += [f"submit.{problem}" for problem in error.problems]
+    try:
+        config = compose(settings)
+        problems += config.too_few_tables(options.nodes * max(1, options.gpus)) if options else []
+        problems += [
+            f"trainer.{name} is {value}; leave it out, submit.{option} decides"
+            for name, option in (("nodes", "nodes"), ("devices", "gpus"))
+            if (value := getattr(config.trainer, name)) is not None and options and options.gpus
+        ]
+    except ConfigError as error:
+        problems += error.problems
+    if problems or options is None or config is None:
+        raise ConfigError(problems)
+    return options, config
 
 
 def export() -> None:
