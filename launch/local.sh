@@ -5,4 +5,5 @@
 devices=${DEVICES:-1}
 case ${1:-} in [0-9]*) devices=$1 && shift ;; esac
 [ "$devices" -gt 1 ] || exec python -m tabicl_train "$@"
+sizes=(trainer.devices="$devices")
 . launch/torchrun.sh --standalone --nproc-per-node "$devices" -- "$@"

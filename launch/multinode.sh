@@ -11,14 +11,12 @@ endpoint=$1 nodes=$2 devices=$3 && shift 3
 case " $*" in *" trainer.nodes="* | *" trainer.devices="*)
     echo "error: leave out trainer.nodes and trainer.devices; they are the second and third argument" >&2 && exit 2 ;;
 esac
-# All errors at once, those of the largest number of machines among them. Each restart would repeat them.
-python -m tabicl_train "$@" trainer.nodes="${nodes#*:}" trainer.devices="$devices" --cfg job >/dev/null 2>&1 ||
-    exec python -m tabicl_train "$@" trainer.nodes="${nodes#*:}" trainer.devices="$devices" --cfg job
 # Shared, torchrun's store stays where the first rank was at the start, for all machines that were there: they would
 # wait for a lost machine.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 # Machines with other settings stay apart. torchrun uses the name in those of folders.
 id=tabicl-$(cksum <<<"$endpoint $*" | cut -d " " -f 1)
 echo "waiting for $nodes machines at $endpoint, each with this same command" >&2
+sizes=(trainer.nodes="${nodes#*:}" trainer.devices="$devices")
 . launch/torchrun.sh --nnodes "$nodes" --nproc-per-node "$devices" --max-restarts "${RESTARTS:-10}" \
     --rdzv-backend c10d --rdzv-endpoint "$endpoint" --rdzv-id "$id" --rdzv-conf join_timeout=3600 -- "$@"

@@ -1,11 +1,13 @@
 # Sourced by local.sh and multinode.sh, after setup.sh: starts torchrun, and ends as the run did. torchrun's own exit
 # code does not tell an interrupted run from a failed one.
-# Usage: . torchrun.sh OPTIONS OF TORCHRUN -- key=value ...
+# Usage: sizes=(SETTINGS); . torchrun.sh OPTIONS OF TORCHRUN -- key=value ...
+#   sizes: settings of trainer.devices and trainer.nodes, with which the configuration is checked first
 options=()
 while [ "$1" != -- ]; do options+=("$1") && shift; done
 shift
-# Its notes are of no interest here, unless there is no such configuration.
-configuration=$(python -m tabicl_train "$@" --cfg job --resolve 2>/dev/null) || exec python -m tabicl_train "$@" --cfg job
+# All errors at once, for the largest number of processes; each restart would repeat them.
+configuration=$(python -m tabicl_train "$@" "${sizes[@]}" --cfg job --resolve 2>/dev/null) ||
+    exec python -m tabicl_train "$@" "${sizes[@]}" --cfg job
 run_dir=$(sed -n "s/^run_dir: //p" <<<"$configuration")
 started=$(mktemp)
 trap 'rm -f "$started"' EXIT

@@ -1,4 +1,4 @@
-"""Runs as SLURM jobs, submitted from Python by submitit; before its time limit a job saves a checkpoint and starts anew."""
+"""Runs as SLURM jobs, submitted from Python by submitit; a job saves a checkpoint at its time limit and starts anew."""
 
 from __future__ import annotations
 
