@@ -44,7 +44,7 @@ def test_a_run_whose_ranks_were_killed_ends_as_an_undisturbed_one(tmp_path):
     whole, torn = tmp_path / "whole", tmp_path / "torn"
     with ranks(train, *SETTINGS, f"run_dir={whole}", folder=tmp_path) as processes:
         assert [exit_code(process) for process in processes] == [0, 0], (tmp_path / "stderr.0").read_text()
-    script = [str(Path(__file__).parent / "killed_ranks.py"), str(tmp_path), "1:8,0:16"]
+    script = [str(Path(__file__).parent / "signalled.py"), str(tmp_path), "1:8:SIGKILL,0:16:SIGKILL"]
     with torchruns(tmp_path, *script, *SETTINGS, f"run_dir={torn}") as processes:
         codes = [process.wait(300) for process in processes]
     said = "".join((tmp_path / f"torchrun.{number}").read_text() for number in (0, 1))
