@@ -22,13 +22,14 @@ from tabicl_train.callbacks.profile import Profile
 from tabicl_train.callbacks.validation import Validation
 from tabicl_train.callbacks.wandb_log import WandbLog
 from tabicl_train.config.schema import RunConfig, build_prior
-from tabicl_train.console import counted, tell
+from tabicl_train.console import counted, is_first, tell
 from tabicl_train.module import Pretraining
 from tabicl_train.planning.run_plan import run_plan
 from tabicl_train.precision import choose, uses_cuda
 from tabicl_train.processes.failures import Stopped
 from tabicl_train.processes.join import join, one_process
 from tabicl_train.processes.processes import Processes
+from tabicl_train.processes.requeue import requeue
 from tabicl_train.processes.signals import Stop, watch_signals
 from tabicl_train.processes.trainer_plugins import JoinedProcesses, Replicas, disable_sigterm_handling
 from tabicl_train.resume import Start, find_start, initial_weights
@@ -53,9 +54,15 @@ def train(config: RunConfig) -> str:
                 processes.agree(next(iter(config.too_few_tables(processes.size)), None))
                 start, content = open_run(config, lock, processes)
                 if start.steps < config.total_steps:
-                    return train_from(start, content, config, lock, processes, stop)
-                return processes.from_first(lambda: complete(start, content, config, lock, processes, stop))
+                    outcome = train_from(start, content, config, lock, processes, stop)
+                else:
+                    outcome = processes.from_first(lambda: complete(start, content, config, lock, processes, stop))
+                if outcome == "preempted":
+                    processes.from_first(lambda: requeue(config.trainer))
+                return outcome
         except Stopped:
+            if is_first(config.trainer.nodes):
+                requeue(config.trainer)
             return "preempted"
         finally:
             lock.release()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
 from datetime import timedelta
 
 import lightning as L
@@ -12,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 from tabicl_train.config.schema import TrainerConfig
-from tabicl_train.console import tell
 from tabicl_train.processes.signals import Stop
 
 
@@ -44,21 +40,3 @@ class Preemption(L.Callback):
             asked = bool(any_asked)
         self.asked = self.asked or asked
         trainer.should_stop = trainer.should_stop or self.asked
-
-    def on_fit_end(self, trainer: L.Trainer, module) -> None:
-        job = os.environ.get("SLURM_JOB_ID")
-        if self.asked and self.settings.requeue and trainer.is_global_zero and job:
-            tell(f"stop      SLURM job {job} {requeue(job)}")
-
-
-def requeue(job: str) -> str:
-    """Ask SLURM to start the job of this process again; returns what became of it.
-
-    SLURM would also start a job again that a user has cancelled: it is ending by then, and no longer running.
-    """
-    shown = subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True)
-    state = re.search(r"JobState=(\w+)", shown.stdout)
-    if state and state[1] != "RUNNING":
-        return f"is not requeued: it is {state[1]}"
-    result = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True)
-    return "is requeued" if result.returncode == 0 else f"is not requeued: {result.stderr.strip()}"

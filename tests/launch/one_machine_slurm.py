@@ -125,7 +125,7 @@ def until(condition: Callable[[], bool], what: str, seconds: float = 600.0) -> N
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, what
-        time.sleep(0.5)
+        time.sleep(0.05)
 
 
 @contextlib.contextmanager
