@@ -34,7 +34,8 @@ class RunStatus:
 
     def __init__(self, records: Records, step: Callable[[], int], writes: bool = True) -> None:
         self.records, self.step, self.writes = records, step, writes
-        self.status, self.cause = "", None
+        self.status = ""
+        self.cause: str | None = None
         self.writing = threading.Lock()
 
     def write(self, status: str, cause: str | None = None) -> None:

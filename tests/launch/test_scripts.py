@@ -49,14 +49,15 @@ SCRIPTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+ENDS = [("finished", 0), ("preempted", 75), ("fail", 1), ("signal", 75), ("early-signal", 75)]
+
+
 @pytest.mark.parametrize(
-    ("argument", "code"), [("finished", 0), ("preempted", 75), ("fail", 1), ("signal", 75), ("early-signal", 75)]
+    ("script", "argument", "code"),
+    [("one process", "finished", 0), *((script, *end) for script in ("local", "multinode") for end in ENDS)],
 )
 def test_a_script_ends_as_the_run_did(script, argument, code, folder):
     (name, *arguments), torchrun = SCRIPTS[script]
-    if torchrun is None and argument != "finished":
-        return  # the process itself ends as it does
     with subprocess.Popen(["bash", folder / "launch" / name, *arguments, argument]) as process:
         if "signal" in argument:
             until((folder / "ready").exists, "torchrun starts")
