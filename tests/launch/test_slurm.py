@@ -38,6 +38,12 @@ def sbatch(slurm: Cluster, folder: Path, options: list[str], *settings: str) -> 
     return said.strip()
 
 
+def give_time(slurm: Cluster, job: str) -> None:
+    """Wait until the job has been started again, and let it finish in this life: slow machines need more than one."""
+    until(lambda: slurm.value(job, "Restarts") == "1", "the job starts again")
+    slurm.run("scontrol", "update", f"jobid={job}", "TimeLimit=60")
+
+
 def log(folder: Path, job: str) -> str:
     return (folder / f"slurm-tabicl-{job}.log").read_text()
 
@@ -49,9 +55,9 @@ def rows(run_dir: Path) -> int:
 def test_a_job_that_reaches_its_time_limit_goes_on_to_the_same_end(slurm, tmp_path):
     options = ["--ntasks=2", "--overcommit", "--time=2", "--signal=USR1@45"]
     job = sbatch(slurm, tmp_path, options, *LONG, f"run_dir={tmp_path / 'torn'}")
+    give_time(slurm, job)
     until(lambda: slurm.state(job) in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"), "the job ends", 3000)
     assert slurm.state(job) == "COMPLETED", log(tmp_path, job)
-    assert int(slurm.value(job, "Restarts")) >= 1
     said = log(tmp_path, job)
     assert "SIGUSR1: stopping after this step" in said and f"SLURM job {job} is requeued" in said
     assert "resumed at step" in said
@@ -101,9 +107,9 @@ def test_a_job_submitted_from_python_goes_on_after_its_time_limit(slurm, tmp_pat
         monkeypatch.setenv(name, value)
     options = SubmitOptions(gpus=0, hours=2 / 60)
     job = submit([*LONG, f"run_dir={tmp_path / 'run'}"], options, tmp_path / "jobs")
+    give_time(slurm, job.job_id)
     until(lambda: slurm.state(job.job_id) in ("COMPLETED", "FAILED", "TIMEOUT"), "the job ends", 3000)
     said = Path(job.paths.stdout).read_text()
-    assert slurm.state(job.job_id) == "COMPLETED", said
-    assert int(slurm.value(job.job_id, "Restarts")) >= 1 and "resumed at step" in said
+    assert slurm.state(job.job_id) == "COMPLETED" and "resumed at step" in said, said
     assert job.result() is None
     assert json.loads((tmp_path / "run/status.json").read_text())["status"] == "finished"
