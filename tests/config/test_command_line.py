@@ -169,3 +169,11 @@ def test_export_and_evaluate_import_neither_hydra_nor_lightning():
         "assert not {'hydra', 'lightning'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_half_a_million_steps_do_not_start_by_accident(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = command("train")
+    assert result.returncode == 2 and result.stderr.count("\n") == 1
+    assert "experiment=demo" in result.stderr and "run_dir=" in result.stderr
+    assert list(tmp_path.iterdir()) == []
