@@ -18,11 +18,18 @@ from typing import Any
 
 from priors import PriorError
 from tabicl_train.config.arguments import help_text, parse
-from tabicl_train.config.options import EvaluateOptions, ExportOptions, PriorOptions, ReplayOptions, ReportOptions
+from tabicl_train.config.options import (
+    EvaluateOptions,
+    ExportOptions,
+    PriorOptions,
+    ReplayOptions,
+    ReportOptions,
+    SubmitOptions,
+)
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.console import is_first, is_first_here
-from tabicl_train.errors import ConfigError, require_matplotlib
-from tabicl_train.processes.signals import die_with_launcher, watch_signals
+from tabicl_train.errors import ConfigError, install, is_installed, require_matplotlib
+from tabicl_train.processes.signals import die_with_launcher, wait_for_torchrun, watch_signals
 from tabicl_train.run_dir.outputs import make_folder
 
 # Exit codes. 0: the command has done its work; 1: an error; 128 + N: a second stop signal N ended it at once, or its
@@ -31,6 +38,10 @@ EXIT_CONFIG = 2  # the configuration is wrong
 # 75: the run ended early, and the same command continues it. Under torchrun it is 0, since torchrun takes any other
 # code for a failure; launch/local.sh reads status.json instead.
 EXIT_PREEMPTED = os.EX_TEMPFAIL
+NOTHING_CHOSEN = (
+    "there are no settings; tabicl-train experiment=demo trains a small model in five minutes, and "
+    "tabicl-train run_dir=runs/mine the default, stage 1 of TabICLv2 with 500,000 steps"
+)
 
 
 @contextlib.contextmanager
@@ -65,6 +76,9 @@ def train() -> None:
         return
     parser = get_args_parser()
     args = parser.parse_args()
+    if not sys.argv[1:]:  # 500,000 steps that nobody has asked for
+        with config_errors(is_first()):
+            raise ConfigError([NOTHING_CHOSEN])
     args.config_name = args.config_name or "train"
     if args.multirun:
         run_sweep(args)
@@ -133,10 +147,36 @@ def run(config: RunConfig) -> None:
     """Train; exits with 1 and one line if the run fails, with 75 if it ends early."""
     from tabicl_train.train import train as run_training
 
-    with run_errors():
+    with run_errors(), watch_signals() as stop:
         status = run_training(config)
-    if status == "preempted" and "TORCHELASTIC_RUN_ID" not in os.environ:
-        sys.exit(EXIT_PREEMPTED)
+    if status == "preempted":
+        if "TORCHELASTIC_RUN_ID" not in os.environ:
+            sys.exit(EXIT_PREEMPTED)
+        wait_for_torchrun(stop)
+
+
+@closed_output()
+def submit() -> None:
+    """tabicl-submit experiment=NAME run_dir=DIR key=value ... submit.nodes=2 ..."""
+    with config_errors():
+        if {"-h", "--help"} & set(sys.argv[1:]):
+            print(help_text(SubmitOptions))
+            return
+        if not is_installed("submitit"):
+            raise ConfigError([f"submitting needs submitit: {install('submitit', 'slurm')}"])
+        own = [text for text in sys.argv[1:] if text.startswith("submit.")]
+        settings = [text for text in sys.argv[1:] if text not in own]
+        from tabicl_train.processes.submit import check_submission
+        from tabicl_train.processes.submit import submit as submit_job
+
+        options, config = check_submission(own, settings)
+        folder = Path(config.run_dir, "jobs").absolute()
+        cpus = config.trainer.cpu_threads + config.stream.num_workers
+        job = submit_job([*settings, f"run_dir={folder.parent}"], options, folder, cpus)
+    print(f"job       {job.job_id}, started again at its time limit until the run is finished")
+    print(f"messages  tail -F {job.paths.stdout}")
+    if options.cluster == "slurm":
+        print(f"watch     squeue -j {job.job_id}\nend       scancel {job.job_id}, which saves a checkpoint first")
 
 
 @closed_output()

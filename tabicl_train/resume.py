@@ -18,6 +18,7 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.prediction.export import load_checkpoint
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.changes import FREE_TO_CHANGE, refuse_changes
+from tabicl_train.run_dir.restart import Restart, find_restart
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,13 @@ class Start:
     steps: optimiser steps done
     seed: that of rank 0
     checkpoint: the file that rank 0 continues from, if any
+    restart: what torchrun's restart has cost, if this start is one
     """
 
     steps: int
     seed: int
     checkpoint: Path | None = None
+    restart: Restart | None = None
 
     def problem(self, config: RunConfig) -> str | None:
         """Why a rank with this configuration cannot take part; None if it can."""
@@ -40,13 +43,14 @@ class Start:
 
 def find_start(config: RunConfig) -> tuple[Start, dict | None]:
     """The newest intact checkpoint of the run and its content; raises ConfigError if it belongs to another run."""
-    newest = checkpoint.newest_valid(Path(config.run_dir, "checkpoints"))
+    folder = Path(config.run_dir)
+    newest = checkpoint.newest_valid(folder / "checkpoints")
     if newest is None:
-        return Start(0, config.seed), None
+        return Start(0, config.seed, restart=find_restart(folder, 0)), None
     path, content = newest
-    start = Start(checkpoint.step_of(path), config.seed, path)
-    refuse_changes(config, content, start.steps)
-    return start, content
+    steps = checkpoint.step_of(path)
+    refuse_changes(config, content, steps)
+    return Start(steps, config.seed, path, find_restart(folder, steps)), content
 
 
 def initial_weights(config: RunConfig) -> dict[str, torch.Tensor]:

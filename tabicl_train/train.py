@@ -24,13 +24,14 @@ from tabicl_train.callbacks.tensorboard_log import TensorBoardLog
 from tabicl_train.callbacks.validation import Validation
 from tabicl_train.callbacks.wandb_log import WandbLog
 from tabicl_train.config.schema import RunConfig, build_prior
-from tabicl_train.console import counted, tell
+from tabicl_train.console import counted, is_first, tell
 from tabicl_train.module import Pretraining
 from tabicl_train.planning.run_plan import run_plan
 from tabicl_train.precision import choose, uses_cuda
 from tabicl_train.processes.failures import Stopped
 from tabicl_train.processes.join import join
 from tabicl_train.processes.processes import Processes
+from tabicl_train.processes.requeue import requeue
 from tabicl_train.processes.signals import Stop, watch_signals
 from tabicl_train.processes.trainer_plugins import JoinedProcesses, Replicas, disable_sigterm_handling
 from tabicl_train.remote.loader import RayLoader
@@ -56,9 +57,15 @@ def train(config: RunConfig) -> str:
                 processes.agree(next(iter(config.too_few_tables(processes.size)), None))
                 start, content = open_run(config, lock, processes)
                 if start.steps < config.total_steps:
-                    return train_from(start, content, config, lock, processes, stop)
-                return processes.from_first(lambda: complete(start, content, config, lock, processes, stop))
+                    outcome = train_from(start, content, config, lock, processes, stop)
+                else:
+                    outcome = processes.from_first(lambda: complete(start, content, config, lock, processes, stop))
+                if outcome == "preempted":
+                    processes.from_first(lambda: requeue(config.trainer))
+                return outcome
         except Stopped:
+            if is_first(config.trainer.nodes):
+                requeue(config.trainer)
             return "preempted"
         finally:
             lock.release()
@@ -130,16 +137,18 @@ def train_from(
         ranks = processes.gather(describe_machine(trainer.strategy.root_device))
         if processes.rank == 0:
             records.replace("config.yaml", yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
-            record_start(records, start.steps, origin, ranks)
-            introduce(config, trainer, start.steps)
+            restart = start.restart.facts(processes.size) if start.restart else None
+            record_start(records, start.steps, {"restart": restart, **origin}, ranks)
+            introduce(config, trainer, start)
             lock.on_beat = status.beat
         status.write("running")
         try:
             trainer.fit(module, loader, ckpt_path=start.checkpoint, weights_only=True)
         except LostLock:
             raise
-        except BaseException:
-            status.write("failed")
+        except BaseException as error:
+            if processes.rank == 0:
+                status.write("failed", processes.cause(error))
             raise
         finally:
             files.wait()
@@ -251,13 +260,15 @@ def silence_lightning() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint.*")
-    warnings.filterwarnings("ignore", message=".*`srun` command is available.*")
+    warnings.filterwarnings("ignore", message=".*`srun` command is available.*")  # torchrun and plain starts are fine
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # torch 2.13 about lightning 2.6
 
 
-def introduce(config: RunConfig, trainer: L.Trainer, first_step: int) -> None:
+def introduce(config: RunConfig, trainer: L.Trainer, start: Start) -> None:
     """Print what is about to run, as it is in force."""
-    tell(f"run       {config.run_dir}" + (f", resumed at step {first_step}" if first_step else ""))
+    tell(f"run       {config.run_dir}" + (f", resumed at step {start.steps}" if start.steps else ""))
+    if start.restart:
+        tell(start.restart.line(trainer.world_size))
     workers = counted(config.stream.num_workers, "Ray actor" if config.stream.name == "ray" else "worker")
     tell(f"prior     {config.prior['name']}, seed {config.seed}, {workers}")
     tell(f"device    {trainer.world_size} x {trainer.strategy.root_device.type}")

@@ -13,11 +13,11 @@ from short_runs import STAGES, run
 from tiny_network import tiny_network
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tabicl_train.callbacks import preemption
 from tabicl_train.config.compose import compose
 from tabicl_train.gradients import Gradients
 from tabicl_train.model import TabICL
 from tabicl_train.module import Pretraining, halves, query_losses
+from tabicl_train.processes import requeue
 from tabicl_train.stream import TableBatch
 
 
@@ -115,15 +115,18 @@ def test_a_stopped_job_asks_slurm_to_start_again(tmp_path, monkeypatch, capsys):
                 os.kill(os.getpid(), signal.SIGUSR1)
 
     asked = []
-    answer = SimpleNamespace(returncode=0, stderr="")
+    answer = SimpleNamespace(returncode=0, stdout="JobState=RUNNING Reason=None", stderr="")
     fake = SimpleNamespace(run=lambda command, **_: asked.append(command) or answer)
-    monkeypatch.setattr(preemption, "subprocess", fake)
+    monkeypatch.setattr(requeue, "subprocess", fake)
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     assert run(tmp_path / "a", callbacks=(Signal(),)) == "preempted" and asked == []
     assert run(tmp_path / "b", "trainer.requeue=true", callbacks=(Signal(),)) == "preempted"
-    assert asked == [["scontrol", "requeue", "77"]]
+    assert asked == [["scontrol", "show", "job", "77"], ["scontrol", "requeue", "77"]]
     assert "SLURM job 77 is requeued" in capsys.readouterr().err
-    assert run(tmp_path / "b", "trainer.requeue=true") == "finished" and len(asked) == 1
+    assert run(tmp_path / "b", "trainer.requeue=true") == "finished" and len(asked) == 2
+    answer.stdout = "JobState=COMPLETING Reason=None"  # of a job that was cancelled
+    assert run(tmp_path / "c", "trainer.requeue=true", callbacks=(Signal(),)) == "preempted" and len(asked) == 3
+    assert "SLURM job 77 is not requeued: it is COMPLETING" in capsys.readouterr().err
 
 
 @pytest.mark.slow

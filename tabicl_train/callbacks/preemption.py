@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from datetime import timedelta
 
 import lightning as L
@@ -11,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 from tabicl_train.config.schema import TrainerConfig
-from tabicl_train.console import tell
 from tabicl_train.processes.signals import Stop
 
 
@@ -43,10 +40,3 @@ class Preemption(L.Callback):
             asked = bool(any_asked)
         self.asked = self.asked or asked
         trainer.should_stop = trainer.should_stop or self.asked
-
-    def on_fit_end(self, trainer: L.Trainer, module) -> None:
-        job = os.environ.get("SLURM_JOB_ID")
-        if self.asked and self.settings.requeue and trainer.is_global_zero and job:
-            result = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True)
-            outcome = "is requeued" if result.returncode == 0 else f"is not requeued: {result.stderr.strip()}"
-            tell(f"stop      SLURM job {job} {outcome}")

@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from priors.table import MIN_ROWS
-from tabicl_train.config.checks import at_least, ordered_pair
+from tabicl_train.config.checks import at_least, one_of, ordered_pair
 
 
 @dataclass
@@ -89,6 +89,40 @@ class ReportOptions:
     """Folder of a run, or a list of folders."""
     output: str | None = None
     """File to write; null writes report.html into the folder of the first run."""
+
+
+@dataclass
+class SubmitOptions:
+    """tabicl-submit key=value ... [submit.nodes=2] [submit.gpus=8] [submit.partition=NAME] [submit.hours=24]
+
+    Submits tabicl-train with the other settings as a SLURM job (needs the extra "slurm"). Before its time limit the job
+    saves a checkpoint and is started again, until the run is finished.
+    """
+
+    nodes: int = 1
+    """Machines."""
+    gpus: int = 1
+    """GPUs, and processes, on each machine; 0 for one process on CPUs."""
+    hours: float = 24.0
+    """Time limit of the job."""
+    partition: str | None = None
+    """SLURM partition; null leaves the choice to SLURM."""
+    sbatch: Any = None
+    """Other options of sbatch, such as {account: NAME, mem: 64G, constraint: NAME}."""
+    cluster: str = "slurm"
+    """slurm, or local for a job on this machine."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, one line each."""
+        problems = at_least(1, nodes=self.nodes) + at_least(0, gpus=self.gpus)
+        problems += one_of("cluster", self.cluster, ("slurm", "local"))
+        if not self.hours > 0:
+            problems.append(f"hours is {self.hours}; it must be positive")
+        if not isinstance(self.sbatch, dict | None):
+            problems.append(f"sbatch is {self.sbatch!r}; it needs the form {{option: value, ...}}")
+        if self.cluster == "local" and (self.nodes > 1 or self.gpus > 1):
+            problems.append("cluster is 'local', which starts one process; leave out nodes and gpus")
+        return problems
 
 
 @dataclass

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -41,12 +42,13 @@ def join(settings: TrainerConfig, stop: Stop, folder: Path) -> Iterator[Processe
     stop.waiting = "the other processes"
     try:
         launch, store, connection = connect(launch, stop, settings.timeout)
+        lobby = Lobby(launch, store, Wait(stop, settings.timeout, f"{launch.address}:{launch.port}"))
         log = folder / f"rank-{launch.rank}.log"
-        processes = Processes(launch, own_part(store), settings.timeout, log, connection)
+        processes = Processes(launch, lobby.enter(), settings.timeout, log, connection)
         try:
             if launch.launcher == "plain":
                 processes.watch.children = start_children(launch)
-            meet(processes, stop)
+            meet(processes, stop, lobby)
             stop.waiting = None
             processes.agree(launch.problem(settings))
             yield processes
@@ -60,16 +62,6 @@ def join(settings: TrainerConfig, stop: Stop, folder: Path) -> Iterator[Processe
             processes.close()
     finally:
         stop.waiting = None
-
-
-_joined = 0  # trainings that this process has joined; it may train several times with one store
-
-
-def own_part(store: dist.Store) -> dist.Store:
-    """A part of the store for this training alone."""
-    global _joined
-    _joined += 1
-    return dist.PrefixStore(f"tabicl_train/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{_joined}", store)
 
 
 def one_process() -> Processes:
@@ -105,8 +97,11 @@ def connect(launch: Launch, stop: Stop, timeout: float) -> tuple[Launch, dist.St
     return launch, store, connection
 
 
-def meet(processes: Processes, stop: Stop) -> None:
-    """Wait until all processes have joined; raises Stopped, and ProcessLost after the time limit."""
+def meet(processes: Processes, stop: Stop, lobby: Lobby | None = None) -> None:
+    """Wait until all processes have joined; raises Stopped, and ProcessLost after the time limit.
+
+    lobby: where rank 0 answers the others meanwhile
+    """
     launch, size, rank = processes.launch, processes.size, processes.rank
     processes.put(f"beat/{rank}", 0)
     processes.put(f"member/{rank}", Member.this())
@@ -114,6 +109,8 @@ def meet(processes: Processes, stop: Stop) -> None:
     keys = [f"member/{number}" for number in range(size)]
 
     def all_have_joined() -> bool:
+        if rank == 0 and lobby is not None:
+            processes.watch.ask(lobby.answer)
         if rank == 0 and processes.has(*keys):
             processes.put("members", [processes.get(key) for key in keys])
         if processes.has("members"):
@@ -127,6 +124,44 @@ def meet(processes: Processes, stop: Stop) -> None:
 
     processes.until(all_have_joined)
     processes.watch.members = processes.take("members")
+
+
+class Lobby:
+    """Where the processes of a training get their own part of a store that may have served other trainings.
+
+    torchrun keeps its store when it starts the processes again, and no variable of it numbers these restarts: a machine
+    that was replaced counts from 0, and a machine that has come or gone is not counted. So rank 0 numbers the
+    trainings, and answers every process at a key that this process alone has made up.
+    """
+
+    def __init__(self, launch: Launch, store: dist.Store, wait: Wait) -> None:
+        self.launch, self.store, self.wait = launch, dist.PrefixStore("tabicl_train", store), wait
+        self.number = ""
+
+    def enter(self) -> dist.Store:
+        """The part of the store for this training alone; raises Stopped and ProcessLost."""
+        try:
+            self.number = str(self.store.add("trainings", 1)) if self.launch.rank == 0 else self.ask()
+        except RuntimeError:
+            raise ProcessLost(f"what answered at {self.wait.place} is gone") from None
+        return dist.PrefixStore(self.number, self.store)
+
+    def ask(self) -> str:
+        key = f"answer/{uuid.uuid4().hex}"
+        self.store.set(f"question/{self.launch.rank}", key)
+        while not self.store.check([key]):
+            if self.wait.is_long():
+                first_waiting = self.launch.local_rank == 0 or self.launch.rank == 1
+                self.wait.announce(f"the first of {self.launch.size} processes", is_speaker=first_waiting)
+            time.sleep(0.05)
+        return self.store.get(key).decode()
+
+    def answer(self) -> None:
+        """Answer all who have asked, on rank 0. Questions of earlier trainings are answered too: nobody reads that."""
+        questions = [f"question/{rank}" for rank in range(1, self.launch.size)]
+        for question in questions:
+            if self.store.check([question]):
+                self.store.set(self.store.get(question).decode(), self.number)
 
 
 class Wait:

@@ -25,6 +25,7 @@ class Launch:
     local_rank, local_size: rank among, and number of, the processes on this machine
     address, port: where rank 0 hosts the store; port 0 stands for any free port
     agent: whether torchrun hosts the store there instead
+    restarts: restarts that torchrun allows
     """
 
     launcher: str
@@ -35,6 +36,7 @@ class Launch:
     address: str
     port: int
     agent: bool = False
+    restarts: int = 0
 
     @property
     def nodes(self) -> int:
@@ -47,6 +49,8 @@ class Launch:
                 f"{self.launcher} started {self.size} processes, {self.local_size} of them on this machine; "
                 "each machine needs the same number"
             )
+        if self.restarts and settings.nodes is not None:
+            return f"trainer.nodes is {settings.nodes}; leave it out, torchrun may restart on other numbers of machines"
         pairs = {"devices": (settings.devices, self.local_size), "nodes": (settings.nodes, self.nodes)}
         for name, (configured, started) in pairs.items():
             if configured not in (None, started):
@@ -80,7 +84,8 @@ def torchrun_launch(settings: TrainerConfig, environ: Mapping[str, str]) -> Laun
     rank, local_rank = int(environ["RANK"]), int(environ.get("LOCAL_RANK", 0))
     address, port = environ.get("MASTER_ADDR") or "127.0.0.1", int(environ.get("MASTER_PORT", 0))
     agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return Launch("torchrun", rank, size, local_rank, local_size, address, port, agent)
+    restarts = int(environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
+    return Launch("torchrun", rank, size, local_rank, local_size, address, port, agent, restarts)
 
 
 def slurm_tasks(environ: Mapping[str, str]) -> int:

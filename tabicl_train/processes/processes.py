@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from tabicl_train.errors import ConfigError, picklable
 from tabicl_train.processes.launch import Launch
-from tabicl_train.processes.watch import ProcessLost, Watch
+from tabicl_train.processes.watch import Failure, ProcessLost, Watch
 
 Value = TypeVar("Value")
 
@@ -119,6 +119,14 @@ class Processes:
                 raise ProcessLost(lost)
             time.sleep(pause)
             pause = min(2 * pause, 0.2)
+
+    def cause(self, error: BaseException) -> str:
+        """What has ended the training with this error, in one line: another process that is gone, or this one."""
+        lost = None
+        if self.size > 1 and error is not self.common_error:
+            lost = self.watch.find_lost(self.timeout) or self.watch.find_cause(error)
+        rank, what = lost or Failure(self.rank, "failed")
+        return f"{self.watch.name(rank)} {what}"
 
     def leave(self) -> None:
         """Finish on this process, without an error. The host of the store waits for the others."""

@@ -22,6 +22,7 @@ from tabicl_train.console import say
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 # Seconds in which a second signal counts as the first one: torchrun forwards what its whole process group gets.
 SAME = 1.0
+NOTICED = 3.0  # seconds in which torchrun notices a new machine: it looks once a second
 PARENT = "TABICL_TRAIN_PARENT"  # environment variable: number of the process that started this one
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 
@@ -63,6 +64,18 @@ class Stop:
             while data := os.read(wakeups, 1):
                 if data[0] in SIGNALS:
                     self.notice(data[0], time.monotonic())
+
+
+def wait_for_torchrun(stop: Stop) -> None:
+    """Before a stopped process ends under torchrun on several machines: wait for torchrun's own signal, if none came.
+
+    torchrun stops its processes when a machine has come, on each machine at another moment, up to a second apart.
+    Processes that have ended with 0 by then, since those of the first machine told them to stop, would look finished,
+    and their machine would leave the run.
+    """
+    deadline = time.monotonic() + NOTICED
+    while int(os.environ.get("GROUP_WORLD_SIZE", 1)) > 1 and stop.first is None and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def die_with_launcher() -> None:

@@ -1,4 +1,4 @@
-"""Whether another process on this machine is still running."""
+"""Whether another process of a run is still running."""
 
 from __future__ import annotations
 
@@ -16,6 +16,15 @@ def machine() -> str:
         return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return socket.gethostname()
+
+
+def elastic_run() -> str | None:
+    """torchrun's name of the run (--rdzv-id) that this process belongs to, equal before and after its restarts.
+
+    None without torchrun, and for a run without a name, which torchrun calls "none".
+    """
+    name = os.environ.get("TORCHELASTIC_RUN_ID")
+    return None if name == "none" else name
 
 
 def process_start(process: int) -> str | None:

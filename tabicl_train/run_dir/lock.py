@@ -2,8 +2,8 @@
 
 The file `lock` names its owner. Its modification time is the owner's heartbeat, which the owner renews. The lock of a
 process that is gone is taken over: at once where that can be seen (on this machine, or by an earlier start of the same
-SLURM job), else when the heartbeat is old. An owner that was suspended so long that it lost its lock finds another file
-in its place, and stops before it writes.
+SLURM job or of the same run of torchrun), else when the heartbeat is old. An owner that was suspended so long that it
+lost its lock finds another file in its place, and stops before it writes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from tabicl_train.console import tell
 from tabicl_train.errors import ConfigError
-from tabicl_train.run_dir.liveness import is_running, machine, process_start
+from tabicl_train.run_dir.liveness import elastic_run, is_running, machine, process_start
 
 BEAT = 10.0  # seconds between two heartbeats
 STALE = 120.0  # seconds after which the heartbeat of another machine is old: twelve missed ones, or a slow file server
@@ -151,6 +151,7 @@ def this_process() -> dict:
         "machine": machine(),
         "job": os.environ.get("SLURM_JOB_ID"),
         "restarts": int(os.environ.get("SLURM_RESTART_COUNT", 0)),
+        "elastic": elastic_run(),
         "since": time.strftime("%Y-%m-%d %H:%M:%S"),
     }
 
@@ -174,6 +175,8 @@ def is_alive(owner: dict, path: Path) -> bool:
     same_job = this["job"] is not None and owner["job"] == this["job"]
     if same_job and isinstance(restarts, int) and restarts < this["restarts"]:
         return False  # SLURM had ended it before it started the job again
+    if this["elastic"] is not None and owner["elastic"] == this["elastic"]:
+        return False  # torchrun has one rank 0 at a time: the owner was ended, or its machine is lost
     return heartbeat_age(path) < STALE
 
 

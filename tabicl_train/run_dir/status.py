@@ -4,6 +4,8 @@ status   running, finished, preempted or failed; `read_status` reports a running
 step     optimiser steps done
 time     of the last heartbeat, which comes every ten seconds during training
 host, process
+elastic  torchrun's name of the run, see `liveness.elastic_run`
+cause    of a failed run: which process failed or is gone
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tabicl_train.run_dir.liveness import elastic_run
 from tabicl_train.run_dir.lock import owner_is_alive
 from tabicl_train.run_dir.records import Records
 
@@ -32,10 +35,11 @@ class RunStatus:
     def __init__(self, records: Records, step: Callable[[], int], writes: bool = True) -> None:
         self.records, self.step, self.writes = records, step, writes
         self.status = ""
+        self.cause: str | None = None
         self.writing = threading.Lock()
 
-    def write(self, status: str) -> None:
-        self.status = status
+    def write(self, status: str, cause: str | None = None) -> None:
+        self.status, self.cause = status, cause
         self.beat()
 
     def beat(self) -> None:
@@ -49,6 +53,8 @@ class RunStatus:
                 "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
                 "host": socket.gethostname(),
                 "process": os.getpid(),
+                "elastic": elastic_run(),
+                "cause": self.cause,
             }
             self.records.replace(NAME, json.dumps(values) + "\n")
 

@@ -202,3 +202,11 @@ def test_a_value_that_must_be_a_list_is_told_so():
     assert command("prior", "show", "rows=5").stderr.splitlines()[0] == "error: rows: it must be a list, such as [1,2]"
     (problem,) = problems("experiment=smoke", "model=[1]")
     assert problem.startswith("model=[1]: there is no such choice; there are ")
+
+
+def test_half_a_million_steps_do_not_start_by_accident(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = command("train")
+    assert result.returncode == 2 and result.stderr.count("\n") == 1
+    assert "experiment=demo" in result.stderr and "run_dir=" in result.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,11 +1,6 @@
-"""How a process was launched, according to its environment, and the script that launches several."""
-
-import os
-import subprocess
-from pathlib import Path
+"""How a process was launched, according to its environment."""
 
 import pytest
-from meeting import until
 
 from tabicl_train.config.schema import TrainerConfig
 from tabicl_train.processes.launch import Launch, first_host, read_launch
@@ -60,43 +55,8 @@ def test_the_first_of_the_hosts_of_slurm(hosts, first):
     assert first_host(hosts) == first
 
 
-# In place of python: prints a configuration, or stands for torchrun, which ends with an error after a signal.
-PYTHON = """#!/usr/bin/env bash
-status() {  # dated later than the start, which may lie in the same tick of the clock
-    echo "{\\"status\\": \\"$1\\"}" > "a run/status.json"; touch -d "1 hour" "a run/status.json"
-}
-echo "$*" >> calls
-case "$*" in
-*--cfg*) echo "run_dir: a run" ;;
-*fail*) exit 1 ;;
-*signal*)
-    trap '[ "${*: -1}" = early-signal ] || status preempted; exit 1' TERM
-    touch ready
-    while true; do sleep 0.1; done ;;
-*) for last; do true; done; status "$last" ;;
-esac
-"""
-
-
-@pytest.mark.multi_process
-@pytest.mark.parametrize(
-    ("argument", "code"),
-    [("finished", 0), ("preempted", 75), ("fail", 1), ("signal", 75), ("early-signal", 75), ("one", 0)],
-)
-def test_the_launch_script_ends_as_the_run_did(argument, code, tmp_path):
-    (tmp_path / "local.sh").write_text((Path(__file__).parents[2] / "launch/local.sh").read_text())
-    (tmp_path / "setup.sh").write_text('set -euo pipefail\ncd "$(dirname "${BASH_SOURCE[0]}")"\nPATH=$PWD:$PATH\n')
-    (tmp_path / "python").write_text(PYTHON)
-    (tmp_path / "python").chmod(0o755)
-    (tmp_path / "a run").mkdir()
-    (tmp_path / "a run/status.json").write_text('{"status": "preempted"}')  # of the time before
-    os.utime(tmp_path / "a run/status.json", (0, 0))
-    devices = [] if argument == "one" else ["2"]
-    with subprocess.Popen(["bash", tmp_path / "local.sh", *devices, argument]) as process:
-        if "signal" in argument:
-            until((tmp_path / "ready").exists)
-            process.terminate()
-    assert process.returncode == code
-    started = (tmp_path / "calls").read_text().splitlines()[-1]
-    ranks = "-m torch.distributed.run --standalone --nproc-per-node 2 " if devices else ""
-    assert started == f"{ranks}-m tabicl_train {argument}"
+def test_a_run_that_torchrun_may_restart_has_no_fixed_number_of_machines():
+    environ = TORCHRUN | {"TORCHELASTIC_MAX_RESTARTS": "3"}
+    for settings, refused in (({"nodes": 2}, True), ({"devices": 2}, False)):
+        problem = read_launch(TrainerConfig(**settings), environ).problem(TrainerConfig(**settings))
+        assert bool(problem and "leave it out" in problem) == refused

@@ -20,7 +20,7 @@ from tabicl_train.config.schema import TrainerConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.processes import watch
 from tabicl_train.processes.failures import Stopped, report
-from tabicl_train.processes.join import join, meet
+from tabicl_train.processes.join import Lobby, Wait, join, meet
 from tabicl_train.processes.launch import Launch
 from tabicl_train.processes.processes import Processes
 from tabicl_train.processes.signals import Stop
@@ -187,3 +187,32 @@ def test_a_stop_signal_ends_the_wait(tmp_path, capsys):
         pass
     noticing.join()
     assert capsys.readouterr().err == "stop      SIGTERM: no longer waiting for the other processes\n"
+
+
+def test_trainings_in_one_store_keep_apart_whatever_torchrun_counts(tmp_path):
+    """The store of a lost training still holds its questions and its ranks."""
+    host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def enter(rank: int, store: dist.Store) -> str:
+        launch = Launch("torchrun", rank, 3, rank, 3, "127.0.0.1", host.port, agent=True)
+        lobby = Lobby(launch, store, Wait(Stop(), 60.0, "here"))
+        part = lobby.enter()
+        if rank > 0:
+            part.set(f"in/{rank}", "")
+        while rank == 0 and not part.check(["in/1", "in/2"]):
+            lobby.answer()
+        return lobby.number
+
+    for number in "12":
+        with ThreadPoolExecutor(3) as threads:
+            entered = [threads.submit(enter, rank, host.clone()) for rank in (2, 1, 0)]
+            assert [future.result(60) for future in entered] == [number] * 3
+
+
+def test_who_waits_for_the_first_process_stops_when_asked(tmp_path):
+    host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    stop = Stop()
+    stop.notice(signal.SIGTERM, 1.0)
+    launch = Launch("torchrun", 1, 2, 1, 2, "127.0.0.1", host.port, agent=True)
+    with pytest.raises(Stopped):
+        Lobby(launch, host, Wait(stop, 60.0, "here")).enter()

@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 from unittest import mock
 
@@ -71,3 +72,18 @@ def test_signals_are_noticed_while_the_main_thread_is_stuck():
         assert p.poll() is None
         p.send_signal(signal.SIGTERM)
         assert p.wait(60) == 128 + signal.SIGTERM
+
+
+def test_a_stopped_process_waits_for_the_signal_of_torchrun_on_several_machines(monkeypatch):
+    monkeypatch.setattr(signals, "NOTICED", 600.0)
+    stop = Stop()
+    signals.wait_for_torchrun(stop)  # on one machine
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    waiting = threading.Thread(target=signals.wait_for_torchrun, args=(stop,))
+    waiting.start()
+    assert waiting.is_alive()
+    stop.notice(signal.SIGTERM, 1.0)
+    waiting.join(60.0)
+    assert not waiting.is_alive()
+    monkeypatch.setattr(signals, "NOTICED", 0.0)
+    signals.wait_for_torchrun(Stop())  # it was no new machine

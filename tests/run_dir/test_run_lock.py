@@ -82,6 +82,20 @@ def test_a_slurm_job_that_starts_again_takes_over_at_once(tmp_path, monkeypatch)
     RunLock(tmp_path).acquire()
 
 
+def test_a_restart_of_the_same_run_of_torchrun_takes_over_at_once(tmp_path, monkeypatch):
+    """The machine of its rank 0 may be lost. Another run, and one without a name, wait."""
+    for owner, this in (("a", "b"), ("a", None), ("none", "none"), ("unknown", None)):
+        write_lock(tmp_path, machine="other", elastic=None if owner == "none" else owner)
+        monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+        if this is not None:
+            monkeypatch.setenv("TORCHELASTIC_RUN_ID", this)
+        with pytest.raises(ConfigError, match="is in use"):
+            RunLock(tmp_path).acquire()
+    write_lock(tmp_path, machine="other", elastic="a")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
+    RunLock(tmp_path).acquire()
+
+
 @pytest.mark.parametrize("lacks", ["restarts", "process", "host", "machine", "job", "since"])
 def test_a_lock_of_this_slurm_job_that_lacks_a_value_holds_until_it_is_old(lacks, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "11")

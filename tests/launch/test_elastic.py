@@ -1,0 +1,59 @@
+"""torchrun restarts a run whose ranks were killed; here its two machines are two torchruns on this one."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from forked import exit_code, ranks, train
+from runs import assert_same_end, read
+
+from tabicl_train.run_dir.records import Records
+
+pytestmark = pytest.mark.multi_process
+
+SETTINGS = ["experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=24",
+            "checkpoint.every=6", "trainer.accelerator=cpu"]  # fmt: skip
+
+
+@contextlib.contextmanager
+def torchruns(folder: Path, *arguments: str) -> Iterator[list[subprocess.Popen]]:
+    """Two of them with a process each, meeting at a free port; they write to FOLDER/torchrun.N."""
+    place = folder / "place"  # a store in a file needs no port
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=3",
+        "--rdzv-backend=c10d", f"--rdzv-endpoint={place}", "--rdzv-conf=store_type=file", "--rdzv-id=test",
+        "--local-addr=127.0.0.1", *arguments,
+    ]  # fmt: skip
+    processes = []
+    try:
+        for number in (0, 1):
+            with open(folder / f"torchrun.{number}", "w") as log:
+                processes.append(subprocess.Popen(command, stderr=log))
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_a_run_whose_ranks_were_killed_ends_as_an_undisturbed_one(tmp_path):
+    whole, torn = tmp_path / "whole", tmp_path / "torn"
+    with ranks(train, *SETTINGS, f"run_dir={whole}", folder=tmp_path) as processes:
+        assert [exit_code(process) for process in processes] == [0, 0], (tmp_path / "stderr.0").read_text()
+    script = [str(Path(__file__).parent / "signalled.py"), str(tmp_path), "1:8:SIGKILL,0:16:SIGKILL"]
+    with torchruns(tmp_path, *script, *SETTINGS, f"run_dir={torn}") as processes:
+        codes = [process.wait(300) for process in processes]
+    said = "".join((tmp_path / f"torchrun.{number}").read_text() for number in (0, 1))
+    assert codes == [0, 0], said
+    assert_same_end(torn, whole)
+    assert read(torn / "batches.csv") == read(whole / "batches.csv")
+    assert "restart   rank 1 on " in said and "restart   rank 0 on " in said
+    restarts = [start["restart"] for start in Records(torn).lines("provenance.jsonl")]
+    assert restarts[0] is None and [r["ranks"] for r in restarts[1:]] == [2, 2]
+    assert restarts[1]["repeated"] == 2 and "rank 1" in restarts[1]["cause"]  # killed in step 8, after checkpoint 6
+    assert restarts[2]["repeated"] in range(5) and "rank 0" in restarts[2]["cause"]  # its last row may be unwritten
+    assert json.loads((torn / "status.json").read_text())["status"] == "finished"

@@ -1,0 +1,84 @@
+"""The scripts that start torchrun, with a stand-in for Python."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from one_machine_slurm import until
+from scripts import copy_scripts
+
+pytestmark = pytest.mark.multi_process
+
+# Prints a configuration, or stands for torchrun, which ends with an error after a signal.
+PYTHON = """#!/usr/bin/env bash
+status() {  # dated later than the start, which may lie in the same tick of the clock
+    echo "{\\"status\\": \\"$1\\"}" > "a run/status.json"; touch -d "1 hour" "a run/status.json"
+}
+echo "$*" >> calls
+case "$*" in
+*--cfg*) echo "run_dir: a run" ;;
+*fail*) exit 1 ;;
+*signal*)
+    trap '[ "${*: -1}" = early-signal ] || status preempted; exit 1' TERM
+    touch ready
+    while true; do sleep 0.1; done ;;
+*) for last; do true; done; status "$last" ;;
+esac
+"""
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    launch = copy_scripts(tmp_path)
+    with open(launch / "setup.sh", "a") as file:
+        file.write("PATH=$PWD:$PATH\n")
+    (tmp_path / "python").write_text(PYTHON)
+    (tmp_path / "python").chmod(0o755)
+    (tmp_path / "a run").mkdir()
+    (tmp_path / "a run/status.json").write_text('{"status": "preempted"}')  # of the time before
+    os.utime(tmp_path / "a run/status.json", (0, 0))
+    return tmp_path
+
+
+SCRIPTS = {
+    "local": (["local.sh", "2"], "--standalone --nproc-per-node 2"),
+    "multinode": (["multinode.sh", "a:1", "1:4", "2"], "--nnodes 1:4 --nproc-per-node 2 --max-restarts 10 "
+                  "--rdzv-backend c10d --rdzv-endpoint a:1 --rdzv-id tabicl-"),
+    "one process": (["local.sh"], None),
+}  # fmt: skip
+
+
+ENDS = [("finished", 0), ("preempted", 75), ("fail", 1), ("signal", 75), ("early-signal", 75)]
+
+
+@pytest.mark.parametrize(
+    ("script", "argument", "code"),
+    [("one process", "finished", 0), *((script, *end) for script in ("local", "multinode") for end in ENDS)],
+)
+def test_a_script_ends_as_the_run_did(script, argument, code, folder):
+    (name, *arguments), torchrun = SCRIPTS[script]
+    with subprocess.Popen(["bash", folder / "launch" / name, *arguments, argument]) as process:
+        if "signal" in argument:
+            until((folder / "ready").exists, "torchrun starts")
+            process.terminate()
+    assert process.returncode == code
+    started = (folder / "calls").read_text().splitlines()[-1]
+    assert started.startswith(f"-m torch.distributed.run {torchrun}" if torchrun else "-m tabicl_train")
+    assert started.endswith(f"-m tabicl_train {argument}")
+
+
+def test_machines_with_other_settings_do_not_meet(folder):
+    names = []
+    for settings in (["seed=1", "finished"], ["seed=2", "finished"], ["seed=1", "finished"]):
+        subprocess.run(["bash", folder / "launch/multinode.sh", "a:1", "2", "2", *settings], check=True)
+        words = (folder / "calls").read_text().splitlines()[-1].split()
+        names.append(words[words.index("--rdzv-id") + 1])
+    assert names[0] == names[2] != names[1]
+
+
+@pytest.mark.parametrize("arguments", [["a:1", "2"], ["a:1", "2", "2", "trainer.nodes=2"]])
+def test_wrong_arguments_are_refused(arguments, folder):
+    result = subprocess.run(["bash", folder / "launch/multinode.sh", *arguments], capture_output=True, text=True)
+    assert result.returncode == 2 and ("usage: " in result.stderr or "leave out" in result.stderr)
+    assert not (folder / "calls").exists()

@@ -1,0 +1,73 @@
+"""tabicl-submit, here on submitit's cluster of this machine."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from command_line import command
+from one_machine_slurm import parent_of, until
+from runs import assert_same_end, run
+
+from tabicl_train.config.options import SubmitOptions
+from tabicl_train.processes.submit import submit
+from tabicl_train.run_dir.records import Records
+from tabicl_train.run_dir.status import read_status
+
+SETTINGS = ["prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=120", "checkpoint.every=1000",
+            "trainer.accelerator=cpu"]  # fmt: skip
+
+
+def test_all_mistakes_are_reported_at_once(tmp_path):
+    result = command(
+        "submit", "experiment=smoke", f"run_dir={tmp_path / 'run'}", "seed=x", "submit.nodes=0", "submit.hours=-1",
+        "submit.sbatch=fast",
+    )  # fmt: skip
+    assert result.returncode == 2 and result.stderr.count("error: ") == 4
+    for key in ("submit.nodes", "submit.hours", "submit.sbatch", "seed"):
+        assert f"error: {key}" in result.stderr
+    assert "did you mean nodes" in command("submit", "experiment=smoke", "submit.nods=2").stderr
+    many = command("submit", "experiment=smoke", "submit.nodes=4", "submit.gpus=8", "trainer.devices=8")
+    assert "fewer than the 32 processes" in many.stderr and "trainer.devices is 8; leave it out" in many.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_slurm_it_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = command("submit", "experiment=smoke", f"run_dir={tmp_path / 'run'}")
+    assert result.returncode == 2 and "the job cannot be submitted: " in result.stderr
+
+
+@pytest.mark.multi_process
+def test_a_job_at_its_time_limit_starts_again_and_ends_as_an_undisturbed_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    options = SubmitOptions(gpus=0, cluster="local")
+    run_dir = tmp_path / "run"
+    job = submit(["experiment=smoke", *SETTINGS, f"run_dir={run_dir}"], options, run_dir / "jobs")
+    try:
+        until(lambda: job.done() or len(Records(run_dir).rows("metrics.csv")) > 5, "the run begins")
+        task = parent_of(read_status(run_dir)["process"])
+        os.kill(task, signal.SIGUSR2)  # submitit's signal before the time limit
+        job.wait()
+    finally:
+        job.cancel()
+    said = Path(job.paths.stdout).read_text()
+    assert job.result() is None, said
+    first, second = Records(run_dir).lines("provenance.jsonl")
+    assert 0 == first["step"] < second["step"] < 120
+    run(tmp_path / "whole", *SETTINGS)
+    assert_same_end(run_dir, tmp_path / "whole")
+
+
+@pytest.mark.multi_process
+def test_the_command_names_the_job_and_its_messages(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    run_dir = tmp_path / "run"
+    settings = [*SETTINGS, "trainer.max_steps=2", f"run_dir={run_dir}", "submit.cluster=local", "submit.gpus=0"]
+    result = command("submit", "experiment=smoke", *settings)
+    assert result.returncode == 0, result.stderr
+    words = result.stdout.split()
+    assert words[0] == "job" and subprocess.run(["kill", "-0", words[1].strip(",")]).returncode == 0
+    until(lambda: (read_status(run_dir) or {}).get("status") == "finished", "the job ends")
+    assert "2 steps in this run" in Path(words[words.index("-F") + 1]).read_text()
