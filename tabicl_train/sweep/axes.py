@@ -130,7 +130,7 @@ def metric_axis(sweep: Sweep, values: list[float]) -> MetricAxis:
     best, worst = (min(finite), max(finite)) if lower else (max(finite), min(finite))
     limit = best + CLIP * (float(np.median(finite)) - best)
     worst = min(worst, limit) if lower else max(worst, limit)
-    if worst == best:
+    if math.isclose(worst, best, rel_tol=1e-6):
         worst = best + (1 if lower else -1) * max(abs(best) * 0.05, 1e-3)
     return MetricAxis(min(best, worst), max(best, worst), lower)
 
@@ -141,7 +141,9 @@ def point_name(sweep: Sweep, point: Point, width: int = 45) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 3] + "..."
+    """A text for a figure, where matplotlib would set what lies between two dollars as a formula."""
+    text = text if len(text) <= width else text[: width - 3] + "..."
+    return text.replace("$", r"\$")
 
 
 def wrapped(name: str, width: int) -> str:

@@ -225,7 +225,7 @@ def draw_learning_curves(sweep: Sweep) -> Figure | None:
     metric = metric_axis(sweep, late if any(map(math.isfinite, late)) else [v for job in jobs for _, v in job.curve])
     figure = Figure(figsize=(11, 4.8), layout="constrained")
     axes = figure.subplots()
-    handles = {}
+    handles: dict[str, Line2D] = {}
     for job, label, color, width in styles(sweep, jobs):
         steps, values = np.array(job.curve).T
         marker = "." if len(job.curve) <= 30 else None

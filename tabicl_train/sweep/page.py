@@ -17,7 +17,6 @@ from tabicl_train.sweep.ranking import (
     explanation,
     other_rows,
     ranked_rows,
-    status_counts,
     summary,
     value_of,
     value_text,
@@ -39,7 +38,6 @@ def contents(sweep: Sweep) -> dict[str, Any]:
     ranked, best = ranked_rows(sweep), best_job(sweep)
     return {
         "summary": summary(sweep),
-        "counts": status_counts(sweep.jobs),
         "varied": varied(sweep),
         "labels": labels(sweep),
         "ranking": frame(ranked[:TOP], "rank"),

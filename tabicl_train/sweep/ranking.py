@@ -124,7 +124,8 @@ def status_counts(jobs: list[Job]) -> str:
 
 def ranked_rows(sweep: Sweep) -> list[dict[str, str]]:
     """The points with a result as rows of text, best first; equal ones share a rank."""
-    names, rows = short_names(sweep.parameters), []
+    names = short_names(sweep.parameters)
+    rows: list[dict[str, str]] = []
     points = [point for point in rank(sweep) if point.has_result]
     for i, point in enumerate(points):
         is_tie = i > 0 and (point.mean, point.is_whole) == (points[i - 1].mean, points[i - 1].is_whole)

@@ -21,7 +21,7 @@ from tabicl_train.sweep.results import Sweep, read_sweep
 
 LR, WIDTH = "curriculum.stages.one.learning_rate", "model.embed_dim"
 RATES, WIDTHS = [3e-4, 1e-3, 3e-3, 1e-2, 3e-2], [64, 128, 256, 512]
-SECTIONS = ["overview", "ranking", "parameters", "learning-curves", "other-jobs"]
+SECTIONS = ["overview", "ranking", "parameters", "learning-curves", "jobs-without-a-result"]
 
 
 def quality(**params) -> float:
@@ -126,7 +126,7 @@ def test_pages_with_one_parameter_or_none(params, pictures, tmp_path):
 def test_equal_results_and_diverged_ones(tmp_path):
     begin(tmp_path)
     for i, value in enumerate([1.0, 1.0, math.nan, 1e9, math.inf, 1.0]):
-        job(tmp_path, f"{i}", {"x": i % 3, "y": [0.1, 1e9][i // 3], "z": None if i else 2}, value)
+        job(tmp_path, f"{i}", {"x": i % 3, "y": [0.1, 1e9][i // 3], "z": None if i else "a $\\frac$ of it"}, value)
     assert len(page_of(tmp_path).pictures) == 3
 
 
