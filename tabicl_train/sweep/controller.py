@@ -169,6 +169,13 @@ class Controller:
                 running.why = "stopped"
                 running.handle.stop()
 
+    def end_all(self) -> None:
+        """Stop all jobs and wait for them, without a note: what prevents the sweep from going on may prevent that."""
+        self.stop_all()
+        while self.running:
+            self.running = {name: running for name, running in self.running.items() if running.handle.poll() is None}
+            time.sleep(POLL)
+
     def collect(self) -> None:
         """Note the ends of jobs."""
         for name, running in list(self.running.items()):

@@ -43,10 +43,10 @@ from tabicl_train.sweep.space import (
 
 REAL = "real/loss"
 
-# Settings that leave the weights of a run and its scores as they are.
+# Settings that leave the weights of a run and its scores as they are; checkpoints unless the run may go back to them.
 HARMLESS = (
-    *("run_dir", "name", "preflight", "preflight_steps", "wandb.", "tensorboard", "profile.", "stream.", "resume."),
-    *("checkpoint.", "trainer.log_every", "trainer.timeout", "trainer.max_hours", "trainer.requeue"),
+    *("run_dir", "name", "preflight", "wandb.", "tensorboard", "profile.", "stream.", "resume."),
+    *("trainer.log_every", "trainer.timeout", "trainer.max_hours", "trainer.requeue"),
 )
 
 
@@ -78,8 +78,9 @@ class Plan:
     """A sweep, ready to run.
 
     settings: the overrides of every job
-    options: the options of Hydra among the arguments of every job, and `files` the same by name
+    files: Hydra's options --config-name, --config-path and --config-dir
     points: of a grid or random points; None if a search decides them one after another
+    names: of the jobs in the folder and of those planned, by their fingerprints
     """
 
     sweep: SweepConfig
@@ -88,10 +89,11 @@ class Plan:
     settings: list[str]
     files: tuple[str, str | None, str | None]
     points: list[Point] | None = None
-    names: dict[str, str] = field(default_factory=dict)  # of the jobs in the folder, by the ends of their names
+    names: dict[str, str] = field(default_factory=dict)
 
     @property
     def options(self) -> list[str]:
+        """The options of Hydra among the arguments of every job."""
         name, path, folder = self.files
         options = {"--config-name": None if name == "train" else name, "--config-path": path, "--config-dir": folder}
         return [text for option, value in options.items() if value is not None for text in (option, value)]
@@ -147,8 +149,9 @@ def last_of_each(overrides: list[str]) -> list[str]:
 
 def settings_that_count(config: RunConfig) -> dict[str, Any]:
     """What decides the results of a run."""
+    harmless = HARMLESS if config.guard.action == "rewind" else (*HARMLESS, "checkpoint.")
     flat = flatten(dataclasses.asdict(config))
-    kept = {key: value for key, value in flat.items() if not f"{key}".startswith(HARMLESS)}
+    kept = {key: value for key, value in flat.items() if not key.startswith(harmless)}
     return kept | {"version of the stream": STREAM_VERSION}
 
 

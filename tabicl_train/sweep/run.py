@@ -59,6 +59,7 @@ def run_locked(plan: Plan, jobs: list[Job], lock: RunLock, stop: Stop) -> str:
     except OSError as error:
         raise SweepFailed(f"{error}; the same command continues the sweep") from None
     finally:
+        controller.end_all()
         executor.close()
     if controller.failure:
         raise SweepFailed(f"{controller.failure}; the same command continues the sweep")

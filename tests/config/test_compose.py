@@ -7,7 +7,7 @@ from tabicl_train.config.compose import CONFIG_DIR, compose
 from tabicl_train.config.schema import StageConfig
 from tabicl_train.errors import ConfigError
 
-GROUPS = sorted(d.name for d in CONFIG_DIR.iterdir() if d.is_dir())
+GROUPS = sorted(d.name for d in CONFIG_DIR.iterdir() if d.is_dir() and d.name != "sweep")  # in tests/sweep/test_plan.py
 CHOICES = [(g, f.stem) for g in GROUPS for f in sorted((CONFIG_DIR / g).glob("*.yaml"))]
 CHOICES.remove(("prior", "disk"))  # does not compose without a folder of tables: tests/priors/test_store.py has one
 

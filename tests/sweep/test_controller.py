@@ -154,3 +154,18 @@ def test_the_events_tell_the_whole_story(tmp_path):
     assert "optimizer.momentum=0.9" in events[1]["overrides"] and "seed=3" in events[1]["overrides"]
     assert not any("run_dir" in text for text in events[1]["overrides"])
     assert [event.get("status") for event in events[3::2]] == ["interrupted", "finished"]
+
+
+def test_when_the_sweep_cannot_go_on_its_jobs_are_stopped(tmp_path, monkeypatch):
+    executor = Invented()
+    controller = controller_of(tmp_path, executor, *GRID)
+    next(controller.steps())
+    monkeypatch.setattr(
+        controller.journal.records, "append_line", lambda name, _: controller.journal.records.failing.add(name)
+    )
+    with pytest.raises(SweepFailed):
+        for _ in controller.steps():
+            pass
+    controller.end_all()
+    assert not controller.running and set(executor.stopped) <= set(executor.started)
+    assert set(statuses(run(tmp_path, Invented(), *GRID)).values()) == {"finished"}

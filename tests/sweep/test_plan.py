@@ -1,13 +1,15 @@
 """From command lines to jobs."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from tabicl_train.config.compose import compose
+from tabicl_train.config.compose import CONFIG_DIR, compose
 from tabicl_train.errors import ConfigError
+from tabicl_train.planning.run_plan import expected_work
 from tabicl_train.sweep.plan import make_plan
 from tabicl_train.sweep.space import Choices, Range, axis_of_space, example_points, label, random_point
 
@@ -60,10 +62,9 @@ def test_a_fingerprint_follows_what_decides_results_and_nothing_else():
         "name=x",
     ):
         assert end(harmless) == plain, harmless
-    for other in ("seed=1", "trainer.max_steps=3", "model.embed_dim=32", "validation.every=5", "prior.noise=0.5"):
-        if other.startswith("prior"):
-            other = "prior=mlp_scm_causal"
+    for other in ("seed=1", "trainer.max_steps=3", "model.embed_dim=32", "validation.every=5", "prior=dummy"):
         assert end(other) != plain, other
+    assert end("guard.action=rewind", "checkpoint.every=7") != end("guard.action=rewind")
 
 
 def test_jobs_are_what_tabicl_train_composes_from_their_arguments(tmp_path, own_sweep):
@@ -185,3 +186,13 @@ def test_a_label_can_be_part_of_a_file_name():
     names = {"prior.folder": "folder", "x": "x"}
     assert label(axes, {"prior.folder": "a/b c", "x": 0.123456789}, names) == "folder-a-b-c_x-0.1235"
     assert len(label(axes, {"prior.folder": "a" * 400, "x": 1.0}, names)) == 150
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted((CONFIG_DIR / "sweep").glob("*.yaml"))])
+def test_every_shipped_sweep_composes(name):
+    plan, jobs = make_plan([f"sweep={name}"])
+    assert plan.sweep.name == name and plan.folder == Path("runs", name)
+    assert len(jobs) == len({job.name for job in jobs}) == len(plan.points) * 2 > 10
+    if name == "learning_rate_width":
+        flops = [expected_work(job.config, job.config.curriculum.stages["stage1"])[1] for job in jobs]
+        assert max(flops) / min(flops) < 1.03, "the compute is not the same"

@@ -12,6 +12,7 @@ from tabicl_train.sweep.results import read_sweep
 from tabicl_train.sweep.search import NAME
 
 optuna = pytest.importorskip("optuna")
+pytestmark = pytest.mark.slow  # each point is composed
 
 SPACE = ("optimizer.momentum=interval(0.0,0.99)", "sweep.method=tpe", "sweep.trials=12")
 
