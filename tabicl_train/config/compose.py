@@ -32,6 +32,7 @@ from tabicl_train.config.mistakes import (
     diagnose,
     diagnose_sweep,
     find_problems,
+    sweep_problems,
     to_dataclasses,
 )
 from tabicl_train.config.schema import RunConfig
@@ -133,10 +134,10 @@ def compose_sweep(overrides: list[str]) -> SweepConfig:
         tree = hydra_compose("sweep_root", overrides)
     except COMPOSE_ERRORS as error:
         raise ConfigError(diagnose_sweep("sweep_root", overrides) or [first_lines(error)]) from None
+    if problems := sweep_problems(tree):
+        raise ConfigError(problems)
     root = OmegaConf.to_object(tree)
     assert isinstance(root, SweepRoot)
-    if problems := [f"sweep.{problem}" for problem in root.sweep.problems()]:
-        raise ConfigError(problems)
     return root.sweep
 
 

@@ -139,7 +139,13 @@ def diagnose_sweep(config_name: str, overrides: list[str]) -> list[str]:
                 tree = diagnosis.compose()
                 problem = missing_key(tree, override.key_or_group, ()) or wrong_value(override, error)
             diagnosis.problems.append(problem)
-    return diagnosis.problems
+    return diagnosis.problems + sweep_problems(diagnosis.compose())
+
+
+def sweep_problems(tree: DictConfig) -> list[str]:
+    """The problems with the values of a composed sweep."""
+    root: Any = OmegaConf.to_object(tree)
+    return [f"sweep.{problem}" for problem in root.sweep.problems()]
 
 
 def parse_overrides(overrides: list[str], diagnosis: Diagnosis) -> list[tuple[str, Override]]:
