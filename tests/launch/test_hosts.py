@@ -76,7 +76,6 @@ def test_a_host_that_is_lost_and_comes_back_changes_no_table(nodes, whole, tmp_p
     fewer_ranks = range(starts[1]["step"] + 1, starts[-1]["step"] + 1)  # in which rank 0 had other tables of a step
     assert shapes(run_dir, fewer_ranks) == shapes(whole, fewer_ranks)
     ours, theirs = ([float(row["loss"]) for row in metrics(folder)] for folder in (run_dir, whole))
-    soon = starts[1]["step"] + 10
-    assert ours[:soon] == pytest.approx(theirs[:soon], rel=1e-4)  # another table would change the second digit
-    assert ours == (theirs if nodes == "2" else pytest.approx(theirs, rel=0.05))  # roundings grow in 500 steps
+    # On another number of ranks only roundings differ (3e-7 was seen); another table changes the second digit.
+    assert ours == (theirs if nodes == "2" else pytest.approx(theirs, rel=1e-4))
     assert last(run_dir)["global_step"] == len(theirs) == 500
