@@ -32,6 +32,12 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.1)
 
 
+def shapes(run_dir: Path, without: range) -> list[tuple]:
+    """The tables of rank 0 in all other steps."""
+    rows = [row for row in read(run_dir / "batches.csv") if int(row["step"]) not in without]
+    return [tuple(row[key] for key in ("step", "rows", "n", "features", "classes", "tables")) for row in rows]
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
     """The run on four ranks that are never disturbed."""
@@ -63,11 +69,13 @@ def test_a_host_that_is_lost_and_comes_back_changes_no_table(nodes, whole, tmp_p
             until(lambda: steps(run_dir) > before + 20, "it does some steps")
         again = group.start("a", command, tmp_path / "a", ENVIRONMENT)
         assert [again.wait(600), other.wait(600)] == [0, 0], (tmp_path / "b").read_text()
-    restarts = [start["restart"] for start in Records(run_dir).lines("provenance.jsonl")]
-    assert [r["ranks"] for r in restarts[1:]] == ([2, 4] if nodes == "1:2" else [4])
-    assert "rank 0 on a" in restarts[1]["cause"] and restarts[1]["repeated"] < 60
-    assert read(run_dir / "batches.csv") == read(whole / "batches.csv")
+    starts = Records(run_dir).lines("provenance.jsonl")
+    first, *restarts = [start["restart"] for start in starts]
+    assert first is None and [r["ranks"] for r in restarts] == ([2, 4] if nodes == "1:2" else [4])
+    assert "rank 0 on a" in restarts[0]["cause"] and restarts[0]["repeated"] < 60
+    fewer_ranks = range(starts[1]["step"] + 1, starts[-1]["step"] + 1)  # in which rank 0 had other tables of a step
+    assert shapes(run_dir, fewer_ranks) == shapes(whole, fewer_ranks)
     ours, theirs = ([float(row["loss"]) for row in metrics(folder)] for folder in (run_dir, whole))
-    assert ours == (theirs if nodes == "2" else pytest.approx(theirs, rel=1e-2))
-    assert last(run_dir)["global_step"] == 500
-    print(restarts)
+    # On another number of ranks only roundings differ (3e-7 was seen); another table changes the second digit.
+    assert ours == (theirs if nodes == "2" else pytest.approx(theirs, rel=1e-4))
+    assert last(run_dir)["global_step"] == len(theirs) == 500
