@@ -49,13 +49,17 @@ class Running:
 
 
 class Controller:
-    """jobs: those of the listed points; empty for a search. stop: says when the sweep is to stop"""
+    """jobs: those of the listed points; empty for a search. stop: says when the sweep is to stop
+
+    tell: prints a line; a progress bar puts a function of its own in its place
+    """
 
     def __init__(self, plan: Plan, jobs: list[Job], executor: Executor, search: Listed, journal: Journal, stop: Stop):
         self.plan, self.executor, self.search, self.journal, self.stop = plan, executor, search, journal, stop
         assert plan.sweep.metric is not None
         self.metric = plan.sweep.metric
         self.composed = jobs
+        self.tell = tell
         self.trials: list[Trial] = []
         self.jobs: dict[str, Job] = {}  # all planned ones, by name
         self.waiting: list[Job] = []
@@ -161,7 +165,7 @@ class Controller:
         handle = self.executor.start(job)
         self.running[job.name] = Running(job, handle, newest, log_size, time.monotonic())
         self.journal.started(job)
-        tell(f"resume    {job.name} ({newest})" if newest else f"start     {job.name}")
+        self.tell(f"resume    {job.name} ({newest})" if newest else f"start     {job.name}")
 
     def stop_all(self) -> None:
         for running in self.running.values():
@@ -195,7 +199,7 @@ class Controller:
             value = last(job.folder, self.metric)
             seconds = time.monotonic() - running.started
             shown = "" if value is None else f"{self.metric} {value:.4f}, "
-            tell(f"finished  {job.name}: {shown}{seconds:.0f} s")
+            self.tell(f"finished  {job.name}: {shown}{seconds:.0f} s")
             return
         killed = code <= 0 or 128 < code < 128 + signal.NSIG
         if code == PREEMPTED or killed:
@@ -208,7 +212,7 @@ class Controller:
             self.waiting.insert(0, job)
             return
         self.journal.ended(job, "failed", reason)
-        tell(f"failed    {job.name}: {reason}")
+        self.tell(f"failed    {job.name}: {reason}")
 
     def resume_later(self, running: Running, code: int) -> None:
         """A job has ended before its last step, because it was asked to or killed."""
@@ -220,11 +224,11 @@ class Controller:
             if self.stalls[job.name] > RETRIES:
                 reason = f"{how}, and {RETRIES} times more without a new checkpoint"
                 self.journal.ended(job, "failed", reason)
-                tell(f"failed    {job.name}: {reason}")
+                self.tell(f"failed    {job.name}: {reason}")
                 return
         self.journal.ended(job, "interrupted", how)
         self.waiting.insert(0, job)
-        tell(f"stopped   {job.name}: {how}" + ("" if running.why else "; it goes on"))
+        self.tell(f"stopped   {job.name}: {how}" + ("" if running.why else "; it goes on"))
 
     def prune(self) -> None:
         """Stop trials that do worse than others. They are judged by their first seed, so that equal ones are compared,
@@ -250,7 +254,7 @@ class Controller:
             if job.name in self.running:
                 self.running[job.name].why = "pruned"
                 self.running[job.name].handle.stop()
-        tell(f"pruned    {trial.jobs[0].name}: {reason}")
+        self.tell(f"pruned    {trial.jobs[0].name}: {reason}")
         self.search.tell(trial, "pruned", math.nan)
 
     def tell_trials(self) -> None:

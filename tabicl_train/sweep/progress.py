@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from functools import cache
+from functools import cache, partial
 
 from tqdm import tqdm
 
@@ -27,6 +27,8 @@ class Progress:
         self.first_share = self.share()
         layout = "{percentage:3.0f}%|{bar}| [{elapsed}{postfix}]"
         self.bar = tqdm(total=1.0, dynamic_ncols=True, bar_format=layout) if sys.stderr.isatty() else None
+        if self.bar is not None:
+            controller.tell = partial(tqdm.write, file=sys.stderr)  # above the bar
 
     def share(self) -> float:
         """The share of the work that is done; a search's points to come count as the mean of those known."""
