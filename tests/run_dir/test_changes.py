@@ -145,6 +145,6 @@ def test_files_without_a_version_are_of_the_first_one(tmp_path):
     public = tmp_path / "public.ckpt"
     save_public(TINY, tiny_network().state_dict(), public)
     content = torch.load(public)
-    assert content.pop("format_version") == 1 and content.keys() == {"config", "state_dict"}
+    assert content.pop("format_version") == 1 and content.keys() == {"config", "state_dict", "origin"}
     torch.save(content, public)
     assert load_public(Path(public))[0] == TINY
