@@ -107,6 +107,14 @@ def test_the_index_in_an_array_chooses_the_seed_or_a_line_of_settings(stub, tmp_
 
 
 @pytest.mark.multi_process
+@pytest.mark.parametrize(("file", "index"), [("settings", 1), ("settings", None), ("missing", 0)])
+def test_a_job_without_a_line_of_settings_trains_nothing(file, index, stub, tmp_path):
+    (tmp_path / "settings").write_text("seed=9\n")
+    assert stub.life(f"@{file}", f"run_dir={tmp_path / 'run'}", index=index) != 0
+    assert file in (tmp_path / "log").read_text() and not (tmp_path / "run").exists()
+
+
+@pytest.mark.multi_process
 def test_a_cancelled_job_saves_a_checkpoint_and_is_not_requeued(stub, tmp_path):
     code = stub.life(f"run_dir={tmp_path / 'run'}", signals="0:6:SIGTERM", state="COMPLETING")
     assert code == os.EX_TEMPFAIL and not stub.is_requeued
