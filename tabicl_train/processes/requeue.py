@@ -16,14 +16,27 @@ def requeue(settings: TrainerConfig) -> None:
 
     SLURM would also start a job again that a user has cancelled: it is ending by then, and no longer running.
     """
-    job = os.environ.get("SLURM_JOB_ID")
+    job = job_of_this_process()
     if not settings.requeue or job is None:
         return
-    shown = subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True)
-    state = re.search(r"JobState=(\w+)", shown.stdout)
-    if state and state[1] != "RUNNING":
-        tell(f"stop      SLURM job {job} is not requeued: it is {state[1]}")
-        return
-    result = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True)
-    outcome = "requeued" if result.returncode == 0 else f"not requeued: {result.stderr.strip()}"
+    try:
+        shown = subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True)
+        state = re.search(r"JobState=(\w+)", shown.stdout)
+        if state and state[1] != "RUNNING":
+            outcome = f"not requeued: it is {state[1]}"
+        else:
+            result = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True)
+            outcome = "requeued" if result.returncode == 0 else f"not requeued: {result.stderr.strip()}"
+    except OSError as error:  # such as in a container without SLURM's commands; the checkpoint is saved all the same
+        outcome = f"not requeued: {error}"
     tell(f"stop      SLURM job {job} is {outcome}")
+
+
+def job_of_this_process() -> str | None:
+    """The number of the SLURM job, as ARRAY_INDEX in an array, or None outside of SLURM.
+
+    The number in SLURM_JOB_ID is that of the whole array in one of its jobs: to scontrol it means all of them.
+    """
+    if "SLURM_ARRAY_JOB_ID" in os.environ:
+        return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    return os.environ.get("SLURM_JOB_ID")
