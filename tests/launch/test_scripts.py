@@ -2,25 +2,36 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from one_machine_slurm import until
 from scripts import copy_scripts
 
 pytestmark = pytest.mark.multi_process
 
 # Prints a configuration, or stands for torchrun, which ends with an error after a signal.
-PYTHON = """#!/usr/bin/env bash
+PYTHON = f"""#!/usr/bin/env bash
+[ "$1" != -c ] || exec {sys.executable} "$@"
+"""
+PYTHON += """
 status() {  # dated later than the start, which may lie in the same tick of the clock
     echo "{\\"status\\": \\"$1\\"}" > "a run/status.json"; touch -d "1 hour" "a run/status.json"
 }
 echo "$*" >> calls
 case "$*" in
-*--cfg*) echo "run_dir: a run" ;;
+*--cfg*) echo "seed: 0"; echo "run_dir: ${NAME:-a run}" ;;
 *fail*) exit 1 ;;
 *signal*)
-    trap '[ "${*: -1}" = early-signal ] || status preempted; exit 1' TERM
+    trap '
+        case "$*" in
+        *late-signal) status finished ;;
+        *early-signal) ;;
+        *) status preempted ;;
+        esac
+        exit 1' TERM
     touch ready
     while true; do sleep 0.1; done ;;
 *) for last; do true; done; status "$last" ;;
@@ -49,7 +60,8 @@ SCRIPTS = {
 }  # fmt: skip
 
 
-ENDS = [("finished", 0), ("preempted", 75), ("fail", 1), ("signal", 75), ("early-signal", 75)]
+ENDS = [("finished", 0), ("preempted", 75), ("fail", 1), ("signal", 75), ("early-signal", 75),
+        ("late-signal", 0)]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -68,6 +80,15 @@ def test_a_script_ends_as_the_run_did(script, argument, code, folder):
     assert started.endswith(f"-m tabicl_train {argument}")
 
 
+@pytest.mark.parametrize("name", ["'007'", "a long\n  run", '"a #run"'])
+def test_the_status_is_found_in_a_folder_whose_name_yaml_quotes_or_breaks(name, folder):
+    run_dir = folder / yaml.safe_load(name)
+    (folder / "a run").rename(run_dir)
+    (folder / "a run").symlink_to(run_dir)
+    command = ["bash", folder / "launch/local.sh", "2", "preempted"]
+    assert subprocess.run(command, env=os.environ | {"NAME": name}).returncode == 75
+
+
 def test_machines_with_other_settings_do_not_meet(folder):
     names = []
     for settings in (["seed=1", "finished"], ["seed=2", "finished"], ["seed=1", "finished"]):
@@ -77,8 +98,20 @@ def test_machines_with_other_settings_do_not_meet(folder):
     assert names[0] == names[2] != names[1]
 
 
-@pytest.mark.parametrize("arguments", [["a:1", "2"], ["a:1", "2", "2", "trainer.nodes=2"]])
+@pytest.mark.parametrize("arguments", [["a:1", "2"], ["a:1", "2", "2", "trainer.nodes=2"],
+    ["a:1", "2", "seed=1"], ["a:1", "seed=1", "seed=2"]])  # fmt: skip
 def test_wrong_arguments_are_refused(arguments, folder):
     result = subprocess.run(["bash", folder / "launch/multinode.sh", *arguments], capture_output=True, text=True)
     assert result.returncode == 2 and ("usage: " in result.stderr or "leave out" in result.stderr)
     assert not (folder / "calls").exists()
+
+
+@pytest.mark.parametrize("script", ["local", "multinode"])
+def test_torchrun_is_not_started_without_settings_nor_for_a_sweep(script, folder):
+    (name, *arguments), _ = SCRIPTS[script]
+    command = ["bash", folder / "launch" / name, *arguments]
+    sweep = subprocess.run([*command, "-m", "seed=0,1"], capture_output=True, text=True)
+    assert sweep.returncode == 2 and "use tabicl-train -m" in sweep.stderr
+    assert not (folder / "calls").exists()
+    subprocess.run(command)
+    assert (folder / "calls").read_text().splitlines() == ["-m tabicl_train"]
