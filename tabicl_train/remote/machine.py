@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-import torch
-
 import priors
 from priors.storage.shards import version
 from tabicl_train import curriculum, stream
+from tabicl_train.run_dir.provenance import DRAWING, cpu_kind
 
-PACKAGES = ("tabicl-train", "torch", "numpy", "scipy", "numba")
+PACKAGES = ("tabicl-train", *DRAWING)
 
 
 @dataclass
@@ -29,11 +28,9 @@ class Machine:
 
 
 def this_machine(prior: priors.Prior | None) -> Machine:
-    from llvmlite.binding import get_host_cpu_name  # the kind that numba compiles for
-
     versions = {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
     versions["code of the tables"] = digest_of_code(prior)
-    return Machine(socket.gethostname(), versions, f"{get_host_cpu_name()}, {torch.backends.cpu.get_cpu_capability()}")
+    return Machine(socket.gethostname(), versions, cpu_kind())
 
 
 def digest_of_code(prior: priors.Prior | None) -> str:
@@ -74,6 +71,6 @@ def other_kinds(machines: list[Machine], here: Machine) -> str | None:
         return None
     listed = "; ".join(f"{cpu} on {', '.join(sorted(hosts))}" for cpu, hosts in sorted(kinds.items()))
     return (
-        f"the actors have another kind of CPU ({listed}) than this machine ({here.cpu}): some of their tables differ "
-        "from those that this machine would draw, so the run cannot be repeated bit for bit"
+        f"the actors have another kind of CPU ({listed}) than this machine ({here.cpu}): some of their tables may "
+        "differ from those that this machine would draw, so the run may not be repeatable bit for bit"
     )

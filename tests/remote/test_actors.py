@@ -16,6 +16,7 @@ from tabicl_train.remote import actors as module
 from tabicl_train.remote.actors import DEATHS, Actors, ClusterLost
 from tabicl_train.remote.loader import pass_on
 from tabicl_train.remote.machine import this_machine
+from tabicl_train.run_dir.provenance import cpu_kind
 from tabicl_train.workers import WorkerDied, accept, receive
 
 
@@ -185,6 +186,7 @@ def test_other_versions_are_an_error_and_another_cpu_is_a_warning(tmp_path):
     here = this_machine(stream.prior)
     older = dataclasses.replace(here, name="old", versions=here.versions | {"numpy": "1.0", "torch": "0.4"})
     other = dataclasses.replace(here, name="else", cpu="i486, NO AVX")
+    assert here.cpu == cpu_kind()  # which also differs where an extension is switched off
     for machines, problems, warnings in (
         ([here, older], ["numpy is 1.0 on old", "torch is 0.4 on old"], []),
         ([here, other], [], [f"i486, NO AVX on else) than this machine ({here.cpu})"]),
