@@ -120,7 +120,7 @@ class TrainerConfig:
     max_hours: float | None = None
     """Hours after which the run saves and ends, to be continued by the same command; null sets no limit."""
     requeue: bool = False
-    """Ask SLURM to start the job again after a stop signal."""
+    """Ask SLURM to start the job again when the run ends early (stop signal, max_hours)."""
 
     def problems(self) -> list[str]:
         problems = one_of("precision", self.precision, PRECISIONS)

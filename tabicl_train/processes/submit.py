@@ -79,7 +79,7 @@ def check_submission(own: list[str], settings: list[str]) -> tuple[SubmitOptions
         problems += [
             f"trainer.{name} is {value}; leave it out, submit.{option} decides"
             for name, option in (("nodes", "nodes"), ("devices", "gpus"))
-            if (value := getattr(config.trainer, name)) is not None and options and options.gpus
+            if (value := getattr(config.trainer, name)) is not None and options
         ]
     except ConfigError as error:
         problems += error.problems

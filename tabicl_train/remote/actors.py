@@ -117,7 +117,7 @@ class Actors:
         lines = [f"stream    {counted(len(machines), 'Ray actor')}: {listed}"]
         if self.starting:
             lines.append(
-                f"warning   {len(self.starting)} of {self.number} actors have not started; each needs a free CPU"
+                f"warning   {len(self.starting)} of {self.number} actors have not started yet; each needs a free CPU"
             )
         if warning := other_kinds(machines, self.here):
             lines.append(f"warning   {warning}")
