@@ -14,8 +14,11 @@ esac
 # Shared, torchrun's store stays where the first rank was at the start, for all machines that were there: they would
 # wait for a lost machine.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
-# Machines with other settings stay apart. torchrun uses the name in those of folders.
-id=tabicl-$(cksum <<<"$endpoint $*" | cut -d " " -f 1)
+# Machines with other settings stay apart, and so do runs of one machine each, which all call it localhost: a run takes
+# over the folder from one of its own name. torchrun uses the name in those of folders.
+host=""
+case $endpoint in localhost* | 127.*) host=$(uname -n) ;; esac
+id=tabicl-$(cksum <<<"$host $endpoint $*" | cut -d " " -f 1)
 echo "waiting for $nodes machines at $endpoint, each with this same command" >&2
 sizes=(trainer.nodes="${nodes#*:}" trainer.devices="$devices")
 . launch/torchrun.sh --nnodes "$nodes" --nproc-per-node "$devices" --max-restarts "${RESTARTS:-10}" \

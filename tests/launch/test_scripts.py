@@ -89,13 +89,21 @@ def test_the_status_is_found_in_a_folder_whose_name_yaml_quotes_or_breaks(name, 
     assert subprocess.run(command, env=os.environ | {"NAME": name}).returncode == 75
 
 
-def test_machines_with_other_settings_do_not_meet(folder):
-    names = []
-    for settings in (["seed=1", "finished"], ["seed=2", "finished"], ["seed=1", "finished"]):
-        subprocess.run(["bash", folder / "launch/multinode.sh", "a:1", "2", "2", *settings], check=True)
-        words = (folder / "calls").read_text().splitlines()[-1].split()
-        names.append(words[words.index("--rdzv-id") + 1])
-    assert names[0] == names[2] != names[1]
+def name_of_run(folder: Path, endpoint: str, *settings: str, machine: str = "a") -> str:
+    """The name that multinode.sh gives a run, started on that machine."""
+    (folder / "uname").write_text(f"#!/bin/sh\necho {machine}\n")
+    (folder / "uname").chmod(0o755)
+    subprocess.run(["bash", folder / "launch/multinode.sh", endpoint, "2", "2", *settings, "finished"], check=True)
+    words = (folder / "calls").read_text().splitlines()[-1].split()
+    return words[words.index("--rdzv-id") + 1]
+
+
+def test_machines_meet_with_the_same_settings_at_the_same_place(folder):
+    first = name_of_run(folder, "a:1", "seed=1")
+    assert name_of_run(folder, "a:1", "seed=2") != first == name_of_run(folder, "a:1", "seed=1", machine="b")
+    alone = name_of_run(folder, "localhost:1", "seed=1")
+    assert name_of_run(folder, "localhost:1", "seed=1", machine="b") != alone
+    assert name_of_run(folder, "localhost:1", "seed=1") == alone
 
 
 @pytest.mark.parametrize("arguments", [["a:1", "2"], ["a:1", "2", "2", "trainer.nodes=2"],
