@@ -12,6 +12,10 @@ from tabicl_train.console import counted
 from tabicl_train.run_dir.liveness import elastic_run
 from tabicl_train.run_dir.records import Records
 
+# Seconds. torchrun waits for an hour for a lost machine (launch/multinode.sh), and the processes take a while to start:
+# what comes later is a person who gave the same command again.
+LONGEST = 4000.0
+
 
 @dataclass(frozen=True)
 class Restart:
@@ -49,8 +53,10 @@ def find_restart(folder: Path, steps: int) -> Restart | None:
     status = records.json("status.json") or {}
     if elastic_run() is None or status.get("elastic") != elastic_run() or status["status"] == "finished":
         return None
+    since = datetime.strptime(status["time"], "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    if time.time() - since > LONGEST:
+        return None
     causes = {"running": f"rank 0 on {status['host']} is gone", "preempted": "the run was stopped"}
     rows = records.rows("metrics.csv")
     done = max(status["step"], int(rows[-1]["step"]) if rows else 0)
-    since = datetime.strptime(status["time"], "%Y-%m-%dT%H:%M:%S%z").timestamp()
     return Restart(status["cause"] or causes.get(status["status"], "the run failed"), since, max(0, done - steps))

@@ -50,7 +50,7 @@ def test_without_a_known_cause_the_status_says_it(status, cause, tmp_path, monke
 
 def test_other_starts_are_no_restarts(tmp_path, monkeypatch):
     assert find_restart(tmp_path, 0) is None
-    for values in ({"elastic": "b"}, {"status": "finished"}, {"elastic": None}):
+    for values in ({"elastic": "b"}, {"status": "finished"}, {"elastic": None}, {"time": "2020-01-01T00:00:00+0000"}):
         leave(tmp_path, **values)
         assert find_restart(tmp_path, 40) is None
     leave(tmp_path)
