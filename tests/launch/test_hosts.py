@@ -1,11 +1,10 @@
 """launch/multinode.sh on several hosts, one of which is lost; the hosts are network namespaces of this machine."""
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hosts import CAN_MAKE_HOSTS, hosts
+from one_machine_slurm import until
 from runs import last, metrics, read
 from scripts import ENVIRONMENT, copy_scripts
 
@@ -23,13 +22,6 @@ SETTINGS = ["experiment=smoke", "prior=dummy", "stream.num_workers=0", "trainer.
 def steps(run_dir: Path) -> int:
     rows = Records(run_dir).rows("metrics.csv")
     return int(rows[-1]["step"]) if rows else 0
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
 
 
 def shapes(run_dir: Path, without: range) -> list[tuple]:
