@@ -166,6 +166,8 @@ def submit() -> None:
             raise ConfigError([f"submitting needs submitit: {install('submitit', 'slurm')}"])
         own = [text for text in sys.argv[1:] if text.startswith("submit.")]
         settings = [text for text in sys.argv[1:] if text not in own]
+        if not settings:
+            raise ConfigError([NOTHING_CHOSEN])
         from tabicl_train.processes.submit import check_submission
         from tabicl_train.processes.submit import submit as submit_job
 

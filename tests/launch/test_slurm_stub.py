@@ -107,6 +107,15 @@ def test_the_index_in_an_array_chooses_the_seed_or_a_line_of_settings(stub, tmp_
 
 
 @pytest.mark.multi_process
+def test_a_job_without_settings_does_not_train_the_default(stub, tmp_path):
+    (stub.programs / "srun").write_text("#!/bin/sh\nexit 99\n")
+    variables = {"SLURM_SUBMIT_DIR": str(tmp_path), "STUB": str(tmp_path), "SIGNALS": "",
+                 "PATH": f"{stub.programs}:{ENVIRONMENT['PATH']}"}  # fmt: skip
+    result = subprocess.run(["bash", stub.script], env=ENVIRONMENT | variables, capture_output=True, text=True)
+    assert result.returncode == 2 and "there are no settings" in result.stderr
+
+
+@pytest.mark.multi_process
 @pytest.mark.parametrize(("file", "index"), [("settings", 1), ("settings", None), ("missing", 0)])
 def test_a_job_without_a_line_of_settings_trains_nothing(file, index, stub, tmp_path):
     (tmp_path / "settings").write_text("seed=9\n")
