@@ -129,8 +129,7 @@ def train_from(
     stream = build_stream(config, steps, processes)
     # Workers draw while the model is built, and are forked before this process has threads or a CUDA context; forked
     # late, workers of a released trainer took 13 s instead of 0.1 s a batch.
-    load = RayLoader if config.stream.name == "ray" else Loader
-    with load(stream, config.stream, trainer.strategy.root_device) as loader, validation.drawing():
+    with build_loader(stream, config, trainer.strategy.root_device, processes) as loader, validation.drawing():
         processes.agree(loader.problem(stop))
         module = build_module(config, start.checkpoint, processes)
         status = RunStatus(records, lambda: trainer.global_step, writes=processes.rank == 0)
@@ -203,6 +202,12 @@ def build_stream(config: RunConfig, steps: range, processes: Processes) -> StepS
     """This process's share of the steps."""
     prior = build_prior(config)
     return StepStream(prior, config.curriculum, config.model, config.seed, steps, processes.rank, processes.size)
+
+
+def build_loader(stream: StepStream, config: RunConfig, device: torch.device, processes: Processes) -> Loader:
+    if config.stream.name == "ray":
+        return RayLoader(stream, config.stream, device, processes.local_size)
+    return Loader(stream, config.stream, device)
 
 
 def build_module(config: RunConfig, checkpoint: Path | None, processes: Processes) -> Pretraining:

@@ -53,8 +53,11 @@ class RayLoader(Loader):
     that several actors have not survived.
     """
 
-    def __init__(self, stream: StepStream, config: StreamConfig, device: torch.device | None = None) -> None:
-        super().__init__(stream, config.local(stream.ranks), device, stand_by=True)
+    def __init__(
+        self, stream: StepStream, config: StreamConfig, device: torch.device | None = None, local_ranks: int = 1
+    ) -> None:
+        """local_ranks: training processes on this machine, among which the local workers divide its cores"""
+        super().__init__(stream, config.local(local_ranks), device, stand_by=True)
         self.active, self.ready, self.closing = True, False, False  # whether the relay draws, has started, is ended
         # Sockets lie below this folder, and their paths may have 107 characters. Ray's default folder would make this
         # instance the one that other programs find.

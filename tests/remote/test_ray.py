@@ -100,3 +100,12 @@ def test_the_local_workers_of_a_stream_on_ray_share_the_cores(monkeypatch):
     assert many.local() == StreamConfig("local", num_workers=8, prefetch=3)
     local = StreamConfig(num_workers=64)
     assert local.local(2) is local
+
+
+@pytest.mark.multi_process
+def test_training_processes_of_other_machines_leave_the_cores_to_the_local_workers(tmp_path, monkeypatch):
+    monkeypatch.setattr("joblib.cpu_count", lambda: 4)
+    monkeypatch.setattr("tabicl_train.remote.loader.relay", lambda *args: None)
+    stream = stream_of(Recording(str(tmp_path)), rank=0, ranks=3)
+    with RayLoader(stream, StreamConfig("ray", num_workers=64), None, 2) as loader:
+        assert len(loader.workers) == 2
