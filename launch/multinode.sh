@@ -6,7 +6,8 @@
 #   DEVICES    devices, and processes, of each machine
 # RESTARTS (default 10) is the number of failures on a machine after which it gives up. Exit codes as of tabicl-train.
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh" ""
-[[ $# -ge 3 && $2 =~ ^[0-9]+(:[0-9]+)?$ && $3 =~ ^[0-9]+$ ]] || { sed -n 's/^# Usage: /usage: /p' launch/multinode.sh >&2; exit 2; }
+[[ $# -ge 3 && $2 =~ ^[0-9]+(:[0-9]+)?$ && $3 =~ ^[0-9]+$ ]] ||
+    { sed -n 's/^# Usage: /usage: /p' launch/multinode.sh >&2; exit 2; }
 endpoint=$1 nodes=$2 devices=$3 && shift 3
 case " $*" in *" trainer.nodes="* | *" trainer.devices="*)
     echo "error: leave out trainer.nodes and trainer.devices; they are the second and third argument" >&2 && exit 2 ;;
