@@ -1,6 +1,7 @@
 """tabicl-export artifact=true: the export is logged to the run of wandb, offline too."""
 
 import json
+from unittest import mock
 
 import pytest
 import yaml
@@ -23,7 +24,7 @@ def run_dir(tmp_path, monkeypatch):
     make_run(folder)
     (folder / "wandb.json").write_text(json.dumps({"id": "abc123", "replaces": None}))
     settings = {"mode": "offline", "project": "tables", "timeout": 30.0}
-    (folder / "config.yaml").write_text(yaml.safe_dump({"wandb": settings}))
+    (folder / "config.yaml").write_text(yaml.safe_dump({"name": "mine", "seed": 3, "wandb": settings}))
     return folder
 
 
@@ -50,6 +51,10 @@ def test_a_folder_and_a_file_are_logged_to_the_run_offline(run_dir, tmp_path):
     assert folder[:2] == file[:2] == ("model-abc123", "model")
     assert (folder[2]["step"], file[2]["step"]) == ("10", "5")
     assert folder[3] == {"README.md", "config.json", "model.safetensors"} and file[3] == {"m.ckpt"}
+    for path in wandb_files(run_dir, "abc123"):  # so that an upload does not take the name and settings away
+        (begun,) = (record.run for record in records(path) if record.HasField("run"))
+        seeds = [json.loads(item.value_json) for item in begun.config.update if item.key == "seed"]
+        assert begun.display_name == "mine" and seeds == [3]
     # a run that is continued finds no history in the new files
     assert not [row for path in wandb_files(run_dir, "abc123") for row in read_back(path)]
 
@@ -75,11 +80,19 @@ def test_a_run_in_training_and_a_missing_package_are_refused(run_dir, tmp_path, 
 
 
 def test_an_export_that_cannot_be_logged_is_still_written(run_dir, tmp_path, monkeypatch):
-    def fail(**_):
-        raise OSError("no network")
-
-    monkeypatch.setattr("wandb.init", fail)
-    result = command("export", f"checkpoint={run_dir}", f"output={tmp_path}/m.ckpt", "artifact=true")
-    assert result.returncode == 1
-    assert f"error: {tmp_path}/m.ckpt is written, but was not logged to wandb: no network" in result.stderr
-    assert load_checkpoint(str(tmp_path / "m.ckpt"))
+    online = mock.MagicMock(offline=False)  # a run of wandb whose upload fails at its end
+    online.__enter__.return_value = online
+    online.log_artifact.return_value.wait.side_effect = ValueError("no space left")
+    for init, reason in (
+        (mock.Mock(side_effect=OSError("no network")), "no network"),
+        (
+            mock.Mock(return_value=online),
+            "no space left",
+        ),
+    ):
+        monkeypatch.setattr("wandb.init", init)
+        result = command("export", f"checkpoint={run_dir}", f"output={tmp_path}/m.ckpt", "artifact=true")
+        assert result.returncode == 1
+        assert f"error: {tmp_path}/m.ckpt is written, but was not logged to wandb: {reason}" in result.stderr
+        assert load_checkpoint(str(tmp_path / "m.ckpt"))
+    assert init.call_args.kwargs["settings"].finish_timeout == 0  # an upload takes as long as it takes
