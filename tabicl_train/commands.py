@@ -1,7 +1,7 @@
 """The commands. Each checks its arguments, reports everything wrong with them, and exits with 2 if anything is.
 
-What takes long to import is imported where it is used: Hydra 0.3 s, Lightning 3 s. Only tabicl-train, tabicl-prior and
-tabicl-replay need Hydra.
+What takes long to import is imported where it is used: Hydra 0.3 s, Lightning 3 s. Only tabicl-train, tabicl-sweep,
+tabicl-submit, tabicl-prior and tabicl-replay need Hydra.
 """
 
 from __future__ import annotations
