@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,8 +117,8 @@ class SubmitOptions:
         """What is wrong with the values, one line each."""
         problems = at_least(1, nodes=self.nodes) + at_least(0, gpus=self.gpus)
         problems += one_of("cluster", self.cluster, ("slurm", "local"))
-        if not self.hours > 0:
-            problems.append(f"hours is {self.hours}; it must be positive")
+        if not 0 < self.hours < math.inf:
+            problems.append(f"hours is {self.hours}; it must be positive and finite")
         if not isinstance(self.sbatch, dict | None):
             problems.append(f"sbatch is {self.sbatch!r}; it needs the form {{option: value, ...}}")
         if self.cluster == "local" and (self.nodes > 1 or self.gpus > 1):
