@@ -1,4 +1,4 @@
-"""Logs an export to the run of Weights and Biases that belongs to a run, which is continued for it."""
+"""Logs an export as an artifact of a run that was logged to Weights and Biases."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def wandb_run_of(checkpoint: str) -> WandbRun:
     if "id" not in state or "mode" not in settings:
         raise ConfigError([f"artifact=true, but {checkpoint!r} belongs to no run that was logged to wandb"])
     if owner_is_alive(folder):
-        raise ConfigError([f"artifact=true, but {folder} is in training, and its run of wandb in use"])
+        raise ConfigError([f"artifact=true, but {folder} is in training, so its wandb run is in use"])
     if settings["mode"] == "disabled":  # it was logged before
         settings["mode"] = "offline"
     return WandbRun(folder, config, state)

@@ -33,7 +33,7 @@ class ExportOptions:
     classes: int | None = None
     """onnx: number of classes, between 2 and that of the network, which is the default."""
     artifact: bool = False
-    """Log the export as an artifact to the run's run of Weights and Biases (needs the extra "wandb")."""
+    """Also log the export to Weights and Biases, as an artifact of the run (needs the extra "wandb")."""
 
 
 @dataclass

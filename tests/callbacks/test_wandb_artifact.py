@@ -72,7 +72,7 @@ def test_a_run_in_training_and_a_missing_package_are_refused(run_dir, tmp_path, 
     with monkeypatch.context() as patch:
         patch.setattr("tabicl_train.callbacks.wandb_artifact.owner_is_alive", lambda folder: folder == run_dir)
         result = command("export", *arguments)
-        assert result.returncode == 2 and "is in training, and its run of wandb in use" in result.stderr
+        assert result.returncode == 2 and "is in training, so its wandb run is in use" in result.stderr
     monkeypatch.setattr("tabicl_train.callbacks.wandb_artifact.is_installed", lambda package: False)
     result = command("export", *arguments)
     assert result.returncode == 2 and "wandb is not installed: pip install wandb" in result.stderr
