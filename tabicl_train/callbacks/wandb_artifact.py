@@ -27,7 +27,7 @@ def wandb_run_of(checkpoint: str) -> WandbRun:
     """The run of wandb of a run's folder, or of a checkpoint in it; raises ConfigError if there is none."""
     if not is_installed("wandb"):
         raise ConfigError([f"artifact=true, but wandb is not installed: {install('wandb', 'wandb')}"])
-    folder = Path(checkpoint) if Path(checkpoint).is_dir() else Path(checkpoint).parent.parent
+    folder = Path(checkpoint) if Path(checkpoint).is_dir() else Path(checkpoint).resolve().parent.parent
     state = Records(folder).json("wandb.json") or {}
     with open_or_empty(folder / "config.yaml") as file:
         config = yaml.safe_load(file) or {}

@@ -9,6 +9,7 @@ from command_line import command
 from made_run import make_run
 from test_wandb_log import records
 
+from tabicl_train.callbacks.wandb_artifact import wandb_run_of
 from tabicl_train.callbacks.wandb_runs import read_back, wandb_files
 from tabicl_train.prediction.export import load_checkpoint
 
@@ -65,6 +66,11 @@ def test_a_run_without_a_run_of_wandb_is_refused_before_anything_is_written(run_
         result = command("export", f"checkpoint={checkpoint}", f"output={tmp_path}/m.ckpt", "artifact=true")
         assert result.returncode == 2 and not (tmp_path / "m.ckpt").exists()
         assert result.stderr == f"error: artifact=true, but '{checkpoint}' belongs to no run that was logged to wandb\n"
+
+
+def test_a_checkpoint_belongs_to_its_run_whatever_its_path_looks_like(run_dir, monkeypatch):
+    monkeypatch.chdir(run_dir / "checkpoints")
+    assert wandb_run_of("best.ckpt") == wandb_run_of(str(run_dir))
 
 
 def test_a_run_in_training_and_a_missing_package_are_refused(run_dir, tmp_path, monkeypatch):
