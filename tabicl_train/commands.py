@@ -161,7 +161,7 @@ def submit() -> None:
     """tabicl-submit experiment=NAME run_dir=DIR key=value ... submit.nodes=2 ..."""
     with config_errors():
         if {"-h", "--help"} & set(sys.argv[1:]):
-            print(help_text(SubmitOptions))
+            print(help_text(SubmitOptions, "submit."))
             return
         if not is_installed("submitit"):
             raise ConfigError([f"submitting needs submitit: {install('submitit', 'slurm')}"])

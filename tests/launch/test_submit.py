@@ -1,5 +1,6 @@
 """tabicl-submit, here on submitit's cluster of this machine."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -33,6 +34,13 @@ def test_all_mistakes_are_reported_at_once(tmp_path):
     many = command("submit", "experiment=smoke", "submit.nodes=4", "submit.gpus=8", "trainer.devices=8")
     assert "fewer than the 32 processes" in many.stderr and "trainer.devices is 8; leave it out" in many.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_the_help_shows_options_as_they_are_given():
+    lines = command("submit", "--help").stdout.splitlines()
+    assert {line.split()[0] for line in lines if line.startswith("  submit.")} == {
+        f"submit.{field.name}" for field in dataclasses.fields(SubmitOptions)
+    }
 
 
 def test_nothing_is_submitted_without_a_word_about_the_run():
