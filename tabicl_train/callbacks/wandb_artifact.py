@@ -49,11 +49,14 @@ def log_artifact(run: WandbRun, output: Path, metadata: dict[str, str]) -> str:
     try:
         artifact.add_dir(str(output)) if output.is_dir() else artifact.add_file(str(output))
         # Without a limit: 110 MB, as of the default network, can take minutes to upload.
-        with start(run.config, run.folder, run.state, finish_timeout=0) as opened:
+        opened = start(run.config, run.folder, run.state, finish_timeout=0)
+        try:
             logged = opened.log_artifact(artifact)
             if not opened.offline:
                 logged.wait()  # raises what the upload has failed with
-            upload = f"; to upload: wandb sync {opened.settings.sync_dir}" if opened.offline else ""
+        finally:
+            opened.finish()  # by a context manager, an error would mark the run as failed
+        upload = f"; to upload: wandb sync {opened.settings.sync_dir}" if opened.offline else ""
     except Exception as error:  # wandb has many, none of which concerns the export
         sys.exit(f"error: {output} is written, but was not logged to wandb: {first_line(error)}")
     return f"logged as artifact {artifact.name} of run {run.state['id']}{upload}"

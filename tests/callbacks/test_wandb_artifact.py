@@ -87,7 +87,6 @@ def test_a_run_in_training_and_a_missing_package_are_refused(run_dir, tmp_path, 
 
 def test_an_export_that_cannot_be_logged_is_still_written(run_dir, tmp_path, monkeypatch):
     online = mock.MagicMock(offline=False)  # a run of wandb whose upload fails at its end
-    online.__enter__.return_value = online
     online.log_artifact.return_value.wait.side_effect = ValueError("no space left")
     for init, reason in (
         (mock.Mock(side_effect=OSError("no network")), "no network"),
@@ -101,4 +100,5 @@ def test_an_export_that_cannot_be_logged_is_still_written(run_dir, tmp_path, mon
         assert result.returncode == 1
         assert f"error: {tmp_path}/m.ckpt is written, but was not logged to wandb: {reason}" in result.stderr
         assert load_checkpoint(str(tmp_path / "m.ckpt"))
+    online.finish.assert_called_once_with()  # the run itself has not failed
     assert init.call_args.kwargs["settings"].finish_timeout == 0  # an upload takes as long as it takes
