@@ -1,7 +1,7 @@
 """The commands. Each checks its arguments, reports everything wrong with them, and exits with 2 if anything is.
 
-What takes long to import is imported where it is used: Hydra 0.3 s, Lightning 3 s. Only tabicl-train, tabicl-prior and
-tabicl-replay need Hydra.
+What takes long to import is imported where it is used: Hydra 0.3 s, Lightning 3 s. Only tabicl-train, tabicl-sweep,
+tabicl-submit, tabicl-prior and tabicl-replay need Hydra.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -160,23 +161,25 @@ def submit() -> None:
     """tabicl-submit experiment=NAME run_dir=DIR key=value ... submit.nodes=2 ..."""
     with config_errors():
         if {"-h", "--help"} & set(sys.argv[1:]):
-            print(help_text(SubmitOptions))
+            print(help_text(SubmitOptions, "submit."))
             return
         if not is_installed("submitit"):
             raise ConfigError([f"submitting needs submitit: {install('submitit', 'slurm')}"])
         own = [text for text in sys.argv[1:] if text.startswith("submit.")]
         settings = [text for text in sys.argv[1:] if text not in own]
         if not settings:
-            raise ConfigError([NOTHING_CHOSEN])
+            raise ConfigError(["there are no settings of the run, such as experiment=tabicl_v2 or run_dir=runs/mine"])
         from tabicl_train.processes.submit import check_submission
         from tabicl_train.processes.submit import submit as submit_job
 
         options, config = check_submission(own, settings)
         folder = Path(config.run_dir, "jobs").absolute()
-        cpus = config.trainer.cpu_threads + config.stream.num_workers
+        # The actors of a Ray cluster have cores of their own.
+        workers = config.stream.num_workers if config.stream.address is None else 1
+        cpus = config.trainer.cpu_threads + workers
         job = submit_job([*settings, f"run_dir={folder.parent}"], options, folder, cpus)
     print(f"job       {job.job_id}, started again at its time limit until the run is finished")
-    print(f"messages  tail -F {job.paths.stdout}")
+    print(f"messages  {shlex.join(['tail', '-F', str(job.paths.stdout)])}")
     if options.cluster == "slurm":
         print(f"watch     squeue -j {job.job_id}\nend       scancel {job.job_id}, which saves a checkpoint first")
 

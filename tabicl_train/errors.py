@@ -35,7 +35,7 @@ def picklable(error: Exception) -> Exception:
 
 def install(packages: str, extra: str) -> str:
     """How to get the packages of an extra of this project; the project itself is on no package index."""
-    return f"pip install {packages}, or pip install '.[{extra}]' in the project's folder"
+    return f"pip install {packages}, or pip install -e '.[{extra}]' in the project's folder"
 
 
 def is_installed(package: str) -> bool:

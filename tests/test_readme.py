@@ -101,6 +101,16 @@ def readers(tmp_path_factory) -> dict[str, Reader]:
     return {page: Reader(page, tmp_path_factory.mktemp("reader")) for page in PAGES}
 
 
+@pytest.mark.multi_process
+def test_a_shell_reads_all_commands_of_the_pages():
+    """Indented ones too, which are not run. `command` gives the others to the program without a shell."""
+    for page in PAGES:
+        text = re.sub(r"\\\n\s*", " ", (ROOT / page).read_text())
+        indented = re.findall(r"^ {4,}((?:launch/|tabicl-|sbatch |srun |ray ).*)", text, flags=re.MULTILINE)
+        result = subprocess.run(["bash", "-n"], input="\n".join(PAGES[page] + indented), capture_output=True, text=True)
+        assert result.returncode == 0, f"{page}: {result.stderr}"
+
+
 def names(values: list) -> list[str]:
     """Names of parametrised tests: the page, and the number of the command or block on it."""
     return [f"{page}-{number}" for page, number in values]

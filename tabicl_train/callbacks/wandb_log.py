@@ -7,6 +7,7 @@ logged again, and if they differ from the files of the run, another run of wandb
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import secrets
@@ -113,7 +114,8 @@ class WandbLog(RunLog):
 
     def open(self) -> None:
         self.records.replace("wandb.json", json.dumps(self.state))
-        self.run = start(self.config, self.records.folder, self.state)
+        config, folder = dataclasses.asdict(self.config), self.records.folder
+        self.run = start(config, folder, self.state, self.config.wandb.timeout)
         self.run.define_metric(f"{VALIDATION}*", step_metric=f"{VALIDATION}step")
 
     def close(self, exit_code: int = 0) -> None:

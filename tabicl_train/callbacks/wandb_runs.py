@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import struct
 import urllib.error
@@ -11,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tabicl_train.config.schema import RunConfig
 from tabicl_train.console import first_line, tell
 
 BLOCK, HEADER, WHOLE, BEGIN, END = 32768, 7, 1, 2, 4  # of LevelDB's log format: bytes, and kinds of pieces
@@ -47,27 +45,32 @@ def read_back(path: Path) -> Iterator[dict[str, Any]]:
                 yield {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
 
 
-def start(config: RunConfig, run_dir: Path, state: dict) -> Any:
-    """Start or continue a run of wandb, offline where it cannot be online."""
+def start(config: dict[str, Any], folder: Path, state: dict, finish_timeout: float) -> Any:
+    """Start or continue a run of wandb, offline where it cannot be online.
+
+    config: the configuration of the run; one that an earlier version of the program wrote may have no group and tags
+    folder: of the run
+    finish_timeout: seconds that an upload may take at the end; 0 sets no limit
+    """
     import wandb
 
-    replaces = state.get("replaces")
-    timeout, mode = config.wandb.timeout, config.wandb.mode
+    replaces, settings = state.get("replaces"), config["wandb"]
+    timeout, mode = settings["timeout"], settings["mode"]
     if mode == "online" and (obstacle := why_offline(timeout)):
         tell(f"wandb     the run is logged offline: {obstacle}")
         mode = "offline"
     return wandb.init(
-        project=config.wandb.project,
-        group=config.wandb.group,
-        tags=config.wandb.tags or None,
+        project=settings["project"],
+        group=settings.get("group"),
+        tags=settings.get("tags") or None,
         id=state["id"],
-        name=config.name,
+        name=config["name"],
         notes=f"takes the place of run {replaces}" if replaces else None,
-        dir=run_dir,
+        dir=folder,
         mode=mode,
         resume="allow",
-        config=dataclasses.asdict(config) | ({"replaces": replaces} if replaces else {}),
-        settings=wandb.Settings(silent=True, console="off", init_timeout=timeout, finish_timeout=timeout),
+        config=config | ({"replaces": replaces} if replaces else {}),
+        settings=wandb.Settings(silent=True, console="off", init_timeout=timeout, finish_timeout=finish_timeout),
     )
 
 

@@ -58,14 +58,17 @@ def usage(options: type) -> str:
     return class_doc(options).splitlines()[0]
 
 
-def help_text(options: type) -> str:
-    """Usage, description, and every option with its default."""
+def help_text(options: type, prefix: str = "") -> str:
+    """Usage, description, and every option with its default.
+
+    prefix: of the options on the command line
+    """
     description = class_doc(options).partition("\n")[2].strip("\n")
     lines = [f"usage: {usage(options)}", "", description, ""]
     for field in dataclasses.fields(options):
         default = default_of(field)
         shown = "" if default in (MISSING, None) else f" (default: {value_text(default)})"
-        lines.append(option_line(field.name, field_docs(options)[field.name] + shown))
+        lines.append(option_line(prefix + field.name, field_docs(options)[field.name] + shown))
     return "\n".join(lines)
 
 

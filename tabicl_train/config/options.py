@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +33,7 @@ class ExportOptions:
     classes: int | None = None
     """onnx: number of classes, between 2 and that of the network, which is the default."""
     artifact: bool = False
-    """Log the export as an artifact to the run's run of Weights and Biases (needs the extra "wandb")."""
+    """Also log the export to Weights and Biases, as an artifact of the run (needs the extra "wandb")."""
 
 
 @dataclass
@@ -116,8 +117,8 @@ class SubmitOptions:
         """What is wrong with the values, one line each."""
         problems = at_least(1, nodes=self.nodes) + at_least(0, gpus=self.gpus)
         problems += one_of("cluster", self.cluster, ("slurm", "local"))
-        if not self.hours > 0:
-            problems.append(f"hours is {self.hours}; it must be positive")
+        if not 0 < self.hours < math.inf:
+            problems.append(f"hours is {self.hours}; it must be positive and finite")
         if not isinstance(self.sbatch, dict | None):
             problems.append(f"sbatch is {self.sbatch!r}; it needs the form {{option: value, ...}}")
         if self.cluster == "local" and (self.nodes > 1 or self.gpus > 1):

@@ -153,8 +153,8 @@ def check_exchange(
             texts = [mismatch.text for mismatch in mismatches if mismatch[:2] == earliest]
             raise ConfigError(list(dict.fromkeys(texts)))
         tell(
-            f"preflight {processes.size} ranks hold the same weights and gradients, and the gradients of one process "
-            f"to {check.rounding:.0e}, in steps {steps[0]}..{steps[-1]}"
+            f"preflight {processes.size} ranks hold the same weights and gradients, and the gradients match those of "
+            f"one process to {check.rounding:.0e}, in steps {steps[0]}..{steps[-1]}"
         )
 
     processes.from_first(conclude)

@@ -152,6 +152,10 @@ def check_output(output: str, format: str | None, classes: int | None) -> str:
     if chosen == "hub":
         problem = hub_problem(Path(output))
         problems += [f"output is {output!r}; {problem}"] if problem else []
+    elif is_among_checkpoints(Path(output)):
+        problems.append(
+            f"output is {output!r}, among the checkpoints of a run, which goes on from them; choose another folder"
+        )
     else:
         problems += output_problems("output", output)
     if chosen == "onnx":
@@ -159,6 +163,11 @@ def check_output(output: str, format: str | None, classes: int | None) -> str:
     if problems:
         raise ConfigError(problems)
     return chosen
+
+
+def is_among_checkpoints(path: Path) -> bool:
+    folder = path.resolve().parent
+    return folder.name == "checkpoints" and (folder.parent / "provenance.jsonl").exists()
 
 
 @torch.no_grad()

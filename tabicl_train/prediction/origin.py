@@ -64,7 +64,7 @@ def origin_of(path: Path, content: dict, weights: str) -> dict:
 
     The scores are read from the folder of the run, if the checkpoint lies in one.
     """
-    records = Records(path.parent.parent)
+    records = Records(path.resolve().parent.parent)
     config, step = content["config"], content["global_step"]
     made = content.get("run") or start_before(step, records.lines("provenance.jsonl"))
     steps = sum(stage["steps"] for stage in config["curriculum"]["stages"].values())

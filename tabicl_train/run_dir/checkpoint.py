@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import re
+import shutil
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,9 +134,12 @@ def newest_valid(folder: Path, until: int | None = None) -> tuple[Path, dict] | 
 
 
 def sweep(folder: Path) -> None:
-    """Remove the temporary files of a killed process."""
+    """Remove what killed processes have left half-written: files, and folders of exports."""
     for leftover in folder.glob(".*.tmp"):
-        leftover.unlink(missing_ok=True)
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
 
 
 def load(checkpoint: str) -> tuple[Path, dict]:

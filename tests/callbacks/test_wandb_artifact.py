@@ -1,6 +1,7 @@
 """tabicl-export artifact=true: the export is logged to the run of wandb, offline too."""
 
 import json
+from unittest import mock
 
 import pytest
 import yaml
@@ -8,6 +9,7 @@ from command_line import command
 from made_run import make_run
 from test_wandb_log import records
 
+from tabicl_train.callbacks.wandb_artifact import wandb_run_of
 from tabicl_train.callbacks.wandb_runs import read_back, wandb_files
 from tabicl_train.prediction.export import load_checkpoint
 
@@ -23,7 +25,7 @@ def run_dir(tmp_path, monkeypatch):
     make_run(folder)
     (folder / "wandb.json").write_text(json.dumps({"id": "abc123", "replaces": None}))
     settings = {"mode": "offline", "project": "tables", "timeout": 30.0}
-    (folder / "config.yaml").write_text(yaml.safe_dump({"wandb": settings}))
+    (folder / "config.yaml").write_text(yaml.safe_dump({"name": "mine", "seed": 3, "wandb": settings}))
     return folder
 
 
@@ -50,6 +52,10 @@ def test_a_folder_and_a_file_are_logged_to_the_run_offline(run_dir, tmp_path):
     assert folder[:2] == file[:2] == ("model-abc123", "model")
     assert (folder[2]["step"], file[2]["step"]) == ("10", "5")
     assert folder[3] == {"README.md", "config.json", "model.safetensors"} and file[3] == {"m.ckpt"}
+    for path in wandb_files(run_dir, "abc123"):  # so that an upload does not take the name and settings away
+        (begun,) = (record.run for record in records(path) if record.HasField("run"))
+        seeds = [json.loads(item.value_json) for item in begun.config.update if item.key == "seed"]
+        assert begun.display_name == "mine" and seeds == [3]
     # a run that is continued finds no history in the new files
     assert not [row for path in wandb_files(run_dir, "abc123") for row in read_back(path)]
 
@@ -62,12 +68,17 @@ def test_a_run_without_a_run_of_wandb_is_refused_before_anything_is_written(run_
         assert result.stderr == f"error: artifact=true, but '{checkpoint}' belongs to no run that was logged to wandb\n"
 
 
+def test_a_checkpoint_belongs_to_its_run_whatever_its_path_looks_like(run_dir, monkeypatch):
+    monkeypatch.chdir(run_dir / "checkpoints")
+    assert wandb_run_of("best.ckpt") == wandb_run_of(str(run_dir))
+
+
 def test_a_run_in_training_and_a_missing_package_are_refused(run_dir, tmp_path, monkeypatch):
     arguments = (f"checkpoint={run_dir}", f"output={tmp_path}/m.ckpt", "artifact=true")
     with monkeypatch.context() as patch:
         patch.setattr("tabicl_train.callbacks.wandb_artifact.owner_is_alive", lambda folder: folder == run_dir)
         result = command("export", *arguments)
-        assert result.returncode == 2 and "is in training, and its run of wandb in use" in result.stderr
+        assert result.returncode == 2 and "is in training, so its wandb run is in use" in result.stderr
     monkeypatch.setattr("tabicl_train.callbacks.wandb_artifact.is_installed", lambda package: False)
     result = command("export", *arguments)
     assert result.returncode == 2 and "wandb is not installed: pip install wandb" in result.stderr
@@ -75,11 +86,19 @@ def test_a_run_in_training_and_a_missing_package_are_refused(run_dir, tmp_path, 
 
 
 def test_an_export_that_cannot_be_logged_is_still_written(run_dir, tmp_path, monkeypatch):
-    def fail(**_):
-        raise OSError("no network")
-
-    monkeypatch.setattr("wandb.init", fail)
-    result = command("export", f"checkpoint={run_dir}", f"output={tmp_path}/m.ckpt", "artifact=true")
-    assert result.returncode == 1
-    assert f"error: {tmp_path}/m.ckpt is written, but was not logged to wandb: no network" in result.stderr
-    assert load_checkpoint(str(tmp_path / "m.ckpt"))
+    online = mock.MagicMock(offline=False)  # a run of wandb whose upload fails at its end
+    online.log_artifact.return_value.wait.side_effect = ValueError("no space left")
+    for init, reason in (
+        (mock.Mock(side_effect=OSError("no network")), "no network"),
+        (
+            mock.Mock(return_value=online),
+            "no space left",
+        ),
+    ):
+        monkeypatch.setattr("wandb.init", init)
+        result = command("export", f"checkpoint={run_dir}", f"output={tmp_path}/m.ckpt", "artifact=true")
+        assert result.returncode == 1
+        assert f"error: {tmp_path}/m.ckpt is written, but was not logged to wandb: {reason}" in result.stderr
+        assert load_checkpoint(str(tmp_path / "m.ckpt"))
+    online.finish.assert_called_once_with()  # the run itself has not failed
+    assert init.call_args.kwargs["settings"].finish_timeout == 0  # an upload takes as long as it takes

@@ -86,7 +86,7 @@ def test_questions_about_the_command(monkeypatch, capfd):
 def test_a_missing_extra_is_reported_with_a_way_to_get_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     (found,) = problems("experiment=smoke", "wandb.mode=offline")
-    assert found.endswith("pip install wandb, or pip install '.[wandb]' in the project's folder")
+    assert found.endswith("pip install wandb, or pip install -e '.[wandb]' in the project's folder")
     with pytest.raises(ConfigError, match="pip install matplotlib, or"):
         require_matplotlib()
 

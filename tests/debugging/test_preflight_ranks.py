@@ -110,7 +110,9 @@ def test_faults_are_found_and_told_alike_on_all_ranks(tmp_path):
     assert f" {names[3]}, by " in found["without a parameter"][0]
     # The ranks' micro-batches are cut otherwise than those of one process, so their sums are rounded otherwise.
     lines = [line for line in told.splitlines() if line.startswith("preflight 2 ranks")]
-    (rounding,) = [re.search(r"and the gradients of one process to (\S+), in steps 0\.\.2$", line)[1] for line in lines]
+    (rounding,) = [
+        re.search(r"and the gradients match those of one process to (\S+), in steps 0\.\.2$", line)[1] for line in lines
+    ]
     assert 0 < float(rounding) < 1e-6
     assert (tmp_path / "stderr.1").read_text() == ""
     assert not (tmp_path / "run").exists()

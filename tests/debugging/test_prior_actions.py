@@ -93,7 +93,7 @@ def test_wrong_commands_exit_with_2_and_write_nothing(arguments, message, tmp_pa
 def test_bench_says_how_to_install_the_released_generator(monkeypatch, capfd):
     monkeypatch.setitem(sys.modules, "tabicl.prior", None)
     assert exit_code(monkeypatch, "prior", "bench", "peer=tabicl", "prior=mlp_scm") == 2
-    assert "pip install tabicl==2.2.0 xgboost-cpu, or pip install '.[test]'" in capfd.readouterr().err
+    assert "pip install tabicl==2.2.0 xgboost-cpu, or pip install -e '.[test]'" in capfd.readouterr().err
 
 
 @pytest.mark.slow

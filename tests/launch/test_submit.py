@@ -1,9 +1,11 @@
 """tabicl-submit, here on submitit's cluster of this machine."""
 
+import dataclasses
 import os
 import signal
 import subprocess
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from command_line import command
@@ -17,6 +19,7 @@ from tabicl_train.run_dir.status import read_status
 
 SETTINGS = ["prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=120", "checkpoint.every=1000",
             "trainer.accelerator=cpu"]  # fmt: skip
+RAY = "stream.address=host:6379"
 
 
 def test_all_mistakes_are_reported_at_once(tmp_path):
@@ -34,6 +37,35 @@ def test_all_mistakes_are_reported_at_once(tmp_path):
     cpus = command("submit", "experiment=smoke", "submit.gpus=0", "trainer.devices=2", "trainer.nodes=2")
     assert "trainer.devices is 2; leave it out" in cpus.stderr and "trainer.nodes is 2; leave it out" in cpus.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_the_help_shows_options_as_they_are_given():
+    lines = command("submit", "--help").stdout.splitlines()
+    assert {line.split()[0] for line in lines if line.startswith("  submit.")} == {
+        f"submit.{field.name}" for field in dataclasses.fields(SubmitOptions)
+    }
+
+
+def test_nothing_is_submitted_without_a_word_about_the_run():
+    for arguments in ([], ["submit.gpus=8"]):
+        result = command("submit", *arguments)
+        assert result.returncode == 2 and result.stderr.startswith("error: there are no settings of the run")
+
+
+def test_a_limit_without_end_is_refused():
+    result = command("submit", "experiment=smoke", "submit.hours=inf")
+    assert result.returncode == 2 and result.stderr == "error: submit.hours is inf; it must be positive and finite\n"
+
+
+@pytest.mark.parametrize(("stream", "cores"), [([], 7), (["stream=ray"], 7), (["stream=ray", RAY], 2)])
+def test_each_process_gets_cores_for_the_workers_of_its_machine(stream, cores, tmp_path, monkeypatch):
+    submitted = mock.Mock()
+    monkeypatch.setattr("tabicl_train.processes.submit.submit", submitted)
+    settings = ["experiment=smoke", *stream, "stream.num_workers=6", f"run_dir={tmp_path}/a run"]
+    submitted.return_value.paths.stdout = Path(tmp_path, "a run/jobs/1_log.out")
+    result = command("submit", *settings)
+    assert result.returncode == 0 and submitted.call_args.args[-1] == cores
+    assert f"tail -F '{tmp_path}/a run/jobs/1_log.out'" in result.stdout
 
 
 def test_without_slurm_it_says_so(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import io
 import itertools
 import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -203,6 +204,16 @@ def test_an_export_that_computes_something_else_is_not_written(output, tmp_path,
     monkeypatch.undo()
     assert read_weights(str(tmp_path / output)).origin["weights"] == "ema"
     assert {path.name for path in tmp_path.iterdir()} == {"run", output}
+
+
+def test_a_checkpoint_of_a_run_is_not_replaced(tmp_path, monkeypatch):
+    make_run(tmp_path / "run")
+    monkeypatch.chdir(tmp_path / "run/checkpoints")
+    before = {path.name: path.read_bytes() for path in Path().iterdir()}
+    for output in (f"step-{STEP:08d}.ckpt", str(tmp_path / "run/checkpoints/new.onnx")):
+        with pytest.raises(ConfigError, match="among the checkpoints of a run"):
+            export(f"step-{STEP:08d}.ckpt", output)
+    assert {path.name: path.read_bytes() for path in Path().iterdir()} == before
 
 
 def test_weights_that_are_not_finite_are_not_written(tmp_path):

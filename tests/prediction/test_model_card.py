@@ -63,10 +63,14 @@ def test_it_tells_recipe_data_scores_and_limits(tmp_path):
     assert str(tmp_path) not in card and "started from" not in card
 
 
-def test_scores_of_other_weights_are_not_passed_off_as_theirs(tmp_path):
+def test_scores_of_other_weights_are_not_passed_off_as_theirs(tmp_path, monkeypatch):
     make_run(tmp_path / "run")
     best = exported_card(tmp_path / "run", tmp_path / "best", "best").content
     assert "after step 5 of 20" in best and "After step 5, on held-out" in best and "| 0.3125 |" in best
+    monkeypatch.chdir(tmp_path / "run/checkpoints")  # a checkpoint is in its run whatever its path looks like
+    assert exported_card("best.ckpt", tmp_path / "inside").content == best.replace("# best\n", "# inside\n", 1).replace(
+        "the best by validation", "as trained"
+    )
     ema = exported_card(tmp_path / "run", tmp_path / "ema", "ema").content
     assert "After step 10, of the weights as trained rather than these, on held-out" in ema
 

@@ -136,6 +136,8 @@ def test_a_kill_before_the_status_was_written_is_made_up_for(four_steps):
     status = four_steps / "status.json"
     status.write_text(status.read_text().replace("finished", "running"))
     (four_steps / ".status.json.1.tmp").write_text("left by a kill")
+    (four_steps / ".hub.1.tmp").mkdir()  # of an export
+    (four_steps / ".hub.1.tmp" / "README.md").write_text("left by a kill")
     assert run(four_steps, "trainer.max_steps=4") == "finished"
     assert read_status(four_steps)["status"] == "finished" and not list(four_steps.glob(".*"))
 
