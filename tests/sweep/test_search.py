@@ -69,6 +69,8 @@ def test_a_search_that_was_killed_goes_on_with_the_same_points(polls, tmp_path):
     assert again.started == []
     run(tmp_path / "killed", again, *SPACE, "sweep.trials=13")
     assert len(again.started) == 1
+    run(tmp_path / "killed", again, *SPACE, "sweep.trials=3")
+    assert len(again.started) == 1 and momenta(tmp_path / "killed") == momenta(tmp_path / "whole")[:3]
 
 
 @pytest.mark.parametrize("method", ["tpe", "random", "grid"])
