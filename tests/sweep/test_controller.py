@@ -116,8 +116,9 @@ def test_a_stop_ends_all_jobs_and_starts_no_new_one(tmp_path):
     assert executor.steps == 6 * 16 and done > 0
 
 
-def test_a_full_disk_ends_the_sweep_and_blames_no_job(tmp_path, monkeypatch):
-    full = f"the last checkpoint could not be written: {os.strerror(errno.ENOSPC)}"
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_ends_the_sweep_and_blames_no_job(number, tmp_path, monkeypatch):
+    full = f"the last checkpoint could not be written: {os.strerror(number)}"
     accident = kill_once(4)
     executor = Invented(accidents=lambda job, step: full if accident(job, step) else None)
     controller = run(tmp_path, executor, *GRID)

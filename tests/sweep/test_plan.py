@@ -125,6 +125,7 @@ def test_a_new_stage_and_its_values_can_vary():
             ["sweep.method=gird", "sweep.trials=0", "model.embed_dm=1,2"],
             ["sweep.method is 'gird'", "sweep.trials is 0", "model.embed_dm: no such setting"],
         ),
+        (["sweep.seeds=0,1"], ["sweep.seeds=0,1: this setting of the sweep has one value; a list needs brackets"]),
         (["sweep=nothing"], ["sweep=nothing: there is no such choice; there are learning_rate_width"]),
         (["seed=0,-1,x"], ["seed=0,-1,x: a seed must be a whole number"]),
         (["optimizer.momentum=interval(0,0.9)"], ["optimizer.momentum is a range; sweep.method=grid needs a list"]),
