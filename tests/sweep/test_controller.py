@@ -6,12 +6,15 @@ import os
 import signal
 
 import pytest
-from invented_jobs import Invented, controller_of, kill_once, run, statuses
+from invented_jobs import SETTINGS, Invented, controller_of, kill_once, run, statuses
+from runs import read
 
 from tabicl_train.processes.signals import Stop
 from tabicl_train.sweep.controller import RETRIES
 from tabicl_train.sweep.journal import NAME, SweepFailed
+from tabicl_train.sweep.plan import make_plan
 from tabicl_train.sweep.results import read_sweep
+from tabicl_train.sweep.run import run as run_sweep
 
 GRID = ("optimizer=muon,adamw", "seed=0,1,2")
 
@@ -56,6 +59,14 @@ def test_a_second_call_and_a_reordered_one_do_nothing(tmp_path):
     assert (tmp_path / NAME).read_bytes() == before
     run(tmp_path, again, "seed=2,0,1", "optimizer=adamw,muon")
     assert again.started == [] and {job.status for job in read_sweep(tmp_path).jobs} == {"finished"}
+
+
+def test_results_are_those_of_the_latest_call_even_if_it_ran_nothing(tmp_path):
+    run(tmp_path, Invented(), *GRID)
+    for seeds in ("0,1,2", "1,2"):
+        plan = make_plan([*SETTINGS, f"run_dir={tmp_path}", "optimizer=adamw", f"seed={seeds}"])
+        assert run_sweep(*plan) == "finished"
+        assert [row["seed"] for row in read(tmp_path / "results.csv")] == seeds.split(",")
 
 
 def test_another_sweep_in_the_folder_shares_only_equal_jobs(tmp_path):

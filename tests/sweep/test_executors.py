@@ -21,6 +21,11 @@ def test_each_job_gets_gpus_of_its_own():
     assert pool.take("c", 1, 1) == ["2"] and pool.take("d", 1, 1) == ["3"]
 
 
+def test_a_job_of_a_search_that_needs_more_gpus_than_there_are_does_not_wait_forever():
+    pool = local.Pool(["0", "1"], num_cores=2, limit=None)
+    assert pool.has_room(3, 1) and pool.take("a", 1, 1) == ["0"] and not pool.has_room(3, 1)
+
+
 def test_jobs_share_gpus_where_more_are_wanted_at_once():
     pool = local.Pool(["0", "1"], num_cores=2, limit=3)
     assert [pool.take(name, 1, 2) for name in "ab"] == [["0"], ["1"]]
@@ -99,7 +104,8 @@ def test_jobs_elsewhere_end_with_the_exit_code_of_their_process(name, tmp_path, 
     pytest.importorskip("submitit" if name == "slurm" else "ray")
     monkeypatch.chdir(tmp_path)
     options = ["sweep.slurm={cluster: local,timeout_min: 5}"] if name == "slurm" else []
-    plan, jobs = make_plan(["experiment=smoke", "seed=0,1", f"sweep.executor={name}", "run_dir=sweep", *options])
+    many = "trainer.cpu_threads=999"  # more than any machine of the cluster has
+    plan, jobs = make_plan(["experiment=smoke", many, "seed=0,1", f"sweep.executor={name}", "run_dir=sweep", *options])
     scripts = ["echo ready; exit 7", "trap 'exit 75' TERM; echo ready; while :; do sleep 0.1; done"]
 
     def process_of(job):

@@ -20,6 +20,7 @@ class Ray:
         address = os.environ.get("RAY_ADDRESS", "local")
         ray.init(address=address, log_to_driver=False, **({"include_dashboard": False} if address == "local" else {}))
         self.gpus = ray.cluster_resources().get("GPU", 0)
+        self.cores = max(1, *(int(node["Resources"].get("CPU", 0)) for node in ray.nodes()))  # of the largest machine
         self.limit = sweep.jobs or math.inf
         self.running: set[str] = set()
 
@@ -31,7 +32,8 @@ class Ray:
 
         assert job.config is not None
         gpus = processes(job) if self.gpus and job.config.trainer.accelerator != "cpu" else 0
-        actor = ray.remote(Process).options(num_cpus=cores(job), num_gpus=gpus).remote()
+        needed = min(cores(job), self.cores)  # an actor that asks for more would wait forever
+        actor = ray.remote(Process).options(num_cpus=needed, num_gpus=gpus).remote()
         started = actor.start.remote(*process_of(job))
         self.running.add(job.name)
         return RayJob(self, job.name, actor, started)
