@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tabicl_train.config.sweep import SweepConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.processes.signals import PARENT
 from tabicl_train.sweep.executors import executor, local
@@ -95,6 +96,19 @@ def test_wrong_parameters_of_slurm_are_reported(options, words, tmp_path, monkey
     plan, _ = make_plan(["experiment=smoke", "sweep.executor=slurm", f"sweep.slurm={options}"])
     with pytest.raises(ConfigError, match=rf"sweep\.slurm: .*{words}"):
         Slurm(plan.sweep, tmp_path)
+
+
+def test_a_ray_cluster_that_does_not_answer_is_reported(monkeypatch):
+    ray = pytest.importorskip("ray")
+    from tabicl_train.sweep.executors.ray import Ray
+
+    def fails(**_):
+        raise ConnectionError("nobody is there")
+
+    monkeypatch.setattr(ray, "init", fails)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.9:6379")
+    with pytest.raises(ConfigError, match=r"RAY_ADDRESS is '10\.0\.0\.9:6379'; .* nobody is there"):
+        Ray(SweepConfig())
 
 
 @pytest.mark.multi_process
