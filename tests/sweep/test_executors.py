@@ -98,6 +98,35 @@ def test_wrong_parameters_of_slurm_are_reported(options, words, tmp_path, monkey
         Slurm(plan.sweep, tmp_path)
 
 
+@pytest.mark.multi_process
+def test_a_job_that_slurm_no_longer_has_does_not_run_forever(tmp_path, monkeypatch):
+    """SLURM without accounting: there is no sacct that would say how a job has ended."""
+    pytest.importorskip("submitit")
+    from tabicl_train.sweep.executors import slurm
+
+    queue, programs = tmp_path / "queue", tmp_path / "bin"
+    programs.mkdir()
+    scripts = {"srun": "", "squeue": f'[ -e {queue} ] || exit 1; while read -r job; do echo "$job"; done < {queue}'}
+    for name, script in scripts.items():
+        (programs / name).write_text(f"#!/bin/sh\n{script}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.setattr(slurm, "LOOK", 0.0)
+    plan, (job,) = make_plan(["experiment=smoke", "sweep.executor=slurm", f"run_dir={tmp_path}/sweep"])
+    where = slurm.Slurm(plan.sweep, plan.folder)
+    monkeypatch.setattr(where, "submit", lambda job: "submitted anew")
+    job.folder.mkdir(parents=True)
+    (job.folder / slurm.JOB_ID).write_text("17")
+    queue.write_text("3\n17\n")
+    handle = where.start(job)
+    assert handle.poll() is None
+    queue.unlink()
+    assert handle.poll() is None, "SLURM does not answer"
+    queue.write_text("3\n")
+    assert handle.poll() == -signal.SIGKILL and not where.running
+    assert where.start(job).submitted == "submitted anew"
+
+
 def test_a_ray_cluster_that_does_not_answer_is_reported(monkeypatch):
     ray = pytest.importorskip("ray")
     from tabicl_train.sweep.executors.ray import Ray
