@@ -154,8 +154,8 @@ class Controller:
         return self.executor.has_room(next(iter(self.running.values())).job)
 
     def is_busy(self, job: Job) -> bool:
-        """Whether another process trains it: one that was left behind and is ending, or was started by hand."""
-        return owner_is_alive(job.folder)
+        """Whether another process trains it, one that is ending or was started by hand."""
+        return owner_is_alive(job.folder) and not self.executor.has(job)
 
     def start(self, job: Job) -> None:
         if self.has_ended(job):  # in the meantime, in another process

@@ -158,6 +158,13 @@ def test_a_job_that_another_process_trains_is_left_to_it(tmp_path, monkeypatch):
     assert [name[:-9] for name in executor.started] == ["seed-1", "seed-0"]
 
 
+def test_a_job_that_outlived_the_sweep_is_taken_over(tmp_path, monkeypatch):
+    monkeypatch.setattr("tabicl_train.sweep.controller.owner_is_alive", lambda folder: True)
+    executor = Invented()
+    executor.has = lambda job: True
+    assert set(statuses(run(tmp_path, executor, "seed=0,1")).values()) == {"finished"} and len(executor.started) == 2
+
+
 def test_the_events_tell_the_whole_story(tmp_path):
     run(tmp_path, Invented(accidents=kill_once(6)), "optimizer.momentum=0.9", "seed=3")
     events = [json.loads(line) for line in (tmp_path / NAME).read_text().splitlines()]

@@ -118,13 +118,14 @@ def test_a_job_that_slurm_no_longer_has_does_not_run_forever(tmp_path, monkeypat
     job.folder.mkdir(parents=True)
     (job.folder / slurm.JOB_ID).write_text("17")
     queue.write_text("3\n17\n")
+    assert where.has(job)
     handle = where.start(job)
     assert handle.poll() is None
     queue.unlink()
     assert handle.poll() is None, "SLURM does not answer"
     queue.write_text("3\n")
     assert handle.poll() == -signal.SIGKILL and not where.running
-    assert where.start(job).submitted == "submitted anew"
+    assert not where.has(job) and where.start(job).submitted == "submitted anew"
 
 
 def test_a_ray_cluster_that_does_not_answer_is_reported(monkeypatch):

@@ -40,6 +40,9 @@ class Slurm:
     def has_room(self, job: Job) -> bool:
         return len(self.running) < self.limit
 
+    def has(self, job: Job) -> bool:
+        return self.submitted_before(job) is not None
+
     def start(self, job: Job) -> SlurmJob:
         """Submit a job, or find the one that an earlier call of the sweep has submitted."""
         self.running.add(job.name)
@@ -59,7 +62,6 @@ class Slurm:
         if self.cluster != "slurm" or not (job.folder / JOB_ID).exists():
             return None
         submitted = submitit.SlurmJob(self.executor.folder, (job.folder / JOB_ID).read_text())
-        self.looked = -math.inf
         return None if self.has_ended(submitted) else submitted
 
     def has_ended(self, submitted) -> bool:
