@@ -43,6 +43,10 @@ NOTHING_CHOSEN = (
     "there are no settings; tabicl-train experiment=demo trains a small model in five minutes, and "
     "tabicl-train run_dir=runs/mine the default, stage 1 of TabICLv2 with 500,000 steps"
 )
+NOTHING_VARIES = (
+    "there are no settings; tabicl-sweep sweep=learning_rate_width runs a sweep from a file, and tabicl-train -m "
+    "experiment=demo seed=0,1 a run for each seed"
+)
 
 
 @contextlib.contextmanager
@@ -80,10 +84,10 @@ def train() -> None:
     if not sys.argv[1:]:  # 500,000 steps that nobody has asked for
         with config_errors(is_first()):
             raise ConfigError([NOTHING_CHOSEN])
-    args.config_name = args.config_name or "train"
     if args.multirun:
         run_sweep(args)
         return
+    args.config_name = args.config_name or "train"
     if args.config_path is not None:  # to Hydra it is relative to this file, to a user to the working directory
         args.config_path = os.path.abspath(args.config_path)
     config = None
@@ -204,6 +208,8 @@ def run_sweep(args: Any) -> None:
         if args.help:
             print_sweep_help(*files)
             return
+        if not args.overrides and args.config_name is None:
+            raise ConfigError([NOTHING_VARIES])
         plan, jobs = make_plan(args.overrides, *files)
         if args.cfg:
             print(plan.text(jobs))

@@ -135,6 +135,8 @@ def diagnose_sweep(config_name: str, overrides: list[str]) -> list[str]:
         if error := diagnosis.try_override(text):
             if override.key_or_group == "sweep":
                 problem = wrong_choice(override, group_options(config_name, "sweep", [])) or first_lines(error)
+            elif override.is_sweep_override():
+                problem = f"{text}: this setting of the sweep has one value; a list needs brackets: [VALUE,VALUE]"
             else:
                 tree = diagnosis.compose()
                 problem = missing_key(tree, override.key_or_group, ()) or wrong_value(override, error)

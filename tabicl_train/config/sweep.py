@@ -22,14 +22,15 @@ class SweepConfig:
     name: str = "sweep"
     """Name of the sweep; its folder is runs/NAME unless run_dir is set."""
     settings: list[str] = field(default_factory=list)
-    """Settings of every job, as on the command line of tabicl-train, whose own settings win over them."""
+    """Settings of every job, as on the command line of tabicl-train; those given on the command line win over them and
+    over those in `space`."""
     space: dict[str, Any] = field(default_factory=dict)
     """What varies: KEY: [VALUE, ...] for a setting or a group; KEY: {low: , high: } with log: true or integer: true if
     wanted, for random and tpe; or NAME: {LABEL: [SETTING=VALUE, ...], ...} for settings that change together."""
     method: str = "grid"
     """grid (all combinations), random, or tpe (Optuna's search, which learns from the points before)."""
     trials: int = 20
-    """Points that random and tpe try."""
+    """Number of points that random and tpe try."""
     seeds: list[int] = field(default_factory=lambda: [0])
     """Each point is run with each of these seeds, and judged by the mean."""
     metric: str | None = None
@@ -48,7 +49,7 @@ class SweepConfig:
     max_hours: float | None = None
     """Hours after which the sweep stops; its jobs save, and the same command continues it."""
     retry_failed: bool = False
-    """Start jobs again that have failed."""
+    """Start failed jobs again."""
 
     def problems(self) -> list[str]:
         problems = one_of("method", self.method, METHODS) + one_of("pruner", self.pruner, PRUNERS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import math
 import os
@@ -16,7 +15,7 @@ from tabicl_train.console import tell
 from tabicl_train.processes.launch import describe_exit
 from tabicl_train.processes.signals import Stop
 from tabicl_train.run_dir.checkpoint import saved
-from tabicl_train.run_dir.lock import owner_is_alive
+from tabicl_train.run_dir.lock import FULL_DISK, owner_is_alive
 from tabicl_train.run_dir.status import read_status
 from tabicl_train.sweep.executors.executor import Executor, Handle, log_file
 from tabicl_train.sweep.journal import Journal
@@ -27,7 +26,7 @@ from tabicl_train.sweep.search import Listed, Trial
 POLL = 0.25  # seconds between looks at the running jobs
 LOOK = 2.0  # seconds between looks at their files
 RETRIES = 3  # resumes of a job in a row that brought no new checkpoint, after which it counts as failed
-FINAL = ("finished", "failed", "pruned")  # a job that ended so is not started again
+FINAL = ("finished", "failed", "pruned")  # a job that ended so has no more to do
 PREEMPTED = os.EX_TEMPFAIL
 
 
@@ -58,6 +57,7 @@ class Controller:
         self.plan, self.executor, self.search, self.journal, self.stop = plan, executor, search, journal, stop
         assert plan.sweep.metric is not None
         self.metric = plan.sweep.metric
+        self.prunes = plan.sweep.pruner != "none"
         self.composed = jobs
         self.tell = tell
         self.trials: list[Trial] = []
@@ -100,7 +100,8 @@ class Controller:
     def has_ended(self, job: Job) -> bool:
         """Whether the job is done with, from its own folder and the journal."""
         status = self.journal.status(job)
-        if status in FINAL and not (status == "failed" and self.plan.sweep.retry_failed):
+        again = (status == "failed" and self.plan.sweep.retry_failed) or (status == "pruned" and not self.prunes)
+        if status in FINAL and not again:
             return True
         if job.problem:
             self.journal.ended(job, "failed", job.problem)
@@ -117,7 +118,7 @@ class Controller:
             if stopping:
                 self.stop_all()
             self.collect()
-            if time.monotonic() - self.looked >= LOOK:
+            if self.prunes and time.monotonic() - self.looked >= LOOK:
                 self.looked = time.monotonic()
                 self.prune()
             self.tell_trials()
@@ -153,8 +154,8 @@ class Controller:
         return self.executor.has_room(next(iter(self.running.values())).job)
 
     def is_busy(self, job: Job) -> bool:
-        """Whether another process trains it: one that was left behind and is ending, or was started by hand."""
-        return owner_is_alive(job.folder)
+        """Whether another process trains it, one that is ending or was started by hand."""
+        return owner_is_alive(job.folder) and not self.executor.has(job)
 
     def start(self, job: Job) -> None:
         if self.has_ended(job):  # in the meantime, in another process
@@ -206,7 +207,8 @@ class Controller:
             self.resume_later(running, code)
             return
         reason = reason_of(job, running.log_size) or f"exit code {code}"
-        if os.strerror(errno.ENOSPC) in reason:  # the next jobs would fail as well, and this one is not to blame
+        # On a full disk the next jobs would fail as well, and this one is not to blame.
+        if any(os.strerror(number) in reason for number in FULL_DISK):
             self.failure = f"{job.name}: {reason}"
             self.journal.ended(job, "interrupted", reason)
             self.waiting.insert(0, job)

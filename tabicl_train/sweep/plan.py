@@ -77,7 +77,8 @@ class Job:
 class Plan:
     """A sweep, ready to run.
 
-    settings: the overrides of every job
+    settings: overrides of every job
+    own: those of the command line, which win over all others
     files: Hydra's options --config-name, --config-path and --config-dir
     points: of a grid or random points; None if a search decides them one after another
     names: of the jobs in the folder and of those planned, by their fingerprints
@@ -87,6 +88,7 @@ class Plan:
     folder: Path
     axes: list[Axis]
     settings: list[str]
+    own: list[str]
     files: tuple[str, str | None, str | None]
     points: list[Point] | None = None
     names: dict[str, str] = field(default_factory=dict)
@@ -104,7 +106,7 @@ class Plan:
         return "\n".join([settings, *(shlex.join(["tabicl-train", *job.arguments]) for job in jobs)])
 
     def overrides(self, point: Point, seed: int) -> list[str]:
-        return last_of_each([*self.settings, *settings_of(self.axes, point), f"seed={seed}"])
+        return last_of_each([*self.settings, *settings_of(self.axes, point), *self.own, f"seed={seed}"])
 
     def jobs(self, points: list[Point]) -> list[Job]:
         """A job for each point and seed, in this order; raises ConfigError with everything wrong with any of them."""
@@ -131,7 +133,7 @@ class Plan:
         name = self.names[end]
         folder = self.folder / name
         if config is not None:
-            if config.wandb.mode != "disabled" and getattr(config.wandb, "group", "") is None:
+            if config.wandb.mode != "disabled" and config.wandb.group is None:
                 overrides.append(f"wandb.group={hydra_text(self.sweep.name)}")
             config = dataclasses.replace(config, run_dir=str(folder))
         return Job(name, folder, point, seed, [*self.options, *overrides], config, problem)
@@ -204,15 +206,19 @@ def read_settings(
         else:
             axes[key] = axis
     settings: list[str] = []
+    own: list[str] = []
     folder, seeds = f"runs/{sweep.name}", list(sweep.seeds)
-    for text, override in split_values([*sweep.settings, *command_line]):
+    for number, (text, override) in enumerate(split_values([*sweep.settings, *command_line])):
+        plain = settings if number < len(sweep.settings) else own
         axis = axis_of_override(override) if override is not None else None
         key = override.key_or_group if override is not None else ""
         named = axes.get(key)
         if override is None:
-            settings.append(text)
+            plain.append(text)
         elif key == "run_dir":
-            folder = str(override.value())
+            folder = str(override.value() or "")
+            if not folder.strip():
+                problems.append(f"{text}: run_dir is empty; name the folder of the sweep")
             if axis is not None:
                 problems.append(f"{text}: run_dir is the folder of the whole sweep; put a name with commas in quotes")
         elif key == "seed":
@@ -228,10 +234,10 @@ def read_settings(
             axes[key] = axis
         else:
             axes.pop(key, None)
-            settings.append(text)
+            plain.append(text)
     problems += [f"sweep.space.{line}" for axis in axes.values() for line in axis.problems()]
     seeds = list(dict.fromkeys(seeds))
-    return Plan(dataclasses.replace(sweep, seeds=seeds), Path(folder), list(axes.values()), settings, files)
+    return Plan(dataclasses.replace(sweep, seeds=seeds), Path(folder), list(axes.values()), settings, own, files)
 
 
 def choose_points(plan: Plan, problems: list[str]) -> None:
@@ -273,6 +279,8 @@ def check_jobs(plan: Plan, problems: list[str]) -> list[Job]:
 
 def unfit_for_a_sweep(config: RunConfig) -> list[str]:
     problems = ["preflight is true, but a sweep trains"] if config.preflight else []
+    if config.trainer.requeue:
+        problems.append("trainer.requeue is true, but a sweep itself starts its jobs again")
     if (config.trainer.nodes or 1) > 1:
         problems.append(f"trainer.nodes is {config.trainer.nodes}; a job of a sweep runs on one machine")
     return problems

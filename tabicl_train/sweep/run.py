@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shlex
 import sys
@@ -48,19 +49,19 @@ def run(plan: Plan, jobs: list[Job]) -> str:
 def run_locked(plan: Plan, jobs: list[Job], lock: RunLock, stop: Stop) -> str:
     remove_temporary_files(plan.folder)
     journal = Journal(plan.folder, lock.check)
-    journal.write_settings(plan.sweep)
-    executor = make_executor(plan, jobs)
-    listed = plan.points is not None and plan.sweep.pruner == "none"
-    search = Listed(plan.points or []) if listed else Study(plan)
-    controller = Controller(plan, jobs, executor, search, journal, stop)
-    try:
-        controller.plan_all()
-        follow(controller)
-    except OSError as error:
-        raise SweepFailed(f"{error}; the same command continues the sweep") from None
-    finally:
-        controller.end_all()
-        executor.close()
+    with contextlib.closing(make_executor(plan, jobs)) as executor:  # reports the last mistakes in the settings
+        try:
+            journal.write_settings(plan.sweep)
+            listed = plan.points is not None and plan.sweep.pruner == "none"
+            search = Listed(plan.points or []) if listed else Study(plan)
+            controller = Controller(plan, jobs, executor, search, journal, stop)
+            try:
+                controller.plan_all()
+                follow(controller)
+            finally:
+                controller.end_all()
+        except OSError as error:
+            raise SweepFailed(f"{error}; the same command continues the sweep") from None
     if controller.failure:
         raise SweepFailed(f"{controller.failure}; the same command continues the sweep")
     ended = [journal.status(job) for job in controller.jobs.values() if controller.is_done(job)]
@@ -87,12 +88,11 @@ def make_executor(plan: Plan, jobs: list[Job]) -> Executor:
 
 
 def follow(controller: Controller) -> None:
-    """Run all jobs; after the end of each, renew results.csv and the page. Prints the table at the end."""
+    """Run all jobs; after the end of each, and of all, renew results.csv and the page. Prints the table at the end."""
     folder = controller.plan.folder
-    progress, ended, best, worked = Progress(controller), 0, "", False
+    progress, ended, best = Progress(controller), 0, ""
     try:
         for _ in controller.steps():
-            worked = True
             if controller.ended > ended:
                 ended = controller.ended
                 best = renew(folder)
@@ -100,8 +100,7 @@ def follow(controller: Controller) -> None:
             time.sleep(POLL)
     finally:
         progress.close()
-    if worked or not (folder / PAGE).exists():
-        renew(folder)
+    renew(folder)  # also if no job has run: their metric, or which of them count, may have changed since the last call
     print(table(read_sweep(folder)))
 
 

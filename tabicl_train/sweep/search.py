@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 from collections.abc import Iterator
@@ -70,7 +71,7 @@ class Study(Listed):
         self.plan, self.sweep = plan, plan.sweep
         self.distributions = {axis.key: distribution(axis) for axis in plan.axes}
         assert self.sweep.metric is not None
-        identity = [str(self.distributions), plan.settings, self.sweep.seeds, self.sweep.metric]
+        identity = [str(self.distributions), [*plan.settings, *plan.own], self.sweep.seeds, self.sweep.metric]
         identity += [self.sweep.method, self.sweep.pruner]
         self.study = optuna.create_study(
             storage=optuna.storages.JournalStorage(JournalFileBackend(str(whole_file(plan.folder / NAME)))),
@@ -100,7 +101,7 @@ class Study(Listed):
             earlier[frozen.user_attrs["point"] if self.plan.points is not None else str(frozen.number)] = trial
         self.count = len(earlier)
         if self.plan.points is None:
-            yield from earlier.values()
+            yield from itertools.islice(earlier.values(), self.sweep.trials)
             return
         for point in self.plan.points:
             yield earlier.get(text_of(point)) or self.noted(self.study.ask(), point)

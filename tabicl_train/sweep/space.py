@@ -14,6 +14,8 @@ import numpy as np
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
 
+from tabicl_train.sweep.ranking import hydra_text
+
 Point = dict[str, Any]  # a value for each axis, by its key
 
 RANGE_KEYS = {"low", "high", "log", "integer"}
@@ -98,7 +100,8 @@ def axis_of_space(key: str, entry: Any) -> Axis | str:
         return Choices(key, dict(zip(texts, entry, strict=True)), {text: [f"{key}={text}"] for text in texts})
     if isinstance(entry, dict) and entry.keys() <= RANGE_KEYS and {"low", "high"} <= entry.keys():
         low, high = (
-            int(v) if entry.get("integer") and float(v).is_integer() else v for v in (entry["low"], entry["high"])
+            int(v) if entry.get("integer") and isinstance(v, float) and v.is_integer() else v
+            for v in (entry["low"], entry["high"])
         )
         return Range(key, low, high, bool(entry.get("log")), bool(entry.get("integer")))
     if isinstance(entry, dict) and entry and all(is_texts(settings) for settings in entry.values()):
@@ -133,9 +136,7 @@ def axis_of_override(override: Override) -> Axis | None:
 def override_text(value: Any) -> str:
     """A value as Hydra's grammar reads it."""
     if isinstance(value, str):
-        if re.fullmatch(r"[\w./+-]+", value):
-            return value
-        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+        return hydra_text(value)
     if isinstance(value, list):
         return "[" + ",".join(map(override_text, value)) + "]"
     if isinstance(value, dict):

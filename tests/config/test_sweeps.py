@@ -56,6 +56,14 @@ def test_combinations_of_a_sweep():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("command", [("train", "-m"), ("sweep",)])
+def test_a_sweep_without_settings_does_not_start_the_default_run(command, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert exit_code(monkeypatch, *command) == 2
+    assert capfd.readouterr().err.startswith("error: there are no settings; tabicl-sweep ")
+    assert not list(tmp_path.iterdir())
+
+
 def test_typos_of_a_sweep_end_it_before_it_begins(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     assert exit_code(monkeypatch, "train", "-m", "experiment=smoke", "seed=0,1", "model.embed_dm=1") == 2

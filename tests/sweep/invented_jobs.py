@@ -80,6 +80,9 @@ class Invented:
     def has_room(self, job: Job) -> bool:
         return len(self.running) < self.limit
 
+    def has(self, job: Job) -> bool:
+        return False
+
     def start(self, job: Job) -> InventedJob:
         self.running.add(job.name)
         self.started.append(job.name)

@@ -6,12 +6,15 @@ import os
 import signal
 
 import pytest
-from invented_jobs import Invented, controller_of, kill_once, run, statuses
+from invented_jobs import SETTINGS, Invented, controller_of, kill_once, run, statuses
+from runs import read
 
 from tabicl_train.processes.signals import Stop
 from tabicl_train.sweep.controller import RETRIES
 from tabicl_train.sweep.journal import NAME, SweepFailed
+from tabicl_train.sweep.plan import make_plan
 from tabicl_train.sweep.results import read_sweep
+from tabicl_train.sweep.run import run as run_sweep
 
 GRID = ("optimizer=muon,adamw", "seed=0,1,2")
 
@@ -56,6 +59,14 @@ def test_a_second_call_and_a_reordered_one_do_nothing(tmp_path):
     assert (tmp_path / NAME).read_bytes() == before
     run(tmp_path, again, "seed=2,0,1", "optimizer=adamw,muon")
     assert again.started == [] and {job.status for job in read_sweep(tmp_path).jobs} == {"finished"}
+
+
+def test_results_are_those_of_the_latest_call_even_if_it_ran_nothing(tmp_path):
+    run(tmp_path, Invented(), *GRID)
+    for seeds in ("0,1,2", "1,2"):
+        plan = make_plan([*SETTINGS, f"run_dir={tmp_path}", "optimizer=adamw", f"seed={seeds}"])
+        assert run_sweep(*plan) == "finished"
+        assert [row["seed"] for row in read(tmp_path / "results.csv")] == seeds.split(",")
 
 
 def test_another_sweep_in_the_folder_shares_only_equal_jobs(tmp_path):
@@ -116,8 +127,9 @@ def test_a_stop_ends_all_jobs_and_starts_no_new_one(tmp_path):
     assert executor.steps == 6 * 16 and done > 0
 
 
-def test_a_full_disk_ends_the_sweep_and_blames_no_job(tmp_path, monkeypatch):
-    full = f"the last checkpoint could not be written: {os.strerror(errno.ENOSPC)}"
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_ends_the_sweep_and_blames_no_job(number, tmp_path, monkeypatch):
+    full = f"the last checkpoint could not be written: {os.strerror(number)}"
     accident = kill_once(4)
     executor = Invented(accidents=lambda job, step: full if accident(job, step) else None)
     controller = run(tmp_path, executor, *GRID)
@@ -144,6 +156,13 @@ def test_a_job_that_another_process_trains_is_left_to_it(tmp_path, monkeypatch):
             assert [name[:-9] for name in executor.started] == ["seed-1"]
             busy.clear()
     assert [name[:-9] for name in executor.started] == ["seed-1", "seed-0"]
+
+
+def test_a_job_that_outlived_the_sweep_is_taken_over(tmp_path, monkeypatch):
+    monkeypatch.setattr("tabicl_train.sweep.controller.owner_is_alive", lambda folder: True)
+    executor = Invented()
+    executor.has = lambda job: True
+    assert set(statuses(run(tmp_path, executor, "seed=0,1")).values()) == {"finished"} and len(executor.started) == 2
 
 
 def test_the_events_tell_the_whole_story(tmp_path):

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tabicl_train.config.sweep import SweepConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.processes.signals import PARENT
 from tabicl_train.sweep.executors import executor, local
@@ -19,6 +20,11 @@ def test_each_job_gets_gpus_of_its_own():
     assert pool.take("b", 1, 1) == ["5"] and not pool.has_room(1, 1)
     pool.give_back("a")
     assert pool.take("c", 1, 1) == ["2"] and pool.take("d", 1, 1) == ["3"]
+
+
+def test_a_job_of_a_search_that_needs_more_gpus_than_there_are_does_not_wait_forever():
+    pool = local.Pool(["0", "1"], num_cores=2, limit=None)
+    assert pool.has_room(3, 1) and pool.take("a", 1, 1) == ["0"] and not pool.has_room(3, 1)
 
 
 def test_jobs_share_gpus_where_more_are_wanted_at_once():
@@ -93,13 +99,57 @@ def test_wrong_parameters_of_slurm_are_reported(options, words, tmp_path, monkey
 
 
 @pytest.mark.multi_process
+def test_a_job_that_slurm_no_longer_has_does_not_run_forever(tmp_path, monkeypatch):
+    """SLURM without accounting: there is no sacct that would say how a job has ended."""
+    pytest.importorskip("submitit")
+    from tabicl_train.sweep.executors import slurm
+
+    queue, programs = tmp_path / "queue", tmp_path / "bin"
+    programs.mkdir()
+    scripts = {"srun": "", "squeue": f'[ -e {queue} ] || exit 1; while read -r job; do echo "$job"; done < {queue}'}
+    for name, script in scripts.items():
+        (programs / name).write_text(f"#!/bin/sh\n{script}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.setattr(slurm, "LOOK", 0.0)
+    plan, (job,) = make_plan(["experiment=smoke", "sweep.executor=slurm", f"run_dir={tmp_path}/sweep"])
+    where = slurm.Slurm(plan.sweep, plan.folder)
+    monkeypatch.setattr(where, "submit", lambda job: "submitted anew")
+    job.folder.mkdir(parents=True)
+    (job.folder / slurm.JOB_ID).write_text("17")
+    queue.write_text("3\n17\n")
+    assert where.has(job)
+    handle = where.start(job)
+    assert handle.poll() is None
+    queue.unlink()
+    assert handle.poll() is None, "SLURM does not answer"
+    queue.write_text("3\n")
+    assert handle.poll() == -signal.SIGKILL and not where.running
+    assert not where.has(job) and where.start(job).submitted == "submitted anew"
+
+
+def test_a_ray_cluster_that_does_not_answer_is_reported(monkeypatch):
+    ray = pytest.importorskip("ray")
+    from tabicl_train.sweep.executors.ray import Ray
+
+    def fails(**_):
+        raise ConnectionError("nobody is there")
+
+    monkeypatch.setattr(ray, "init", fails)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.9:6379")
+    with pytest.raises(ConfigError, match=r"RAY_ADDRESS is '10\.0\.0\.9:6379'; .* nobody is there"):
+        Ray(SweepConfig())
+
+
+@pytest.mark.multi_process
 @pytest.mark.parametrize("name", ["slurm", "ray"])
 def test_jobs_elsewhere_end_with_the_exit_code_of_their_process(name, tmp_path, monkeypatch):
     """One that ends by itself, and one that is asked to stop."""
     pytest.importorskip("submitit" if name == "slurm" else "ray")
     monkeypatch.chdir(tmp_path)
     options = ["sweep.slurm={cluster: local,timeout_min: 5}"] if name == "slurm" else []
-    plan, jobs = make_plan(["experiment=smoke", "seed=0,1", f"sweep.executor={name}", "run_dir=sweep", *options])
+    many = "trainer.cpu_threads=999"  # more than any machine of the cluster has
+    plan, jobs = make_plan(["experiment=smoke", many, "seed=0,1", f"sweep.executor={name}", "run_dir=sweep", *options])
     scripts = ["echo ready; exit 7", "trap 'exit 75' TERM; echo ready; while :; do sleep 0.1; done"]
 
     def process_of(job):

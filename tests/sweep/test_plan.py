@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from scipy import stats
 
 from tabicl_train.config.compose import CONFIG_DIR, compose
@@ -97,6 +98,16 @@ def test_settings_of_the_command_line_win_and_replace_axes(own_sweep):
     assert len(make_plan(["sweep=own", "optimizer.momentum=0.1,0.2,0.3"], *files)[1]) == 6
 
 
+def test_settings_of_the_command_line_win_over_those_behind_labels(own_sweep):
+    files = own_sweep(
+        "settings: [experiment=smoke, optimizer=adamw]\n"
+        "space: {width: {narrow: [model.embed_dim=16, trainer.max_steps=3, optimizer=muon]}}\n"
+    )
+    (job,) = make_plan(["sweep=own", "trainer.max_steps=2", "optimizer=muon_all"], *files)[1]
+    assert (job.config.model.embed_dim, job.config.trainer.max_steps) == (16, 2)
+    assert job.config.optimizer.name == "muon_all" and job.overrides.count("trainer.max_steps=2") == 1
+
+
 def test_a_new_stage_and_its_values_can_vary():
     plan, jobs = make_plan(["experiment=smoke", "+curriculum.stages.long.steps=5,6"])
     assert [job.config.curriculum.stages["long"].steps for job in jobs] == [5, 6]
@@ -114,6 +125,7 @@ def test_a_new_stage_and_its_values_can_vary():
             ["sweep.method=gird", "sweep.trials=0", "model.embed_dm=1,2"],
             ["sweep.method is 'gird'", "sweep.trials is 0", "model.embed_dm: no such setting"],
         ),
+        (["sweep.seeds=0,1"], ["sweep.seeds=0,1: this setting of the sweep has one value; a list needs brackets"]),
         (["sweep=nothing"], ["sweep=nothing: there is no such choice; there are learning_rate_width"]),
         (["seed=0,-1,x"], ["seed=0,-1,x: a seed must be a whole number"]),
         (["optimizer.momentum=interval(0,0.9)"], ["optimizer.momentum is a range; sweep.method=grid needs a list"]),
@@ -123,7 +135,10 @@ def test_a_new_stage_and_its_values_can_vary():
         (["sweep.metric=lss"], ["sweep.metric is 'lss'; there is no such metric; did you mean loss?"]),
         (["trainer.nodes=2"], ["trainer.nodes is 2; a job of a sweep runs on one machine"]),
         (["preflight=true"], ["preflight is true, but a sweep trains"]),
+        (["trainer.requeue=true"], ["trainer.requeue is true, but a sweep itself starts its jobs again"]),
         (["run_dir=a,b"], ["run_dir=a,b: run_dir is the folder of the whole sweep"]),
+        (["run_dir="], ["run_dir=: run_dir is empty; name the folder of the sweep"]),
+        (["run_dir=null"], ["run_dir=null: run_dir is empty; name the folder of the sweep"]),
         (["sweep.space.optimizer=[muon]"], ["sweep.space.optimizer=[muon]: on the command line, KEY=VALUE,VALUE"]),
         (["sweep.slurm={partition: gpu}"], ["sweep.slurm has no effect with executor=local"]),
     ],
@@ -164,6 +179,20 @@ def test_a_run_takes_no_settings_of_a_sweep(tmp_path):
 @pytest.mark.parametrize("entry", [3, "x", {"low": 1}, {"a": 3}, {"a": ["b"]}, {}, {"low": 1, "high": 2, "lg": True}])
 def test_an_entry_that_is_no_axis(entry):
     assert str(axis_of_space("key", entry)).startswith(f"key is {entry!r}; it must be a list")
+
+
+def test_a_range_of_words_is_no_range():
+    axis = axis_of_space("key", {"low": "few", "high": 3, "integer": True})
+    assert axis.problems() == ["key needs low and high, two numbers"]
+
+
+@pytest.mark.parametrize(
+    "text", ["plain", "a/b c", "it's", "back\\slash", "end\\", 'a "word"', "caf\u00e9", "a,b=c", "$x", ""]
+)
+def test_a_text_in_a_space_is_what_tabicl_train_reads(text):
+    axis = axis_of_space("key", [text])
+    (setting,) = axis.settings(text)
+    assert OverridesParser.create().parse_override(setting).value() == text
 
 
 def test_random_points_do_not_depend_on_order_number_or_other_axes():

@@ -42,7 +42,7 @@ def test_a_search_learns_from_the_points_before(tmp_path):
 
 
 def test_the_value_of_a_point_is_the_mean_over_its_seeds(tmp_path):
-    run(tmp_path, Invented(loss), *SPACE, "sweep.trials=3", "seed=0,1,2")
+    run(tmp_path, Invented(loss), *SPACE, "sweep.trials=3", "seed=0,1,2", "sweep.pruner=median")
     for trial in trials(tmp_path):
         expected = 1 + (trial.params["optimizer.momentum"] - 0.7) ** 2 + 1 / 16 + 0.1
         assert math.isclose(trial.value, expected) and len(trial.intermediate_values) == 7
@@ -69,6 +69,8 @@ def test_a_search_that_was_killed_goes_on_with_the_same_points(polls, tmp_path):
     assert again.started == []
     run(tmp_path / "killed", again, *SPACE, "sweep.trials=13")
     assert len(again.started) == 1
+    run(tmp_path / "killed", again, *SPACE, "sweep.trials=3")
+    assert len(again.started) == 1 and momenta(tmp_path / "killed") == momenta(tmp_path / "whole")[:3]
 
 
 @pytest.mark.parametrize("method", ["tpe", "random", "grid"])
@@ -88,6 +90,9 @@ def test_a_pruned_search_takes_less_than_half_the_steps(method, tmp_path):
     again = Invented(loss)
     run(tmp_path / "pruned", again, *space, "sweep.pruner=halving")
     assert again.started == []
+    if method == "grid":  # without a pruner, those that were stopped go on from where they were
+        whole_now = run(tmp_path / "pruned", again, *space)
+        assert set(statuses(whole_now).values()) == {"finished"} and pruned.steps + again.steps <= whole.steps + 48 * 4
 
 
 def test_the_median_stops_what_is_worse(tmp_path):

@@ -34,6 +34,9 @@ class Executor(Protocol):
     def has_room(self, job: Job) -> bool:
         """Whether the job can be started now."""
 
+    def has(self, job: Job) -> bool:
+        """Whether the job, started by an earlier call of the sweep, still runs here; `start` then takes it over."""
+
     def start(self, job: Job) -> Handle: ...
 
     def close(self) -> None: ...

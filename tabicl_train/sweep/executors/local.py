@@ -39,7 +39,8 @@ class Pool:
         if self.limit is not None:
             return len(self.taken) < self.limit
         if gpus:
-            return sum(use == 0 for use in self.use.values()) >= gpus
+            # A job that needs more GPUs than there are fails by itself; it would wait forever here.
+            return sum(use == 0 for use in self.use.values()) >= min(gpus, len(self.use))
         return not self.taken or sum(n for _, n in self.taken.values()) + num_cores <= self.num_cores
 
     def take(self, name: str, gpus: int, num_cores: int) -> list[str]:
@@ -74,6 +75,9 @@ class Local:
 
     def has_room(self, job: Job) -> bool:
         return self.pool.has_room(*self.needs(job))
+
+    def has(self, job: Job) -> bool:
+        return False  # it has ended with that call
 
     def start(self, job: Job) -> LocalJob:
         gpus = self.pool.take(job.name, *self.needs(job))

@@ -7,6 +7,8 @@ import os
 import signal
 
 from tabicl_train.config.sweep import SweepConfig
+from tabicl_train.console import first_line
+from tabicl_train.errors import ConfigError
 from tabicl_train.sweep.executors.executor import cores, process_of, processes, start_process
 from tabicl_train.sweep.plan import Job
 
@@ -18,20 +20,29 @@ class Ray:
         import ray
 
         address = os.environ.get("RAY_ADDRESS", "local")
-        ray.init(address=address, log_to_driver=False, **({"include_dashboard": False} if address == "local" else {}))
+        here = {"include_dashboard": False} if address == "local" else {}
+        try:
+            ray.init(address=address, log_to_driver=False, **here)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ConfigError([f"RAY_ADDRESS is {address!r}; Ray cannot be reached: {first_line(error)}"]) from None
         self.gpus = ray.cluster_resources().get("GPU", 0)
+        self.cores = max(1, *(int(node["Resources"].get("CPU", 0)) for node in ray.nodes()))  # of the largest machine
         self.limit = sweep.jobs or math.inf
         self.running: set[str] = set()
 
     def has_room(self, job: Job) -> bool:
         return len(self.running) < self.limit
 
+    def has(self, job: Job) -> bool:
+        return False  # it has ended with that call
+
     def start(self, job: Job) -> RayJob:
         import ray
 
         assert job.config is not None
         gpus = processes(job) if self.gpus and job.config.trainer.accelerator != "cpu" else 0
-        actor = ray.remote(Process).options(num_cpus=cores(job), num_gpus=gpus).remote()
+        needed = min(cores(job), self.cores)  # an actor that asks for more would wait forever
+        actor = ray.remote(Process).options(num_cpus=needed, num_gpus=gpus).remote()
         started = actor.start.remote(*process_of(job))
         self.running.add(job.name)
         return RayJob(self, job.name, actor, started)

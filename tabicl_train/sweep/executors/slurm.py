@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import signal
+import subprocess
+import time
 from pathlib import Path
 
 from tabicl_train.config.sweep import SweepConfig
@@ -14,6 +16,7 @@ from tabicl_train.sweep.executors.executor import cores, process_of, start_proce
 from tabicl_train.sweep.plan import Job
 
 JOB_ID = "slurm_job"  # file in a job's folder
+LOOK = 10.0  # seconds between calls of squeue
 
 
 class Slurm:
@@ -26,6 +29,8 @@ class Slurm:
         self.cluster = self.options.pop("cluster", "slurm")
         self.limit = sweep.jobs or math.inf
         self.running: set[str] = set()
+        self.queued: set[str] | None = None  # numbers of the jobs that SLURM has; None if it did not answer
+        self.looked = -math.inf
         try:
             self.executor = submitit.AutoExecutor(folder=folder / "slurm", cluster=self.cluster)
             self.executor.update_parameters(name=sweep.name, **self.options)
@@ -34,6 +39,9 @@ class Slurm:
 
     def has_room(self, job: Job) -> bool:
         return len(self.running) < self.limit
+
+    def has(self, job: Job) -> bool:
+        return self.submitted_before(job) is not None
 
     def start(self, job: Job) -> SlurmJob:
         """Submit a job, or find the one that an earlier call of the sweep has submitted."""
@@ -44,6 +52,7 @@ class Slurm:
         if "cpus_per_task" not in self.options:
             self.executor.update_parameters(cpus_per_task=cores(job))
         submitted = self.executor.submit(run_process, *process_of(job))
+        self.looked = -math.inf  # the jobs known so far lack this one
         (job.folder / JOB_ID).write_text(submitted.job_id)
         return submitted
 
@@ -53,7 +62,18 @@ class Slurm:
         if self.cluster != "slurm" or not (job.folder / JOB_ID).exists():
             return None
         submitted = submitit.SlurmJob(self.executor.folder, (job.folder / JOB_ID).read_text())
-        return None if submitted.done(force_check=True) else submitted
+        return None if self.has_ended(submitted) else submitted
+
+    def has_ended(self, submitted) -> bool:
+        """Whether a job has a result, or SLURM no longer has it. submitit alone asks sacct, which does not answer
+        without SLURM's accounting, or about jobs of long ago; it would take them for jobs that still wait."""
+        if submitted.done():
+            return True
+        if self.cluster != "slurm":
+            return False
+        if time.monotonic() - self.looked >= LOOK:
+            self.queued, self.looked = queued_jobs(), time.monotonic()
+        return self.queued is not None and submitted.job_id not in self.queued
 
     def close(self) -> None:
         pass
@@ -64,9 +84,11 @@ class SlurmJob:
         self.executor, self.name, self.submitted = executor, name, submitted
 
     def poll(self) -> int | None:
-        if not self.submitted.done():
+        if not self.executor.has_ended(self.submitted):
             return None
         self.executor.running.discard(self.name)
+        if not self.submitted.done():  # submitit would wait for the result
+            return -signal.SIGKILL
         try:
             return self.submitted.result()
         except Exception:  # cancelled, out of time or memory, or its machine was lost
@@ -74,6 +96,15 @@ class SlurmJob:
 
     def stop(self) -> None:
         self.submitted.cancel(check=False)
+
+
+def queued_jobs() -> set[str] | None:
+    """The numbers of this user's jobs that wait, run or are ending; None if SLURM does not answer."""
+    command = ["squeue", "--me", "--noheader", "--format=%i"]
+    try:
+        return set(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split())
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def run_process(*process) -> int:
