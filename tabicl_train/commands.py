@@ -74,10 +74,7 @@ def train() -> None:
     from tabicl_train.config.folders import CONFIG_DIR
     from tabicl_train.config.hydra_internals import get_args_parser, hydra_main
 
-    if "--version" in sys.argv[1:]:  # Hydra's parser would print its own
-        from tabicl_train.run_dir.provenance import versions
-
-        print(f"tabicl-train {versions()['tabicl-train']}")
+    if version_printed():
         return
     parser = get_args_parser()
     args = parser.parse_args()
@@ -107,6 +104,16 @@ def train() -> None:
         from tabicl_train.planning.run_plan import run_plan
 
         print("\n".join(run_plan(config)), file=sys.stderr)
+
+
+def version_printed() -> bool:
+    """Print the version if it is asked for: Hydra's parser would print its own."""
+    if "--version" not in sys.argv[1:]:
+        return False
+    from tabicl_train.run_dir.provenance import versions
+
+    print(f"tabicl-train {versions()['tabicl-train']}")
+    return True
 
 
 def check(args: Any) -> RunConfig:
@@ -193,7 +200,8 @@ def sweep() -> None:
     """tabicl-sweep sweep=NAME run_dir=DIR key=value ..."""
     from tabicl_train.config.hydra_internals import get_args_parser
 
-    run_sweep(get_args_parser().parse_args())
+    if not version_printed():
+        run_sweep(get_args_parser().parse_args())
 
 
 def run_sweep(args: Any) -> None:

@@ -69,3 +69,10 @@ def test_typos_of_a_sweep_end_it_before_it_begins(tmp_path, monkeypatch, capfd):
     assert exit_code(monkeypatch, "train", "-m", "experiment=smoke", "seed=0,1", "model.embed_dm=1") == 2
     assert capfd.readouterr().err == "error: model.embed_dm: no such setting; did you mean model.embed_dim?\n"
     assert not list(tmp_path.iterdir())
+
+
+def test_the_folder_of_a_sweep_is_not_taken_for_that_of_a_run(tmp_path, monkeypatch, capfd):
+    (tmp_path / "jobs.jsonl").touch()
+    assert exit_code(monkeypatch, "train", "experiment=smoke", f"run_dir={tmp_path}") == 2
+    assert "it is the folder of a sweep" in capfd.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["jobs.jsonl"]

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tabicl_train.config.compose import compose
 from tabicl_train.config.sweep import SweepConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.processes.signals import PARENT
@@ -46,9 +47,15 @@ def test_jobs_share_the_cores():
     assert pool.has_room(0, 2)
 
 
-@pytest.mark.parametrize(("overrides", "expected"), [((), 2), (("trainer.devices=2", "stream.num_workers=3"), 8)])
+CLUSTER = ("stream=ray", "stream.address=127.0.0.1:6379", "stream.num_workers=64")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"), [((), 2), (("trainer.devices=2", "stream.num_workers=3"), 8), (CLUSTER, 2)]
+)
 def test_cores_of_a_job(overrides, expected):
-    ((job,)) = make_plan(["experiment=smoke", *overrides])[1]
+    _, (job,) = make_plan(["experiment=smoke"])
+    job.config = compose(["experiment=smoke", *overrides])
     assert executor.cores(job) == expected
 
 
@@ -112,7 +119,7 @@ def test_a_job_that_slurm_no_longer_has_does_not_run_forever(tmp_path, monkeypat
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(programs))
     monkeypatch.setattr(slurm, "LOOK", 0.0)
-    plan, (job,) = make_plan(["experiment=smoke", "sweep.executor=slurm", f"run_dir={tmp_path}/sweep"])
+    _, (job,) = make_plan(["experiment=smoke", "sweep.executor=slurm", f"run_dir={tmp_path}/sweep"])
     where = slurm.Slurm(plan.sweep, plan.folder)
     monkeypatch.setattr(where, "submit", lambda job: "submitted anew")
     job.folder.mkdir(parents=True)
