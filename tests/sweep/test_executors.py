@@ -119,7 +119,7 @@ def test_a_job_that_slurm_no_longer_has_does_not_run_forever(tmp_path, monkeypat
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(programs))
     monkeypatch.setattr(slurm, "LOOK", 0.0)
-    _, (job,) = make_plan(["experiment=smoke", "sweep.executor=slurm", f"run_dir={tmp_path}/sweep"])
+    plan, (job,) = make_plan(["experiment=smoke", "sweep.executor=slurm", f"run_dir={tmp_path}/sweep"])
     where = slurm.Slurm(plan.sweep, plan.folder)
     monkeypatch.setattr(where, "submit", lambda job: "submitted anew")
     job.folder.mkdir(parents=True)
