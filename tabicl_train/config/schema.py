@@ -9,6 +9,7 @@ imported.
 from __future__ import annotations
 
 import math
+import os
 import re
 import socket
 from dataclasses import dataclass, field, replace
@@ -297,7 +298,7 @@ class RunConfig:
         problems = []
         if is_first(self.trainer.nodes) and (problem := unusable_folder(Path(self.run_dir))):  # it need not be shared
             problems.append(f"run_dir is {self.run_dir!r}; {problem}")
-        elif Path(self.run_dir, "jobs.jsonl").exists():
+        elif os.path.exists(os.path.join(self.run_dir, "jobs.jsonl")):
             problems.append(f"run_dir is {self.run_dir!r}; it is the folder of a sweep, whose runs lie in it")
         if self.trainer.accelerator == "cuda" and not torch.cuda.is_available():
             problems.append("trainer.accelerator is 'cuda'; torch finds no GPU on this machine")
