@@ -15,8 +15,10 @@ import heapq
 import logging
 import math
 import os
+import shlex
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -216,6 +218,8 @@ def connect(ray: Any, config: StreamConfig, folder: str | None) -> None:
         include_dashboard=False,
         _node_ip_address="127.0.0.1",
         _temp_dir=folder,
+        # Ray puts this path into a shell command as it is.
+        runtime_env={"py_executable": shlex.quote(sys.executable)} if " " in sys.executable else None,
         **quiet,
     )
 

@@ -270,8 +270,8 @@ def test_ema_follows_its_formula_and_exports(tmp_path):
     for t, state in enumerate(watch.states, 1):
         decay = min(0.9, (1 + t) / (10 + t))
         expected = [decay * e + (1 - decay) * w for e, w in zip(expected, state[:count], strict=True)]
-    with pytest.raises(ConfigError, match="weights is 'best'; it must be one of trained, ema, last"):
-        export(str(tmp_path / "run"), str(tmp_path / "best.ckpt"), "best")
+    with pytest.raises(ConfigError, match="weights is 'newest'; it must be one of trained, ema, last, best"):
+        export(str(tmp_path / "run"), str(tmp_path / "newest.ckpt"), "newest")
     export(str(tmp_path / "run"), str(tmp_path / "ema.ckpt"), "ema")
     export(str(tmp_path / "run"), str(tmp_path / "last.ckpt"), "last")
     ema, mean = (load_public(tmp_path / f"{name}.ckpt")[1] for name in ("ema", "last"))

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.multi_process
 
 # Prints a configuration, or stands for torchrun, which ends with an error after a signal.
 PYTHON = f"""#!/usr/bin/env bash
-[ "$1" != -c ] || exec {sys.executable} "$@"
+[ "$1" != -c ] || exec "{sys.executable}" "$@"
 """
 PYTHON += """
 status() {  # dated later than the start, which may lie in the same tick of the clock

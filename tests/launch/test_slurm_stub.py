@@ -30,9 +30,8 @@ show) echo "JobId=$3 JobName=tabicl JobState=$STATE Reason=None" ;;
 requeue) touch "$STUB/requeued" ;;
 esac
 """
-PYTHON = (
-    f'#!/usr/bin/env bash\nexec {sys.executable} {Path(__file__).parent}/signalled.py "$STUB" "$SIGNALS" "${{@:3}}"\n'
-)
+SIGNALLED = f'"{sys.executable}" "{Path(__file__).parent}/signalled.py"'
+PYTHON = f'#!/usr/bin/env bash\nexec {SIGNALLED} "$STUB" "$SIGNALS" "${{@:3}}"\n'
 
 
 class Stub:
