@@ -30,15 +30,13 @@ from tabicl_train.config.options import (
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.console import is_first, is_first_here
 from tabicl_train.errors import ConfigError, install, is_installed, require_matplotlib
+from tabicl_train.processes.launch import PREEMPTED
 from tabicl_train.processes.signals import die_with_launcher, wait_for_torchrun, watch_signals
 from tabicl_train.run_dir.outputs import make_folder
 
 # Exit codes. 0: the command has done its work; 1: an error; 128 + N: a second stop signal N ended it at once, or its
 # output is no longer read (SIGPIPE).
 EXIT_CONFIG = 2  # the configuration is wrong
-# 75: the run ended early, and the same command continues it. Under torchrun it is 0, since torchrun takes any other
-# code for a failure; launch/local.sh reads status.json instead.
-EXIT_PREEMPTED = os.EX_TEMPFAIL
 NOTHING_CHOSEN = (
     "there are no settings; tabicl-train experiment=demo trains a small model in five minutes, and "
     "tabicl-train run_dir=runs/mine the default, stage 1 of TabICLv2 with 500,000 steps"
@@ -163,7 +161,7 @@ def run(config: RunConfig) -> None:
         status = run_training(config)
     if status == "preempted":
         if "TORCHELASTIC_RUN_ID" not in os.environ:
-            sys.exit(EXIT_PREEMPTED)
+            sys.exit(PREEMPTED)
         wait_for_torchrun(stop)
 
 
@@ -185,10 +183,7 @@ def submit() -> None:
 
         options, config = check_submission(own, settings)
         folder = Path(config.run_dir, "jobs").absolute()
-        # The actors of a Ray cluster have cores of their own.
-        workers = config.stream.num_workers if config.stream.address is None else 1
-        cpus = config.trainer.cpu_threads + workers
-        job = submit_job([*settings, f"run_dir={folder.parent}"], options, folder, cpus)
+        job = submit_job([*settings, f"run_dir={folder.parent}"], options, folder, config.cores)
     print(f"job       {job.job_id}, started again at its time limit until the run is finished")
     print(f"messages  {shlex.join(['tail', '-F', str(job.paths.stdout)])}")
     if options.cluster == "slurm":
@@ -229,7 +224,7 @@ def run_sweep(args: Any) -> None:
         except (SweepFailed, LostLock) as error:
             sys.exit(f"error: {error}")
     if status != "finished":
-        sys.exit(EXIT_PREEMPTED if status == "stopped" else "error: no job has finished")
+        sys.exit(PREEMPTED if status == "stopped" else "error: no job has finished")
 
 
 @closed_output()

@@ -30,6 +30,7 @@ from tabicl_train.config.monitoring import (
     WandbConfig,
 )
 from tabicl_train.config.stages import SCHEDULES, CurriculumConfig, StageConfig
+from tabicl_train.config.sweep import EVENTS
 from tabicl_train.console import is_first
 from tabicl_train.errors import install, is_installed, unusable_folder
 from tabicl_train.model.config import TabICLConfig
@@ -298,7 +299,7 @@ class RunConfig:
         problems = []
         if is_first(self.trainer.nodes) and (problem := unusable_folder(Path(self.run_dir))):  # it need not be shared
             problems.append(f"run_dir is {self.run_dir!r}; {problem}")
-        elif os.path.exists(os.path.join(self.run_dir, "jobs.jsonl")):
+        elif os.path.exists(os.path.join(self.run_dir, EVENTS)):
             problems.append(f"run_dir is {self.run_dir!r}; it is the folder of a sweep, whose runs lie in it")
         if self.trainer.accelerator == "cuda" and not torch.cuda.is_available():
             problems.append("trainer.accelerator is 'cuda'; torch finds no GPU on this machine")
@@ -307,6 +308,15 @@ class RunConfig:
             steps = [stage.tables for stage in self.curriculum.stages.values() for _ in range(stage.steps)]
             problems += [f"prior.{line}" for line in prior.missing_steps(self.seed, steps[: self.total_steps])]
         return problems
+
+    @property
+    def cores(self) -> int:
+        """Cores of this machine that a training process and its workers keep busy.
+
+        The actors of a Ray cluster have cores of their own, and what is left here is the process that talks to them.
+        """
+        workers = self.stream.num_workers if self.stream.address is None else 1
+        return self.trainer.cpu_threads + workers
 
     @property
     def has_checkpoint(self) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 from tabicl_train.config.checks import at_least, one_of
 from tabicl_train.errors import install, is_installed
 
+EVENTS, SETTINGS = "jobs.jsonl", "sweep.yaml"  # files in the folder of a sweep; sweep/journal.py describes them
+
 METHODS = ("grid", "random", "tpe")
 
 PRUNERS = ("none", "median", "halving")

@@ -15,6 +15,10 @@ from tabicl_train.config.schema import TrainerConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.processes.signals import PARENT
 
+# Exit code of a run that ended early, and that the same command continues. Under torchrun it is 0, since torchrun takes
+# any other code for a failure; launch/torchrun.sh reads status.json instead.
+PREEMPTED = os.EX_TEMPFAIL
+
 
 @dataclass(frozen=True)
 class Launch:

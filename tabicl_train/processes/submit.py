@@ -14,6 +14,7 @@ from tabicl_train.config.compose import compose
 from tabicl_train.config.options import SubmitOptions
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.errors import ConfigError
+from tabicl_train.processes.launch import PREEMPTED
 from tabicl_train.processes.signals import PARENT
 
 WARNING = 300  # seconds before the time limit at which the run is asked to stop: enough for a step and a checkpoint
@@ -41,7 +42,7 @@ class Training:
         signal.signal(signal.SIGTERM, lambda *_: self.ask_to_stop())  # on scancel
         self.wait()
         code = self.process.wait()
-        if code not in (0, os.EX_TEMPFAIL):
+        if code not in (0, PREEMPTED):
             raise RuntimeError(f"tabicl-train ended with exit code {code}, see above")
 
     def checkpoint(self) -> Any:

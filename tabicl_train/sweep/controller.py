@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tabicl_train.console import tell
-from tabicl_train.processes.launch import describe_exit
+from tabicl_train.processes.launch import PREEMPTED, describe_exit
 from tabicl_train.processes.signals import Stop
 from tabicl_train.run_dir.checkpoint import saved
 from tabicl_train.run_dir.lock import FULL_DISK, owner_is_alive
@@ -27,7 +27,6 @@ POLL = 0.25  # seconds between looks at the running jobs
 LOOK = 2.0  # seconds between looks at their files
 RETRIES = 3  # resumes of a job in a row that brought no new checkpoint, after which it counts as failed
 FINAL = ("finished", "failed", "pruned")  # a job that ended so has no more to do
-PREEMPTED = os.EX_TEMPFAIL
 
 
 @dataclass

@@ -15,11 +15,9 @@ from pathlib import Path
 
 import yaml
 
-from tabicl_train.config.sweep import SweepConfig
+from tabicl_train.config.sweep import EVENTS, SETTINGS, SweepConfig
 from tabicl_train.run_dir.records import Records
 from tabicl_train.sweep.plan import Job
-
-NAME, SETTINGS = "jobs.jsonl", "sweep.yaml"
 
 
 class SweepFailed(Exception):
@@ -33,7 +31,7 @@ class Journal:
         self.records = Records(folder, check)
         self.ends: dict[str, dict] = {}  # the last event of each job that has ended and not started again
         self.plan: list[dict] = []  # the planned events of the latest call
-        for event in self.records.lines(NAME):
+        for event in self.records.lines(EVENTS):
             if event["event"] == "sweep":
                 self.plan = []
             elif event["event"] == "planned":
@@ -71,8 +69,8 @@ class Journal:
         return self.ends[job.name]["status"] if job.name in self.ends else None
 
     def write(self, event: dict) -> None:
-        self.records.append_line(NAME, event)
-        self.check_written(NAME)
+        self.records.append_line(EVENTS, event)
+        self.check_written(EVENTS)
 
     def check_written(self, name: str) -> None:
         if name in self.records.failing:

@@ -15,13 +15,14 @@ from typing import Any
 
 import yaml
 
+from tabicl_train.config.sweep import EVENTS, SETTINGS
 from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir.lock import owner_is_alive
 from tabicl_train.run_dir.records import Records, csv_text
 from tabicl_train.run_dir.status import read_status
 from tabicl_train.sweep.metric import METRICS, curve
 
-EVENTS, RESULTS = "jobs.jsonl", "results.csv"
+RESULTS = "results.csv"
 STATUSES = ("finished", "running", "planned", "interrupted", "killed", "pruned", "failed")
 OF_RUN = {"running": "running", "finished": "finished", "failed": "failed", "preempted": "interrupted"}
 
@@ -76,7 +77,7 @@ class Sweep:
 def read_sweep(folder: Path) -> Sweep:
     """The present state of a sweep, which may be running; raises ConfigError if there is none in the folder."""
     try:
-        settings = yaml.safe_load((folder / "sweep.yaml").read_text())
+        settings = yaml.safe_load((folder / SETTINGS).read_text())
     except (OSError, yaml.YAMLError):
         settings = None
     if not isinstance(settings, dict) or settings.get("metric") not in METRICS:

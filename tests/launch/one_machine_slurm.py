@@ -1,16 +1,19 @@
 """A SLURM cluster of this machine alone: the real scheduler, in a temporary folder, without systemd and accounting."""
 
 import contextlib
+import functools
 import os
 import shutil
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import waiting
+
+until = functools.partial(waiting.until, seconds=600.0)
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "scontrol")
 IS_INSTALLED = hasattr(os, "geteuid") and os.geteuid() == 0 and all(map(shutil.which, PROGRAMS))
@@ -112,20 +115,13 @@ class Cluster:
         self.run("scancel", "--user=root", "--full", "--signal=KILL")
         self.run("scancel", "--user=root")
         with contextlib.suppress(AssertionError):
-            until(lambda: not self.run("squeue", "--noheader").strip(), "the jobs end", 60)
+            until(lambda: not self.run("squeue", "--noheader").strip(), "the jobs end", seconds=60)
         for name in reversed(list(self.daemons)):
             self.stop(name)
 
 
 def parent_of(process: int) -> int:
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = 600.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 @contextlib.contextmanager

@@ -56,13 +56,13 @@ def test_a_job_that_reaches_its_time_limit_goes_on_to_the_same_end(slurm, tmp_pa
     options = ["--ntasks=2", "--overcommit", "--time=2", "--signal=USR1@45"]
     job = sbatch(slurm, tmp_path, options, *LONG, f"run_dir={tmp_path / 'torn'}")
     give_time(slurm, job)
-    until(lambda: slurm.state(job) in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"), "the job ends", 3000)
+    until(lambda: slurm.state(job) in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"), "the job ends", seconds=3000)
     assert slurm.state(job) == "COMPLETED", log(tmp_path, job)
     said = log(tmp_path, job)
     assert "SIGUSR1: stopping after this step" in said and f"SLURM job {job} is requeued" in said
     assert "resumed at step" in said
     whole = sbatch(slurm, tmp_path, ["--ntasks=2", "--overcommit", "--time=60"], *LONG, f"run_dir={tmp_path / 'whole'}")
-    until(lambda: slurm.state(whole) in ("COMPLETED", "FAILED"), "the other job ends", 3000)
+    until(lambda: slurm.state(whole) in ("COMPLETED", "FAILED"), "the other job ends", seconds=3000)
     assert_same_end(tmp_path / "torn", tmp_path / "whole")
 
 
@@ -108,7 +108,7 @@ def test_a_job_submitted_from_python_goes_on_after_its_time_limit(slurm, tmp_pat
     options = SubmitOptions(gpus=0, hours=2 / 60)
     job = submit([*LONG, f"run_dir={tmp_path / 'run'}"], options, tmp_path / "jobs")
     give_time(slurm, job.job_id)
-    until(lambda: slurm.state(job.job_id) in ("COMPLETED", "FAILED", "TIMEOUT"), "the job ends", 3000)
+    until(lambda: slurm.state(job.job_id) in ("COMPLETED", "FAILED", "TIMEOUT"), "the job ends", seconds=3000)
     said = Path(job.paths.stdout).read_text()
     assert slurm.state(job.job_id) == "COMPLETED" and "resumed at step" in said, said
     assert job.result() is None

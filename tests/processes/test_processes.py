@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from meeting import free_port, until
+from meeting import free_port
+from waiting import until
 
 from tabicl_train.config.schema import TrainerConfig
 from tabicl_train.errors import ConfigError

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from meeting import free_port, until
+from meeting import free_port
+from waiting import until
 
 from tabicl_train.processes import watch
 from tabicl_train.run_dir.liveness import process_start
@@ -55,7 +56,7 @@ def test_no_process_outlives_its_launcher(launcher, tmp_path):
     process, numbers = started(launcher, tmp_path, "stuck")
     with process:
         process.kill()
-        until(lambda: not any(map(lives, numbers)), watch.GRACE / 2)  # by then they would end by themselves
+        until(lambda: not any(map(lives, numbers)), seconds=watch.GRACE / 2)  # by then they would end by themselves
 
 
 WORKER = """

@@ -1,17 +1,21 @@
 """Ray clusters on this machine, for tests: the test process itself never imports Ray."""
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import shutil
 import signal
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import waiting
+
 from tabicl_train.processes.signals import die_with_parent
+
+until = functools.partial(waiting.until, seconds=120.0)
 
 CONTEXT = multiprocessing.get_context("fork")
 
@@ -91,13 +95,6 @@ def command_of(pid: int) -> str:
 def actors_of(leader: int) -> list[int]:
     """The processes of a session that are actors."""
     return [pid for pid in session(leader) if "ray::Drawer" in command_of(pid)]
-
-
-def until(condition: Callable[[], object], seconds: float = 120.0) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "it does not happen"
-        time.sleep(0.1)
 
 
 def kill(pid: int) -> None:

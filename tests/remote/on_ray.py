@@ -37,7 +37,7 @@ def test_items_are_those_of_this_process_though_an_actor_is_killed(tmp_path, cap
     said = capsys.readouterr().err
     assert "2 Ray actors: 2 on " in said and "another one draws step 2 again" in said and "warning" not in said
     assert loader.waited > 0 and not folder.exists()
-    until(lambda: not session(leader), 10)  # a signal takes effect a moment after it is sent
+    until(lambda: not session(leader), seconds=10)  # a signal takes effect a moment after it is sent
     drawn = {int(name.split("-")[0]) for name in os.listdir(tmp_path)} - {os.getpid()}
     assert len(drawn) >= 2 and not drawn & {worker.process.pid for worker in loader.workers}
 
@@ -63,5 +63,5 @@ def test_a_run_that_loses_ray_goes_on_with_the_same_tables(tmp_path, monkeypatch
     assert_same_end(tmp_path / "ray", tmp_path / "local")
     said = capsys.readouterr().err
     assert said.count("Ray was killed by SIGKILL") == 1 and "1 worker of this machine draw" in said
-    until(lambda: not session(loaders[0].relay.pid), 10)
+    until(lambda: not session(loaders[0].relay.pid), seconds=10)
     assert not Path(loaders[0].folder).exists()

@@ -100,7 +100,7 @@ def test_an_instance_of_the_run_ends_with_it(number, tmp_path):
     os.kill(process.pid, number)
     process.join(60)
     assert process.exitcode == (75 if number == signal.SIGTERM else -number)
-    until(lambda: not session(relays[0]), 60)
+    until(lambda: not session(relays[0]), seconds=60)
     assert not list(Path("/tmp").glob(f"ray-*/session_*_{relays[0]}"))
 
 

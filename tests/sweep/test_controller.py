@@ -9,9 +9,10 @@ import pytest
 from invented_jobs import SETTINGS, Invented, controller_of, kill_once, run, statuses
 from runs import read
 
+from tabicl_train.config.sweep import EVENTS
 from tabicl_train.processes.signals import Stop
 from tabicl_train.sweep.controller import RETRIES
-from tabicl_train.sweep.journal import NAME, SweepFailed
+from tabicl_train.sweep.journal import SweepFailed
 from tabicl_train.sweep.plan import make_plan
 from tabicl_train.sweep.results import read_sweep
 from tabicl_train.sweep.run import run as run_sweep
@@ -53,10 +54,10 @@ def test_a_failing_job_is_marked_and_a_killed_one_resumed(tmp_path):
 
 def test_a_second_call_and_a_reordered_one_do_nothing(tmp_path):
     run(tmp_path, Invented(), *GRID)
-    before = (tmp_path / NAME).read_bytes()
+    before = (tmp_path / EVENTS).read_bytes()
     again = Invented()
     run(tmp_path, again, *GRID)
-    assert (tmp_path / NAME).read_bytes() == before
+    assert (tmp_path / EVENTS).read_bytes() == before
     run(tmp_path, again, "seed=2,0,1", "optimizer=adamw,muon")
     assert again.started == [] and {job.status for job in read_sweep(tmp_path).jobs} == {"finished"}
 
@@ -82,7 +83,7 @@ def test_a_sweep_that_was_killed_goes_on(polls, tmp_path):
     """Its jobs end with it, and leave what they had saved."""
     executor = Invented(lambda job, step: 1 / step + job.seed)
     run(tmp_path, executor, *GRID, polls=polls)
-    with open(tmp_path / NAME, "a") as file:
+    with open(tmp_path / EVENTS, "a") as file:
         file.write('{"event": "ended", "job"')  # the kill came while it was written
     executor.running.clear()
     before = executor.steps
@@ -167,7 +168,7 @@ def test_a_job_that_outlived_the_sweep_is_taken_over(tmp_path, monkeypatch):
 
 def test_the_events_tell_the_whole_story(tmp_path):
     run(tmp_path, Invented(accidents=kill_once(6)), "optimizer.momentum=0.9", "seed=3")
-    events = [json.loads(line) for line in (tmp_path / NAME).read_text().splitlines()]
+    events = [json.loads(line) for line in (tmp_path / EVENTS).read_text().splitlines()]
     assert [event["event"] for event in events] == ["sweep", "planned", "started", "ended", "started", "ended"]
     assert events[1]["params"] == {} and events[1]["seed"] == 3
     assert "optimizer.momentum=0.9" in events[1]["overrides"] and "seed=3" in events[1]["overrides"]

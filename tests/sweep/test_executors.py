@@ -1,10 +1,12 @@
 """Where jobs run."""
 
+import functools
 import os
 import signal
 import time
 
 import pytest
+import waiting
 
 from tabicl_train.config.compose import compose
 from tabicl_train.config.sweep import SweepConfig
@@ -12,6 +14,8 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.processes.signals import PARENT
 from tabicl_train.sweep.executors import executor, local
 from tabicl_train.sweep.plan import make_plan
+
+until = functools.partial(waiting.until, seconds=120.0)
 
 
 def test_each_job_gets_gpus_of_its_own():
@@ -195,10 +199,3 @@ def wait(handle) -> int:
 
     until(ended)
     return code
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -1,17 +1,18 @@
 """Sweeps of real runs, a few steps each."""
 
 import contextlib
+import functools
 import json
 import os
 import shlex
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import forked
 import pytest
+import waiting
 from command_line import command, exit_code
 from forked_jobs import forked_jobs, kill  # noqa: F401
 from runs import assert_same_end, metrics, read
@@ -20,16 +21,11 @@ from tabicl_train.run_dir.lock import owner_is_alive
 from tabicl_train.run_dir.status import read_status
 from tabicl_train.sweep.results import read_sweep
 
+until = functools.partial(waiting.until, seconds=300.0)
+
 pytestmark = pytest.mark.multi_process
 
 SHORT = ("experiment=smoke", "prior=dummy", "stream.num_workers=0", "trainer.accelerator=cpu", "checkpoint.every=5")
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def jobs(folder: Path) -> dict[str, Path]:

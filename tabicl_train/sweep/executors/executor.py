@@ -51,9 +51,7 @@ def processes(job: Job) -> int:
 def cores(job: Job) -> int:
     """Cores that a job keeps busy: those of its training processes and of their workers."""
     assert job.config is not None
-    stream = job.config.stream
-    workers = stream.num_workers if stream.address is None else 1  # actors of a Ray cluster have cores of their own
-    return processes(job) * (job.config.trainer.cpu_threads + workers)
+    return processes(job) * job.config.cores
 
 
 def start_process(arguments: list[str], threads: int, folder: str, log: str, gpus: list[str] | None = None):
