@@ -71,7 +71,8 @@ def attend_by_run(q: Tensor, kv: Tensor, runs: list[list[int]], dropout: float) 
         else:
             some = q[table if len(q) > 1 else 0].expand(count, -1, -1, -1)
         k, v = kv[first : first + count * keys].unflatten(0, (count, keys)).permute(2, 0, 3, 1, 4)  # (count, H, K, d)
-        limit = batch_limit(some.shape[2], length, some.shape[3]) if q.is_cuda else count
+        # an exported graph has symbolic sizes, and no limit
+        limit = count if torch.compiler.is_exporting() else batch_limit(some.shape[2], length, some.shape[3])
         parts = zip(some.transpose(1, 2).split(limit), k.split(limit), v.split(limit), strict=True)
         outs += [F.scaled_dot_product_attention(*part, dropout_p=dropout) for part in parts]  # (count, H, L, d)
     return torch.cat([out.transpose(1, 2).flatten(0, 1) for out in outs])
