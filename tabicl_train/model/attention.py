@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tabicl_train.model.kernels.row_attention import attend_rows
+from tabicl_train.model.kernels.row_attention import attend_rows, attend_rows_by_run
 from tabicl_train.model.kernels.run_attention import attend_runs
 from tabicl_train.model.layout import Spans
 from tabicl_train.model.scaling import Scaling
@@ -99,6 +99,16 @@ class RowSpans(NamedTuple):
     interleaved: bool
 
 
+def attend_in_rows(q: Tensor, kv: Tensor | None, spans: RowSpans, dropout: float) -> Tensor:
+    """`attend_rows`, with dropout, and in a graph that is exported."""
+    runs, starts, *rotation = spans
+    if torch.compiler.is_exporting():
+        return attend_rows_by_run(q, kv, runs, *rotation)
+    if dropout:
+        return attend_rows_by_run(q, kv, runs.tolist(), *rotation, dropout)
+    return attend_rows(q, kv, runs, starts, *rotation)
+
+
 class Rotary(nn.Module):
     """Rotary position embedding (arXiv 2104.09864), in both layouts of the rotated pairs."""
 
@@ -166,15 +176,16 @@ class Attention(nn.Module):
             (wq, wkv), (bq, bkv) = (p.split([self.dim, 2 * self.dim]) for p in (self.in_proj_weight, self.in_proj_bias))
             q = F.linear(x, wq, bq).unflatten(-1, heads)  # (Q, H, head_dim)
             kv = F.linear(context, wkv, bkv).unflatten(-1, (2, *heads))  # (K, 2, H, head_dim)
+        dropout = self.dropout if self.training else 0.0
         if isinstance(spans, RowSpans):
-            out = attend_rows(q if kv is None else q.unsqueeze(1), kv, *spans)
+            out = attend_in_rows(q if kv is None else q.unsqueeze(1), kv, spans, dropout)
         else:
             assert kv is not None
             if self.ssmax_layer is not None:
                 q = self.ssmax_layer(q, log_n, table)  # (Q, H, head_dim), or (B, L, H, head_dim)
             elif spans.shares_queries:
                 q = q[None]  # (1, L, H, head_dim)
-            out = attend(q, kv, spans, self.dropout if self.training else 0.0)
+            out = attend(q, kv, spans, dropout)
         return self.out_proj(out.flatten(1))  # out (Q, H, head_dim)
 
 
