@@ -25,9 +25,9 @@ def arguments(runs, heads, d, interleaved=False, queries=None, dtype=torch.float
     parts = 3 if queries is None else 2
     kv = torch.randn(tokens, parts, heads, d, generator=generator, dtype=dtype)
     if queries is None:
-        return kv, None, runs, starts, rotation.cos, rotation.sin, interleaved
+        return kv, None, runs, starts, *rotation, interleaved
     q = torch.randn(len(lengths) * queries, 1, heads, d, generator=generator, dtype=dtype)
-    return q, kv, runs, starts, rotation.cos, rotation.sin, interleaved
+    return q, kv, runs, starts, *rotation, interleaved
 
 
 def row_by_row(q, kv, runs, starts, cos, sin, interleaved):
