@@ -178,12 +178,14 @@ def submit() -> None:
         settings = [text for text in sys.argv[1:] if text not in own]
         if not settings:
             raise ConfigError(["there are no settings of the run, such as experiment=tabicl_v2 or run_dir=runs/mine"])
-        from tabicl_train.processes.submit import check_submission
+        from tabicl_train.config.schema import with_workers
+        from tabicl_train.processes.submit import GPU_WORKERS, check_submission
         from tabicl_train.processes.submit import submit as submit_job
 
         options, config = check_submission(own, settings)
         folder = Path(config.run_dir, "jobs").absolute()
-        job = submit_job([*settings, f"run_dir={folder.parent}"], options, folder, config.cores)
+        config, arguments = with_workers(config, GPU_WORKERS if options.gpus else 1)
+        job = submit_job([*settings, *arguments, f"run_dir={folder.parent}"], options, folder, config.cores)
     print(f"job       {job.job_id}, started again at its time limit until the run is finished")
     print(f"messages  {shlex.join(['tail', '-F', str(job.paths.stdout)])}")
     if options.cluster == "slurm":

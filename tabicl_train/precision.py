@@ -1,20 +1,26 @@
-"""The number format of a run: which one is in force and why, and the loss scale of fp16.
+"""The number formats of a run: which are in force and why, memory of a GPU, and the loss scale of fp16.
 
 Weights, gradients and optimiser state are always fp32; bf16 and fp16 are formats of the matrix products in the forward
 and backward pass. The scalable softmax and its gradients stay fp32 (`model/scaling.py`), and so does column attention
-with `model.col_attention_fp32`.
+with `model.col_attention_fp32`. On a GPU, matrix products of fp32 are in TF32 unless `trainer.tf32` is false.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tabicl_train.config.schema import TrainerConfig
+from tabicl_train.config.schema import RunConfig, TrainerConfig
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+# torch reads one of these when it first allocates memory of a GPU.
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+# Every step has other shapes, and a cache of blocks of fixed sizes would be left with gaps that fit none of them.
+EXPANDABLE = "expandable_segments:True"
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,26 @@ def choose(settings: TrainerConfig) -> Precision:
     if not torch.cuda.is_bf16_supported(including_emulation=False):
         return Precision("fp32", "the default on a GPU without bf16")
     return Precision("bf16", "the default on a GPU")
+
+
+def set_up_gpu(settings: TrainerConfig) -> None:
+    """Products of fp32 and memory of a GPU, as configured; to be called before CUDA starts."""
+    if not uses_cuda(settings):
+        return
+    torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
+    torch.backends.mkldnn.matmul.fp32_precision = "ieee"  # type: ignore[attr-defined]  # a CPU draws tables
+    if not any(os.environ.get(name) for name in ALLOCATOR):
+        os.environ[ALLOCATOR[0]] = EXPANDABLE
+
+
+def policy(config: RunConfig) -> list[str]:
+    """Lines about the formats and the memory of a run, as they are in force."""
+    lines = [f"precision {choose(config.trainer)}"]
+    if uses_cuda(config.trainer):
+        muon = "" if config.optimizer.name == "adamw" else f", Newton-Schulz in {config.optimizer.newton_schulz_dtype}"
+        lines.append(f"          products of fp32 in {'TF32' if config.trainer.tf32 else 'full precision'}{muon}")
+        lines += [f"memory    {name}={os.environ[name]}" for name in ALLOCATOR if os.environ.get(name)]
+    return lines
 
 
 class LossScale:

@@ -5,9 +5,10 @@ The items depend on (seed, step) only, so they are the same whether this process
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -24,6 +25,7 @@ class StepItem:
 
     tables: number of tables of the step over all ranks, over which the loss is averaged
     rejections: number of draws that the prior rejected, by reason
+    seconds: that drawing took
     """
 
     step: int
@@ -31,9 +33,10 @@ class StepItem:
     tables: int
     packs: list[Pack]
     rejections: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
 
     def to(self, device: torch.device) -> StepItem:
-        return StepItem(self.step, self.stage, self.tables, [pack.to(device) for pack in self.packs], self.rejections)
+        return replace(self, packs=[pack.to(device) for pack in self.packs])
 
 
 @dataclass
@@ -53,6 +56,7 @@ class StepStream:
 
     def draw(self, step: int, drawing: Callable[[int], None] = lambda table: None) -> StepItem:
         """The item of a step; `drawing` is called with the number of each table before it is drawn."""
+        started = time.perf_counter()
         plan = plan_step(self.curriculum, self.model, self.seed, step)
         item = StepItem(step, plan.stage, plan.tables, [])
         for groups in plan.packs(self.rank, self.ranks):
@@ -62,6 +66,7 @@ class StepStream:
                 tables.append(draw_table(self.prior, spec, self.seed, step, index))
                 item.rejections.update(tables[-1].rejections)
             item.packs.append(pack(tables))
+        item.seconds = time.perf_counter() - started
         return item
 
     def size(self, step: int) -> int:

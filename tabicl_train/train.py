@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import os
+import socket
 import warnings
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import lightning as L
 import torch
 import yaml
 
+from tabicl_train import compiling
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.checkpoints import CheckpointFiles, Checkpoints
 from tabicl_train.callbacks.diagnostics import Diagnostics
@@ -25,9 +28,10 @@ from tabicl_train.callbacks.validation import Validation
 from tabicl_train.callbacks.wandb_log import WandbLog
 from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.console import counted, is_first, tell
+from tabicl_train.model.kernels import memory
 from tabicl_train.module import Pretraining
 from tabicl_train.planning.run_plan import run_plan
-from tabicl_train.precision import choose, uses_cuda
+from tabicl_train.precision import policy, set_up_gpu, uses_cuda
 from tabicl_train.processes.failures import Stopped
 from tabicl_train.processes.join import join
 from tabicl_train.processes.processes import Processes
@@ -55,6 +59,7 @@ def train(config: RunConfig) -> str:
             with join(config.trainer, stop, folder) as processes:
                 stop.limit = math.inf if config.trainer.max_hours is None else 3600 * config.trainer.max_hours
                 processes.agree(next(iter(config.too_few_tables(processes.size)), None))
+                processes.agree(compiling.problem(config.trainer))
                 start, content = open_run(config, lock, processes)
                 if start.steps < config.total_steps:
                     outcome = train_from(start, content, config, lock, processes, stop)
@@ -129,16 +134,19 @@ def train_from(
     stream = build_stream(config, steps, processes)
     # Workers draw while the model is built, and are forked before this process has threads or a CUDA context; forked
     # late, workers of a released trainer took 13 s instead of 0.1 s a batch.
-    with build_loader(stream, config, trainer.strategy.root_device, processes) as loader, validation.drawing():
+    device = trainer.strategy.root_device
+    with build_loader(stream, config, device, processes) as loader, validation.drawing():
+        if device.type == "cpu":
+            memory.keep_freed_memory()
         processes.agree(loader.problem(stop))
         module = build_module(config, start.checkpoint, processes)
         status = RunStatus(records, lambda: trainer.global_step, writes=processes.rank == 0)
-        ranks = processes.gather(describe_machine(trainer.strategy.root_device))
+        ranks = processes.gather(describe_machine(device))
         if processes.rank == 0:
             records.replace("config.yaml", yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
             restart = start.restart.facts(processes.size) if start.restart else None
             record_start(records, start.steps, {"restart": restart, **origin}, ranks)
-            introduce(config, trainer, start)
+            introduce(config, trainer, start, loader.drawers)
             lock.on_beat = status.beat
         status.write("running")
         try:
@@ -193,7 +201,8 @@ def run_steps(
     path, content = start or (None, None)
     trainer = build_trainer(config, [watch], CheckpointFiles(config.checkpoint, content), processes)
     stream = build_stream(config, range(0 if path is None else checkpoint.step_of(path), until), processes)
-    with Loader(stream, config.stream.local(), trainer.strategy.root_device) as loader:
+    workers = config.stream.local(sharing(processes))
+    with Loader(stream, workers, trainer.strategy.root_device) as loader:
         module = build_module(config, path, processes)
         trainer.fit(module, loader, ckpt_path=path, weights_only=True)
 
@@ -206,8 +215,16 @@ def build_stream(config: RunConfig, steps: range, processes: Processes) -> StepS
 
 def build_loader(stream: StepStream, config: RunConfig, device: torch.device, processes: Processes) -> Loader:
     if config.stream.name == "ray":
-        return RayLoader(stream, config.stream, device, processes.local_size)
-    return Loader(stream, config.stream, device)
+        return RayLoader(stream, config.stream, device, sharing(processes))
+    return Loader(stream, config.stream.local(sharing(processes)), device)
+
+
+def sharing(processes: Processes) -> int:
+    """How many training processes of this machine share the cores of this one, itself included: all of them, unless
+    each is bound to cores of its own, as SLURM binds them."""
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}
+    host, own = socket.gethostname(), sorted(cores)
+    return sum(name == host and not cores.isdisjoint(others) for name, others in processes.gather((host, own)))
 
 
 def build_module(config: RunConfig, checkpoint: Path | None, processes: Processes) -> Pretraining:
@@ -217,6 +234,8 @@ def build_module(config: RunConfig, checkpoint: Path | None, processes: Processe
     ConfigError on all processes.
     """
     module = Pretraining(config)
+    if config.trainer.compile:
+        compiling.compile_blocks(module.model)
     if config.init_weights is not None and checkpoint is None:
 
         def load() -> None:
@@ -254,6 +273,7 @@ def set_up_process(config: RunConfig) -> None:
     """Settings of torch and Lightning in a process that trains."""
     silence_lightning()
     torch.set_num_threads(config.trainer.cpu_threads)
+    set_up_gpu(config.trainer)
     # cuDNN attention plans for every new shape and crashed for others; flash and memory-efficient attention remain.
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.manual_seed(config.seed)
@@ -269,14 +289,14 @@ def silence_lightning() -> None:
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # torch 2.13 about lightning 2.6
 
 
-def introduce(config: RunConfig, trainer: L.Trainer, start: Start) -> None:
-    """Print what is about to run, as it is in force."""
+def introduce(config: RunConfig, trainer: L.Trainer, start: Start, drawers: int) -> None:
+    """Print what is about to run, as it is in force; drawers: processes that draw its tables for each rank."""
     tell(f"run       {config.run_dir}" + (f", resumed at step {start.steps}" if start.steps else ""))
     if start.restart:
         tell(start.restart.line(trainer.world_size))
-    workers = counted(config.stream.num_workers, "Ray actor" if config.stream.name == "ray" else "worker")
+    workers = counted(drawers, "Ray actor" if config.stream.name == "ray" else "worker")
     tell(f"prior     {config.prior['name']}, seed {config.seed}, {workers}")
-    tell(f"device    {trainer.world_size} x {trainer.strategy.root_device.type}")
-    tell(f"precision {choose(config.trainer)}")
-    for line in run_plan(config):
+    compiled = ", compiled blocks (the first steps take long)" if config.trainer.compile else ""
+    tell(f"device    {trainer.world_size} x {trainer.strategy.root_device.type}{compiled}")
+    for line in [*policy(config), *run_plan(config)]:
         tell(line)

@@ -83,8 +83,9 @@ class Loader:
         self, stream: StepStream, config: StreamConfig, device: torch.device | None = None, stand_by: bool = False
     ) -> None:
         self.stream, self.waited = stream, 0.0
+        config = config.local()
         self.workers: list[Worker] = []
-        for number in range(config.num_workers):
+        for number in range(config.workers):
             connection, worker_end = CONTEXT.Pipe()
             drawing = CONTEXT.RawArray("q", [-1, -1])
             inherited = [connection, *(worker.connection for worker in self.workers)]
@@ -95,6 +96,11 @@ class Loader:
             self.workers.append(Worker(number, process, connection, drawing))
         items = map(self.take, stream.steps) if self.workers else iter(stream)
         self.items = pinned(items, device) if device is not None and device.type == "cuda" else items
+
+    @property
+    def drawers(self) -> int:
+        """Processes that draw tables, beside this one."""
+        return len(self.workers)
 
     def problem(self, stop: Stop) -> str | None:
         """What keeps the tables from being drawn; waits until that is known, but no longer than for a stop signal."""
@@ -167,7 +173,7 @@ class Ahead:
 
     def __init__(self, stream: StepStream, config: StreamConfig) -> None:
         self.size = functools.lru_cache(4096)(stream.size)
-        self.steps = config.prefetch * config.num_workers
+        self.steps = config.prefetch * config.workers
         self.bytes = config.prefetch_gib * 2**30
 
     def allows(self, step: int, due: int) -> bool:
@@ -200,7 +206,7 @@ def work(
     ahead = Ahead(stream, config)
     with contextlib.suppress(EOFError, ConnectionError):  # the training process is gone
         due = connection.recv() if stand_by else stream.steps.start
-        for step in range(due + number, stream.steps.stop, config.num_workers):
+        for step in range(due + number, stream.steps.stop, config.workers):
             while not ahead.allows(step, due):
                 due = connection.recv()
             while connection.poll():

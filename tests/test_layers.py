@@ -33,6 +33,7 @@ LINE = {
     "optimizer",
     "schedules",
     "precision",
+    "compiling",
     "gradients",
     "resume",
     "remote",

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from tabicl_train.callbacks.progress import Progress
+from tabicl_train.compiling import count_graphs, too_many_graphs
 from tabicl_train.config.schema import RunConfig
+from tabicl_train.console import counted, tell
 from tabicl_train.curriculum import stage_at
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.families import family_of
@@ -21,6 +23,8 @@ from tabicl_train.planning.flops import peak_flops
 from tabicl_train.run_dir.records import Records
 from tabicl_train.schedules import learning_rate
 from tabicl_train.stream import StepItem
+
+SECONDS = 10.0  # of training or drawing, before the two are compared
 
 COLUMNS = (
     "step", "stage", "loss", "grad_norm", "lr", "tables_per_s", "cells_per_s", "data_wait", "accept_rate", "skipped",
@@ -45,8 +49,10 @@ class Metrics(L.Callback):
 
     def __init__(self, config: RunConfig, records: Records) -> None:
         self.config, self.records = config, records
+        self.feeding = Feeding()
 
     def on_train_start(self, trainer: L.Trainer, module: Pretraining) -> None:
+        self.graphs, self.many_graphs = count_graphs(), False
         self.start_window(trainer)
         if trainer.is_global_zero:
             self.records.rewind("metrics.csv", trainer.global_step, COLUMNS)
@@ -55,11 +61,12 @@ class Metrics(L.Callback):
     def start_window(self, trainer: L.Trainer) -> None:
         self.started, self.waited = time.perf_counter(), trainer.train_dataloader.waited
         self.tables = self.cells = self.drawn = self.rejected = self.steps = 0
-        self.flops = 0.0
+        self.flops = self.drawing = 0.0
         self.clipped: Tensor | int = 0
 
     def on_train_batch_end(self, trainer: L.Trainer, module: Pretraining, _, item: StepItem, __: int) -> None:
         self.tables += item.tables
+        self.drawing += item.seconds
         self.cells += sum(pack.cells for pack in item.packs) * trainer.world_size
         self.drawn += sum(map(len, item.packs))
         self.rejected += item.rejections.total()
@@ -87,14 +94,62 @@ class Metrics(L.Callback):
                 "peak_share": "" if peak is None else self.flops / seconds / (peak * trainer.world_size),
                 "memory_gb": peak_memory(module.device) / 1e9,
             }
-            self.start_window(trainer)
             if trainer.is_global_zero:
                 self.records.append_rows("metrics.csv", {column: row[column] for column in COLUMNS})
                 self.progress.show(row)
+                busy = seconds * (1 - row["data_wait"])
+                self.feeding.add(item.stage, self.tables, busy, self.drawing, trainer.train_dataloader.drawers)
+                self.watch_graphs()
+            self.start_window(trainer)
+
+    def watch_graphs(self) -> None:
+        if self.config.trainer.compile and not self.many_graphs:
+            line = too_many_graphs(count_graphs() - self.graphs)
+            self.many_graphs = line is not None
+            if line is not None:
+                tell(line)
 
     def on_train_end(self, trainer: L.Trainer, module: Pretraining) -> None:
         if trainer.is_global_zero:
             self.progress.close()
+
+
+class Feeding:
+    """Compares, once in a stage, the tables that its workers draw with those that training takes.
+
+    On rank 0, which speaks for all ranks: their shares of a step are about the same work.
+    """
+
+    def __init__(self) -> None:
+        self.stage: str | None = None
+
+    def add(self, stage: str, tables: int, training: float, drawing: float, drawers: int) -> None:
+        """Count the steps since the previous row; those up to a stage's first row are left out, as kernels are made.
+
+        tables: of these steps, over all ranks
+        training: seconds, without those of waiting for tables
+        drawing: seconds of drawing, over all `drawers` processes that draw tables for a rank
+        """
+        if stage != self.stage:
+            self.stage, self.told = stage, drawers == 0
+            self.tables, self.training, self.drawing = 0, 0.0, 0.0
+            return
+        self.tables += tables
+        self.training += training
+        self.drawing += drawing / max(1, drawers)
+        if not self.told and max(self.training, self.drawing) >= SECONDS:
+            self.told = True
+            self.tell(self.tables / self.drawing, self.tables / self.training, drawers)
+
+    def tell(self, drawn: float, taken: float, drawers: int) -> None:
+        """drawn, taken: tables/s"""
+        workers = f"{counted(drawers, 'worker')} {'draws' if drawers == 1 else 'draw'}"
+        tell(f"feeding   {workers} {drawn:.3g} tables/s, training takes {taken:.3g} ({self.stage})")
+        if drawn < taken:
+            tell(
+                "warning   training waits for tables; more cores for more workers (stream.num_workers), other machines "
+                "(stream=ray), or tables drawn beforehand (tabicl-prior dump, prior=disk) make it faster"
+            )
 
 
 def step_flops(config: TabICLConfig, pack: Pack) -> float:

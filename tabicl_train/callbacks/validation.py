@@ -74,7 +74,7 @@ class Validation(L.Callback):
             yield
             return
         stream, settings = held_out_stream(self.config), self.config.stream.local()
-        num_workers, prefetch = min(1, settings.num_workers), max(1, len(stream.steps))
+        num_workers, prefetch = min(1, settings.workers), max(1, len(stream.steps))
         workers = dataclasses.replace(settings, num_workers=num_workers, prefetch=prefetch)
         with Loader(stream, workers) as self.loader:
             yield

@@ -1,4 +1,4 @@
-"""Options of what watches a run: guard, averages, validation, profile, Weights and Biases."""
+"""Options of what keeps and watches a run: checkpoints, guard, averages, validation, profile, Weights and Biases."""
 
 from __future__ import annotations
 
@@ -16,6 +16,33 @@ BEST = ("real", SYNTHETIC)
 
 WANDB_MODES = ("disabled", "offline", "online")
 WANDB_FORBIDDEN = "/\\#?%:"  # in the name of a project
+
+
+@dataclass
+class CheckpointConfig:
+    """When checkpoints are saved and which are kept."""
+
+    every: int = 500
+    """Steps between checkpoints."""
+    keep: int = 3
+    """Number of newest checkpoints to keep."""
+    permanent_every: int | None = None
+    """Keep checkpoints of multiples of this many steps for good; a multiple of checkpoint.every."""
+
+    def problems(self) -> list[str]:
+        problems = at_least(1, every=self.every, keep=self.keep)
+        if self.permanent_every is not None and (self.permanent_every < 1 or self.permanent_every % self.every):
+            problems.append(f"permanent_every is {self.permanent_every}; it must be a multiple of every ({self.every})")
+        return problems
+
+
+@dataclass
+class ResumeConfig:
+    """What may change when a run is continued."""
+
+    allow_changes: bool = False
+    """Continue even if the seed, the prior, the kind of optimizer, a stage that has begun, or a setting of the model to
+    which its weights still fit (dropout, checkpoint_rows, col_attention_fp32, scaling_bound) was changed."""
 
 
 @dataclass

@@ -24,8 +24,10 @@ from tabicl_train.config.checks import at_least, one_of
 from tabicl_train.config.monitoring import (
     SYNTHETIC,
     AveragesConfig,
+    CheckpointConfig,
     GuardConfig,
     ProfileConfig,
+    ResumeConfig,
     ValidationConfig,
     WandbConfig,
 )
@@ -75,8 +77,8 @@ class OptimizerConfig:
     """Nesterov momentum of Muon, in [0, 1)."""
     newton_schulz_steps: int = 5
     """Iterations with which Muon orthogonalizes an update."""
-    newton_schulz_dtype: str = "auto"
-    """Number format of these iterations: fp32, bf16, or auto (bf16 on a GPU, fp32 on a CPU)."""
+    newton_schulz_dtype: str = "fp32"
+    """Number format of these iterations: fp32, which trainer.tf32 makes fast on a GPU, or bf16, less exact."""
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     """Decay rates of AdamW's two moments, each in [0, 1)."""
     eps: float = 1e-8
@@ -86,7 +88,7 @@ class OptimizerConfig:
 
     def problems(self) -> list[str]:
         problems = one_of("name", self.name, OPTIMIZERS)
-        problems += one_of("newton_schulz_dtype", self.newton_schulz_dtype, ("auto", "fp32", "bf16"))
+        problems += one_of("newton_schulz_dtype", self.newton_schulz_dtype, ("fp32", "bf16"))
         problems += at_least(1, newton_schulz_steps=self.newton_schulz_steps)
         if not 0 <= self.momentum < 1:
             problems.append(f"momentum is {self.momentum}; it must lie in [0, 1)")
@@ -105,6 +107,11 @@ class TrainerConfig:
     """Stop the run after this many steps; schedules keep the length of their stages."""
     precision: str = "auto"
     """fp32, bf16, fp16, or auto (bf16 on a GPU, fp32 on a CPU); weights are fp32 in all of them."""
+    tf32: bool = True
+    """On a GPU, multiply fp32 matrices in TF32: with the range of fp32, 10 bits of its fraction, and many times its
+    speed. It matters for all of a run in fp32, and for the scalable softmax and Muon in the others."""
+    compile: bool = False
+    """Compile the blocks of the network, for all sizes of tables at once; the first steps take minutes longer."""
     accelerator: str = "auto"
     """cpu, cuda, or auto (a GPU where torch finds one)."""
     devices: int | None = None
@@ -143,8 +150,9 @@ class StreamConfig:
 
     name: str = "local"
     """local (worker processes of this machine) or ray (actors of a Ray cluster; the tables are the same)."""
-    num_workers: int = 1
-    """Workers (or Ray actors) that draw tables, for each training process; with 0 workers, it draws them itself."""
+    num_workers: int | None = None
+    """Workers (or Ray actors) that draw tables, for each training process; with 0 workers, it draws them itself. null
+    takes all cores that the process may use but one, divided by the processes that share them; at least one worker."""
     prefetch: int = 4
     """Largest number of steps whose tables each worker draws ahead."""
     # 64 tables of 1,024 rows are 14 MB, of up to 60,000 rows about 100 MB.
@@ -155,7 +163,10 @@ class StreamConfig:
 
     def problems(self) -> list[str]:
         problems = one_of("name", self.name, STREAMS)
-        problems += at_least(int(self.name == "ray"), num_workers=self.num_workers)
+        if self.num_workers is not None:
+            problems += at_least(int(self.name == "ray"), num_workers=self.num_workers)
+        elif self.name == "ray":
+            problems.append("num_workers is null; stream=ray needs a number")
         problems += at_least(1, prefetch=self.prefetch)
         if not self.prefetch_gib > 0:
             problems.append(f"prefetch_gib is {self.prefetch_gib}; it must be positive")
@@ -178,13 +189,20 @@ class StreamConfig:
         except OSError as error:
             return [f"stream.address is {self.address!r}; no Ray cluster answers there ({error})"]
 
+    @property
+    def workers(self) -> int:
+        """num_workers, once it is a number: `local` or `with_workers` decides where it is null."""
+        assert self.num_workers is not None
+        return self.num_workers
+
     def local(self, processes: int = 1) -> StreamConfig:
-        """The same with workers of this machine, which divide its cores among this number of processes."""
-        if self.name == "local":
+        """The same with a number of workers of this machine, whose cores this number of processes share."""
+        if self.name == "local" and self.num_workers is not None:
             return self
         from joblib import cpu_count
 
-        workers = max(1, min(self.num_workers, cpu_count() // processes))
+        cores = cpu_count() // processes
+        workers = max(1, cores - 1 if self.num_workers is None else min(self.num_workers, cores))
         return replace(self, name="local", num_workers=workers, address=None)
 
 
@@ -192,33 +210,6 @@ def address_of(text: str) -> tuple[str, int]:
     """HOST:PORT, taken apart."""
     host, _, port = text.rpartition(":")
     return host, int(port)
-
-
-@dataclass
-class CheckpointConfig:
-    """When checkpoints are saved and which are kept."""
-
-    every: int = 500
-    """Steps between checkpoints."""
-    keep: int = 3
-    """Number of newest checkpoints to keep."""
-    permanent_every: int | None = None
-    """Keep checkpoints of multiples of this many steps for good; a multiple of checkpoint.every."""
-
-    def problems(self) -> list[str]:
-        problems = at_least(1, every=self.every, keep=self.keep)
-        if self.permanent_every is not None and (self.permanent_every < 1 or self.permanent_every % self.every):
-            problems.append(f"permanent_every is {self.permanent_every}; it must be a multiple of every ({self.every})")
-        return problems
-
-
-@dataclass
-class ResumeConfig:
-    """What may change when a run is continued."""
-
-    allow_changes: bool = False
-    """Continue even if the seed, the prior, the kind of optimizer, a stage that has begun, or a setting of the model to
-    which its weights still fit (dropout, checkpoint_rows, col_attention_fp32, scaling_bound) was changed."""
 
 
 @dataclass
@@ -285,6 +276,8 @@ class RunConfig:
         no_start = self.init_weights is not None and not Path(self.init_weights).exists() and not self.has_checkpoint
         if no_start and is_first(self.trainer.nodes):  # which reads it for all
             problems.append(f"init_weights is {self.init_weights!r}; there is no such file or run directory")
+        if self.trainer.compile and self.model.dropout > 0:
+            problems.append(f"trainer.compile is true, which needs model.dropout=0; it is {self.model.dropout}")
         return problems + self.too_few_tables((self.trainer.devices or 1) * (self.trainer.nodes or 1))
 
     def too_few_tables(self, processes: int) -> list[str]:
@@ -315,8 +308,7 @@ class RunConfig:
 
         The actors of a Ray cluster have cores of their own, and what is left here is the process that talks to them.
         """
-        workers = self.stream.num_workers if self.stream.address is None else 1
-        return self.trainer.cpu_threads + workers
+        return self.trainer.cpu_threads + (self.stream.workers if self.stream.address is None else 1)
 
     @property
     def has_checkpoint(self) -> bool:
@@ -328,6 +320,14 @@ class RunConfig:
         """Optimizer steps of the run: all stages, cut at trainer.max_steps."""
         steps = sum(stage.steps for stage in self.curriculum.stages.values())
         return steps if self.trainer.max_steps is None else min(steps, self.trainer.max_steps)
+
+
+def with_workers(config: RunConfig, number: int) -> tuple[RunConfig, list[str]]:
+    """The configuration of a job that shares its machine with others, and arguments of its command that belong to it:
+    with a number of workers, since by default a run takes all cores."""
+    if config.stream.num_workers is not None:
+        return config, []
+    return replace(config, stream=replace(config.stream, num_workers=number)), [f"stream.num_workers={number}"]
 
 
 def flatten(values: dict, prefix: str = "") -> dict[str, Any]:

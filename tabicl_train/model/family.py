@@ -89,6 +89,10 @@ class Network(nn.Module, ABC):
     def to_public(config: Any) -> dict[str, Any]:
         """The settings as an exported file holds them; raises ConfigError if the format has no such network."""
 
+    def blocks(self) -> Iterator[nn.Module]:
+        """The modules that take most of the time, for `trainer.compile`; none unless the family names them."""
+        return iter(())
+
     def named_scalings(self) -> Iterator[tuple[str, Scaling]]:
         """The attention layers with a scalable softmax, by names for logs; none unless the family has such layers."""
         return iter(())

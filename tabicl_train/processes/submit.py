@@ -18,6 +18,7 @@ from tabicl_train.processes.launch import PREEMPTED
 from tabicl_train.processes.signals import PARENT
 
 WARNING = 300  # seconds before the time limit at which the run is asked to stop: enough for a step and a checkpoint
+GPU_WORKERS = 8  # that a job has for each GPU, and cores for them, if stream.num_workers does not say
 ALWAYS = 1_000_000  # times that submitit starts a job again; its own limit is 3
 
 

@@ -60,6 +60,7 @@ class RayLoader(Loader):
     ) -> None:
         """local_ranks: training processes on this machine, among which the local workers divide its cores"""
         super().__init__(stream, config.local(local_ranks), device, stand_by=True)
+        self.actors = config.workers
         self.active, self.ready, self.closing = True, False, False  # whether the relay draws, has started, is ended
         # Sockets lie below this folder, and their paths may have 107 characters. Ray's default folder would make this
         # instance the one that other programs find.
@@ -71,6 +72,10 @@ class RayLoader(Loader):
         self.relay = CONTEXT.Process(target=relay, args=args, daemon=True)
         self.relay.start()
         relay_end.close()
+
+    @property
+    def drawers(self) -> int:
+        return self.actors if self.active else len(self.workers)
 
     def problem(self, stop: Stop) -> str | None:
         stop.waiting = "the Ray cluster"
@@ -176,7 +181,7 @@ def relay(
     ignore_stop_signals()  # again: Ray has a handler of its own
     with contextlib.suppress(EOFError, ConnectionError):  # the training process is gone
         try:
-            actors = Actors(ray, stream, config.num_workers)
+            actors = Actors(ray, stream, config.workers)
             problems, lines = actors.start()
             connection.send((problems, lines))
             if not problems:
@@ -212,7 +217,7 @@ def connect(ray: Any, config: StreamConfig, folder: str | None) -> None:
     memory = None if math.isinf(config.prefetch_gib) else max(MEMORY, int(config.prefetch_gib * 2**30))
     ray.init(
         address="local",
-        num_cpus=config.num_workers,
+        num_cpus=config.workers,
         num_gpus=0,
         object_store_memory=memory,
         include_dashboard=False,

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
+from tabicl_train.config.schema import with_workers
 from tabicl_train.processes.signals import PARENT
 from tabicl_train.sweep.plan import Job
 
@@ -48,10 +49,10 @@ def processes(job: Job) -> int:
     return job.config.trainer.devices or 1
 
 
-def cores(job: Job) -> int:
-    """Cores that a job keeps busy: those of its training processes and of their workers."""
+def cores(job: Job, workers: int = 1) -> int:
+    """Cores that a job keeps busy: those of its training processes and of their workers; `workers` as below."""
     assert job.config is not None
-    return processes(job) * job.config.cores
+    return processes(job) * with_workers(job.config, workers)[0].cores
 
 
 def start_process(arguments: list[str], threads: int, folder: str, log: str, gpus: list[str] | None = None):
@@ -76,12 +77,15 @@ def start_process(arguments: list[str], threads: int, folder: str, log: str, gpu
         )
 
 
-def process_of(job: Job) -> tuple[list[str], int, str, str]:
+def process_of(job: Job, workers: int = 1) -> tuple[list[str], int, str, str]:
     """The first arguments of `start_process` for a job. It calls itself tabicl-train, so that the run records a command
-    that can be typed."""
+    that can be typed.
+
+    workers: of each training process, if stream.num_workers does not say: a job shares its machine with others
+    """
     assert job.config is not None
     program = "import sys; sys.argv[0] = 'tabicl-train'; from tabicl_train.commands import train; train()"
-    arguments = [sys.executable, "-c", program, *job.arguments]
+    arguments = [sys.executable, "-c", program, *job.arguments, *with_workers(job.config, workers)[1]]
     return arguments, job.config.trainer.cpu_threads, os.getcwd(), str(log_file(job).absolute())
 
 

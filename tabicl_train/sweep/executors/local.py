@@ -63,8 +63,19 @@ class Local:
         self.pool = Pool(self.gpus, len(os.sched_getaffinity(0)), limit)
 
     def needs(self, job: Job) -> tuple[int, int]:
+        """GPUs and cores."""
         assert job.config is not None
-        return processes(job) if uses_cuda(job.config.trainer) else 0, cores(job)
+        return processes(job) if uses_cuda(job.config.trainer) else 0, cores(job, self.workers(job))
+
+    def workers(self, job: Job) -> int:
+        """Workers of each training process of a job, unless it says: all cores are shared by the processes at once, and
+        one is left to each of them. On a CPU it is one, so that as many jobs as possible run."""
+        assert job.config is not None
+        if self.pool.limit is not None:
+            at_once = self.pool.limit * processes(job)
+        else:
+            at_once = len(self.gpus) if uses_cuda(job.config.trainer) else self.pool.num_cores
+        return max(1, self.pool.num_cores // max(1, at_once) - 1)
 
     def problem(self, job: Job) -> str | None:
         """Why a job can never run here."""
@@ -82,7 +93,7 @@ class Local:
     def start(self, job: Job) -> LocalJob:
         gpus = self.pool.take(job.name, *self.needs(job))
         try:
-            process = start_process(*process_of(job), gpus or None)
+            process = start_process(*process_of(job, self.workers(job)), gpus or None)
         except OSError:
             self.pool.give_back(job.name)
             raise
