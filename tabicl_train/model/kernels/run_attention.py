@@ -50,10 +50,10 @@ def pieces(q: Tensor, kv: Tensor, runs: Tensor) -> Iterator[tuple[slice, Any, sl
 
 @torch.library.custom_op("tabicl_train::run_attention", mutates_args=())
 def run_attention(q: Tensor, kv: Tensor, runs: Tensor, queries: int) -> tuple[Tensor, Tensor]:
-    """The result (queries, H, d), and the logarithms of the sums of exponentials, in an order of the kernel's own."""
+    """The result (queries, H, d), and what the kernel keeps of the sums of exponentials, (2 queries H,)."""
     H, d = q.shape[-2:]
     out = q.new_empty(queries, H, d)
-    sums = q.new_empty(queries * H, dtype=torch.promote_types(q.dtype, torch.float32))
+    sums = q.new_zeros(2 * queries * H, dtype=torch.promote_types(q.dtype, torch.float32))
     if fits_lanes(q):
         from tabicl_train.model.kernels import run_cpu
 
@@ -98,7 +98,7 @@ def run_attention_backward(
 @run_attention.register_fake
 def _(q: Tensor, kv: Tensor, runs: Tensor, queries: int) -> tuple[Tensor, Tensor]:
     H, d = q.shape[-2:]
-    sums = q.new_empty(queries * H, dtype=torch.promote_types(q.dtype, torch.float32))
+    sums = q.new_zeros(2 * queries * H, dtype=torch.promote_types(q.dtype, torch.float32))
     return q.new_empty(queries, H, d), sums
 
 
