@@ -21,34 +21,28 @@ def arguments(runs, heads, d, interleaved=False, queries=None, dtype=torch.float
     lengths = torch.cat([torch.full((int(rows),), int(tokens)) for rows, tokens in runs])
     tokens = int(lengths.sum())
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).int()
-    cos, sin = Rotary(d, 100.0, interleaved)(int(lengths.max()))
+    rotation = Rotary(d, 100.0, interleaved)(int(lengths.max()))
     parts = 3 if queries is None else 2
     kv = torch.randn(tokens, parts, heads, d, generator=generator, dtype=dtype)
     if queries is None:
-        return kv, None, runs, starts, cos, sin, interleaved
+        return kv, None, runs, starts, *rotation, interleaved
     q = torch.randn(len(lengths) * queries, 1, heads, d, generator=generator, dtype=dtype)
-    return q, kv, runs, starts, cos, sin, interleaved
+    return q, kv, runs, starts, *rotation, interleaved
 
 
 def row_by_row(q, kv, runs, starts, cos, sin, interleaved):
     """The same by the formula, one row at a time, in the dtype of q."""
+    out, rows, half = [], len(starts) - 1, q.shape[-1] // 2
 
-    def turn(x):
-        """x (tokens, H, d), pair by pair, by the angles of positions 0, 1, 2, ..."""
-        y, d = torch.empty_like(x), x.shape[-1]
-        for pair in range(d // 2):
-            a, b = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + d // 2)
-            c, s = (table[: len(x), b, None].to(x.dtype) for table in (cos, sin))
-            y[..., a] = x[..., a] * c - x[..., b] * s
-            y[..., b] = x[..., b] * c + x[..., a] * s
-        return y
+    def turn(x):  # (T, H, d)
+        partner = x.unflatten(-1, (half, 2)).flip(-1).flatten(-2) if interleaved else x.roll(half, -1)
+        return x * cos[: len(x), None].to(x.dtype) + partner * sin[: len(x), None].to(x.dtype)
 
-    out, rows = [], len(starts) - 1
     for row in range(rows):
         first, last = starts[row], starts[row + 1]
         keys = (q if kv is None else kv)[first:last]
         queries = q[first:last, :1] if kv is None else q.view(rows, -1, *q.shape[1:])[row]
-        turned = turn(queries[:, 0]), turn(keys[:, -2])
+        turned = [turn(x) for x in (queries[:, 0], keys[:, -2])]
         weights = (torch.einsum("lhd,khd->hlk", *turned) / q.shape[-1] ** 0.5).softmax(-1)
         out.append(torch.einsum("hlk,khd->lhd", weights, keys[:, -1]))
     return torch.cat(out)

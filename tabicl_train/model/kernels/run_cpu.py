@@ -81,7 +81,12 @@ def read_keys(kv, first, count, width, head, d, k, v):
         k[e] = v[e] = 0
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(
+    "void(f4[::1], i8, f4[::1], UniTuple(i8, 2), i8[:, ::1], f4[::1], f4[::1], i8, i8)",
+    cache=True,
+    nogil=True,
+    error_model="numpy",
+)
 def forward_kernel(q, shared, kv, shape, runs, out, sums, thread, threads):
     """q: flat (queries, H, d), or (P, L, H, d) if shared is P > 0; kv: flat (keys, 2, H, d); shape: (H, d);
 
@@ -128,7 +133,12 @@ def forward_kernel(q, shared, kv, shape, runs, out, sums, thread, threads):
                 begin += L
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(
+    "void(f4[::1], i8, f4[::1], UniTuple(i8, 2), i8[:, ::1], f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], i8, i8)",
+    cache=True,
+    nogil=True,
+    error_model="numpy",
+)
 def backward_kernel(q, shared, kv, shape, runs, out, sums, grad, dq, dkv, thread, threads):
     """Adds the gradients of `forward_kernel`'s q and kv for that of its result to dq and dkv."""
     H, d = shape
@@ -193,7 +203,7 @@ def backward(
 
 def layout(q: Tensor, kv: Tensor, runs: Tensor) -> tuple:
     """The kernels' q, shared, kv, shape and runs."""
-    return flat(q), len(q) if q.dim() == 4 else 0, flat(kv), tuple(q.shape[-2:]), runs.numpy()
+    return flat(q), len(q) if q.dim() == 4 else 0, flat(kv), tuple(q.shape[-2:]), runs.contiguous().numpy()
 
 
 def flat(x: Tensor) -> np.ndarray:
