@@ -98,4 +98,4 @@ def test_scaling_kernels_fit_a_hopper_gpu(d, tmp_path):
         binary, sass = compiled(kernel, scaling_triton.options(8, d, d, d, backward), tmp_path / str(backward))
         assert "MMA" in sass and "LDG.E.128" in sass
         assert binary.metadata.shared <= 227 * 1024
-        assert local_memory(sass) <= ((300 if d == 16 else 16) if backward else 0)
+        assert local_memory(sass) <= ((300 if d == 16 else 40) if backward else 0)
