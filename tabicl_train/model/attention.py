@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tabicl_train.model.kernels.row_attention import attend_rows
+from tabicl_train.model.kernels.linear import Linear, linear
+from tabicl_train.model.kernels.row_attention import attend_rows, attend_rows_by_run
 from tabicl_train.model.kernels.run_attention import attend_runs
 from tabicl_train.model.layout import Spans
 from tabicl_train.model.scaling import Scaling
@@ -84,6 +85,22 @@ def batch_limit(num_heads: int, num_queries: int, head_dim: int) -> int:
     return max(1, min(CUDA_GRID, FLASH_BACKWARD // (num_heads * queries * max(head_dim, 32))))
 
 
+class LayerNorm(nn.LayerNorm):
+    """torch's, but under autocast in the dtype of its input, with sums in float32.
+
+    Autocast would have it copy its input to float32 and write float32, which the next product copies back: 20 bytes a
+    value instead of 4.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        device = x.device.type
+        if not torch.is_autocast_enabled(device) or x.dtype == torch.float32:
+            return super().forward(x)
+        weight, bias = (None if p is None else p.to(x.dtype) for p in (self.weight, self.bias))
+        with torch.autocast(device, enabled=False):
+            return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+
+
 class RowSpans(NamedTuple):
     """The sequences of the row stage, and the rotary embedding of their positions 0..T-1.
 
@@ -97,6 +114,16 @@ class RowSpans(NamedTuple):
     cos: Tensor
     sin: Tensor
     interleaved: bool
+
+
+def attend_in_rows(q: Tensor, kv: Tensor | None, spans: RowSpans, dropout: float) -> Tensor:
+    """`attend_rows`, with dropout, and in a graph that is exported."""
+    runs, starts, *rotation = spans
+    if torch.compiler.is_exporting():
+        return attend_rows_by_run(q, kv, runs, *rotation)
+    if dropout:
+        return attend_rows_by_run(q, kv, runs.tolist(), *rotation, dropout)
+    return attend_rows(q, kv, runs, starts, *rotation)
 
 
 class Rotary(nn.Module):
@@ -134,7 +161,7 @@ class Attention(nn.Module):
         self.dim, self.num_heads, self.dropout, self.fp32 = dim, num_heads, dropout, fp32
         self.in_proj_weight = nn.Parameter(torch.empty(3 * dim, dim))
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * dim))
-        self.out_proj = nn.Linear(dim, dim)
+        self.out_proj = Linear(dim, dim)
         self.ssmax_layer = None if scaling == "none" else Scaling(scaling, num_heads, dim // num_heads, scaling_bound)
         nn.init.xavier_uniform_(self.in_proj_weight)
         nn.init.zeros_(self.out_proj.bias)
@@ -160,21 +187,22 @@ class Attention(nn.Module):
                 return self(x.float(), None if context is None else context.float(), spans, log_n, table)
         heads = (self.num_heads, self.dim // self.num_heads)
         if context is None:
-            q = F.linear(x, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, *heads))
+            q = linear(x, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, *heads))
             kv = None
         else:
             (wq, wkv), (bq, bkv) = (p.split([self.dim, 2 * self.dim]) for p in (self.in_proj_weight, self.in_proj_bias))
-            q = F.linear(x, wq, bq).unflatten(-1, heads)  # (Q, H, head_dim)
-            kv = F.linear(context, wkv, bkv).unflatten(-1, (2, *heads))  # (K, 2, H, head_dim)
+            q = linear(x, wq, bq).unflatten(-1, heads)  # (Q, H, head_dim)
+            kv = linear(context, wkv, bkv).unflatten(-1, (2, *heads))  # (K, 2, H, head_dim)
+        dropout = self.dropout if self.training else 0.0
         if isinstance(spans, RowSpans):
-            out = attend_rows(q if kv is None else q.unsqueeze(1), kv, *spans)
+            out = attend_in_rows(q if kv is None else q.unsqueeze(1), kv, spans, dropout)
         else:
             assert kv is not None
             if self.ssmax_layer is not None:
                 q = self.ssmax_layer(q, log_n, table)  # (Q, H, head_dim), or (B, L, H, head_dim)
             elif spans.shares_queries:
                 q = q[None]  # (1, L, H, head_dim)
-            out = attend(q, kv, spans, self.dropout if self.training else 0.0)
+            out = attend(q, kv, spans, dropout)
         return self.out_proj(out.flatten(1))  # out (Q, H, head_dim)
 
 
@@ -196,10 +224,10 @@ class Block(nn.Module):
         super().__init__()
         self.dropout = dropout
         self.attn = Attention(dim, num_heads, scaling, dropout, zero_init, scaling_bound, fp32_attention)
-        self.linear1 = nn.Linear(dim, ff_factor * dim)
-        self.linear2 = nn.Linear(ff_factor * dim, dim)
-        self.norm1 = nn.LayerNorm(dim, bias=not bias_free_ln)
-        self.norm2 = nn.LayerNorm(dim, bias=not bias_free_ln)
+        self.linear1 = Linear(dim, ff_factor * dim)
+        self.linear2 = Linear(ff_factor * dim, dim)
+        self.norm1 = LayerNorm(dim, bias=not bias_free_ln)
+        self.norm2 = LayerNorm(dim, bias=not bias_free_ln)
         if zero_init:
             nn.init.zeros_(self.linear2.weight)
             nn.init.zeros_(self.linear2.bias)

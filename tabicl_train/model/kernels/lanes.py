@@ -92,7 +92,7 @@ class Emit:
         return builder.fmul(value, builder.bitcast(exponent, VECTOR))
 
     def loop(self, count: Any, states: list[Any], body: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
-        """Run the body for 0..count-1, at least once; it maps the states to new ones, the last of which are returned."""
+        """Run the body for 0..count-1, at least once: it maps states to new ones, and the last ones are returned."""
         builder, before = self.builder, self.builder.block
         block, after = builder.append_basic_block("body"), builder.append_basic_block("after")
         builder.branch(block)

@@ -12,6 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from tabicl_train.model.kernels import HAS_TRITON
+
+TRITON_TOKENS, TRITON_WIDTH = 128, 64  # of a row and of a head
 LANES_TOKENS = 128  # of the compiled kernel: its weights of eight rows and a head are 0.5 MB, as much as caches hold
 PLAIN_SCORES = 2**24  # that the plain backward pass holds at once
 
@@ -39,7 +42,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     """The result, and for CUDA's backward pass the logarithm of the softmax's denominators, (q tokens, H)."""
     q, kv = q.contiguous(), None if kv is None else kv.contiguous()
-    if q.is_cuda:
+    if _fits_triton(q, cos):
         from tabicl_train.model.kernels import row_triton
 
         return row_triton.forward(q, kv, runs, starts, cos, sin, interleaved)
@@ -48,7 +51,7 @@ def _forward(
 
         out = row_cpu.forward(q, kv, runs, cos, sin, interleaved)
     else:
-        out = _plain(q, kv, runs, cos, sin, interleaved)
+        out = attend_rows_by_run(q, kv, runs.tolist(), cos, sin, interleaved)
     return out, q.new_empty(0, dtype=torch.float32)
 
 
@@ -59,7 +62,7 @@ def _backward(
 ) -> list[Tensor]:  # fmt: skip
     """The gradients of q and, if there is one, of kv."""
     q, kv, grad = q.contiguous(), None if kv is None else kv.contiguous(), grad.contiguous()
-    if q.is_cuda:
+    if _fits_triton(q, cos):
         from tabicl_train.model.kernels import row_triton
 
         gradients = row_triton.backward(q, kv, runs, starts, cos, sin, interleaved, out, lse, grad)
@@ -68,13 +71,13 @@ def _backward(
         from tabicl_train.model.kernels import row_cpu
 
         return row_cpu.backward(q, kv, runs, cos, sin, interleaved, grad)
-    return _plain_backward(q, kv, runs, cos, sin, interleaved, grad)
+    return _plain_backward(q, kv, runs.tolist(), cos, sin, interleaved, grad)
 
 
 @_forward.register_fake
-def _(q: Tensor, kv: Any, runs: Any, starts: Any, cos: Any, sin: Any, interleaved: bool) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, kv: Any, runs: Any, starts: Any, cos: Tensor, sin: Any, interleaved: bool) -> tuple[Tensor, Tensor]:
     tokens, _, H, d = q.shape
-    lse = q.new_empty((tokens, H) if q.is_cuda else 0, dtype=torch.float32)
+    lse = q.new_empty((tokens, H) if _fits_triton(q, cos) else 0, dtype=torch.float32)
     return q.new_empty(tokens, H, d), lse
 
 
@@ -110,16 +113,21 @@ def _backward_flops(q: Tensor, kv: Tensor | None, runs: Tensor, *_: Any, **__: A
     return 2 * _flops(q, kv, runs)  # as torch counts: the weights computed again are not included
 
 
+def _fits_triton(q: Tensor, cos: Tensor) -> bool:
+    return q.is_cuda and HAS_TRITON and cos.shape[0] <= TRITON_TOKENS and q.shape[-1] <= TRITON_WIDTH
+
+
 def _fits_lanes(q: Tensor, cos: Tensor) -> bool:
-    return q.dtype == torch.float32 and q.shape[-1] % 8 == 0 and cos.shape[0] <= LANES_TOKENS and q.numel() > 0
+    fits = q.device.type == "cpu" and q.dtype == torch.float32 and q.shape[-1] % 8 == 0
+    return fits and cos.shape[0] <= LANES_TOKENS and q.numel() > 0
 
 
-def _split(q: Tensor, kv: Tensor | None, runs: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+def _split(q: Tensor, kv: Tensor | None, runs: list[list[int]]) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Views of q, k, v of each run, (rows, H, tokens, d)."""
     keys = q if kv is None else kv
-    queries = 0 if kv is None else q.shape[0] // int(runs[:, 0].sum())
+    queries = 0 if kv is None else q.shape[0] // sum(R for R, _ in runs)
     pieces, q_first, first = [], 0, 0
-    for R, T in runs.tolist():
+    for R, T in runs:
         L = queries or T
         part = keys[first : first + R * T].unflatten(0, (R, T)).transpose(1, 3)  # (R, H, parts, T, d)
         turned = q[q_first : q_first + R * L, 0].unflatten(0, (R, L)).transpose(1, 2)  # (R, H, L, d)
@@ -140,21 +148,31 @@ def _turn_back(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor
     return _turn(x, cos, -sin, interleaved)
 
 
-def _plain(q: Tensor, kv: Tensor | None, runs: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+def attend_rows_by_run(
+    q: Tensor,
+    kv: Tensor | None,
+    runs: list[list[int]],
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    dropout: float = 0.0,
+) -> Tensor:
+    """`attend_rows` in plain torch."""
     results = []
     for queries, k, v in _split(q, kv, runs):
         queries, k = (_turn(x, cos, sin, interleaved) for x in (queries, k))
-        results.append(F.scaled_dot_product_attention(queries, k, v).transpose(1, 2).flatten(0, 1))  # (R L, H, d)
-    return torch.cat(results) if results else q.new_empty(0, *q.shape[2:])
+        out = F.scaled_dot_product_attention(queries, k, v, dropout_p=dropout)  # (R, H, L, d)
+        results.append(out.transpose(1, 2).flatten(0, 1))
+    return torch.cat(results)
 
 
 def _plain_backward(
-    q: Tensor, kv: Tensor | None, runs: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, grad: Tensor
+    q: Tensor, kv: Tensor | None, runs: list[list[int]], cos: Tensor, sin: Tensor, interleaved: bool, grad: Tensor
 ) -> list[Tensor]:
     dq, dkv = torch.empty_like(q), None if kv is None else torch.empty_like(kv)
-    ends = _split(dq, dkv, runs)
+    pieces, ends = _split(q, kv, runs), _split(dq, dkv, runs)
     scale, first = q.shape[-1] ** -0.5, 0
-    for (queries, k, v), end in zip(_split(q, kv, runs), ends, strict=True):
+    for (queries, k, v), end in zip(pieces, ends, strict=True):
         R, H, L, _ = queries.shape
         slope = grad[first : first + R * L].unflatten(0, (R, L)).transpose(1, 2)  # (R, H, L, d)
         first += R * L
