@@ -16,7 +16,7 @@ from tabicl_train.model.families import family_of
 from tabicl_train.model.pack import Shape
 
 STATE_BYTES = 20  # per parameter: weight, gradient of a pack and of the step, Adam's two moments; Muon has one
-VALUE_BYTES = {"fp32": 4, "bf16": 3, "fp16": 3}  # per value kept; under autocast residuals, norms and gates stay fp32
+VALUE_BYTES = {"fp32": 4, "bf16": 2.2, "fp16": 2.2}  # per value kept; autocast leaves cells and labels in fp32
 
 
 def peak_bytes(config: TabICLConfig, parameters: int, tables: Sequence[Shape], precision: str = "fp32") -> float:
