@@ -51,7 +51,7 @@ class RowInteraction(nn.Module):
 
     def spans(self, rows: Rows) -> RowSpans:
         rope = self.tf_row["rope"]
-        longest = int(rows.runs[:, 1].max())
+        _, longest = rows.runs[-1].tolist()
         return RowSpans(rows.runs, rows.starts, *rope(longest), rope.interleaved)
 
     def add_cls(self, tokens: Tensor, rows: Rows) -> Tensor:
