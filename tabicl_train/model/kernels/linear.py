@@ -49,6 +49,7 @@ class _Linear(torch.autograd.Function):
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x W^T + b"""
+    assert _onednn is not None  # as `linear` has seen
     return _onednn(x, weight, bias, "none", [], "")
 
 
