@@ -109,18 +109,19 @@ def forward_kernel(q, shared, kv, shape, runs, out, sums, thread, threads):
                 own = begin if shared == 0 else table * L if shared > 1 else 0
                 for i in range(0, L, QUERIES):
                     n = min(QUERIES, L - i)
+                    lanes = (n + LANES - 1) // LANES * LANES
                     read_queries(q, (own + i) * width + head * d, width, n, d, scale, turned)
                     largest[:], total[:], o[:] = LOWEST, 0, 0
                     for j in range(0, K, KEYS):
                         m = min(KEYS, K - j)
-                        product(m, QUERIES, k, j * d, d, 1, turned, 0, QUERIES, s, 0, QUERIES, 0, d)
-                        for lane in range(0, QUERIES, LANES):
+                        product(m, lanes, k, j * d, d, 1, turned, 0, QUERIES, s, 0, QUERIES, 0, d)
+                        for lane in range(0, lanes, LANES):
                             extend_softmax(s, lane, QUERIES, m, largest, total, factor, lane)
                         if j > 0:
                             for e in range(d):
                                 for lane in range(QUERIES):
                                     o[e * QUERIES + lane] *= factor[lane]
-                        product(d, QUERIES, v, j * d, 1, d, s, 0, QUERIES, o, 0, QUERIES, 1, m)
+                        product(d, lanes, v, j * d, 1, d, s, 0, QUERIES, o, 0, QUERIES, 1, m)
                     for lane in range(QUERIES):
                         total[lane] = 1 / total[lane]
                     for e in range(d):
@@ -158,6 +159,7 @@ def backward_kernel(q, shared, kv, shape, runs, out, sums, grad, dq, dkv, thread
                 own = begin if shared == 0 else table * L if shared > 1 else 0
                 for i in range(0, L, QUERIES):
                     n = min(QUERIES, L - i)
+                    lanes = (n + LANES - 1) // LANES * LANES
                     at, end = (own + i) * width + head * d, (begin + i) * width + head * d
                     read_queries(q, at, width, n, d, scale * POWERS_OF_TWO, turned)
                     read_queries(grad, end, width, n, d, one, above)
@@ -172,11 +174,11 @@ def backward_kernel(q, shared, kv, shape, runs, out, sums, grad, dq, dkv, thread
                     factor[:n] = sums[H * queries + first_sum : H * queries + first_sum + n]
                     for j in range(0, K, KEYS):
                         m = min(KEYS, K - j)
-                        product(m, QUERIES, k, j * d, d, 1, turned, 0, QUERIES, s, 0, QUERIES, 0, d)
-                        product(m, QUERIES, v, j * d, d, 1, above, 0, QUERIES, ds, 0, QUERIES, 0, d)
-                        for lane in range(0, QUERIES, LANES):
+                        product(m, lanes, k, j * d, d, 1, turned, 0, QUERIES, s, 0, QUERIES, 0, d)
+                        product(m, lanes, v, j * d, d, 1, above, 0, QUERIES, ds, 0, QUERIES, 0, d)
+                        for lane in range(0, lanes, LANES):
                             weigh(s, ds, lane, QUERIES, m, largest, factor, inner, lane)
-                        product(d, QUERIES, k, j * d, 1, d, ds, 0, QUERIES, slope, 0, QUERIES, 1, m)
+                        product(d, lanes, k, j * d, 1, d, ds, 0, QUERIES, slope, 0, QUERIES, 1, m)
                         product(m, d, s, 0, QUERIES, 1, grad, end, width, dv, j * d, d, 1, n)
                         product(m, d, ds, 0, QUERIES, 1, q, at, width, dk, j * d, d, 1, n)
                     write_queries(slope, n, d, scale, spare, dq, at, width, True)
