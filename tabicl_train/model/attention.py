@@ -40,10 +40,11 @@ def listed(runs: Tensor | list[list[int]]) -> list[list[int]]:
 
 
 def fits_one_launch(spans: Spans, num_heads: int, head_dim: int) -> bool:
-    """Whether CUDA kernels can process all sequences at once, forward and backward."""
+    """Whether CUDA kernels for sequences of various lengths can process all of them, forward and backward."""
     sequences = len(spans.query_ends) - 1
     queries = spans.queries + 128 * sequences  # the backward pass rounds each sequence up to 128
-    return sequences <= CUDA_GRID and queries * num_heads * max(head_dim, 32) < FLASH_BACKWARD
+    elements = queries * num_heads * max(head_dim, 32)
+    return sequences <= CUDA_GRID and elements < FLASH_BACKWARD and head_dim % 8 == 0
 
 
 def attend_at_once(q: Tensor, kv: Tensor, spans: Spans, dropout: float) -> Tensor:
@@ -57,11 +58,11 @@ def attend_at_once(q: Tensor, kv: Tensor, spans: Spans, dropout: float) -> Tenso
         kv = kv.repeat(spans.uses, 1, 1, 1)
     k, v = kv.unbind(1)
     ends = spans.query_ends, spans.key_ends, spans.most_queries, spans.most_keys
-    if q.dtype == torch.float32:
-        batches = (x[None] for x in (q, k, v))  # a batch of one, which the kernel divides at the ends
-        keeps = torch.is_grad_enabled()
-        return torch.ops.aten._efficient_attention_forward(*batches, None, *ends, dropout, 0, keeps)[0][0]
-    return torch.ops.aten._flash_attention_forward(q, k, v, *ends, dropout, False, False)[0]
+    if q.dtype == torch.bfloat16:  # where there is bf16, there is flash attention
+        return torch.ops.aten._flash_attention_forward(q, k, v, *ends, dropout, False, False)[0]
+    batches = (x[None] for x in (q, k, v))  # a batch of one, which the kernel divides at the ends
+    keeps = torch.is_grad_enabled()
+    return torch.ops.aten._efficient_attention_forward(*batches, None, *ends, dropout, 0, keeps)[0][0]
 
 
 def attend_by_run(q: Tensor, kv: Tensor, runs: list[list[int]], dropout: float) -> Tensor:
