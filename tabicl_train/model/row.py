@@ -7,7 +7,7 @@ row_num_cls * E row representation.
 import torch
 from torch import Tensor, nn
 
-from tabicl_train.model.attention import Block, Rotary, RowSpans, run
+from tabicl_train.model.attention import Block, LayerNorm, Rotary, RowSpans, run
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.layout import Rows
 
@@ -41,7 +41,7 @@ class RowInteraction(nn.Module):
         rope = Rotary(c.embed_dim // c.row_num_heads, c.row_rope_base, c.row_rope_interleaved)
         self.tf_row = nn.ModuleDict({"blocks": nn.ModuleList(blocks), "rope": rope})
         self.cls_tokens = nn.Parameter(torch.empty(c.row_num_cls, c.embed_dim))
-        self.out_ln = nn.LayerNorm(c.embed_dim, bias=not c.bias_free_ln)
+        self.out_ln = LayerNorm(c.embed_dim, bias=not c.bias_free_ln)
         nn.init.trunc_normal_(self.cls_tokens, std=0.02)
 
     def forward(self, tokens: Tensor, rows: Rows, recompute: bool = False) -> Tensor:
@@ -51,8 +51,9 @@ class RowInteraction(nn.Module):
 
     def spans(self, rows: Rows) -> RowSpans:
         rope = self.tf_row["rope"]
-        longest = int(rows.runs[:, 1].max())
-        return RowSpans(rows.runs, rows.starts, *rope(longest), rope.interleaved)
+        _, longest = rows.runs[-1].tolist()
+        cos, sin = rope(longest)
+        return RowSpans(rows.runs, rows.starts, cos, sin, self.config.row_rope_interleaved)
 
     def add_cls(self, tokens: Tensor, rows: Rows) -> Tensor:
         """The tokens of all cells and, in front of those of each row, its CLS tokens, (rows * T, E)."""
