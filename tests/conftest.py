@@ -24,8 +24,6 @@ def refusal(action: str, marker: str):
 def pytest_runtest_protocol(item, nextitem):
     """Around the whole test, since fixtures of wider scope are set up before those of the function."""
     with ExitStack() as patches:
-        # it would hold for the rest of the process
-        patches.enter_context(mock.patch("tabicl_train.model.kernels.memory.keep_freed_memory"))
         if not any(item.get_closest_marker(tier) for tier in TIERS):
             starts = refusal("starts a process", "multi_process")
             patches.enter_context(mock.patch.object(subprocess.Popen, "__init__", starts))
