@@ -1,0 +1,154 @@
+"""Compiled blocks. Most tests trace only: code generation takes a minute on one core."""
+
+import copy
+import dataclasses
+import sysconfig
+
+import pytest
+import torch
+from runs import metrics, run
+from small_networks import randomise
+from torch._dynamo.utils import counters
+
+from tabicl_train import compiling
+from tabicl_train.config.compose import compose
+from tabicl_train.config.schema import TrainerConfig
+from tabicl_train.curriculum import plan_step
+from tabicl_train.errors import ConfigError
+from tabicl_train.model import TabICL, TabICLConfig
+from tabicl_train.model.pack import Pack
+
+SMALL = TabICLConfig(
+    embed_dim=16, col_num_blocks=1, col_num_heads=2, col_num_inducing=4, row_num_blocks=2, row_num_heads=2,
+    row_num_cls=2, icl_num_blocks=2, icl_num_heads=2, checkpoint_rows=500,
+)  # fmt: skip
+
+
+@pytest.fixture
+def tracing():
+    """Two equal networks, the first one with blocks that are traced."""
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    plain = TabICL(SMALL)
+    randomise(plain)
+    traced = copy.deepcopy(plain)
+    compiling.compile_blocks(traced, backend="aot_eager")
+    yield traced, plain
+    torch._dynamo.reset()
+    counters.clear()
+
+
+def pack_of(shapes: list[tuple[int, int, int]]) -> Pack:
+    generator = torch.Generator().manual_seed(0)
+    return Pack.of(
+        (torch.randn(N, M, generator=generator), torch.randint(0, 10, (N,), generator=generator), n)
+        for N, n, M in shapes
+    )
+
+
+def gradients(network: TabICL, pack: Pack) -> list[torch.Tensor]:
+    loss = network.losses(network(pack), pack).mean()
+    return [
+        loss, *torch.autograd.grad(loss, [p for p in network.parameters() if p.requires_grad], materialize_grads=True)
+    ]  # fmt: skip
+
+
+def shapes_of(curriculum, step: int, most: int) -> list[tuple[int, int, int]]:
+    """The tables of a step's first pack, at most so many."""
+    groups = plan_step(curriculum, SMALL, 0, step).packs(0, 1)[0]
+    specs = [group.spec for group in groups for _ in group.tables]
+    return [(spec.num_rows, spec.train_size, spec.num_features) for spec in specs][:most]
+
+
+@pytest.mark.slow
+def test_few_graphs_serve_all_stages_and_compute_the_same(tracing):
+    """The stages of TabICLv2 with a sixteenth of the rows; the last one has single tables, and recomputes some."""
+    traced, plain = tracing
+    curriculum = compose(["experiment=tabicl_v2", "trainer.accelerator=cpu"]).curriculum
+    for stage in curriculum.stages.values():
+        stage.steps, stage.rows = 6, [max(12, rows // 16) for rows in stage.rows]
+    curriculum.stages["stage3"].rows = [100, 1000]
+    found = []
+    for step in range(18):
+        pack = pack_of(shapes_of(curriculum, step, most=8 if step < 12 else 1 + step % 2))
+        scalings = [layer for _, layer in traced.named_scalings()]
+        for layer in scalings if step % 6 == 4 else []:  # as at a logged step
+            layer.gate_sums = torch.zeros(3)
+        for ours, theirs in zip(gradients(traced, pack), gradients(plain, pack), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+        for layer in scalings if step % 6 == 4 else []:
+            assert layer.gate_sums[2] == (2 if max(N for N, _, _ in pack.shapes) > SMALL.checkpoint_rows else 1)
+            layer.gate_sums = None
+        found.append(compiling.count_graphs())
+    assert not counters["graph_break"]
+    assert found[0] == found[3], found  # other sizes alone do not compile anew
+    assert 5 <= found[-1] <= compiling.GRAPHS, found
+
+
+@pytest.mark.slow
+def test_sizes_that_are_equal_by_chance_are_not_taken_for_one(tracing):
+    traced, plain = tracing
+    counts = []
+    for shapes in ([(20, 12, 8), (24, 16, 4)], [(31, 11, 7), (40, 23, 5)], [(64, 60, 2), (70, 9, 6)]):
+        pack = pack_of(shapes)
+        with torch.no_grad():
+            torch.testing.assert_close(traced(pack), plain(pack), rtol=0, atol=1e-5)
+        counts.append(compiling.count_graphs())
+    assert counts[0] == counts[2], counts
+
+
+def test_weights_keep_their_names_and_copies_run_as_they_are(tracing):
+    traced, plain = tracing
+    assert traced.state_dict().keys() == plain.state_dict().keys()
+    assert all(block._compiled_call_impl is not None for block in traced.blocks())
+    other = copy.deepcopy(traced).eval()
+    with torch.no_grad():
+        other(pack_of([(20, 12, 3)]))
+    assert compiling.count_graphs() == 0
+
+
+def test_many_graphs_are_told_once_with_what_to_do():
+    assert compiling.too_many_graphs(compiling.GRAPHS) is None
+    line = compiling.too_many_graphs(25)
+    assert line is not None and line.startswith("warning   25 graphs") and "trainer.compile=false" in line
+
+
+def test_what_is_missing_for_compiling_is_one_clear_line(monkeypatch, tmp_path):
+    wanted = TrainerConfig(compile=True, accelerator="cpu")
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/" + name)
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr(compiling, "is_installed", lambda _: False)
+    assert compiling.problem(wanted) is None
+    assert "needs Triton;" in compiling.problem(dataclasses.replace(wanted, accelerator="cuda"))
+    monkeypatch.setattr(compiling, "is_installed", lambda _: True)
+    assert compiling.problem(dataclasses.replace(wanted, accelerator="cuda")) is None
+    (tmp_path / "Python.h").unlink()
+    assert "needs Python.h" in compiling.problem(wanted)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    for accelerator in ("cpu", "cuda"):
+        assert "needs a compiler (" in compiling.problem(dataclasses.replace(wanted, accelerator=accelerator))
+    assert compiling.problem(TrainerConfig()) is None
+
+
+def test_dropout_and_compiling_exclude_each_other():
+    with pytest.raises(ConfigError) as error:
+        compose(["experiment=smoke", "trainer.compile=true", "model.dropout=0.1"])
+    assert "trainer.compile is true, which needs model.dropout=0; it is 0.1" in str(error.value)
+
+
+@pytest.mark.slow
+def test_a_compiled_run_learns_the_same_and_goes_on(tmp_path):
+    if problem := compiling.problem(TrainerConfig(compile=True, accelerator="cpu")):
+        pytest.skip(problem)
+    settings = ("prior=dummy", "stream.num_workers=0", "trainer.accelerator=cpu", "trainer.log_every=1")
+    run(tmp_path / "plain", *settings, "trainer.max_steps=4")
+    said = run(tmp_path / "compiled", *settings, "trainer.compile=true", "trainer.max_steps=2", "validation.every=2")
+    assert "compiled blocks" in said and "validation step 2" in said and "graphs" not in said
+    run(tmp_path / "compiled", *settings, "trainer.compile=true", "trainer.max_steps=4")
+    pairs = list(zip(metrics(tmp_path / "plain"), metrics(tmp_path / "compiled"), strict=True))
+    assert len(pairs) == 4
+    for a, b in pairs:
+        assert float(b["loss"]) == pytest.approx(float(a["loss"]), rel=1e-4)
+        assert float(b["grad_norm"]) == pytest.approx(float(a["grad_norm"]), rel=1e-3)
