@@ -1,16 +1,19 @@
+import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from runs import last, metrics
 from short_runs import Poison, run
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import TrainerConfig
 from tabicl_train.gradients import Gradients
 from tabicl_train.model.pack import Pack
 from tabicl_train.module import Pretraining
-from tabicl_train.precision import LossScale, choose
+from tabicl_train.precision import ALLOCATOR, LossScale, choose, policy, set_up_gpu
 
 
 def test_the_default_is_bf16_on_a_gpu_that_has_it_and_fp32_elsewhere(monkeypatch):
@@ -20,6 +23,79 @@ def test_the_default_is_bf16_on_a_gpu_that_has_it_and_fp32_elsewhere(monkeypatch
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, s=supported: s)
         assert choose(TrainerConfig(accelerator="cuda")).name == expected
     assert choose(TrainerConfig(accelerator="cuda", precision="fp16")).name == "fp16"
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Settings of a process that would train on a GPU; they end with the test."""
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    for name in ALLOCATOR:
+        monkeypatch.setenv(name, "")
+    yield ["experiment=smoke", "trainer.accelerator=cuda", "optimizer=muon"]
+    torch.set_float32_matmul_precision("highest")
+
+
+def test_a_gpu_multiplies_fp32_in_tf32_and_its_memory_grows_in_segments_unless_told_otherwise(gpu):
+    config = compose(gpu)
+    set_up_gpu(config.trainer)
+    assert torch.backends.cuda.matmul.allow_tf32 and torch.get_float32_matmul_precision() == "high"
+    assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"  # tables do not depend on it
+    assert policy(config) == [
+        "precision bf16 mixed, fp32 weights (the default on a GPU)",
+        "          products of fp32 in TF32, Newton-Schulz in fp32",
+        "memory    PYTORCH_ALLOC_CONF=expandable_segments:True",
+    ]
+    os.environ[ALLOCATOR[0]], os.environ[ALLOCATOR[1]] = "", "max_split_size_mb:64"  # by the user
+    config = compose([*gpu, "trainer.tf32=false", "optimizer=adamw"])
+    set_up_gpu(config.trainer)
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert policy(config)[1:] == [
+        "          products of fp32 in full precision", "memory    PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64",
+    ]  # fmt: skip
+    assert not os.environ[ALLOCATOR[0]]
+
+
+def test_a_cpu_is_left_as_it_is(monkeypatch):
+    monkeypatch.setenv(ALLOCATOR[0], "")
+    config = compose(["experiment=smoke", "trainer.accelerator=cpu"])
+    set_up_gpu(config.trainer)
+    assert torch.get_float32_matmul_precision() == "highest" and not os.environ[ALLOCATOR[0]]
+    assert policy(config) == ["precision fp32 (the default on a CPU)"]
+
+
+class Casts(TorchDispatchMode):
+    """Counts the casts of each matrix of a network to bf16, in matrices: half a matrix counts half."""
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        super().__init__()
+        named = [(name, p) for name, p in network.named_parameters() if p.ndim == 2]
+        self.matrices = {p.untyped_storage().data_ptr(): (name, p.numel()) for name, p in named}
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten._to_copy.default and kwargs.get("dtype") == torch.bfloat16:
+            name, size = self.matrices.get(args[0].untyped_storage().data_ptr(), ("", 1))
+            self.counts[name] += args[0].numel() / size
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("checkpoint_rows", [0, 10])
+def test_weights_are_cast_once_a_step_also_over_packs_and_recomputation(checkpoint_rows):
+    """But for those of attention to other tokens, whose halves are cast in each pass, and so are the CLS tokens."""
+    module = Pretraining(compose(["experiment=smoke", "trainer.accelerator=cpu", "trainer.precision=bf16"]))
+    generator = torch.Generator().manual_seed(0)
+    packs = [
+        Pack.of((torch.randn(N, M, generator=generator), torch.arange(N) % 2, 20) for N, M in shapes)
+        for shapes in ([(30, 3), (31, 2)], [(40, 5)], [(25, 1), (28, 4)])
+    ]
+    gradients = Gradients([p for p in module.model.parameters() if p.requires_grad], [])
+    with Casts(module.model) as casts, module.precision.autocast("cpu"):
+        for pack in packs:
+            module.add_gradients(gradients, pack, 1.0, checkpoint_rows)
+    del casts.counts[""]
+    often = {name for name, count in casts.counts.items() if count != 1}
+    assert len(casts.counts) > 20 and all("in_proj" in name or name.endswith("cls_tokens") for name in often)
+    assert max(casts.counts.values()) <= (6 if checkpoint_rows else 3)
 
 
 def test_the_loss_scale_halves_on_overflow_and_doubles_after_2000_good_steps():

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -50,6 +51,20 @@ def test_items_are_the_same_for_any_number_of_workers(workers, undisturbed):
     assert [item.step for item in items] == list(range(7))
     for a, b in zip(items, undisturbed, strict=True):
         assert_same(a, b)
+
+
+@pytest.mark.parametrize(("processes", "workers"), [(1, 7), (2, 3), (3, 1), (16, 1)])
+def test_workers_take_all_cores_but_one_of_each_process(processes, workers, monkeypatch):
+    monkeypatch.setattr("joblib.cpu_count", lambda: 8)
+    assert StreamConfig(prefetch=2).local(processes) == StreamConfig(num_workers=workers, prefetch=2)
+    assert StreamConfig(num_workers=0).local(processes).workers == 0
+
+
+def test_an_item_tells_how_long_drawing_took():
+    clock = iter([3.0, 4.5])
+    with mock.patch("tabicl_train.stream.time.perf_counter", lambda: next(clock)):
+        item = stream().draw(0)
+    assert item.seconds == 1.5 and item.to(torch.device("cpu")).seconds == 1.5
 
 
 @pytest.mark.multi_process

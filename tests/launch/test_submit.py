@@ -67,6 +67,17 @@ def test_each_process_gets_cores_for_the_workers_of_its_machine(stream, cores, t
     assert f"tail -F '{tmp_path}/a run/jobs/1_log.out'" in result.stdout
 
 
+@pytest.mark.parametrize(("gpus", "workers"), [(4, 8), (0, 1)])
+def test_a_job_gets_a_number_of_workers_and_cores_for_them(gpus, workers, tmp_path, monkeypatch):
+    """By default a run takes the cores of its machine, and those of this machine do not matter."""
+    submitted = mock.Mock()
+    monkeypatch.setattr("tabicl_train.processes.submit.submit", submitted)
+    result = command("submit", "experiment=smoke", f"run_dir={tmp_path}/run", f"submit.gpus={gpus}")
+    assert result.returncode == 0, result.stderr
+    arguments, *_, cores = submitted.call_args.args
+    assert f"stream.num_workers={workers}" in arguments and cores == workers + 1
+
+
 def test_without_slurm_it_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     result = command("submit", "experiment=smoke", f"run_dir={tmp_path / 'run'}")

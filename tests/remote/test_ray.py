@@ -57,6 +57,11 @@ def test_the_local_workers_of_a_stream_on_ray_share_the_cores(monkeypatch):
     assert local.local(2) is local
 
 
+def test_stream_on_ray_needs_a_number_of_actors():
+    (line,) = problems("stream=ray", "stream.num_workers=null")
+    assert line == "stream.num_workers is null; stream=ray needs a number"
+
+
 @pytest.mark.multi_process
 def test_training_processes_of_other_machines_leave_the_cores_to_the_local_workers(tmp_path, monkeypatch):
     monkeypatch.setattr("joblib.cpu_count", lambda: 4)

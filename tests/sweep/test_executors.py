@@ -63,6 +63,37 @@ def test_cores_of_a_job(overrides, expected):
     assert executor.cores(job) == expected
 
 
+def test_a_job_of_a_sweep_gets_a_number_of_workers():
+    """Since by default it would take all cores of the machine, like every other job."""
+    _, (job,) = make_plan(["experiment=smoke"])
+    assert executor.process_of(job, 5)[0][-1] == "stream.num_workers=5" and executor.cores(job, 5) == 6
+    _, (job,) = make_plan(["experiment=smoke", "stream.num_workers=3"])
+    assert executor.process_of(job, 5)[0][-1].startswith("run_dir=") and executor.cores(job, 5) == 4
+
+
+@pytest.mark.parametrize(
+    ("gpus", "limit", "overrides", "workers"),
+    [
+        (0, None, (), 1),
+        (0, 2, (), 7),
+        (0, 2, ("trainer.devices=2",), 3),
+        (4, None, (), 3),
+        (4, None, ("trainer.devices=2",), 3),
+        (4, 8, (), 1),
+        (1, None, (), 15),
+    ],
+)
+def test_jobs_of_this_machine_share_its_cores_as_workers(gpus, limit, overrides, workers, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(local.os, "sched_getaffinity", lambda _: range(16))
+    _, (job,) = make_plan(["experiment=smoke", *overrides])
+    here = local.Local(limit)
+    assert here.workers(job) == workers
+    assert here.needs(job)[1] == executor.processes(job) * (workers + 1)
+
+
 def test_a_job_that_needs_more_gpus_than_there_are(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
