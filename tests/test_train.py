@@ -5,8 +5,10 @@ import os
 import random
 import re
 import signal
+import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -266,3 +268,11 @@ def test_progress_shows_loss_rate_wait_and_time_left(smoke_run, tmp_path):
     line = stderr.strip().splitlines()[-1]
     assert re.fullmatch(r"smoke step 3/3: loss \d\.\d+, \d+ tables/s, data wait \d+\.\d%, \d\.\d GB, 00:00 left", line)
     assert "precision fp32 (the default on a CPU)" in stderr and "parameters" in stderr
+
+
+def test_processes_share_cores_unless_each_is_bound_to_its_own(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {2, 3}, raising=False)
+    for others, expected in (([], 1), ([[2, 3], [0, 1]], 2), ([[0, 1, 2, 3]], 2), ([[4, 5], [6, 7]], 1)):
+        together = [(socket.gethostname(), cores) for cores in others] + [("another machine", [2, 3])]
+        processes = SimpleNamespace(gather=lambda own, together=together: [own, *together])
+        assert training.sharing(processes) == expected

@@ -86,7 +86,8 @@ def compare_precisions(
     rows = []
     for name in ("fp32", precision.name):
         recorder = Recorder()
-        in_precision = replace(config, trainer=replace(config.trainer, precision=name))
+        tf32 = config.trainer.tf32 and name != "fp32"  # the reference is exact
+        in_precision = replace(config, trainer=replace(config.trainer, precision=name, tf32=tf32))
         run_steps(in_precision, start, steps.stop, recorder, processes)
         rows.append(recorder.rows)
 

@@ -136,28 +136,6 @@ def test_every_parameter_learns():
             assert not p.requires_grad or p.grad.abs().max() > 0, name
 
 
-@pytest.mark.slow
-def test_compiled_blocks_agree_and_serve_other_shapes():
-    """Tracing only: code generation takes a minute on one core. Other sizes and splits must not trace again."""
-    torch._dynamo.reset()
-    sizes = dict(col_num_blocks=1, icl_num_blocks=1)  # all blocks of these stages run the same code
-    network, plain = small_network(**sizes), small_network(**sizes)
-    graphs = []
-
-    def count(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    for block in network.blocks():
-        block.compile(dynamic=True, backend=count)
-    traced = []
-    for B, N, M, n in [(2, 20, 5, 12), (3, 31, 7, 11), (4, 64, 2, 60)]:
-        X, y_train, _ = draw(B, N, M, n)
-        torch.testing.assert_close(logits_of(network, X, y_train), logits_of(plain, X, y_train), rtol=0, atol=1e-5)
-        traced.append(len(graphs))
-    assert traced[0] == traced[2], traced
-
-
 @pytest.mark.parametrize(
     "X, y_train, message",
     [
