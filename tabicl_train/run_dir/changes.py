@@ -30,8 +30,8 @@ MIGRATIONS: Migrations = {
         "optimizer.newton_schulz_dtype": "fp32" if dtype == "auto" else dtype  # auto was fp32 on a CPU, bf16 on a GPU
     }
 }
-"""Settings, or values, of past versions that are gone, by dotted name: the name that a setting has now, or a function from its
-value to the settings that replace it ({} if it needs none)."""
+"""Settings, or values, of past versions that are gone, by dotted name: the name that a setting has now, or a function
+from its value to the settings that replace it ({} if it needs none)."""
 STAGE_MIGRATIONS: Migrations = {"micro_batch_rows": lambda _: {}}
 """The same for the settings of a stage, by their names within the stage."""
 
