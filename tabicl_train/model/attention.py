@@ -247,10 +247,10 @@ class Block(nn.Module):
         Shapes and other arguments as in Attention.
         """
         normed = self.norm1(x)
-        if isinstance(context, int):
-            context = normed[:context]
-        elif context is not None:
+        if isinstance(context, Tensor):
             context = self.norm1(context)
+        elif context is not None:
+            context = normed[:context]
         attended = self._drop(self.attn(normed, context, spans, log_n, table))
         if len(attended) > len(x):  # all sequences share the queries
             attended = attended.unflatten(0, (-1, len(x)))  # (sequences, L, E)
