@@ -1,0 +1,111 @@
+"""Faults that a CPU does not notice, each planted into the training step to see that it is caught."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from tabicl_train import module as training
+from tabicl_train.gradients import Gradients
+from tabicl_train.model import attention
+from tabicl_train.optimizer import MuonAdamW
+from tabicl_train.stream import TableBatch
+
+Planted = Callable[[], contextlib.AbstractContextManager]
+STAGE = "curriculum.stages.stage1"
+ONE_TABLE = ("model=tiny", f"{STAGE}.tables=1")
+LARGE = (f"{STAGE}.group_size=64", f"{STAGE}.micro_batch_rows=131072", f"{STAGE}.features=[100,100]")
+MANY_ROWS = ("model=tiny", f"{STAGE}.rows=[1025,1025]", *LARGE)
+MANY_CELLS = ("model.row_num_blocks=1", "model.icl_num_blocks=1", f"{STAGE}.rows=[2048,2048]", *LARGE)
+
+
+def losses(change: Callable[[Tensor], Tensor | None]) -> Planted:
+    """The losses of the tables go through a function."""
+    plain = training.query_losses
+
+    def changed(*args) -> Tensor:
+        values = plain(*args)
+        result = change(values)
+        return values if result is None else result
+
+    return lambda: mock.patch.object(training, "query_losses", changed)
+
+
+@contextlib.contextmanager
+def log_n_on_cpu() -> Iterator[None]:
+    with mock.patch("tabicl_train.model.tabicl.log_count", lambda n, like: torch.ones(1)):
+        yield
+
+
+@contextlib.contextmanager
+def gradients_on_cpu() -> Iterator[None]:
+    def add(self: Gradients, gradients: tuple[Tensor, ...], loss: Tensor) -> None:
+        torch._foreach_add_(self.views, [torch.zeros(g.shape) for g in gradients])
+
+    with mock.patch.object(Gradients, "add", add):
+        yield
+
+
+@contextlib.contextmanager
+def optimizer_asks() -> Iterator[None]:
+    plain = MuonAdamW.step
+
+    def step(self: MuonAdamW, taken: Tensor) -> None:
+        if taken:
+            plain(self, taken=taken)
+
+    with mock.patch.object(MuonAdamW, "step", step):
+        yield
+
+
+@contextlib.contextmanager
+def blocking_upload() -> Iterator[None]:
+    def to(batch: TableBatch, device: torch.device) -> TableBatch:
+        return TableBatch(batch.X.to(device), batch.y.to(device), batch.train_size)
+
+    with mock.patch.object(TableBatch, "to", to):
+        yield
+
+
+def attended(change: Callable[[Tensor], Tensor]) -> Planted:
+    """The queries of attention go through a function."""
+    plain = attention.attend
+    return lambda: mock.patch.object(attention, "attend", lambda q, *args: plain(change(q), *args))
+
+
+def indexed(values: Tensor) -> Tensor:
+    return values[values > 0]
+
+
+def doubled_if_large(values: Tensor) -> Tensor | None:
+    return 2 * values if values.mean() > 1 else None
+
+
+# Name -> (the fault, overrides of the step's configuration, the error that tells of it)
+FAULTS: dict[str, tuple[Planted, tuple[str, ...], str]] = {
+    "log n on the CPU": (log_n_on_cpu, ONE_TABLE, "TwoDevices"),
+    "loss.item()": (losses(lambda x: x.detach().mean().item()), ONE_TABLE, "Waits"),
+    "if loss": (losses(doubled_if_large), ONE_TABLE, "Waits"),
+    "boolean index": (losses(indexed), ONE_TABLE, "Waits"),
+    ".cpu()": (losses(lambda x: x.cpu()), ONE_TABLE, "Waits"),
+    "nonzero": (losses(lambda x: x.nonzero().float()), ONE_TABLE, "Waits"),
+    "a number is uploaded": (losses(lambda x: x + torch.tensor(1.0, device=x.device)), ONE_TABLE, "Waits"),
+    "a list is an index": (losses(lambda x: x[[0]]), ONE_TABLE, "Waits"),
+    "synchronize": (losses(lambda x: torch.cuda.synchronize()), ONE_TABLE, "Waits"),
+    "gradients on the CPU": (gradients_on_cpu, ONE_TABLE, "TwoDevices"),
+    "the optimizer asks": (optimizer_asks, ONE_TABLE, "Waits"),
+    "a metric each step": (contextlib.nullcontext, (*ONE_TABLE, "trainer.log_every=1"), "Waits"),
+    "blocking upload": (blocking_upload, ONE_TABLE, "Waits"),
+    "memory is not pinned": (lambda: mock.patch("fake_step.pin_next", next), ONE_TABLE, "Waits"),
+    "no limit of a launch": (lambda: mock.patch.object(attention, "CUDA_GRID", 10**9), MANY_ROWS, "KernelLimit"),
+    "no limit of indices": (lambda: mock.patch.object(attention, "FLASH_BACKWARD", 2**40), MANY_CELLS, "KernelLimit"),
+    "strided queries": (attended(lambda q: q.mT.contiguous().mT), ONE_TABLE, "KernelLimit"),
+    "queries that start at an odd place": (
+        attended(lambda q: torch.cat([q, q], -1)[..., 1 : q.shape[-1] + 1]), ONE_TABLE, "KernelLimit",
+    ),
+    "head dimension 4": (contextlib.nullcontext, (*ONE_TABLE, "model.row_num_heads=4"), "KernelLimit"),
+}  # fmt: skip
