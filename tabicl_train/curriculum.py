@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 
@@ -23,17 +24,19 @@ FEATURE_CAPS = ((65_000, 10), (60_000, 15), (50_000, 20), (40_000, 30), (30_000,
 
 
 @dataclass(frozen=True)
-class MicroBatch:
-    """Tables of a step with the same rows, split and width, which go through the model together.
+class Group:
+    """Tables of a step with the same rows, split and number of features.
 
     spec: specification of each table; `group_seed` is the address of the group
     tables: numbers of the tables within the step; table i has the address (seed, step, i)
     table_cost: FLOPs of a table's forward pass
+    table_tokens: what a table counts against the token budget of a pack
     """
 
     spec: TableSpec
     tables: tuple[int, ...]
     table_cost: float
+    table_tokens: int
 
     @property
     def cost(self) -> float:
@@ -42,39 +45,75 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """An optimiser step: its stage, and the micro-batches of all ranks."""
+    """An optimiser step: its stage, and the groups of tables of all ranks."""
 
     step: int
     stage: str
     tables: int
-    micro_batches: tuple[MicroBatch, ...]
+    groups: tuple[Group, ...]
+    pack_tokens: int
 
-    def of_rank(self, rank: int, ranks: int) -> list[MicroBatch]:
-        """The micro-batches of one rank."""
-        return self.assign(ranks)[rank]
+    def packs(self, rank: int, ranks: int) -> list[list[Group]]:
+        """The tables of one rank, by the passes in which they go through the model, shorter ones first.
 
-    def assign(self, ranks: int) -> list[list[MicroBatch]]:
-        """The micro-batches of every rank: largest first, each to the rank with the lowest cost so far.
+        As few packs as the token budget allows for this order, of about the same size.
+        """
+        share = sorted(self.assign(ranks)[rank], key=lambda group: (*shape_order(group.spec), group.tables))
+        tables = [replace(group, tables=(i,)) for group in share for i in group.tables]
+        fewest = len(cut(tables, self.pack_tokens))
+        most = sum(table.table_tokens for table in tables) / fewest
+        while len(packs := cut(tables, most)) > fewest:
+            most = min(1.02 * most, self.pack_tokens)
+        return [join(pack) for pack in packs]
+
+    def assign(self, ranks: int) -> list[list[Group]]:
+        """The groups of every rank: largest first, each to the rank with the lowest cost so far.
 
         If a rank would be idle, or the slowest rank would be more than 5 % above the lower bound (the mean over ranks,
-        or the largest table), the largest micro-batch is halved, until none can be halved.
+        or the largest table), the largest group is halved, until none can be halved.
         """
-        batches = list(self.micro_batches)
-        bound = max(sum(b.cost for b in batches) / ranks, max(b.table_cost for b in batches))
+        groups = list(self.groups)
+        bound = max(sum(g.cost for g in groups) / ranks, max(g.table_cost for g in groups))
         while True:
-            shares: list[list[MicroBatch]] = [[] for _ in range(ranks)]
+            shares: list[list[Group]] = [[] for _ in range(ranks)]
             loads = [0.0] * ranks
-            for batch in sorted(batches, key=lambda b: (-b.cost, b.tables)):
+            for group in sorted(groups, key=lambda g: (-g.cost, g.tables)):
                 least = loads.index(min(loads))
-                loads[least] += batch.cost
-                shares[least].append(batch)
-            divisible = [b for b in batches if len(b.tables) > 1]
+                loads[least] += group.cost
+                shares[least].append(group)
+            divisible = [g for g in groups if len(g.tables) > 1]
             if not divisible or (all(shares) and max(loads) <= IMBALANCE * bound):
                 return shares
-            largest = max(divisible, key=lambda b: (b.cost, b.tables))
+            largest = max(divisible, key=lambda g: (g.cost, g.tables))
             half = len(largest.tables) // 2
-            batches.remove(largest)
-            batches += [replace(largest, tables=largest.tables[:half]), replace(largest, tables=largest.tables[half:])]
+            groups.remove(largest)
+            groups += [replace(largest, tables=largest.tables[:half]), replace(largest, tables=largest.tables[half:])]
+
+
+def shape_order(spec: TableSpec) -> tuple[int, int, int]:
+    return spec.num_rows, spec.train_size, spec.num_features
+
+
+def cut(tables: list[Group], budget: float) -> list[list[Group]]:
+    """Groups of one table each, in order, cut wherever the next table would exceed the budget."""
+    packs: list[list[Group]] = []
+    room = -1.0
+    for table in tables:
+        if table.table_tokens > room:
+            packs.append([])
+            room = budget
+        packs[-1].append(table)
+        room -= table.table_tokens
+    return packs
+
+
+def join(tables: list[Group]) -> list[Group]:
+    """Groups of one table each as groups of all that share a specification."""
+    return [
+        replace(same[0], tables=tuple(i for table in same for i in table.tables))
+        for _, members in groupby(tables, lambda table: table.spec)
+        for same in [list(members)]
+    ]
 
 
 def stage_at(curriculum: CurriculumConfig, step: int) -> tuple[str, StageConfig, int]:
@@ -93,18 +132,18 @@ def last_of_stage(curriculum: CurriculumConfig, step: int) -> str | None:
 
 
 def plan_step(curriculum: CurriculumConfig, model: TabICLConfig, seed: int, step: int) -> StepPlan:
-    """The tables of a step, cut into micro-batches under the row budget."""
+    """The tables of a step."""
     name, stage, _ = stage_at(curriculum, step)
     rng = rng_at(seed, step, "step plan")
-    batches = []
+    family = family_of(model)
+    groups = []
     for first in range(0, stage.tables, stage.group_size):
         tables = tuple(range(first, min(first + stage.group_size, stage.tables)))
         spec = replace(draw_spec(stage, model.max_classes, rng), group_seed=(seed, step, first))
-        cost = family_of(model).forward_flops(model, spec.num_rows, spec.train_size, spec.num_features)
-        most = max(stage.micro_batch_rows // spec.num_rows, 1)
-        for piece in np.array_split(tables, math.ceil(len(tables) / most)):  # even, no tiny remainder
-            batches.append(MicroBatch(spec, tuple(int(i) for i in piece), cost))
-    return StepPlan(step, name, stage.tables, tuple(batches))
+        cost = family.forward_flops(model, spec.num_rows, spec.train_size, spec.num_features)
+        tokens = family.pack_tokens(model, spec.num_rows, spec.num_features)
+        groups.append(Group(spec, tables, cost, tokens))
+    return StepPlan(step, name, stage.tables, tuple(groups), stage.pack_tokens)
 
 
 def cap_features(rows: int, features: int) -> int:

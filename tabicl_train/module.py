@@ -6,6 +6,8 @@ logged steps.
 
 from __future__ import annotations
 
+import math
+
 import lightning as L
 import torch
 from torch import Tensor, nn
@@ -17,10 +19,11 @@ from tabicl_train.curriculum import stage_at
 from tabicl_train.gradients import Gradients
 from tabicl_train.model.families import family_of
 from tabicl_train.model.family import Network
+from tabicl_train.model.pack import Pack
 from tabicl_train.optimizer import build_optimizer
 from tabicl_train.precision import LossScale, choose
 from tabicl_train.schedules import learning_rate
-from tabicl_train.stream import StepItem, TableBatch
+from tabicl_train.stream import StepItem
 
 
 class Pretraining(L.LightningModule):
@@ -41,10 +44,10 @@ class Pretraining(L.LightningModule):
         self.loss = torch.zeros(())
         self.grad_norm = torch.zeros(())
         self.finite = torch.ones((), dtype=torch.bool)
-        self.table_losses: list[Tensor] = []  # (B,) per micro-batch of this rank
+        self.table_losses: list[Tensor] = []  # (B,) per pack of this rank
         self.skipped = torch.zeros((), dtype=torch.int64)  # steps skipped in the whole run
         self.loss_scale = LossScale(self.precision.name == "fp16", torch.device("cpu"))
-        self.too_large: set[tuple[int, ...]] = set()  # (tables, rows, features) that did not fit into memory
+        self.too_large = math.inf  # tokens of the smallest pack that did not fit into memory
         self.gradients: Gradients | None = None
         self.trained_parts: list[str] = []
 
@@ -72,10 +75,10 @@ class Pretraining(L.LightningModule):
 
         gradients = self.gradients_of(stage)
         gradients.flat.zero_()
-        # one context for all micro-batches: autocast keeps its casts of the weights until it ends
+        # one context for all packs: autocast keeps its casts of the weights until it ends
         with self.precision.autocast(self.device.type):
             self.table_losses = [
-                self.accumulate(gradients, item, k, stage.checkpoint_rows) for k in range(len(item.batches))
+                self.accumulate(gradients, item, k, stage.checkpoint_rows) for k in range(len(item.packs))
             ]
         gradients.exchange()
 
@@ -103,18 +106,17 @@ class Pretraining(L.LightningModule):
         return self.gradients
 
     def accumulate(self, gradients: Gradients, item: StepItem, number: int, checkpoint_rows: int | None) -> Tensor:
-        """Add the gradients of micro-batch `number`, in pieces that fit into memory; returns its tables' losses, (B,).
+        """Add the gradients of pack `number`, in pieces that fit into memory; returns its tables' losses, (B,).
 
         A piece that does not fit is halved. This costs only time: none of its gradients have been added yet, and
         no rank waits for another here. Raises torch.OutOfMemoryError if a single table does not fit.
         """
-        batch = item.batches[number]
-        pieces, losses, done = [batch], [], 0
+        pieces, losses, done = [item.packs[number]], [], 0
         while pieces:
             piece = pieces.pop(0)
-            tables, rows, features = shape = tuple(piece.X.shape)
-            if any(all(a >= b for a, b in zip(shape, large, strict=True)) for large in self.too_large):
-                pieces[:0] = halves(piece)
+            tables, tokens = len(piece), self.tokens_of(piece)
+            if tables > 1 and tokens >= self.too_large:
+                pieces[:0] = piece.halves()
                 continue
             if self.config.model.dropout > 0:  # seeded by the address, since checkpoints hold no random state
                 rng = rng_at(self.config.seed, item.step, self.global_rank, number, done, "dropout")
@@ -123,30 +125,34 @@ class Pretraining(L.LightningModule):
                 piece_losses = self.add_gradients(gradients, piece, tables / item.tables, checkpoint_rows)
             except torch.OutOfMemoryError as error:
                 if tables == 1:
+                    rows, _, features = piece.shapes[0]
                     raise torch.OutOfMemoryError(
                         f"a table of {rows} rows and {features} features (step {item.step}) does not fit into memory: "
                         f"lower the curriculum's rows or model.checkpoint_rows; {error}"
                     ) from None
                 piece_losses = None
             if piece_losses is None:  # outside the handler, whose traceback keeps the activations alive
-                self.too_large.add(shape)
+                self.too_large = tokens
                 torch.cuda.empty_cache()
-                what = f"{tables} tables of {rows} rows and {features} features did not fit at step {item.step}"
-                say(f"memory    {what} on rank {self.global_rank}; halved from now on")
-                pieces[:0] = halves(piece)
+                what = f"{tables} tables of {tokens:,} tokens did not fit at step {item.step}"
+                say(f"memory    {what} on rank {self.global_rank}; packs of this size are halved from now on")
+                pieces[:0] = piece.halves()
                 continue
             losses.append(piece_losses)
             done += tables
         return torch.cat(losses)
 
+    def tokens_of(self, pack: Pack) -> int:
+        return sum(self.model.pack_tokens(self.config.model, N, M) for N, _, M in pack.shapes)
+
     def add_gradients(
-        self, gradients: Gradients, batch: TableBatch, weight: float, checkpoint_rows: int | None = None
+        self, gradients: Gradients, pack: Pack, weight: float, checkpoint_rows: int | None = None
     ) -> Tensor:
-        """Add the gradients of a batch's mean loss times `weight`, all or none; returns its tables' losses, (B,).
+        """Add the gradients of a pack's mean loss times `weight`, all or none; returns its tables' losses, (B,).
 
         checkpoint_rows: recompute the activations of tables with more rows; by default the model's value
         """
-        losses = query_losses(self.model, batch, checkpoint_rows)
+        losses = query_losses(self.model, pack, checkpoint_rows)
         loss = losses.mean()
         with torch.autocast(self.device.type, enabled=False):  # parts in fp32 get fp32 gradients only without it
             scaled = loss * (weight * self.loss_scale.scale)
@@ -183,13 +189,6 @@ class Pretraining(L.LightningModule):
             self.loss_scale.load_state_dict(checkpoint["loss_scale"])
 
 
-def halves(batch: TableBatch) -> list[TableBatch]:
-    """A batch in two, tables kept in order."""
-    middle = (batch.X.shape[0] + 1) // 2
-    return [TableBatch(batch.X[s], batch.y[s], batch.train_size) for s in (slice(0, middle), slice(middle, None))]
-
-
-def query_losses(model: Network, batch: TableBatch, checkpoint_rows: int | None = None) -> Tensor:
-    """The loss of each table of a batch, mean over its query rows, (B,) float32."""
-    y_train, y = batch.y.split([batch.train_size, batch.y.shape[1] - batch.train_size], dim=1)
-    return model.losses(model(batch.X, y_train, checkpoint_rows), y)
+def query_losses(model: Network, pack: Pack, checkpoint_rows: int | None = None) -> Tensor:
+    """The loss of each table of a pack, mean over its query rows, (B,) float32."""
+    return model.losses(model(pack, checkpoint_rows), pack)

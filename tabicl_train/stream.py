@@ -5,34 +5,17 @@ The items depend on (seed, step) only, so they are the same whether this process
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
-from priors import Prior, Table
+from priors import Prior, Table, TableSpec
 from tabicl_train.config.schema import CurriculumConfig
-from tabicl_train.curriculum import MicroBatch, plan_step
+from tabicl_train.curriculum import plan_step
 from tabicl_train.model.config import TabICLConfig
-
-
-@dataclass
-class TableBatch:
-    """Tables with the same rows, split and width.
-
-    X: float32 (B, N, M)
-    y: int64 (B, N); the first train_size labels of a table are its context, the rest are to be predicted. The type is
-        the one that the prior drew, and `Network.losses` decides which types a network learns
-    """
-
-    X: Tensor
-    y: Tensor
-    train_size: int
-
-    def to(self, device: torch.device) -> TableBatch:
-        return TableBatch(self.X.to(device, non_blocking=True), self.y.to(device, non_blocking=True), self.train_size)
+from tabicl_train.model.pack import Pack
 
 
 @dataclass
@@ -46,11 +29,11 @@ class StepItem:
     step: int
     stage: str
     tables: int
-    batches: list[TableBatch]
+    packs: list[Pack]
     rejections: Counter[str] = field(default_factory=Counter)
 
     def to(self, device: torch.device) -> StepItem:
-        return StepItem(self.step, self.stage, self.tables, [b.to(device) for b in self.batches], self.rejections)
+        return StepItem(self.step, self.stage, self.tables, [pack.to(device) for pack in self.packs], self.rejections)
 
 
 @dataclass
@@ -72,45 +55,40 @@ class StepStream:
         """The item of a step; `drawing` is called with the number of each table before it is drawn."""
         plan = plan_step(self.curriculum, self.model, self.seed, step)
         item = StepItem(step, plan.stage, plan.tables, [])
-        for micro_batch in plan.of_rank(self.rank, self.ranks):
+        for groups in plan.packs(self.rank, self.ranks):
             tables = []
-            for index in micro_batch.tables:
+            for spec, index in ((group.spec, index) for group in groups for index in group.tables):
                 drawing(index)
-                tables.append(draw_table(self.prior, micro_batch, self.seed, step, index))
+                tables.append(draw_table(self.prior, spec, self.seed, step, index))
                 item.rejections.update(tables[-1].rejections)
-            item.batches += stack(tables)
+            item.packs.append(pack(tables))
         return item
 
     def size(self, step: int) -> int:
         """Upper bound of the bytes of a step's item: float32 features and int64 labels."""
         plan = plan_step(self.curriculum, self.model, self.seed, step)
-        shares = ((len(b.tables), b.spec) for b in plan.of_rank(self.rank, self.ranks))
+        shares = ((len(group.tables), group.spec) for group in plan.assign(self.ranks)[self.rank])
         return sum(tables * spec.num_rows * (4 * spec.num_features + 8) for tables, spec in shares)
 
     def describe(self, step: int, table: int) -> str:
         """A table's address and specification, and the command that shows it."""
         plan = plan_step(self.curriculum, self.model, self.seed, step)
-        spec = next(batch.spec for batch in plan.micro_batches if table in batch.tables)
+        spec = next(group.spec for group in plan.groups if table in group.tables)
         command = f"tabicl-prior show seed={self.seed} step={step} table={table}"
         address = f"table {table} of step {step}, seed {self.seed}"
         return f"{address}: {spec} (`{command}`, with the run's settings, draws it)"
 
 
-def draw_table(prior: Prior, batch: MicroBatch, seed: int, step: int, index: int) -> Table:
+def draw_table(prior: Prior, spec: TableSpec, seed: int, step: int, index: int) -> Table:
     """Table `index` of a step. An error of the prior gets a note with the table's address."""
     try:
-        return prior.sample(batch.spec, (seed, step, index))
+        return prior.sample(spec, (seed, step, index))
     except Exception as error:
-        error.add_note(f"while drawing table {index} of step {step}, seed {seed}: {batch.spec}")
+        error.add_note(f"while drawing table {index} of step {step}, seed {seed}: {spec}")
         raise
 
 
-def stack(tables: list[Table]) -> list[TableBatch]:
-    """The tables as batches of equal width: some are narrower, since constant columns are dropped."""
-    by_width = defaultdict(list)
-    for table in tables:
-        by_width[table.X.shape[1]].append(table)
-    return [
-        TableBatch(torch.stack([t.X for t in group]), torch.stack([t.y for t in group]), group[0].train_size)
-        for group in by_width.values()
-    ]
+def pack(tables: list[Table]) -> Pack:
+    """The tables in the order of their shapes, so that those of equal shape follow each other."""
+    order = sorted(tables, key=lambda table: (len(table.y), table.train_size, table.X.shape[1]))
+    return Pack.of((table.X, table.y, table.train_size) for table in order)

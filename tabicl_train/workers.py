@@ -38,9 +38,10 @@ from torch import Tensor
 
 from tabicl_train.config.schema import StreamConfig
 from tabicl_train.errors import picklable
+from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.processes.launch import describe_exit
 from tabicl_train.processes.signals import SIGNALS, Stop, die_with_parent
-from tabicl_train.stream import StepItem, StepStream, TableBatch
+from tabicl_train.stream import StepItem, StepStream
 
 # Forked workers start in 0.1 s and end with this process. The forkserver of Python 3.14 would start them under another.
 CONTEXT = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
@@ -48,7 +49,7 @@ ALIGNMENT = 64  # bytes, as torch allocates: the rounding of matrix products may
 
 
 Answer = tuple[StepItem | None, Exception | None, str]  # an item and news, or an error and its stack trace
-Content = tuple[StepItem, list[tuple[torch.Size, int]]]
+Content = tuple[StepItem, list[tuple[Shape, ...]]]
 
 
 class WorkerDied(RuntimeError):
@@ -221,9 +222,9 @@ def note(drawing: Any, step: int, table: int) -> None:
 
 def packed(item: StepItem) -> tuple[Content, list[np.ndarray]]:
     """An item without its tables, the shapes of these, and their values."""
-    shapes = [(batch.X.shape, batch.train_size) for batch in item.batches]
-    arrays = [values.numpy() for batch in item.batches for values in (batch.X, batch.y)]
-    return (replace(item, batches=[]), shapes), arrays
+    shapes = [pack.shapes for pack in item.packs]
+    arrays = [values.numpy() for pack in item.packs for values in (pack.X, pack.y, pack.sizes)]
+    return (replace(item, packs=[]), shapes), arrays
 
 
 def send(connection: Connection, content: Content, arrays: list[np.ndarray], news: str = "") -> None:
@@ -248,14 +249,15 @@ def receive(connection: Connection) -> Answer:
     finally:
         os.close(descriptor)
     start = 0
-    for shape, train_size in shapes:
-        X, start = tensor_in(memory, start, shape, torch.float32)
-        y, start = tensor_in(memory, start, shape[:2], torch.int64)
-        item.batches.append(TableBatch(X, y, train_size))
+    for tables in shapes:
+        X, start = tensor_in(memory, start, (sum(N * M for N, _, M in tables),), torch.float32)
+        y, start = tensor_in(memory, start, (sum(N for N, _, _ in tables),), torch.int64)
+        sizes, start = tensor_in(memory, start, (len(tables), 3), torch.int64)
+        item.packs.append(Pack(X, y, sizes, tables))
     return item, None, text
 
 
-def tensor_in(memory: mmap.mmap, start: int, shape: torch.Size, dtype: torch.dtype) -> tuple[Tensor, int]:
+def tensor_in(memory: mmap.mmap, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, int]:
     """The tensor at a position, and the position of the next one."""
     count = math.prod(shape)
     end = start + count * dtype.itemsize
@@ -279,5 +281,4 @@ def pinned(items: Iterator[StepItem], device: torch.device) -> Iterator[StepItem
 def pin_next(items: Iterator[StepItem]) -> StepItem | None:
     if (item := next(items, None)) is None:
         return None
-    batches = [TableBatch(b.X.pin_memory(), b.y.pin_memory(), b.train_size) for b in item.batches]
-    return replace(item, batches=batches)
+    return replace(item, packs=[pack.pin_memory() for pack in item.packs])

@@ -2,14 +2,17 @@
 
 Two files beside metrics.csv, written by rank 0 at the logged steps, about its share of the step:
 
-batches.csv   a row per micro-batch and number of classes: rows, labelled rows n, features, classes, tables, mean loss,
-              and the mean loss of guessing the frequencies of the labels (see guess_losses)
+batches.csv   a row per kind of table: rows, labelled rows n, features, classes, number of tables, mean loss, and the
+              mean loss of guessing the frequencies of the labels (see guess_losses)
 scaling.csv   a row per layer: for the smallest and the largest n of the step the base multiplier, max |base(n)| over
               heads and elements, and over all queries the mean and standard deviation of the gate 1 + tanh(MLP(q));
               empty if the layer's rule has no gate
 """
 
 from __future__ import annotations
+
+import statistics
+from collections import defaultdict
 
 import lightning as L
 import torch
@@ -46,16 +49,11 @@ class Diagnostics(L.Callback):
         if not trainer.is_global_zero or not is_logged(module.config, step):
             return
         rows = []
-        for batch, losses in zip(item.batches, module.table_losses, strict=True):
-            _, num_rows, num_features = batch.X.shape
-            classes, guesses = num_classes(batch.y), guess_losses(batch.y, batch.train_size)
-            for c in classes.unique().tolist():
-                chosen = classes == c
-                means = (losses[chosen].mean().item(), guesses[chosen].mean().item())
-                values = (step, item.stage, num_rows, batch.train_size, num_features, c, int(chosen.sum()), *means)
-                rows.append(dict(zip(BATCHES, values, strict=True)))
+        for kind, losses in by_kind(item, module.table_losses).items():
+            means = (statistics.fmean(some) for some in zip(*losses, strict=True))
+            rows.append(dict(zip(BATCHES, (step, item.stage, *kind, len(losses), *means), strict=True)))
         self.records.append_rows("batches.csv", *rows)
-        smallest, largest = (f(batch.train_size for batch in item.batches) for f in (min, max))
+        smallest, largest = (f(n for pack in item.packs for _, n, _ in pack.shapes) for f in (min, max))
         layers = []
         for name, scaling in module.model.named_scalings():
             base = [scaling.multipliers(n).abs().max().item() for n in (smallest, largest)]
@@ -65,6 +63,16 @@ class Diagnostics(L.Callback):
             layers.append(dict(zip(SCALING, values, strict=True)))
         if layers:
             self.records.append_rows("scaling.csv", *layers)
+
+
+def by_kind(item: StepItem, table_losses: list[torch.Tensor]) -> dict[tuple[int, ...], list[tuple[float, float]]]:
+    """The loss of each table, and that of guessing, by rows, n, features and classes of the tables."""
+    kinds = defaultdict(list)
+    for pack, losses in zip(item.packs, table_losses, strict=True):
+        labels = (y.cpu() for _, y, _ in pack.tables())
+        for (N, n, M), y, loss in zip(pack.shapes, labels, losses.tolist(), strict=True):
+            kinds[N, n, M, int(num_classes(y[None]))].append((loss, guess_losses(y[None], n).item()))
+    return kinds
 
 
 def gate_statistics(sums: torch.Tensor) -> tuple[float, float] | tuple[str, str]:

@@ -98,18 +98,18 @@ class Guard(L.Callback):
         if not self.writes:
             return
         plan = plan_step(self.config.curriculum, self.config.model, self.config.seed, step)
-        batches = [
+        groups = [
             {
-                "tables": list(b.tables),
-                "rows": b.spec.num_rows,
-                "train_size": b.spec.train_size,
-                "features": b.spec.num_features,
+                "tables": list(group.tables),
+                "rows": group.spec.num_rows,
+                "train_size": group.spec.train_size,
+                "features": group.spec.num_features,
             }
-            for b in plan.micro_batches
+            for group in plan.groups
         ]
         line = {"step": step, "stage": plan.stage, "seed": self.config.seed, "reason": reason, **facts}
         command = shlex.join(["tabicl-replay", f"run_dir={self.config.run_dir}", f"step={step}"])
-        line |= {"replay": command, "micro_batches": batches}
+        line |= {"replay": command, "groups": groups}
         self.records.append_line("incidents.jsonl", {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **line})
 
     def judge(self, trainer: L.Trainer, module: Pretraining) -> None:

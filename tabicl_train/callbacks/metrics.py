@@ -15,11 +15,12 @@ from tabicl_train.config.schema import RunConfig
 from tabicl_train.curriculum import stage_at
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.families import family_of
+from tabicl_train.model.pack import Pack
 from tabicl_train.module import Pretraining
 from tabicl_train.planning.flops import peak_flops
 from tabicl_train.run_dir.records import Records
 from tabicl_train.schedules import learning_rate
-from tabicl_train.stream import StepItem, TableBatch
+from tabicl_train.stream import StepItem
 
 COLUMNS = (
     "step", "stage", "loss", "grad_norm", "lr", "tables_per_s", "cells_per_s", "data_wait", "accept_rate", "skipped",
@@ -59,10 +60,10 @@ class Metrics(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, module: Pretraining, _, item: StepItem, __: int) -> None:
         self.tables += item.tables
-        self.cells += sum(batch.X.numel() for batch in item.batches) * trainer.world_size
-        self.drawn += sum(batch.X.shape[0] for batch in item.batches)
+        self.cells += sum(pack.cells for pack in item.packs) * trainer.world_size
+        self.drawn += sum(map(len, item.packs))
         self.rejected += item.rejections.total()
-        self.flops += sum(step_flops(self.config.model, batch) for batch in item.batches) * trainer.world_size
+        self.flops += sum(step_flops(self.config.model, pack) for pack in item.packs) * trainer.world_size
         _, stage, stage_step = stage_at(self.config.curriculum, item.step)
         self.clipped = self.clipped + (module.grad_norm > stage.clip)  # stays on the device
         self.steps += 1
@@ -96,10 +97,9 @@ class Metrics(L.Callback):
             self.progress.close()
 
 
-def step_flops(config: TabICLConfig, batch: TableBatch) -> float:
-    """FLOPs of a micro-batch, forward and backward pass."""
-    tables, rows, features = batch.X.shape
-    return 3 * tables * family_of(config).forward_flops(config, rows, batch.train_size, features)
+def step_flops(config: TabICLConfig, pack: Pack) -> float:
+    """FLOPs of a pack, forward and backward pass."""
+    return 3 * sum(family_of(config).forward_flops(config, N, n, M) for N, n, M in pack.shapes)
 
 
 def peak_memory(device: torch.device) -> float:

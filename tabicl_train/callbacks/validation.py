@@ -24,7 +24,6 @@ from functools import cached_property
 
 import lightning as L
 import torch
-import torch.nn.functional as F
 
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.checkpoints import to_host
@@ -202,17 +201,15 @@ class Validation(L.Callback):
             self.records.append_line("incidents.jsonl", line)
 
     def score_synthetic(self, network: TabICL, module: Pretraining, item: StepItem) -> Row:
-        losses, accuracies, guesses, tables = [], [], [], []
-        for batch in (b.to(module.device) for b in item.batches):
-            n = batch.train_size
+        losses, accuracies, guesses = [], [], []
+        for pack in (p.to(module.device) for p in item.packs):
             with module.precision.autocast(module.device.type):
-                logits = predict_logits(network, batch.X, batch.y[:, :n], network.config.max_classes).float()
-            losses.append(F.cross_entropy(logits.flatten(0, 1), batch.y[:, n:].flatten()).item())
-            accuracies.append((logits.argmax(-1) == batch.y[:, n:]).float().mean().item())
-            guesses.append(guess_losses(batch.y, n).mean().item())
-            tables.append(batch.X.shape[0])
-        loss, accuracy, guess = (statistics.fmean(values, tables) for values in (losses, accuracies, guesses))
-        return SYNTHETIC, batch.X.shape[1], loss, accuracy, None, guess
+                logits = predict_logits(network, pack, network.config.max_classes).float()  # (query rows, C)
+            losses += network.losses(logits, pack).tolist()
+            accuracies += pack.means((logits.argmax(-1) == pack.queries()).float()).tolist()
+            guesses += [guess_losses(y[None], n).item() for _, y, n in pack.tables()]
+        loss, accuracy, guess = map(statistics.fmean, (losses, accuracies, guesses))
+        return SYNTHETIC, pack.shapes[0][0], loss, accuracy, None, guess
 
     def score_real(self, network: TabICL, module: Pretraining, task) -> Row:
         from tabicl_train.evaluation.evaluate import score_task

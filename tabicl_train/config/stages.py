@@ -35,8 +35,9 @@ class StageConfig:
     """Tables of one optimizer step, over all processes."""
     group_size: int = 4
     """Consecutive tables of a step that have the same rows, split and number of features."""
-    micro_batch_rows: int = 26_000
-    """Largest number of rows in one forward pass, over all its tables; a single table may have more."""
+    pack_tokens: int = 2_000_000
+    """Largest number of tokens in one forward pass, over all its tables; a single table may have more. A table has a
+    token for each cell, and 12 more for each row with the default model, whose activations take about 25 KB a token."""
     learning_rate: float = 8e-4
     """Peak learning rate."""
     schedule: str = "cosine"
@@ -60,7 +61,7 @@ class StageConfig:
 
     def problems(self) -> list[str]:
         problems = at_least(1, steps=self.steps, tables=self.tables, group_size=self.group_size)
-        problems += at_least(1, micro_batch_rows=self.micro_batch_rows)
+        problems += at_least(1, pack_tokens=self.pack_tokens)
         problems += ordered_pair("rows", self.rows, MIN_ROWS)
         problems += ordered_pair("small_rows", self.small_rows, MIN_ROWS)
         problems += ordered_pair("features", self.features, 1)

@@ -71,7 +71,7 @@ class ExchangeCheck(L.Callback):
             if self.rank == 0:
                 gradients.flat.zero_()
                 part = stream.draw(item.step).to(module.device)
-                for number in range(len(part.batches)):
+                for number in range(len(part.packs)):
                     module.accumulate(gradients, part, number, stage.checkpoint_rows)
             return of_first(gradients.flat)
 

@@ -19,16 +19,16 @@ from tabicl_train.stream import draw_table
 
 
 def run_tables(config: RunConfig, count: int) -> Iterator[tuple[tuple[int, int], Table]]:
-    """The first tables of a run and their addresses (step, table); one per micro-batch, as its tables are alike."""
+    """The first tables of a run and their addresses (step, table); one per group, as its tables are alike."""
     prior = build_prior(config)
     addresses = (
-        (step, batch)
+        (step, group)
         for step in range(config.total_steps)
-        for batch in plan_step(config.curriculum, config.model, config.seed, step).micro_batches
+        for group in plan_step(config.curriculum, config.model, config.seed, step).groups
     )
-    for step, batch in tqdm(itertools.islice(addresses, count), total=count, unit="table", file=sys.stderr):
-        index = batch.tables[0]
-        yield (step, index), draw_table(prior, batch, config.seed, step, index)
+    for step, group in tqdm(itertools.islice(addresses, count), total=count, unit="table", file=sys.stderr):
+        index = group.tables[0]
+        yield (step, index), draw_table(prior, group.spec, config.seed, step, index)
 
 
 def describe(config: RunConfig, args: Any) -> None:
@@ -56,11 +56,11 @@ def show(config: RunConfig, args: Any) -> None:
     if not 0 <= args.step < config.total_steps:
         raise ConfigError([f"step is {args.step}; the run has steps 0..{config.total_steps - 1}"])
     plan = plan_step(config.curriculum, config.model, config.seed, args.step)
-    batch = next((b for b in plan.micro_batches if args.table in b.tables), None)
-    if batch is None:
+    spec = next((group.spec for group in plan.groups if args.table in group.tables), None)
+    if spec is None:
         raise ConfigError([f"table is {args.table}; a step has the tables 0..{plan.tables - 1}"])
-    table = draw_table(build_prior(config), batch, config.seed, args.step, args.table)
-    print(f"seed {config.seed}, step {args.step}, table {args.table} (stage {plan.stage}): {batch.spec}")
+    table = draw_table(build_prior(config), spec, config.seed, args.step, args.table)
+    print(f"seed {config.seed}, step {args.step}, table {args.table} (stage {plan.stage}): {spec}")
     print(f"rejected draws before it: {dict(table.rejections) or 'none'}\n\n{table.plan}\n")
     for row, label in zip(table.X[:5].tolist(), table.y[:5].tolist(), strict=True):
         print(f"y {label}   X " + " ".join(f"{value:8.3f}" for value in row[:12]) + (" ..." if len(row) > 12 else ""))
@@ -121,10 +121,10 @@ def dump(config: RunConfig, args: Any) -> None:
     steps = range(args.first_step, min(whole_shards, curriculum_steps))
     tables = sum(stage_at(config.curriculum, step)[1].tables for step in steps)
     requests = (
-        ((config.seed, step, index), batch.spec)
+        ((config.seed, step, index), group.spec)
         for step in steps
-        for batch in plan_step(config.curriculum, config.model, config.seed, step).micro_batches
-        for index in batch.tables
+        for group in plan_step(config.curriculum, config.model, config.seed, step).groups
+        for index in group.tables
     )
     counts = write_tables(build_prior(config), requests, args.output, processes=args.processes, total=tables)
     shards = ", ".join(f"{count} shard{'s' * (count > 1)} {outcome}" for outcome, count in sorted(counts.items()))

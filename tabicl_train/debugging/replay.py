@@ -22,7 +22,7 @@ from tabicl_train.processes.join import one_process
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.changes import STREAM, change, up_to_date
 from tabicl_train.run_dir.records import Records
-from tabicl_train.stream import StepItem, TableBatch, draw_table
+from tabicl_train.stream import StepItem, draw_table, pack
 from tabicl_train.train import run_steps
 
 COLUMNS = ("table", "rows", "labelled", "features", "max |x|", "loss", "gradient norm")
@@ -125,7 +125,7 @@ class Dissection(L.Callback):
             module.on_save_checkpoint(content)
             self.checkpoints[item.step] = to_host(content)
         if any(good <= item.step < at for good, at in self.rewinds):
-            item.batches.clear()  # the rewind discards what the step would do
+            item.packs.clear()  # the rewind discards what the step would do
 
     def on_train_batch_start(self, trainer: L.Trainer, module: Pretraining, item: StepItem, _: int) -> None:
         self.rewind(trainer, module, item)
@@ -139,10 +139,10 @@ class Dissection(L.Callback):
         gradients = Gradients([p for p in module.model.parameters() if p.requires_grad], [])
         prior = build_prior(config)
         _, stage, _ = stage_at(config.curriculum, self.step)
-        for batch in plan.micro_batches:
-            for index in batch.tables:
-                table = draw_table(prior, batch, config.seed, self.step, index)
-                alone = TableBatch(table.X[None], table.y[None], table.train_size).to(module.device)
+        for group in plan.groups:
+            for index in group.tables:
+                table = draw_table(prior, group.spec, config.seed, self.step, index)
+                alone = pack([table]).to(module.device)
                 gradients.flat.zero_()
                 with module.precision.autocast(module.device.type):
                     loss = module.add_gradients(gradients, alone, 1.0, stage.checkpoint_rows).item()

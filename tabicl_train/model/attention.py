@@ -1,6 +1,7 @@
 """Attention and the transformer block of all three stages.
 
-B batch (tables, columns or rows), L queries, K keys, E width, H heads.
+Tokens of many sequences (columns, rows or tables) lie one after another; only attention knows where a sequence ends.
+Q queries, K keys of all sequences, E width, H heads.
 Parameter names are those of the released files, so that weights load in both directions.
 """
 
@@ -11,10 +12,69 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tabicl_train.model.kernels.row_attention import attend_rows
+from tabicl_train.model.kernels.run_attention import attend_runs
+from tabicl_train.model.layout import Spans
 from tabicl_train.model.scaling import Scaling
 
-CUDA_GRID = 65_535  # launch limit of a kernel's batch dimension; row attention reaches 64 tables * 1,024 rows = 65,536
-FLASH_BACKWARD = 2**31  # flash attention's backward pass counts the elements of all queries of a batch in 32 bits
+CUDA_GRID = 65_535  # launch limit of a kernel's batch dimension, which counts sequences
+FLASH_BACKWARD = 2**31  # flash attention's backward pass counts the elements of all queries in 32 bits
+
+
+def attend(q: Tensor, kv: Tensor, spans: Spans, dropout: float = 0.0) -> Tensor:
+    """Softmax attention within the sequences of `spans`: kv (keys, 2, H, head_dim) -> (queries, H, head_dim).
+
+    q: (queries, H, head_dim), or (P, L, H, head_dim) if all sequences have the same L queries, up to a factor that
+        depends on the table; P is the number of tables, or 1 without such a factor
+    """
+    if q.is_cuda and fits_one_launch(spans, *q.shape[-2:]):
+        return attend_at_once(q, kv, spans, dropout)
+    if torch.compiler.is_exporting():
+        return attend_by_run(q, kv, spans.runs, dropout)
+    if q.is_cuda or dropout:
+        return attend_by_run(q, kv, spans.runs.tolist(), dropout)
+    return attend_runs(q, kv, spans.runs, spans.queries)
+
+
+def fits_one_launch(spans: Spans, num_heads: int, head_dim: int) -> bool:
+    """Whether CUDA kernels can process all sequences at once, forward and backward."""
+    sequences = len(spans.query_ends) - 1
+    queries = spans.queries + 128 * sequences  # the backward pass rounds each sequence up to 128
+    return sequences <= CUDA_GRID and queries * num_heads * max(head_dim, 32) < FLASH_BACKWARD
+
+
+def attend_at_once(q: Tensor, kv: Tensor, spans: Spans, dropout: float) -> Tensor:
+    """`attend` on CUDA as one launch of a kernel for sequences of various lengths."""
+    if q.dim() == 4:
+        sequences = len(spans.query_ends) - 1
+        q = q.expand(sequences, -1, -1, -1) if len(q) == 1 else q.index_select(0, spans.table)
+        q = q.flatten(0, 1)
+    if spans.uses > 1:
+        kv = kv.repeat(spans.uses, 1, 1, 1)
+    k, v = kv.unbind(1)
+    ends = spans.query_ends, spans.key_ends, spans.most_queries, spans.most_keys
+    if q.dtype == torch.float32:
+        batches = (x[None] for x in (q, k, v))  # a batch of one, which the kernel divides at the ends
+        keeps = torch.is_grad_enabled()
+        return torch.ops.aten._efficient_attention_forward(*batches, None, *ends, dropout, 0, keeps)[0][0]
+    return torch.ops.aten._flash_attention_forward(q, k, v, *ends, dropout, False, False)[0]
+
+
+def attend_by_run(q: Tensor, kv: Tensor, runs: list[list[int]], dropout: float) -> Tensor:
+    """`attend` as one call of scaled_dot_product_attention for each run of equal sequences."""
+    outs, queries = [], ()
+    if q.dim() == 3:
+        queries = q.split([count * length for count, length, *_ in runs])
+    for number, (count, length, keys, first, table) in enumerate(runs):
+        if queries:
+            some = queries[number].unflatten(0, (count, length))
+        else:
+            some = q[table if len(q) > 1 else 0].expand(count, -1, -1, -1)
+        k, v = kv[first : first + count * keys].unflatten(0, (count, keys)).permute(2, 0, 3, 1, 4)  # (count, H, K, d)
+        limit = batch_limit(some.shape[2], length, some.shape[3]) if q.is_cuda else count
+        parts = zip(some.transpose(1, 2).split(limit), k.split(limit), v.split(limit), strict=True)
+        outs += [F.scaled_dot_product_attention(*part, dropout_p=dropout) for part in parts]  # (count, H, L, d)
+    return torch.cat([out.transpose(1, 2).flatten(0, 1) for out in outs])
 
 
 def batch_limit(num_heads: int, num_queries: int, head_dim: int) -> int:
@@ -23,33 +83,19 @@ def batch_limit(num_heads: int, num_queries: int, head_dim: int) -> int:
     return max(1, min(CUDA_GRID, FLASH_BACKWARD // (num_heads * queries * max(head_dim, 32))))
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, limit: int | None = None) -> Tensor:
-    """Softmax attention, q (B, H, L, head_dim), k and v (B, H, K, head_dim) -> (B, H, L, head_dim).
+class RowSpans(NamedTuple):
+    """The sequences of the row stage, and the rotary embedding of their positions 0..T-1.
 
-    limit: the largest batch of a kernel launch; by default `batch_limit` on CUDA, and none elsewhere
+    runs, starts: see layout.Rows
+    cos, sin: (most T, head_dim) float32; sin is negative for the first element of a pair
+    interleaved: which elements are pairs, see Rotary
     """
-    if limit is None:
-        limit = batch_limit(q.shape[1], q.shape[2], q.shape[3]) if q.is_cuda else q.shape[0]
-    if q.shape[0] <= limit:
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
-    chunks = zip(q.split(limit), k.split(limit), v.split(limit), strict=True)
-    return torch.cat([F.scaled_dot_product_attention(*chunk, dropout_p=dropout) for chunk in chunks])
 
-
-class Rotation(NamedTuple):
-    """The rotary embedding of positions 0..L-1."""
-
-    cos: Tensor  # (L, head_dim)
-    sin: Tensor  # (L, head_dim), negative for the first element of a pair
+    runs: Tensor
+    starts: Tensor
+    cos: Tensor
+    sin: Tensor
     interleaved: bool
-
-    def turn(self, x: Tensor) -> Tensor:
-        """x (B, L, ..., head_dim), its pairs rotated by the angles of positions 0..L-1."""
-        half = x.shape[-1] // 2
-        partner = x.unflatten(-1, (half, 2)).flip(-1).flatten(-2) if self.interleaved else x.roll(half, -1)
-        shape = (x.shape[1],) + (1,) * (x.dim() - 3) + (x.shape[-1],)
-        cos, sin = (table[: x.shape[1]].view(shape).to(x.dtype) for table in (self.cos, self.sin))
-        return torch.addcmul(x * cos, partner, sin)
 
 
 class Rotary(nn.Module):
@@ -61,15 +107,13 @@ class Rotary(nn.Module):
         # constant, but a parameter, since released files contain it
         self.freqs = nn.Parameter(base ** -(torch.arange(0, head_dim, 2) / head_dim), requires_grad=False)
 
-    def forward(self, length: int) -> Rotation:
-        """The rotation of positions 0..length-1."""
+    def forward(self, length: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the angles of positions 0..length-1, (length, head_dim) each; see RowSpans."""
         angles = torch.arange(length, device=self.freqs.device)[:, None] * self.freqs
         cos, sin = angles.cos(), angles.sin()  # (length, head_dim/2)
         if self.interleaved:
-            cos, sin = cos.repeat_interleave(2, -1), torch.stack([-sin, sin], -1).flatten(-2)
-        else:
-            cos, sin = cos.repeat(1, 2), torch.cat([-sin, sin], -1)
-        return Rotation(cos, sin, self.interleaved)
+            return cos.repeat_interleave(2, -1), torch.stack([-sin, sin], -1).flatten(-2)
+        return cos.repeat(1, 2), torch.cat([-sin, sin], -1)
 
 
 class Attention(nn.Module):
@@ -99,38 +143,38 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        context: Tensor | None = None,
+        context: Tensor | None,
+        spans: Spans | RowSpans,
         log_n: Tensor | None = None,
-        rotation: Rotation | None = None,
+        table: Tensor | None = None,
     ) -> Tensor:
-        """x (B, L, E) attends to context (B, K, E), or to itself if there is none -> (B, L, E).
+        """x (Q, E) attends to context (K, E), or to itself if there is none -> (Q, E).
 
-        x may have batch 1: queries that the whole batch shares are projected and rescaled once.
+        x may be (L, E), the queries that all sequences share -> (sequences * L, E).
+        log_n: (B,), logarithm of the number of keys of each table; needed by a scaling rule
+        table: (Q,), the table of each query, unless all sequences share their queries
         """
         if self.fp32 and torch.is_autocast_enabled(x.device.type):
             with torch.autocast(x.device.type, enabled=False):
-                return self(x.float(), None if context is None else context.float(), log_n, rotation)
+                return self(x.float(), None if context is None else context.float(), spans, log_n, table)
         heads = (self.num_heads, self.dim // self.num_heads)
         if context is None:
-            qkv = F.linear(x, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, *heads))
-            qk, v = qkv.split([2, 1], dim=2)  # (B, L, 2, H, head_dim), (B, L, 1, H, head_dim)
-            if rotation is not None:
-                qk = rotation.turn(qk)
-            (q, k), v = qk.unbind(2), v.squeeze(2)
+            q = F.linear(x, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, *heads))
+            kv = None
         else:
             (wq, wkv), (bq, bkv) = (p.split([self.dim, 2 * self.dim]) for p in (self.in_proj_weight, self.in_proj_bias))
-            q = F.linear(x.contiguous(), wq, bq).unflatten(-1, heads)  # (B or 1, L, H, head_dim)
-            # contiguous: on a slice of rows linear() would copy anyway, and add its bias in a separate pass
-            k, v = F.linear(context.contiguous(), wkv, bkv).unflatten(-1, (2, *heads)).unbind(2)  # (B, K, H, head_dim)
-            if rotation is not None:
-                q, k = rotation.turn(q), rotation.turn(k)
-        if self.ssmax_layer is not None:
-            q = self.ssmax_layer(q, log_n)
-        q = q.expand(k.shape[0], -1, -1, -1)
-        out = attend(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), self.dropout if self.training else 0.0
-        )  # (B, H, L, head_dim)
-        return self.out_proj(out.transpose(1, 2).flatten(2))
+            q = F.linear(x, wq, bq).unflatten(-1, heads)  # (Q, H, head_dim)
+            kv = F.linear(context, wkv, bkv).unflatten(-1, (2, *heads))  # (K, 2, H, head_dim)
+        if isinstance(spans, RowSpans):
+            out = attend_rows(q if kv is None else q.unsqueeze(1), kv, *spans)
+        else:
+            assert kv is not None
+            if self.ssmax_layer is not None:
+                q = self.ssmax_layer(q, log_n, table)  # (Q, H, head_dim), or (B, L, H, head_dim)
+            elif spans.shares_queries:
+                q = q[None]  # (1, L, H, head_dim)
+            out = attend(q, kv, spans, self.dropout if self.training else 0.0)
+        return self.out_proj(out.flatten(1))  # out (Q, H, head_dim)
 
 
 class Block(nn.Module):
@@ -162,21 +206,24 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
-        context: Tensor | None = None,
-        num_keys: int | None = None,
+        context: Tensor | int | None,
+        spans: Spans | RowSpans,
         log_n: Tensor | None = None,
-        rotation: Rotation | None = None,
+        table: Tensor | None = None,
     ) -> Tensor:
-        """x (B, L, E) attends to context (B, K, E), or to its own first num_keys tokens, or to itself -> (B, L, E).
+        """x attends to context (K, E), or to its own first tokens if context is their number, or to itself.
 
-        log_n: (1,), logarithm of the number of keys; needed by blocks with a scaling rule
+        Shapes and other arguments as in Attention.
         """
         normed = self.norm1(x)
-        if num_keys is not None:
-            context = normed[:, :num_keys]
+        if isinstance(context, int):
+            context = normed[:context]
         elif context is not None:
             context = self.norm1(context)
-        x = x + self._drop(self.attn(normed, context, log_n, rotation))
+        attended = self._drop(self.attn(normed, context, spans, log_n, table))
+        if len(attended) > len(x):  # all sequences share the queries
+            attended = attended.unflatten(0, (-1, len(x)))  # (sequences, L, E)
+        x = (x + attended).view(-1, x.shape[1])
         hidden = self._drop(F.gelu(self.linear1(self.norm2(x))))
         return x + self._drop(self.linear2(hidden))
 

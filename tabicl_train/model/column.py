@@ -1,8 +1,10 @@
 """Stage 1, column embedding: cells become tokens that depend on their value and the distribution of their column.
 
-B tables, N rows of which the first n are labelled, M features, G feature groups, E embedding, I inducing points,
-C classes.
+Tokens of all tables lie one after another, see layout.Columns. B tables of N rows of which the first n are labelled, M
+features, G feature groups, E embedding, I inducing points.
 """
+
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -10,13 +12,15 @@ from torch import Tensor, nn
 
 from tabicl_train.model.attention import Block, run
 from tabicl_train.model.config import TabICLConfig
+from tabicl_train.model.layout import Columns, positions, starts_of
+from tabicl_train.model.pack import Pack, Shape
 
 
 class LabelEncoder(nn.Linear):
     """A linear map of the one-hot label."""
 
     def forward(self, y: Tensor) -> Tensor:
-        """y (B, n) int64 in [0, C) -> (B, n, out_features)."""
+        """y (rows,) int64 in [0, C) -> (rows, out_features)."""
         one_hot = y.unsqueeze(-1) == torch.arange(self.in_features, device=y.device)
         return super().forward(one_hot.to(self.weight.dtype))
 
@@ -34,10 +38,11 @@ class InducedAttention(nn.Module):
         self.ind_vectors = nn.Parameter(torch.empty(c.col_num_inducing, c.embed_dim))
         nn.init.trunc_normal_(self.ind_vectors, std=0.02)
 
-    def forward(self, tokens: Tensor, train_size: int, log_n: Tensor) -> Tensor:
-        """tokens (B*G, N, E) -> (B*G, N, E). Inducing points see only labelled rows, so queries leak nothing."""
-        hidden = self.multihead_attn1(self.ind_vectors[None], tokens[:, :train_size], log_n=log_n)  # (B*G, I, E)
-        return self.multihead_attn2(tokens, hidden)
+    def forward(self, tokens: Tensor, columns: Columns, log_n: Tensor) -> Tensor:
+        """tokens (tokens, E) of all columns -> (tokens, E). Inducing points see only labelled rows: nothing leaks."""
+        labelled = tokens[: columns.labelled]
+        hidden = self.multihead_attn1(self.ind_vectors, labelled, columns.to_inducing, log_n)  # (columns * I, E)
+        return self.multihead_attn2(tokens, hidden, columns.from_inducing)
 
 
 class ColumnEmbedding(nn.Module):
@@ -55,37 +60,60 @@ class ColumnEmbedding(nn.Module):
             self.out_w, self.out_b = nn.Linear(c.embed_dim, c.embed_dim), nn.Linear(c.embed_dim, c.embed_dim)
             self.ln_w, self.ln_b = (nn.LayerNorm(c.embed_dim, bias=not c.bias_free_ln) for _ in range(2))
 
-    def forward(self, X: Tensor, y_train: Tensor, log_n: Tensor, recompute: bool = False) -> Tensor:
-        """X (B, N, M), y_train (B, n), log_n (1,) -> (B, G, N, E)."""
-        groups = group_features(X, self.config.col_grouping, self.config.group_size)
-        return self.embed(groups, y_train, log_n, recompute)
+    def forward(self, pack: Pack, columns: Columns, log_n: Tensor, recompute: bool = False) -> Tensor:
+        """Embeddings of the cells of all tables, (tokens, E), in the order of `columns`; log_n (B,)."""
+        cells = self.read(pack, columns, pack.y.index_select(0, columns.labels))
+        return self.embed(cells, columns, log_n, recompute)
 
-    def embed(self, groups: Tensor, y_train: Tensor, log_n: Tensor, recompute: bool = False) -> Tensor:
-        """groups (B, G, N, group_size) -> (B, G, N, E), for any subset of the groups: they do not see each other."""
-        tokens = self.in_linear(groups)  # (B, G, N, E)
-        if self.config.col_target_aware:
-            labels = self.y_encoder(y_train)  # (B, n, E)
-            tokens += F.pad(labels, (0, 0, 0, groups.shape[2] - y_train.shape[1]))[:, None]
-        tokens = tokens.flatten(0, 1)  # (B*G, N, E)
+    def read(self, pack: Pack, columns: Columns, labels: Tensor) -> Tensor:
+        """What each token knows of its cell, (tokens, K): the features of its group and, if the network is
+        target-aware, of a labelled row the one-hot label and a 1; 0 otherwise. labels: (labelled tokens,)"""
+        size, classes = self.config.group_size, self.config.max_classes
+        index = feature_index(pack.sizes, pack.shapes, columns, self.config.col_grouping, size)  # (tokens, size)
+        X = F.pad(pack.X, (0, max(N for N, _, _ in pack.shapes))) if self.config.col_grouping == "disjoint" else pack.X
+        if not self.config.col_target_aware:
+            return X[index]
+        cells = X.new_zeros(len(index), size + classes + 1)
+        cells[:, :size] = X[index]
+        cells[: columns.labelled, size:-1] = labels[:, None] == torch.arange(classes, device=X.device)
+        cells[: columns.labelled, -1] = 1
+        return cells
+
+    def embed(self, cells: Tensor, columns: Columns, log_n: Tensor, recompute: bool = False) -> Tensor:
+        """cells (tokens, K) -> (tokens, E), for any columns: they do not see each other."""
+        weight = self.in_linear.weight
+        if self.config.col_target_aware:  # one product for features and labels, as passes over all tokens cost more
+            weight = torch.cat([weight, self.y_encoder.weight, self.y_encoder.bias[:, None]], dim=1)
+        tokens = F.linear(cells, weight, self.in_linear.bias)  # (tokens, E)
         for block in self.tf_col["blocks"].children():
-            tokens = run(block, tokens, y_train.shape[1], log_n, recompute=recompute)
-        tokens = tokens.unflatten(0, groups.shape[:2])  # (B, G, N, E)
+            tokens = run(block, tokens, columns, log_n, recompute=recompute)
         if self.config.col_affine:
-            tokens = groups * self.ln_w(self.out_w(tokens)) + self.ln_b(self.out_b(tokens))
+            tokens = cells * self.ln_w(self.out_w(tokens)) + self.ln_b(self.out_b(tokens))
         return tokens
 
 
-def group_features(X: Tensor, grouping: str, size: int) -> Tensor:
-    """The features that each column token sees: X (B, N, M) -> (B, G, N, size).
+def feature_index(sizes: Tensor, shapes: Iterable[Shape], columns: Columns, grouping: str, size: int) -> Tensor:
+    """The cells that each token sees: positions in Pack.X, (tokens, size).
 
     none: one feature per token, G = M
     circular: token j sees features j + 1, j + 2, j + 4, ... modulo M, G = M
-    disjoint: neighbors in groups of `size`, the last group padded with zeros, G = ceil(M / size)
+    disjoint: neighbors in groups of `size`, G = ceil(M / size); the cells that the last group lacks follow X
     """
-    columns = X.transpose(1, 2)  # (B, M, N)
-    if grouping == "none":
-        return columns.unsqueeze(-1)
+    N, n, M = sizes.unbind(1)
+    first = starts_of(N * M)[columns.table, None]  # (columns, 1), first cell of the table
+    N, n, M = (values[columns.table] for values in (N, n, M))
+    number = torch.arange(size, device=sizes.device)
     if grouping == "circular":
-        return torch.stack([columns.roll(-(2**i), 1) for i in range(size)], -1)
-    padded = F.pad(columns, (0, 0, 0, -X.shape[2] % size))
-    return padded.unflatten(1, (-1, size)).transpose(2, 3)
+        features = (columns.group[:, None] + 2**number) % M[:, None]  # (columns, size)
+    else:
+        features = columns.group[:, None] * size + number
+    start = first + features * N[:, None]
+    if grouping == "disjoint":
+        start = torch.where(features < M[:, None], start, sum(N * M for N, _, M in shapes))
+    queries = columns.from_inducing.queries - columns.labelled
+    return torch.cat(
+        [
+            positions(start, 1, n, columns.labelled),
+            positions(start + n[:, None], 1, N - n, queries),
+        ]
+    )

@@ -22,6 +22,17 @@ def token_groups(config: TabICLConfig, num_features: int) -> int:
     return -(-num_features // config.group_size) if config.col_grouping == "disjoint" else num_features
 
 
+def pack_tokens(config: TabICLConfig, num_rows: int, num_features: int) -> int:
+    """What a table counts against the token budget of a pack.
+
+    Its tokens in the row stage, and for each row as many more as keep as much memory as the row does in in-context
+    learning: icl_num_blocks blocks of width D, where a token passes col_num_blocks + row_num_blocks of width E.
+    """
+    c = config
+    of_row = round(c.icl_num_blocks * c.row_num_cls / (c.col_num_blocks + c.row_num_blocks))
+    return num_rows * (token_groups(config, num_features) + c.row_num_cls + of_row)
+
+
 def block_flops(config: TabICLConfig, width: int, queries: float, keys: float) -> float:
     """A transformer block: projections of queries, keys and values, attention, and the feed-forward network."""
     per_query = 2 * width * width * (2 + 2 * config.ff_factor)  # query and output projections, two linear layers

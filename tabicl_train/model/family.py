@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from tabicl_train.model.pack import Pack
 from tabicl_train.model.scaling import Scaling
 
 
@@ -53,15 +54,15 @@ class Network(nn.Module, ABC):
         super().__init__()
 
     @abstractmethod
-    def forward(self, X: Tensor, y_train: Tensor, checkpoint_rows: int | None = None) -> Tensor:
-        """X (B, N, M) float32, y_train (B, n) -> predictions of the query rows (B, N - n, outputs).
+    def forward(self, pack: Pack, checkpoint_rows: int | None = None) -> Tensor:
+        """Predictions of the query rows of all tables, one table after the other, (query rows, outputs).
 
         checkpoint_rows: the limit for this call; by default the settings'
         """
 
     @abstractmethod
-    def losses(self, predictions: Tensor, y: Tensor) -> Tensor:
-        """predictions (B, N - n, outputs), targets y (B, N - n) -> loss of each table (B,) float32, mean over its rows.
+    def losses(self, predictions: Tensor, pack: Pack) -> Tensor:
+        """predictions (query rows, outputs) -> loss of each table (B,) float32, mean over its query rows.
 
         The type of the targets is decided here: labels arrive as the prior drew them (int64 classes), and nothing
         between the prior and this method looks at their type. A family for float targets takes them here and in
@@ -77,6 +78,11 @@ class Network(nn.Module, ABC):
     @abstractmethod
     def kept_values(config: Any, num_rows: int, train_size: int, num_features: int) -> float:
         """Numbers of one table that are in memory at the start of the backward pass."""
+
+    @staticmethod
+    @abstractmethod
+    def pack_tokens(config: Any, num_rows: int, num_features: int) -> int:
+        """What one table counts against the token budget of a pack."""
 
     @staticmethod
     @abstractmethod

@@ -1,6 +1,6 @@
 """Stage 3, in-context learning: all rows attend to the labelled rows, and query rows become logits.
 
-B tables, N rows of which the first n are labelled, D row representation, C classes.
+Rows of all tables lie one after another, see layout.Context. B tables, D row representation, C classes.
 """
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from tabicl_train.model.attention import Block, run
 from tabicl_train.model.column import LabelEncoder
 from tabicl_train.model.config import TabICLConfig
+from tabicl_train.model.layout import Context
 
 
 class InContextLearner(nn.Module):
@@ -27,15 +28,16 @@ class InContextLearner(nn.Module):
             nn.Linear(c.row_dim, 2 * c.row_dim), nn.GELU(), nn.Linear(2 * c.row_dim, c.max_classes)
         )
 
-    def forward(self, rows: Tensor, y_train: Tensor, log_n: Tensor, recompute: bool = False) -> Tensor:
-        """rows (B, N, D), y_train (B, n), log_n (1,) -> logits (B, N - n, C)."""
-        n = y_train.shape[1]
-        labelled, queries = rows.split([n, rows.shape[1] - n], dim=1)
-        labelled = labelled + self.y_encoder(y_train)
-        rows = torch.cat([labelled, queries], dim=1)
+    def forward(self, rows: Tensor, y: Tensor, context: Context, log_n: Tensor, recompute: bool = False) -> Tensor:
+        """Logits of the query rows (query rows, C).
+
+        rows: (rows, D) in the order of `context`, labels y (labelled rows,), log_n (B,)
+        """
+        n = context.labelled
+        rows = torch.cat([rows[:n] + self.y_encoder(y), rows[n:]])
         *blocks, last = self.tf_icl["blocks"].children()
         for block in blocks:
-            rows = run(block, rows, num_keys=n, log_n=log_n, recompute=recompute)
+            rows = run(block, rows, n, context.all, log_n, context.table, recompute=recompute)
         # only query rows pass the last block: nothing reads the labelled rows after it
-        queries = run(last, rows[:, n:], rows[:, :n], log_n=log_n, recompute=recompute)  # (B, N - n, D)
+        queries = run(last, rows[n:], rows[:n], context.queries, log_n, context.table[n:], recompute=recompute)
         return self.decoder(self.ln(queries))

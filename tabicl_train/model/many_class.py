@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tabicl_train.model.icl import InContextLearner
-from tabicl_train.model.scaling import log_count
+from tabicl_train.model.layout import context_layout
 
 
 def label_digits(y: Tensor, num_classes: int, most: int) -> list[Tensor]:
@@ -43,7 +43,9 @@ def class_probabilities(
     if num_classes == 1:
         return rows.new_ones(len(queries), 1)
     if num_classes <= most:
-        logits = learner(rows[None], y_train[None], log_count(len(y_train), rows))[0, :, :num_classes]
+        shape = len(rows), len(y_train), 1
+        sizes = torch.tensor([shape], device=rows.device)
+        logits = learner(rows, y_train, context_layout(sizes, [shape]), sizes[:, 1].float().log())[:, :num_classes]
         return torch.softmax(logits / temperature, dim=-1)
     sizes = split_classes(num_classes, most)
     starts = [sum(sizes[:group]) for group in range(len(sizes))]

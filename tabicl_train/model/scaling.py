@@ -11,7 +11,7 @@ base(n) is the factor of q that depends only on n. With a bound b it becomes b *
 where that is small, never above b, and with a gradient everywhere. In published low-precision runs it grew without
 limit.
 
-H heads, L queries.
+B tables, H heads, Q queries.
 """
 
 import math
@@ -49,14 +49,17 @@ class Scaling(nn.Module):
             for parameter in self.query_mlp[-1].parameters():
                 nn.init.zeros_(parameter)  # the gate starts at 1
 
-    def forward(self, q: Tensor, log_n: Tensor) -> Tensor:
-        """q (B, L, H, head_dim), log_n (1,) float32 -> rescaled q, in the dtype of q.
+    def forward(self, q: Tensor, log_n: Tensor, table: Tensor | None = None) -> Tensor:
+        """q (Q, H, head_dim), log_n (B,) float32 -> rescaled q, in the dtype of q.
+
+        table: (Q,) int64, the table of each query; without it, all tables share the queries -> (B, Q, H, head_dim)
 
         It is computed in float32 even under autocast: in fp16 the rule gave NaN, in bf16 training collapsed.
         """
         with torch.autocast(q.device.type, enabled=False):
             wide = q.float()
-            scaled = wide * self.base(log_n)
+            base = self.base(log_n)  # (B, H, 1 or head_dim)
+            scaled = wide * (base[:, None] if table is None else base.index_select(0, table))
             if self.query_mlp is not None:
                 gate = 1 + torch.tanh(self.query_mlp(wide))
                 scaled = scaled * gate
@@ -67,12 +70,12 @@ class Scaling(nn.Module):
             return scaled.to(q.dtype)
 
     def base(self, log_n: Tensor) -> Tensor:
-        """The part of the multiplier that depends only on the number of keys: (H, 1) or (H, head_dim)."""
+        """The part of the multiplier that depends only on the numbers of keys: log_n (B,) -> (B, H, 1 or head_dim)."""
         if hasattr(self, "scales"):
-            base = (self.scales * log_n)[:, None]
+            base = (self.scales * log_n[:, None])[..., None]
         else:
             mlp = self.mlp if self.query_mlp is None else self.base_mlp
-            base = mlp(log_n).view(self.num_heads, -1)
+            base = mlp(log_n[:, None]).unflatten(-1, (self.num_heads, -1))
         return base if self.bound is None else self.bound * torch.tanh(base / self.bound)
 
     @torch.no_grad()
@@ -84,9 +87,4 @@ class Scaling(nn.Module):
         """
         weight = next(self.parameters())
         with torch.autocast(weight.device.type, enabled=False):
-            return self.base(log_count(n, weight))
-
-
-def log_count(n: int, like: Tensor) -> Tensor:
-    """log(max(n, 1)) as a (1,) tensor, so that compiled blocks are not compiled again for each n."""
-    return like.new_full((1,), math.log(max(n, 1)), dtype=torch.float32)
+            return self.base(weight.new_full((1,), math.log(max(n, 1))))[0]

@@ -11,12 +11,14 @@ from torch import Tensor, nn
 
 from tabicl_train.model.column import ColumnEmbedding
 from tabicl_train.model.config import PARTS, TabICLConfig
-from tabicl_train.model.cost import forward_flops, kept_values
+from tabicl_train.model.cost import forward_flops, kept_values, pack_tokens, token_groups
 from tabicl_train.model.family import Network
 from tabicl_train.model.icl import InContextLearner
+from tabicl_train.model.layout import column_layout, context_layout, row_layout, row_order
+from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.model.public_config import to_public
 from tabicl_train.model.row import RowInteraction
-from tabicl_train.model.scaling import Scaling, log_count
+from tabicl_train.model.scaling import Scaling
 
 
 class TabICL(Network):
@@ -28,6 +30,7 @@ class TabICL(Network):
     parts = PARTS
     forward_flops = staticmethod(forward_flops)
     kept_values = staticmethod(kept_values)
+    pack_tokens = staticmethod(pack_tokens)
     to_public = staticmethod(to_public)
 
     def __init__(self, config: TabICLConfig):
@@ -39,27 +42,40 @@ class TabICL(Network):
         self.row_interactor = RowInteraction(config)
         self.icl_predictor = InContextLearner(config)
 
-    def forward(self, X: Tensor, y_train: Tensor, checkpoint_rows: int | None = None) -> Tensor:
-        """X (B, N, M) float32, y_train (B, n) int64 in [0, C), labels of the first n rows -> logits (B, N - n, C).
+    def forward(self, pack: Pack, checkpoint_rows: int | None = None) -> Tensor:
+        """Logits of the query rows of all tables, one table after the other, (query rows, C).
 
-        checkpoint_rows: recompute activations in the backward pass of tables with more rows, 0 = never; by default the
-            configuration's value
+        checkpoint_rows: recompute activations in the backward pass of packs with a longer table, 0 = never; by default
+            the configuration's value
 
-        Raises ValueError for other shapes and dtypes, and for labels outside this range on a CPU; on a GPU, looking at
+        Raises ValueError for impossible sizes, other dtypes, and labels outside 0..C-1 on a CPU; on a GPU, looking at
         them would make the host wait.
         """
-        self._check(X, y_train)
-        log_n = log_count(y_train.shape[1], X)
+        self._check(pack)
         limit = self.config.checkpoint_rows if checkpoint_rows is None else checkpoint_rows
-        recompute = 0 < limit < X.shape[1]
-        tokens = self.col_embedder(X, y_train, log_n, recompute)  # (B, G, N, E)
-        rows = self.row_interactor(tokens, recompute)  # (B, N, D)
-        return self.icl_predictor(rows, y_train, log_n, recompute)
+        recompute = 0 < limit < max(N for N, _, _ in pack.shapes)
+        sizes, shapes = self.groups(pack)
+        log_n = sizes[:, 1].float().log()
+        columns = column_layout(sizes, shapes, self.config.col_num_inducing)
+        tokens = self.col_embedder(pack, columns, log_n, recompute)  # (tokens, E)
+        rows = row_layout(sizes, shapes, self.config.row_num_cls, columns)
+        by_width = self.row_interactor(tokens, rows, recompute)  # (rows, D)
+        context = context_layout(sizes, shapes)
+        labels = pack.y.index_select(0, context.labels)
+        return self.icl_predictor(by_width.index_select(0, row_order(sizes, shapes)), labels, context, log_n, recompute)
 
-    def losses(self, predictions: Tensor, y: Tensor) -> Tensor:
-        """Cross entropy: logits (B, N - n, C), y (B, N - n) int64 in [0, C) -> (B,) float32, mean over query rows."""
-        losses = F.cross_entropy(predictions.flatten(0, 1).float(), y.flatten(), reduction="none")  # (B * (N - n),)
-        return losses.view(y.shape).mean(1)
+    def groups(self, pack: Pack) -> tuple[Tensor, list[Shape]]:
+        """N, n and the number of feature groups G of each table, int64 (B, 3) on the device, and on the host."""
+        sizes, shapes = pack.sizes, [(N, n, token_groups(self.config, M)) for N, n, M in pack.shapes]
+        if self.config.col_grouping == "disjoint":
+            N, n, M = sizes.unbind(1)
+            sizes = torch.stack([N, n, -(-M // self.config.group_size)], 1)
+        return sizes, shapes
+
+    def losses(self, predictions: Tensor, pack: Pack) -> Tensor:
+        """Cross entropy of logits (query rows, C), mean over the query rows of each table, (B,) float32."""
+        losses = F.cross_entropy(predictions.float(), pack.queries(), reduction="none")  # (query rows,)
+        return pack.means(losses)
 
     def blocks(self) -> Iterator[nn.Module]:
         """The transformer blocks of all stages, which are worth compiling: `block.compile(dynamic=True)`."""
@@ -72,18 +88,13 @@ class TabICL(Network):
             for i, block in enumerate(part["blocks"].children()):  # at most one in each
                 yield from ((f"{stage}.{i}", layer) for layer in block.modules() if isinstance(layer, Scaling))
 
-    def _check(self, X: Tensor, y_train: Tensor) -> None:
-        if X.dim() != 3 or X.dtype != torch.float32 or 0 in X.shape:
-            raise ValueError(f"X must be float32 (tables, rows, features), is {X.dtype} {tuple(X.shape)}")
-        if y_train.dim() != 2 or y_train.dtype != torch.int64 or y_train.shape[0] != X.shape[0]:
+    def _check(self, pack: Pack) -> None:
+        if pack.X.dtype != torch.float32 or pack.y.dtype != torch.int64:
+            raise ValueError(f"X must be float32 and labels int64, are {pack.X.dtype} and {pack.y.dtype}")
+        for N, n, _ in pack.shapes:
+            if not 1 <= n < N:
+                raise ValueError(f"of {N} rows {n} are labelled; at least one row must be, and one must not")
+        if pack.y.device.type == "cpu" and not 0 <= pack.y.min() <= pack.y.max() < self.config.max_classes:
             raise ValueError(
-                f"y_train must be int64 ({X.shape[0]} tables, labelled rows), is {y_train.dtype} {tuple(y_train.shape)}"
-            )
-        if not 1 <= y_train.shape[1] < X.shape[1]:
-            raise ValueError(
-                f"of {X.shape[1]} rows {y_train.shape[1]} are labelled; at least one row must be, and one must not"
-            )
-        if y_train.device.type == "cpu" and not 0 <= y_train.min() <= y_train.max() < self.config.max_classes:
-            raise ValueError(
-                f"labels must be in 0..{self.config.max_classes - 1}, are in {y_train.min()}..{y_train.max()}"
+                f"labels must be in 0..{self.config.max_classes - 1}, are in {pack.y.min()}..{pack.y.max()}"
             )

@@ -39,8 +39,8 @@ def expected_work(config: RunConfig, stage: StageConfig, sample: int = 20) -> tu
     alone = CurriculumConfig({"stage": stage})
     cells = flops = 0.0
     for step in range(min(sample, stage.steps)):
-        for batch in plan_step(alone, config.model, config.seed, step).micro_batches:
-            cells += len(batch.tables) * batch.spec.num_rows * batch.spec.num_features
-            flops += 3 * batch.cost
+        for group in plan_step(alone, config.model, config.seed, step).groups:
+            cells += len(group.tables) * group.spec.num_rows * group.spec.num_features
+            flops += 3 * group.cost
     scale = stage.steps / min(sample, stage.steps)
     return cells * scale, flops * scale

@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted, check_X_y, validate_data
 
 from priors.real.features import FeatureEncoder
 from priors.real.views import NORM_METHODS, Normalizer, View, draw_views
+from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.predict import predict_logits
 
@@ -116,13 +117,12 @@ class TabICLClassifier(ClassifierMixin, BaseEstimator):
         y = np.stack([(self.y_ + view.shift) % C for view in views])
         logits = predict_logits(
             self.network_,
-            torch.from_numpy(X).to(self.device_),
-            torch.from_numpy(y).to(self.device_),
+            Pack.stack(torch.from_numpy(X).to(self.device_), torch.from_numpy(y).to(self.device_)),
             C,
             self.softmax_temperature,
             tokens,
         )
-        numbers = logits.double().cpu().numpy()
+        numbers = logits.unflatten(0, (len(views), -1)).double().cpu().numpy()
         return np.stack([np.roll(one, -view.shift, axis=-1) for one, view in zip(numbers, views, strict=True)])
 
     def _frame(self, X: Any, *y: Any) -> pd.DataFrame:

@@ -17,19 +17,22 @@ from pathlib import Path
 from typing import BinaryIO
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tabicl_train.errors import install, is_installed
+from tabicl_train.model.attention import RowSpans
+from tabicl_train.model.layout import Columns, Context, Spans
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.run_dir.atomic import write_atomically
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
-class WithoutChecks(nn.Module):
-    """The network's forward pass without its checks of values, and with the number of labelled rows in a tensor.
+class WithSymbolicSizes(nn.Module):
+    """The network's forward pass for tables of equal shape, whose sizes remain symbols.
 
-    B tables, N rows of which the first n are labelled, M features, C classes.
+    B tables, N rows of which the first n are labelled, M features, G feature groups, K features of a group, C classes.
     """
 
     def __init__(self, network: TabICL, classes: int) -> None:
@@ -38,11 +41,60 @@ class WithoutChecks(nn.Module):
 
     def forward(self, X: Tensor, y_train: Tensor) -> Tensor:
         """X (B, N, M), y_train (B, n) -> logits (B, N - n, C)."""
-        # log_count takes the logarithm in Python, which would fix n
-        log_n = torch.ones_like(y_train[0], dtype=torch.float32).sum().log()[None]  # (1,)
-        tokens = self.network.col_embedder(X, y_train, log_n)  # (B, G, N, E)
-        rows = self.network.row_interactor(tokens)  # (B, N, D)
-        return self.network.icl_predictor(rows, y_train, log_n)[..., : self.classes]
+        column, row, learner = self.network.col_embedder, self.network.row_interactor, self.network.icl_predictor
+        config, (B, N, _), n = self.network.config, X.shape, y_train.shape[1]
+        log_n = torch.ones_like(y_train[0], dtype=torch.float32).sum().log()[None]  # (1,); math.log would fix n
+        inducing, C = config.col_num_inducing, config.row_num_cls
+
+        groups = group_features(X, config.col_grouping, config.group_size)  # (B, G, N, K)
+        G = groups.shape[1]
+        cells = split_rows(groups, n)  # (B * G * N, K), labelled rows first
+        if config.col_target_aware:
+            marks = F.one_hot(y_train, config.max_classes + 1)  # the last class marks labelled rows
+            marks = marks.index_fill(2, torch.tensor([config.max_classes]), 1).float()[:, None].expand(-1, G, -1, -1)
+            marks = torch.cat([marks.flatten(0, 2), marks.new_zeros(B * G * (N - n), marks.shape[-1])])
+            cells = torch.cat([cells, marks], 1)
+        to_inducing = spans([[B * G, inducing, n, 0, 0]], B * G * inducing, shared=True)
+        from_inducing = spans([[B * G, n, inducing, 0, 0], [B * G, N - n, inducing, 0, 0]], B * G * N)
+        columns = Columns(B * G * n, log_n, log_n, log_n, to_inducing, from_inducing)
+        tokens = column.embed(cells, columns, log_n)  # (B * G * N, E)
+
+        labelled, queries = tokens[: B * G * n].view(B, G, n, -1), tokens[B * G * n :].view(B, G, N - n, -1)
+        by_row = torch.cat([labelled, queries], 2).transpose(1, 2)  # (B, N, G, E)
+        x = torch.cat([row.cls_tokens.expand(B, N, -1, -1), by_row], 2)  # (B, N, C + G, E)
+        T = x.shape[2]
+        cls = (torch.arange(B * N)[:, None] * T + torch.arange(C)).flatten()
+        rope = row.tf_row["rope"]
+        row_spans = RowSpans([[B * N, T]], log_n, *rope(T), rope.interleaved)
+        rows = row.interact(x.flatten(0, 2), cls, row_spans)  # (B * N, D)
+
+        table = torch.zeros(B * N, dtype=torch.int64)  # all tables have the same n
+        all_rows = spans([[B, n, n, 0, 0], [B, N - n, n, 0, 0]], B * N)
+        context = Context(B * n, table, table, all_rows, spans([[B, N - n, n, 0, 0]], B * (N - n)))
+        logits = learner(split_rows(rows.view(B, N, -1), n), y_train.flatten(), context, log_n)
+        return logits.view(B, N - n, -1)[..., : self.classes]
+
+
+def spans(runs: list[list[int]], queries: int, shared: bool = False) -> Spans:
+    """What `attend_by_run` reads of Spans, with symbolic sizes."""
+    nothing = torch.zeros(0)
+    return Spans(runs, queries, nothing, nothing, 0, 0, table=nothing if shared else None)  # type: ignore[arg-type]
+
+
+def split_rows(x: Tensor, n: int) -> Tensor:
+    """x (..., N, K) -> (rows, K), the first n rows of all before the others of all."""
+    return torch.cat([x[..., :n, :].flatten(0, -2), x[..., n:, :].flatten(0, -2)])
+
+
+def group_features(X: Tensor, grouping: str, size: int) -> Tensor:
+    """The features that each column token sees, as column.feature_index: X (B, N, M) -> (B, G, N, size)."""
+    columns = X.transpose(1, 2)  # (B, M, N)
+    if grouping == "none":
+        return columns.unsqueeze(-1)
+    if grouping == "circular":
+        return torch.stack([columns.roll(-(2**i), 1) for i in range(size)], -1)
+    padded = F.pad(columns, (0, 0, 0, -X.shape[2] % size))
+    return padded.unflatten(1, (-1, size)).transpose(2, 3)
 
 
 def missing_packages() -> list[str]:
@@ -66,7 +118,7 @@ def save_onnx(
     example = torch.zeros(2, 11, 5), torch.zeros(2, 7, dtype=torch.int64)
     with silence():
         program = torch.onnx.export(
-            WithoutChecks(network, classes).eval(),
+            WithSymbolicSizes(network, classes).eval(),
             example,
             dynamo=True,
             dynamic_shapes={"X": {0: tables, 1: rows, 2: columns}, "y_train": {0: tables, 1: labelled}},

@@ -6,15 +6,14 @@ C classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import reduce
 
 import torch
 from torch import Tensor
 
-from tabicl_train.model.column import group_features
+from tabicl_train.model.layout import Rows, column_layout, context_layout, row_layout, row_order
 from tabicl_train.model.many_class import class_probabilities, label_digits
-from tabicl_train.model.scaling import log_count
+from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
 
 SMALLEST = 1e-6  # added to the probabilities of many classes before their logarithm is taken
@@ -23,52 +22,111 @@ CPU_PART = 2**19  # embedding values computed at once on a CPU: 2 MB stay in its
 
 @torch.no_grad()
 def predict_logits(
-    model: TabICL, X: Tensor, y_train: Tensor, num_classes: int, temperature: float = 1.0, tokens: int = 2**22
+    model: TabICL, pack: Pack, num_classes: int, temperature: float = 1.0, tokens: int = 2**22
 ) -> Tensor:
-    """Logits of the query rows divided by the temperature, (B, N - n, C).
+    """Logits of the query rows of all tables divided by the temperature, one table after the other, (query rows, C).
 
     With more classes than the network's max_classes, they are logarithms of probabilities instead.
 
-    X: (B, N, M) float32
-    y_train: (B, n) int64, labels of the first n rows, in 0..C-1; with more than max_classes classes, each class must
-        occur in every table
+    pack: the labels of labelled rows are in 0..C-1; with more than max_classes classes, each must occur in every table
     num_classes: C
-    tokens: tokens (table, row, feature) in memory at a time, approximately; or twice those of the labelled rows, if
-        that is more
+    tokens: tokens (table, row, feature) in memory at a time, approximately; or twice those of the labelled rows of a
+        table, if that is more
     """
-    n = y_train.shape[1]
-    labelled, queries = X[:, :n], X[:, n:]
-    # Query rows do not see each other. A part of fewer than n of them would mostly recompute the labelled rows.
-    part = max(n, tokens // (X.shape[0] * X.shape[2]) - n)
-    logits = [
-        forward(model, torch.cat([labelled, some], dim=1), y_train, num_classes, temperature, tokens)
-        for some in queries.split(part, dim=1)
-    ]
-    return torch.cat(logits, dim=1)
+    logits = [forward(model, part, num_classes, temperature, tokens) for part in parts(pack, tokens)]
+    return torch.cat(logits)
 
 
-def forward(model: TabICL, X: Tensor, y_train: Tensor, num_classes: int, temperature: float, tokens: int) -> Tensor:
+def parts(pack: Pack, tokens: int) -> list[Pack]:
+    """The pack in parts of so many tokens; a longer table is there several times, each time with other query rows."""
+    found: list[list[tuple[Tensor, Tensor, int]]] = []
+    room = 0
+    for X, y, n in pack.tables():
+        # Query rows do not see each other. A part of fewer than n of them would mostly recompute the labelled rows.
+        size = max(n, tokens // X.shape[1] - n)
+        for queries, labels in zip(X[n:].split(size), y[n:].split(size), strict=True):
+            table = torch.cat([X[:n], queries]), torch.cat([y[:n], labels]), n
+            if table[0].numel() > room:
+                found.append([])
+                room = tokens
+            found[-1].append(table)
+            room -= table[0].numel()
+    return [pack] if len(found) == 1 else [Pack.of(tables) for tables in found]
+
+
+def forward(model: TabICL, pack: Pack, num_classes: int, temperature: float, tokens: int) -> Tensor:
     """What predict_logits returns, for all query rows at once."""
-    config, column = model.config, model.col_embedder
-    log_n = log_count(y_train.shape[1], X)
-    groups = group_features(X, config.col_grouping, config.group_size)  # (B, G, N, group_size)
-    B, G, N, _ = groups.shape
-    views = label_digits(y_train, num_classes, config.max_classes) if config.col_target_aware else [y_train]
-
-    def embed(some: Tensor) -> Tensor:
-        per_view = (column.embed(some, view, log_n) for view in views)
-        return reduce(torch.add, per_view) / len(views)  # (B, some of G, N, E)
-
-    part = tokens if X.is_cuda else min(tokens, CPU_PART // config.embed_dim)
-    embedded = in_parts(embed, groups, dim=1, size=part // (B * N))  # (B, G, N, E)
-    rows = in_parts(model.row_interactor, embedded, dim=2, size=part // (B * G))  # (B, N, D)
+    config = model.config
+    sizes, shapes = model.groups(pack)
+    part = tokens if pack.X.is_cuda else min(tokens, CPU_PART // config.embed_dim)
+    embedded = embed(model, pack, num_classes, part)  # (tokens, E)
+    rows = row_layout(sizes, shapes, config.row_num_cls, column_layout(sizes, shapes, config.col_num_inducing))
+    represented = interact(model, embedded, rows, part)  # (rows, D)
+    represented = represented.index_select(0, row_order(sizes, shapes))
     if num_classes <= config.max_classes:
-        return model.icl_predictor(rows, y_train, log_n)[..., :num_classes] / temperature
-    tables = zip(rows, y_train, strict=True)
-    p = [class_probabilities(model.icl_predictor, *table, num_classes, temperature) for table in tables]
-    return torch.log(torch.stack(p) + SMALLEST)
+        context = context_layout(sizes, shapes)
+        labels = pack.y.index_select(0, context.labels)
+        logits = model.icl_predictor(represented, labels, context, sizes[:, 1].float().log())
+        return logits[:, :num_classes] / temperature
+    labelled, queries = represented.split([sum(n for _, n, _ in shapes), sum(N - n for N, n, _ in shapes)])
+    own = zip(labelled.split([n for _, n, _ in shapes]), queries.split([N - n for N, n, _ in shapes]), strict=True)
+    p = [
+        class_probabilities(model.icl_predictor, torch.cat(rows), y[:n], num_classes, temperature)
+        for rows, (_, y, n) in zip(own, pack.tables(), strict=True)
+    ]
+    return torch.log(torch.cat(p) + SMALLEST)
 
 
-def in_parts(stage: Callable[[Tensor], Tensor], x: Tensor, dim: int, size: int) -> Tensor:
-    """stage(x), computed for at most `size` entries of dimension `dim` at a time; in the result it is dimension 1."""
-    return torch.cat([stage(some) for some in x.split(max(1, size), dim)], dim=1)
+def embed(model: TabICL, pack: Pack, num_classes: int, part: int) -> Tensor:
+    """The embeddings of all cells, (tokens, E), computed for columns with at most `part` tokens at a time."""
+    config, column = model.config, model.col_embedder
+    sizes, shapes = model.groups(pack)
+    columns = column_layout(sizes, shapes, config.col_num_inducing)
+    labels = pack.y.index_select(0, columns.labels)
+    views = label_digits(labels, num_classes, config.max_classes) if config.col_target_aware else [labels]
+    read = [column.read(pack, columns, view) for view in views]
+    embedded = read[0].new_empty(len(read[0]), config.embed_dim)
+    labelled, queries = 0, columns.labelled  # where the next columns start
+    for some in columns_in_parts(shapes, part):
+        own = torch.tensor(some, device=sizes.device)
+        piece = column_layout(own, some, config.col_num_inducing)
+        after = queries + piece.from_inducing.queries - piece.labelled
+        at = slice(labelled, labelled + piece.labelled), slice(queries, after)
+        log_n = own[:, 1].float().log()
+        per_view = (column.embed(torch.cat([cells[at[0]], cells[at[1]]]), piece, log_n) for cells in read)
+        mean = reduce(torch.add, per_view) / len(read)
+        embedded[at[0]], embedded[at[1]] = mean[: piece.labelled], mean[piece.labelled :]
+        labelled, queries = at[0].stop, after
+    return embedded
+
+
+def columns_in_parts(shapes: list[tuple[int, int, int]], tokens: int) -> list[list[tuple[int, int, int]]]:
+    """The columns in parts of at most so many tokens, or of one column; each part as N, n and number of columns."""
+    found: list[list[tuple[int, int, int]]] = []
+    room = 0
+    for N, n, G in shapes:
+        while G > 0:
+            if N > room:
+                found.append([])
+                room = max(tokens, N)
+            some = min(G, room // N)
+            found[-1].append((N, n, some))
+            room -= some * N
+            G -= some
+    return found
+
+
+def interact(model: TabICL, embedded: Tensor, rows: Rows, part: int) -> Tensor:
+    """Representations of all rows, (rows, D), computed for rows with at most `part` tokens at a time."""
+    stage, num_cls = model.row_interactor, model.config.row_num_cls
+    x = stage.add_cls(embedded, rows)  # (rows * T, E)
+    spans = stage.spans(rows)
+    cls = torch.arange(num_cls, device=x.device)
+    found = []
+    for of_width, (count, T) in zip(x.split(rows.runs.prod(1).tolist()), rows.runs.tolist(), strict=True):
+        for some in of_width.split(max(1, part // T) * T):
+            count = len(some) // T
+            starts = torch.arange(0, len(some) + 1, T, dtype=torch.int32, device=x.device)
+            own = spans._replace(runs=torch.tensor([[count, T]]), starts=starts)
+            found.append(stage.interact(some, (starts[:-1, None] + cls).flatten(), own))
+    return torch.cat(found)

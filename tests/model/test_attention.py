@@ -1,11 +1,14 @@
-"""Attention in chunks, its limits, and rotary embedding, against formulas in float64."""
+"""Attention within sequences, its limits, and rotary embedding, against formulas in float64."""
 
+import itertools
 import math
 
 import pytest
 import torch
 
-from tabicl_train.model.attention import Attention, Rotary, attend, batch_limit
+from tabicl_train.model import attention
+from tabicl_train.model.attention import Attention, Rotary, attend, attend_by_run, attend_rows, batch_limit
+from tabicl_train.model.layout import Spans
 
 
 def softmax_attention(q, k, v):
@@ -13,34 +16,62 @@ def softmax_attention(q, k, v):
     return torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]), -1) @ v
 
 
-@pytest.mark.parametrize("limit", [None, 1, 2, 3, 4, 7, 8])
+# sequences, queries and keys of each; the keys of the last run are those of the first
+RUNS = [(3, 5, 4, 0, 0), (1, 7, 2, 12, 1), (2, 1, 9, 14, 2), (3, 2, 4, 0, 0)]
+
+
+def expected_attention(q, kv, runs):
+    """One sequence after the other."""
+    outs, start = [], 0
+    for count, length, keys, first, table in runs:
+        for i in range(count):
+            own = q[start : start + length] if q.dim() == 3 else q[table]  # (L, H, d)
+            k, v = kv[first + i * keys : first + (i + 1) * keys].unbind(1)
+            outs.append(softmax_attention(*(x.transpose(0, 1) for x in (own, k, v))).transpose(0, 1))
+            start += length
+    return torch.cat(outs)
+
+
+def spans_of(runs):
+    queries = sum(count * length for count, length, *_ in runs)
+    return Spans(torch.tensor(runs), queries, torch.zeros(1), torch.zeros(1), 0, 0)
+
+
+def by_run(q, kv, spans):
+    return attend_by_run(q, kv, spans.runs.tolist(), 0.0)
+
+
+@pytest.mark.parametrize("computed", [attend, by_run])
 @pytest.mark.parametrize("shared", [False, True])
-def test_attend_in_chunks(limit, shared):
+def test_attention_within_sequences(computed, shared):
     torch.manual_seed(0)
-    B, H, L, K, D = 7, 2, 3, 5, 4
-    q = torch.randn(1 if shared else B, H, L, D).expand(B, -1, -1, -1)
-    k, v = torch.randn(2, B, H, K, D)
-    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-    out = attend(*leaves, limit=limit)
-    out.square().sum().backward()
-    exact_leaves = [x.double().clone().requires_grad_() for x in (q, k, v)]
-    exact = softmax_attention(*exact_leaves)
-    exact.square().sum().backward()
+    runs = [(count, 3 if shared else length, *rest) for count, length, *rest in RUNS]
+    spans = spans_of(runs)
+    q = torch.randn(3, 3, 2, 8) if shared else torch.randn(spans.queries, 2, 8)
+    leaves = [q.requires_grad_(), torch.randn(32, 2, 2, 8, requires_grad=True)]
+    weights = torch.randn(spans.queries, 2, 8)
+    out = computed(*leaves, spans)
+    (out * weights).sum().backward()
+    exact_leaves = [x.detach().double().requires_grad_() for x in leaves]
+    exact = expected_attention(*exact_leaves, runs)
+    (exact * weights).sum().backward()
     torch.testing.assert_close(out.double(), exact, rtol=0, atol=1e-6)
     for a, b in zip(leaves, exact_leaves, strict=True):
         torch.testing.assert_close(a.grad.double(), b.grad, rtol=0, atol=1e-5)
 
 
-def test_attend_never_exceeds_its_limit(monkeypatch):
+def test_attention_by_run_never_exceeds_the_limit_of_a_gpu(monkeypatch):
     batches = []
 
     def spy(q, k, v, dropout_p):
         batches.append(len(q))
-        return softmax_attention(q, k, v)
+        return q
 
     monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", spy)
-    attend(*torch.randn(3, 10, 2, 3, 4), limit=4)
-    assert batches == [4, 4, 2]
+    monkeypatch.setattr(attention, "CUDA_GRID", 4)
+    q, kv = torch.randn(30, 2, 8), torch.randn(50, 2, 2, 8)
+    out = attend_by_run(q, kv, [[10, 3, 5, 0, 0]], 0.0)
+    assert batches == [4, 4, 2] and torch.equal(out, q)
 
 
 @pytest.mark.parametrize(
@@ -64,16 +95,27 @@ def test_batch_limit(heads, queries, head_dim, expected):
 
 @pytest.mark.parametrize("interleaved", [True, False])
 def test_rotary_turns_pairs_by_position(interleaved):
+    """In self-attention and with the first tokens of a row as queries, in rows of 3 and 9 tokens."""
     torch.manual_seed(0)
-    B, L, H, D, base = 2, 9, 3, 8, 1000.0
-    x = torch.randn(B, L, H, D)
-    turned = Rotary(D, base, interleaved)(L + 4).turn(x)  # tables may be longer than x
+    H, D, base, C, runs = 3, 8, 1000.0, 2, [(4, 3), (2, 9)]
+    qkv = torch.randn(30, 3, H, D)
+    cos, sin = Rotary(D, base, interleaved)(13)  # may be longer than a row
+    ends = torch.tensor([0, 3, 6, 9, 12, 21, 30], dtype=torch.int32)
+    settings = torch.tensor(runs), ends, cos, sin, interleaved
+    first = torch.cat([torch.arange(start, start + C) for start in ends[:-1].tolist()])
+    found = attend_rows(qkv, None, *settings), attend_rows(qkv[first, :1], qkv[:, 1:], *settings)
     pairs = [(2 * i, 2 * i + 1) if interleaved else (i, i + D // 2) for i in range(D // 2)]
-    for i, (a, b) in enumerate(pairs):
-        angle = torch.arange(L).double()[:, None] * base ** (-2 * i / D)  # (L, 1)
-        z = torch.complex(x[..., a].double(), x[..., b].double()) * torch.exp(1j * angle)
-        torch.testing.assert_close(turned[..., a].double(), z.real, rtol=0, atol=1e-5)
-        torch.testing.assert_close(turned[..., b].double(), z.imag, rtol=0, atol=1e-5)
+    expected = []
+    for start, end in itertools.pairwise(ends.tolist()):
+        turned = qkv[start:end].double().clone()  # (T, 3, H, D)
+        for i, (a, b) in enumerate(pairs):
+            angle = torch.arange(end - start).double()[:, None, None] * base ** (-2 * i / D)
+            z = torch.complex(turned[:, :2, :, a], turned[:, :2, :, b]) * torch.exp(1j * angle)
+            turned[:, :2, :, a], turned[:, :2, :, b] = z.real, z.imag
+        expected.append(softmax_attention(*turned.permute(1, 2, 0, 3)).transpose(0, 1))  # (T, H, D)
+    expected = torch.cat(expected)
+    torch.testing.assert_close(found[0].double(), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found[1].double(), expected[first], rtol=0, atol=1e-5)
 
 
 def test_attention_in_fp32_ignores_autocast():
@@ -81,10 +123,11 @@ def test_attention_in_fp32_ignores_autocast():
     plain = Attention(16, 2, "qassmax_elementwise", 0.0, False)
     exact = Attention(16, 2, "qassmax_elementwise", 0.0, False, fp32=True)
     exact.load_state_dict(plain.state_dict())
-    x, log_n = torch.randn(3, 7, 16), torch.tensor([2.0])
-    expected = plain(x, log_n=log_n)
+    x, table = torch.randn(21, 16), torch.zeros(21, dtype=torch.int64)
+    rest = spans_of([(3, 7, 7, 0, 0)]), torch.tensor([2.0]), table
+    expected = plain(x, x, *rest)
     with torch.autocast("cpu", torch.bfloat16):
-        low, high = plain(x, log_n=log_n), exact(x, log_n=log_n)
-        from_low = exact(x[:1].bfloat16(), x.bfloat16(), log_n=log_n)
+        low, high = plain(x, x, *rest), exact(x, x, *rest)
+        from_low = exact(x.bfloat16(), x.bfloat16(), *rest)
     assert low.dtype == torch.bfloat16 and high.dtype == from_low.dtype == torch.float32
     assert torch.equal(high, expected) and not torch.equal(low.float(), expected)

@@ -10,10 +10,10 @@ from tabicl_train.config.compose import compose
 from tabicl_train.gradients import Gradients
 from tabicl_train.model.families import FAMILIES
 from tabicl_train.model.family import Network
+from tabicl_train.model.pack import Pack
 from tabicl_train.module import Pretraining
 from tabicl_train.planning.run_plan import run_plan
 from tabicl_train.prediction.public_format import save_public
-from tabicl_train.stream import TableBatch
 
 
 @dataclass
@@ -46,12 +46,16 @@ class Line(Network):
     def to_public(config: LineConfig) -> dict[str, Any]:
         return {"family": "line"}
 
-    def forward(self, X: Tensor, y_train: Tensor, checkpoint_rows: int | None = None) -> Tensor:
-        queries = X[:, y_train.shape[1] :, :1]
-        return self.slope(queries) + self.intercept(y_train.float().mean(1)[:, None, None])  # (B, N - n, 1)
+    @staticmethod
+    def pack_tokens(config: LineConfig, num_rows: int, num_features: int) -> int:
+        return num_rows
 
-    def losses(self, predictions: Tensor, y: Tensor) -> Tensor:
-        return (predictions[..., 0] - y).square().mean(1)
+    def forward(self, pack: Pack, checkpoint_rows: int | None = None) -> Tensor:
+        lines = [self.slope(X[n:, :1]) + self.intercept(y[:n].mean()[None]) for X, y, n in pack.tables()]
+        return torch.cat(lines)  # (query rows, 1)
+
+    def losses(self, predictions: Tensor, pack: Pack) -> Tensor:
+        return pack.means((predictions[:, 0] - pack.queries()).square())
 
 
 def test_another_family_is_trained_planned_and_exported(tmp_path, monkeypatch):
@@ -63,9 +67,10 @@ def test_another_family_is_trained_planned_and_exported(tmp_path, monkeypatch):
     assert len(module.gradients_of(stage).parameters) == 2
     X = torch.randn(3, 20, 4, generator=torch.Generator().manual_seed(0))
     y = X[..., 0] * 2 + 0.5  # float targets reach the loss as they are
+    pack = Pack.of((X[i], y[i], 12) for i in range(3))
     gradients = Gradients(list(module.model.parameters()), [])
-    losses = module.add_gradients(gradients, TableBatch(X, y, 12), 1.0)
-    predictions = module.model(X, y[:, :12])[..., 0]
+    losses = module.add_gradients(gradients, pack, 1.0)
+    predictions = module.model(pack).view(3, 8)
     assert torch.allclose(losses, ((predictions - y[:, 12:]) ** 2).mean(1)) and gradients.flat.abs().sum() > 0
 
     lines = run_plan(config)

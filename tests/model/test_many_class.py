@@ -4,10 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_networks import draw, peer_of, small_network
+from small_networks import draw, logits_of, peer_of, small_network
 
 from tabicl_train.model.column import ColumnEmbedding
 from tabicl_train.model.many_class import label_digits, split_classes
+from tabicl_train.model.pack import Pack
 from tabicl_train.prediction.predict import predict_logits
 
 quick = settings(deadline=None, derandomize=True, max_examples=200)
@@ -47,6 +48,11 @@ def test_groups_are_nearly_equal(C):
     assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
 
 
+def predicted(network, X, y, num_classes, *settings):
+    """(B, N - n, C)"""
+    return predict_logits(network, Pack.stack(X, y), num_classes, *settings).unflatten(0, (len(X), -1))
+
+
 def test_groups_of_57_classes():
     assert split_classes(57, 10) == [10, 10, 10, 9, 9, 9]
 
@@ -63,7 +69,7 @@ def test_agreement_with_the_client(C, options):
     X, y = draw_many(C, 3 * C, 40)
     with torch.no_grad():
         expected = peer_of(network).eval()(X, y.float(), inference_config=inference) / TEMPERATURE
-    logits = predict_logits(network, X, y, C, TEMPERATURE)
+    logits = predicted(network, X, y, C, TEMPERATURE)
     assert (logits.exp() - expected.exp()).abs().max() < 1e-4 * expected.exp().max()
     assert (logits - expected).abs().max() < 1e-3
     assert expected.std() > 0.1  # the classes are told apart at all
@@ -78,16 +84,16 @@ def test_few_classes_are_the_networks_own_logits_in_any_parts(options):
     network = small_network(**options).eval()
     X, y, _ = draw(3, 60, 7, 20, classes=6)
     with torch.no_grad():
-        expected = network(X, y)[..., :6]
+        expected = logits_of(network, X, y)[..., :6]
     for tokens in (1, 150, 1000, 10**9):
-        assert torch.allclose(predict_logits(network, X, y, 6, 2.0, tokens), expected / 2, atol=1e-5)
+        assert torch.allclose(predicted(network, X, y, 6, 2.0, tokens), expected / 2, atol=1e-5)
 
 
 def test_many_classes_in_parts():
     network = small_network().eval()
     X, y = draw_many(30, 50, 120)
-    whole = predict_logits(network, X, y, 30)
-    assert torch.allclose(predict_logits(network, X, y, 30, tokens=60), whole, atol=1e-4)
+    whole = predicted(network, X, y, 30)
+    assert torch.allclose(predicted(network, X, y, 30, 1.0, 60), whole, atol=1e-4)
     assert torch.allclose(whole.exp().sum(-1), torch.ones(1), atol=1e-4)
 
 
@@ -95,14 +101,14 @@ def test_tables_of_a_batch_do_not_see_each_other():
     network = small_network().eval()
     tables = [draw_many(13, 40, 9, seed=seed) for seed in (0, 1)]
     X, y = (torch.cat(parts) for parts in zip(*tables, strict=True))
-    both = predict_logits(network, X, y, 13)
+    both = predicted(network, X, y, 13)
     for i, table in enumerate(tables):
-        assert torch.allclose(both[i], predict_logits(network, *table, 13)[0], atol=1e-4)
+        assert torch.allclose(both[i], predicted(network, *table, 13)[0], atol=1e-4)
 
 
 def test_every_class_once():
     X, y = draw_many(40, 40, 10)
-    p = predict_logits(small_network().eval(), X, y, 40).exp()
+    p = predicted(small_network().eval(), X, y, 40).exp()
     assert p.isfinite().all() and torch.allclose(p.sum(-1), torch.ones(1), atol=1e-4)
 
 
@@ -110,14 +116,14 @@ def test_a_thousand_classes_in_bounded_parts(monkeypatch):
     seen = []
     embed = ColumnEmbedding.embed
 
-    def watched(self, groups, *rest):
-        seen.append((groups.shape[1], groups.shape[2]))
-        return embed(self, groups, *rest)
+    def watched(self, cells, columns, *rest):
+        seen.append((len(columns.table), len(cells) // len(columns.table)))
+        return embed(self, cells, columns, *rest)
 
     monkeypatch.setattr(ColumnEmbedding, "embed", watched)
     network = small_network(embed_dim=16, col_num_blocks=1, row_num_blocks=1, icl_num_blocks=1).eval()
     X, y = draw_many(1000, 1500, 3000, M=4)
-    p = predict_logits(network, X, y, 1000, tokens=6000).exp()
+    p = predicted(network, X, y, 1000, 1.0, 6000).exp()
     assert p.shape == (1, 3000, 1000) and torch.allclose(p.sum(-1), torch.ones(1), atol=2e-3)
     assert max(columns * rows for columns, rows in seen) <= 6000
     assert max(rows for _, rows in seen) <= 2 * 1500  # labelled ones, and as many queries

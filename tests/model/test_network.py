@@ -3,10 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from small_networks import draw, small_network
+from small_networks import draw, logits_of, small_network
 
 from tabicl_train.model import TabICL, TabICLConfig
-from tabicl_train.model.column import group_features
+from tabicl_train.model.column import feature_index
+from tabicl_train.model.layout import column_layout
+from tabicl_train.model.pack import Pack
 
 V1 = dict(col_affine=True, col_grouping="none", col_target_aware=False, col_scaling="none", icl_scaling="none")
 both_versions = pytest.mark.parametrize("options", [{}, V1], ids=["v2", "v1"])
@@ -19,7 +21,9 @@ def test_a_query_row_does_not_see_another(options):
     changed = X.clone()
     changed[0, 15] += 1.0  # the fourth query row of the first table
     with torch.no_grad():
-        difference = (network(X, y_train) - network(changed, y_train)).abs().amax(-1)  # (B, n_query)
+        difference = (
+            (logits_of(network, X, y_train) - logits_of(network, changed, y_train)).abs().amax(-1)
+        )  # (B, n_query)
     assert difference[0, 3] > 1e-3
     difference[0, 3] = 0
     assert difference.max() == 0
@@ -32,9 +36,9 @@ def test_order_of_labelled_rows_does_not_matter_but_their_labels_do(options):
     order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
     permuted = torch.cat([X[:, :12][:, order], X[:, 12:]], 1)
     with torch.no_grad():
-        logits = network(X, y_train)
+        logits = logits_of(network, X, y_train)
         torch.testing.assert_close(network(permuted, y_train[:, order]), logits, rtol=0, atol=1e-5)
-        assert (network(X, y_train[:, order]) - logits).abs().max() > 1e-2
+        assert (logits_of(network, X, y_train[:, order]) - logits).abs().max() > 1e-2
 
 
 @both_versions
@@ -42,32 +46,41 @@ def test_tables_of_a_batch_are_independent(options):
     network = small_network(**options)
     X, y_train, _ = draw(3, 20, 4, 12)
     with torch.no_grad():
-        alone = torch.cat([network(X[i : i + 1], y_train[i : i + 1]) for i in range(3)])
-        torch.testing.assert_close(network(X, y_train), alone, rtol=0, atol=1e-5)
+        alone = torch.cat([logits_of(network, X[i : i + 1], y_train[i : i + 1]) for i in range(3)])
+        torch.testing.assert_close(logits_of(network, X, y_train), alone, rtol=0, atol=1e-5)
 
 
 def test_order_of_features_matters():
     network = small_network()
     X, y_train, _ = draw(1, 20, 4, 12)
     with torch.no_grad():
-        assert (network(X, y_train) - network(X.flip(2), y_train)).abs().max() > 1e-2
+        assert (logits_of(network, X, y_train) - logits_of(network, X.flip(2), y_train)).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("M", [1, 2, 3, 7])
-def test_feature_groups(M, size):
-    X = torch.arange(2 * 3 * M).view(2, 3, M) + 1.0
-    none, circular, disjoint = (group_features(X, grouping, size) for grouping in ("none", "circular", "disjoint"))
-    assert none.shape == (2, M, 3, 1) and circular.shape == (2, M, 3, size)
-    assert disjoint.shape == (2, -(-M // size), 3, size)
-    for b in range(2):
-        for row in range(3):
-            for j in range(M):
-                assert none[b, j, row].tolist() == [X[b, row, j]]
-                assert circular[b, j, row].tolist() == [X[b, row, (j + 2**i) % M] for i in range(size)]
-            for g in range(disjoint.shape[1]):
-                features = range(g * size, g * size + size)
-                assert disjoint[b, g, row].tolist() == [X[b, row, j] if j < M else 0 for j in features]
+@pytest.mark.parametrize("grouping", ["none", "circular", "disjoint"])
+def test_feature_groups(grouping, size):
+    """Tables of 1, 2, 3 and 7 features in one pack; the tokens of labelled rows come first."""
+    shapes = [(5, 2, 1), (4, 3, 2), (6, 1, 7), (6, 5, 3)]
+    pack = Pack.of((torch.rand(N, M), torch.zeros(N, dtype=torch.int64), n) for N, n, M in shapes)
+    size = 1 if grouping == "none" else size
+    groups = [-(-M // size) if grouping == "disjoint" else M for _, _, M in shapes]
+    expected = []
+    for labelled in (True, False):
+        for (X, _, n), G in zip(pack.tables(), groups, strict=True):
+            N, M = X.shape
+            for j in range(G):
+                seen = {
+                    "none": [j],
+                    "circular": [(j + 2**i) % M for i in range(size)],
+                    "disjoint": range(j * size, j * size + size),
+                }[grouping]
+                rows = range(n) if labelled else range(n, N)
+                expected += [[float(X[row, k]) if k < M else 0.0 for k in seen] for row in rows]
+    counts = [(N, n, G) for (N, n, _), G in zip(shapes, groups, strict=True)]
+    columns = column_layout(torch.tensor(counts), counts, inducing=4)
+    padded = torch.cat([pack.X, torch.zeros(6)])
+    assert padded[feature_index(pack.sizes, shapes, columns, grouping, size)].tolist() == expected
 
 
 @both_versions
@@ -86,7 +99,7 @@ def test_recomputing_activations_changes_no_bit(options, dropout, monkeypatch):
         network = small_network(dropout=dropout, checkpoint_rows=threshold, **options).train()
         recomputed.clear()
         torch.manual_seed(5)
-        logits = network(X, y_train)
+        logits = logits_of(network, X, y_train)
         F.cross_entropy(logits.flatten(0, 1), y_query.flatten()).backward()
         results[threshold] = [logits, *(p.grad for p in network.parameters() if p.requires_grad)]
         assert len(recomputed) == (6 if threshold == 20 else 0)  # every block of tables with more than 20 rows
@@ -98,8 +111,8 @@ def test_dropout_is_off_in_evaluation():
     X, y_train, _ = draw(1, 20, 4, 12)
     network, without = small_network(dropout=0.5), small_network()
     with torch.no_grad():
-        assert torch.equal(network.eval()(X, y_train), without.eval()(X, y_train))
-        assert not torch.equal(network.train()(X, y_train), without.train()(X, y_train))
+        assert torch.equal(logits_of(network.eval(), X, y_train), logits_of(without.eval(), X, y_train))
+        assert not torch.equal(logits_of(network.train(), X, y_train), logits_of(without.train(), X, y_train))
 
 
 @both_versions
@@ -108,9 +121,9 @@ def test_bf16_autocast_is_close_to_float32(options):
     network = TabICL(TabICLConfig(embed_dim=32, icl_num_blocks=2, **options))
     X, y_train, _ = draw(2, 60, 5, 40)
     with torch.no_grad():
-        exact = network(X, y_train)
+        exact = logits_of(network, X, y_train)
         with torch.autocast("cpu", torch.bfloat16):
-            rounded = network(X, y_train)
+            rounded = logits_of(network, X, y_train)
     assert (rounded.float() - exact).norm() < 0.03 * exact.norm()
 
 
@@ -118,7 +131,7 @@ def test_every_parameter_learns():
     X, y_train, y_query = draw(2, 20, 4, 12)
     for options in ({}, V1):
         network = small_network(**options)
-        F.cross_entropy(network(X, y_train).flatten(0, 1), y_query.flatten()).backward()
+        F.cross_entropy(logits_of(network, X, y_train).flatten(0, 1), y_query.flatten()).backward()
         for name, p in network.named_parameters():
             assert not p.requires_grad or p.grad.abs().max() > 0, name
 
@@ -140,7 +153,7 @@ def test_compiled_blocks_agree_and_serve_other_shapes():
     traced = []
     for B, N, M, n in [(2, 20, 5, 12), (3, 31, 7, 11), (4, 64, 2, 60)]:
         X, y_train, _ = draw(B, N, M, n)
-        torch.testing.assert_close(network(X, y_train), plain(X, y_train), rtol=0, atol=1e-5)
+        torch.testing.assert_close(logits_of(network, X, y_train), logits_of(plain, X, y_train), rtol=0, atol=1e-5)
         traced.append(len(graphs))
     assert traced[0] == traced[2], traced
 
@@ -148,12 +161,12 @@ def test_compiled_blocks_agree_and_serve_other_shapes():
 @pytest.mark.parametrize(
     "X, y_train, message",
     [
-        (torch.zeros(2, 9), torch.zeros(2, 4).long(), "X must be float32 (tables, rows, features)"),
+        (torch.zeros(2, 9), torch.zeros(2, 4).long(), "X must be (tables, rows, features)"),
         (torch.zeros(2, 9, 3).double(), torch.zeros(2, 4).long(), "X must be float32"),
-        (torch.zeros(2, 9, 0), torch.zeros(2, 4).long(), "X must be float32"),
-        (torch.zeros(2, 9, 3), torch.zeros(4).long(), "y_train must be int64 (2 tables"),
-        (torch.zeros(2, 9, 3), torch.zeros(3, 4).long(), "y_train must be int64 (2 tables"),
-        (torch.zeros(2, 9, 3), torch.zeros(2, 4), "y_train must be int64"),
+        (torch.zeros(2, 9, 0), torch.zeros(2, 4).long(), "X must be (tables, rows, features)"),
+        (torch.zeros(2, 9, 3), torch.zeros(4).long(), "y_train (tables, labelled rows)"),
+        (torch.zeros(2, 9, 3), torch.zeros(3, 4).long(), "y_train (tables, labelled rows)"),
+        (torch.zeros(2, 9, 3), torch.zeros(2, 4), "labels int64"),
         (torch.zeros(2, 9, 3), torch.zeros(2, 0).long(), "of 9 rows 0 are labelled"),
         (torch.zeros(2, 9, 3), torch.zeros(2, 9).long(), "of 9 rows 9 are labelled"),
         (torch.zeros(2, 9, 3), torch.full((2, 4), 10), "labels must be in 0..9, are in 10..10"),
@@ -162,5 +175,5 @@ def test_compiled_blocks_agree_and_serve_other_shapes():
 )
 def test_wrong_input_is_refused(X, y_train, message):
     with pytest.raises(ValueError) as error:
-        small_network()(X, y_train)
+        logits_of(small_network(), X, y_train)
     assert message in str(error.value)

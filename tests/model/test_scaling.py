@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from small_networks import small_network
+from small_networks import logits_of, small_network
 
 from tabicl_train.model.config import SCALINGS
-from tabicl_train.model.scaling import Scaling, log_count
+from tabicl_train.model.scaling import Scaling
 
 RULES = SCALINGS[1:]
 
@@ -31,6 +31,13 @@ def closed_form(rule, layer, q, n):
     return q * mlp(layer.base_mlp, log_n).view(H, -1) * gate
 
 
+def rescaled(layer, q, n):
+    """q (B, L, H, d), n keys in each table."""
+    table = torch.arange(len(q)).repeat_interleave(q.shape[1])
+    log_n = torch.full((len(q),), math.log(max(n, 1)))
+    return layer(q.flatten(0, 1), log_n, table).view(q.shape)
+
+
 def make(rule, seed=0):
     torch.manual_seed(seed)
     layer = Scaling(rule, num_heads=3, head_dim=8)
@@ -45,7 +52,7 @@ def test_rule_is_computed_in_float32_under_bf16_autocast(rule, n):
     layer = make(rule)
     q = torch.randn(2, 5, 3, 8)
     with torch.autocast("cpu", torch.bfloat16):
-        found = layer(q, log_count(n, q))
+        found = rescaled(layer, q, n)
     assert found.dtype == torch.float32
     expected = closed_form(rule, layer, q, n)
     assert (found - expected).abs().max() <= 2e-6 * expected.abs().max()  # bf16 anywhere would give 4e-3
@@ -56,7 +63,7 @@ def test_half_precision_queries_are_rounded_once(rule):
     layer = make(rule)
     q = torch.randn(2, 5, 3, 8).bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
-        found = layer(q, log_count(700, q))
+        found = rescaled(layer, q, 700)
     assert found.dtype == torch.bfloat16
     expected = closed_form(rule, layer, q, 700)
     assert ((found.double() - expected).abs() <= 2**-8 * expected.abs() + 1e-6).all()
@@ -81,7 +88,7 @@ def test_gate_starts_at_one(rule):
     torch.manual_seed(0)
     layer = Scaling(rule, num_heads=3, head_dim=8)
     q = torch.randn(2, 5, 3, 8)
-    torch.testing.assert_close(layer(q, log_count(100, q)), q * layer.multipliers(100))
+    torch.testing.assert_close(rescaled(layer, q, 100), q * layer.multipliers(100))
 
 
 def test_named_scalings_are_the_layers_in_use():
@@ -92,7 +99,7 @@ def test_named_scalings_are_the_layers_in_use():
     layers = dict(network.named_scalings())
     for name, layer in layers.items():
         layer.register_forward_hook(lambda module, args, out, name=name: seen.append((name, args[1].item())))
-    network(torch.randn(1, 20, 3), torch.zeros(1, 12, dtype=torch.int64))
+    logits_of(network, torch.randn(1, 20, 3), torch.zeros(1, 12, dtype=torch.int64))
     assert [name for name, _ in seen] == list(layers)
     assert {log_n for _, log_n in seen} == {torch.tensor(math.log(12)).item()}  # keys are the labelled rows
 
@@ -111,7 +118,7 @@ def test_a_bound_is_smooth_and_harmless_where_multipliers_are_small():
             base, kept = plain.multipliers(512), bounded.multipliers(512)
             torch.testing.assert_close(kept, 5 * torch.tanh(base / 5))
             assert kept.abs().max() <= 5
-        bounded.base(log_count(512, last)).sum().backward()
+        bounded.base(torch.tensor([math.log(512)])).sum().backward()
         assert all(p.grad is not None for name, p in bounded.named_parameters() if not name.startswith("query_mlp"))
     small = Scaling("ssmax", 2, 4, bound=1e4)
     torch.testing.assert_close(small.multipliers(512), Scaling("ssmax", 2, 4).multipliers(512), rtol=1e-6, atol=0)
@@ -126,7 +133,7 @@ def test_gradients_of_the_scaling_are_fp32_under_autocast():
     found = []
     for autocast in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            scaled = layer(q, torch.tensor([6.0]))
+            scaled = rescaled(layer, q, 403)
         found.append(torch.autograd.grad((scaled * weights).float().sum(), list(layer.parameters())))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
@@ -134,10 +141,10 @@ def test_gradients_of_the_scaling_are_fp32_under_autocast():
 def test_gates_are_summed_where_asked_for_and_change_nothing():
     layer = make("qassmax_elementwise")
     q = torch.randn(2, 5, 3, 8)
-    plain = layer(q, log_count(700, q))
+    plain = rescaled(layer, q, 700)
     assert layer.gate_sums is None
     layer.gate_sums = torch.zeros(3)
-    assert torch.equal(layer(q, log_count(700, q)), plain) and torch.equal(layer(q, log_count(700, q)), plain)
+    assert torch.equal(rescaled(layer, q, 700), plain) and torch.equal(rescaled(layer, q, 700), plain)
     gate = 1 + torch.tanh(mlp(layer.query_mlp, q.double()))
     expected = 2 * torch.stack([gate.mean(), gate.square().mean(), torch.tensor(1.0)])
     torch.testing.assert_close(layer.gate_sums.double(), expected, rtol=1e-6, atol=0)

@@ -12,6 +12,7 @@ import torch
 from command_line import command
 from made_run import STEP, make_run
 from runs import run
+from small_networks import logits_of
 from tiny_network import TINY
 
 from tabicl_train import TabICLClassifier, commands
@@ -188,9 +189,11 @@ def test_a_bounded_scaling_goes_to_the_hub_and_is_refused_for_the_client(tmp_pat
     assert config.scaling_bound == 5
     X, y_train = torch.randn(1, 30, 3), torch.zeros(1, 20, dtype=torch.int64)
     networks = [load_model(str(tmp_path / name)) for name in ("run", "m")]
-    assert torch.equal(*(network(X, y_train) for network in networks))
+    assert torch.equal(*(logits_of(network, X, y_train) for network in networks))
     unbounded = build_model(dataclasses.replace(config, scaling_bound=None), tensors)
-    assert not torch.allclose(networks[0](X, y_train), unbounded(X, y_train), atol=1e-3)  # the bound makes a difference
+    assert not torch.allclose(
+        logits_of(networks[0], X, y_train), logits_of(unbounded, X, y_train), atol=1e-3
+    )  # the bound makes a difference
 
 
 @pytest.mark.parametrize("output", ["m.ckpt", "m"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_iris, load_wine
-from small_networks import draw, peer_of, small_network
+from small_networks import draw, logits_of, peer_of, small_network
 
 from tabicl_train.errors import ConfigError
 from tabicl_train.model import TabICL, TabICLConfig
@@ -121,7 +121,7 @@ def test_a_file_of_the_client_loads_here(options, tmp_path):
     network.load_state_dict(weights)
     X, y_train, _ = draw(2, 20, 4, 12)
     with torch.no_grad():
-        torch.testing.assert_close(network(X, y_train), peer(X, y_train), rtol=0, atol=1e-5)
+        torch.testing.assert_close(logits_of(network, X, y_train), peer(X, y_train), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])

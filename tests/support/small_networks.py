@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from tabicl_train.model import TabICL, TabICLConfig
+from tabicl_train.model.pack import Pack
 from tabicl_train.model.public_config import to_public
 
 SMALL = dict(
@@ -53,3 +54,8 @@ def peer_of(network: TabICL) -> nn.Module:
     peer = Peer(**to_public(network.config))
     peer.load_state_dict(network.state_dict())
     return peer.train()
+
+
+def logits_of(network: TabICL, X: Tensor, y_train: Tensor) -> Tensor:
+    """X (B, N, M), y_train (B, n) -> logits (B, N - n, C)."""
+    return network(Pack.stack(X, y_train)).unflatten(0, (len(X), -1))

@@ -1,0 +1,211 @@
+"""Where the tokens of a pack lie in each stage of the network, and which of them attend to which.
+
+In the column stage and in in-context learning, all labelled tokens come before all query tokens, so that either kind is
+a slice; within each kind, table follows table (column follows column), in the order of the pack. In the row stage the
+tokens of a row follow each other, its CLS tokens first, and rows are sorted by their number of tokens.
+
+Sizes are known to the host, positions are computed on the device from the sizes there, so nothing waits for a GPU.
+
+B tables of N rows of which the first n are labelled, G feature groups, C CLS tokens, T = C + G tokens of a row.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Spans(NamedTuple):
+    """Sequences of queries, each of which attends to a sequence of keys; one after the other in both.
+
+    runs: int64 (S, 5) on the CPU, runs of equal sequences: how many, queries and keys of each, first key, table
+    queries: of all sequences
+    query_ends, key_ends: int32 (sequences + 1,) on the device, 0 and where each sequence ends
+    most_queries, most_keys: of a sequence
+    uses: how often all keys are used, by one set of sequences of queries after the other
+    table: int64 (sequences,), the table of each, if all sequences share their queries up to a factor of the table
+    """
+
+    runs: Tensor
+    queries: int
+    query_ends: Tensor
+    key_ends: Tensor
+    most_queries: int
+    most_keys: int
+    uses: int = 1
+    table: Tensor | None = None
+
+    @property
+    def shares_queries(self) -> bool:
+        return self.table is not None
+
+
+class Columns(NamedTuple):
+    """The column stage: labelled tokens of all columns, then query tokens of all columns.
+
+    labelled: number of labelled tokens
+    table: int64 (columns,), the table of each column
+    group: int64 (columns,), the feature group of each column, from 0 in each table
+    labels: int64 (labelled tokens,), positions of their labels in Pack.y
+    to_inducing: from the inducing points of each column to its labelled tokens
+    from_inducing: from all tokens to the inducing points of their columns
+    """
+
+    labelled: int
+    table: Tensor
+    group: Tensor
+    labels: Tensor
+    to_inducing: Spans
+    from_inducing: Spans
+
+
+class Rows(NamedTuple):
+    """The row stage: the T tokens of a row follow each other, rows are sorted by T.
+
+    runs: int64 (S, 2) on the CPU, runs of rows of equal T: how many, T
+    starts: int32 (rows + 1,) on the device, 0 and where each row ends
+    tokens: int64, the position of each column token
+    cls: int64 (rows * C,), the positions of the CLS tokens
+    """
+
+    runs: Tensor
+    starts: Tensor
+    tokens: Tensor
+    cls: Tensor
+
+
+class Context(NamedTuple):
+    """In-context learning: labelled rows of all tables, then query rows of all tables.
+
+    labelled: number of labelled rows
+    table: int64 (rows,), the table of each row
+    labels: int64 (labelled rows,), positions of their labels in Pack.y
+    all, queries: from all rows, or query rows alone, to the labelled rows of their tables
+    """
+
+    labelled: int
+    table: Tensor
+    labels: Tensor
+    all: Spans
+    queries: Spans
+
+
+def starts_of(lengths: Tensor) -> Tensor:
+    """Where pieces of these lengths start if they follow each other."""
+    return lengths.cumsum(0) - lengths
+
+
+def ends_of(*lengths: Tensor) -> Tensor:
+    """0 and the ends of pieces of these lengths, int32."""
+    return torch.cat([lengths[0].new_zeros(1), torch.cat(lengths).cumsum(0)]).int()
+
+
+def positions(first: Tensor, step: Tensor | int, lengths: Tensor, total: int) -> Tensor:
+    """For pieces of these lengths, in turn: first, first + step, first + 2 step, ...; (total, ...).
+
+    first: (pieces, ...); step: (pieces,) or 1; total: the sum of the lengths
+    """
+    within = torch.arange(total, device=lengths.device)
+    shape = (-1,) + (1,) * (first.dim() - 1)
+    if isinstance(step, int):
+        first = first - step * starts_of(lengths).view(shape)
+        return first.repeat_interleave(lengths, 0, output_size=total) + step * within.view(shape)
+    terms = torch.stack([first - step * starts_of(lengths), step], -1)
+    start, step = terms.repeat_interleave(lengths, 0, output_size=total).unbind(-1)
+    return torch.addcmul(start, step, within)
+
+
+def column_layout(sizes: Tensor, shapes: list[tuple[int, int, int]], inducing: int) -> Columns:
+    """sizes: int64 (B, 3) on the device, shapes: the same on the host: N, n, G of each table."""
+    N, n, G = sizes.unbind(1)
+    device, columns = sizes.device, sum(G for _, _, G in shapes)
+    table = torch.arange(len(shapes), device=device).repeat_interleave(G, output_size=columns)
+    labelled, queries = n[table], (N - n)[table]
+    to, back, key, first = [], [[], []], 0, 0
+    for (n_rows, n_labelled), same in groupby(enumerate(shapes), lambda item: item[1][:2]):
+        members = list(same)
+        count = sum(G for _, (_, _, G) in members)
+        to.append([count, inducing, n_labelled, key, members[0][0]])
+        back[0].append([count, n_labelled, inducing, first * inducing, 0])
+        back[1].append([count, n_rows - n_labelled, inducing, first * inducing, 0])
+        key, first = key + count * n_labelled, first + count
+    tokens = sum(N * G for N, _, G in shapes)
+    points = torch.full_like(labelled, inducing)
+    most = max(n for _, n, _ in shapes)
+    longest = max(max(n, N - n) for N, n, _ in shapes)
+    return Columns(
+        key,
+        table,
+        torch.arange(columns, device=device) - starts_of(G)[table],
+        positions(starts_of(N)[table], 1, labelled, key),
+        Spans(torch.tensor(to), columns * inducing, ends_of(points), ends_of(labelled), inducing, most, table=table),
+        Spans(
+            torch.tensor(back[0] + back[1]),
+            tokens,
+            ends_of(labelled, queries),
+            ends_of(points, points),
+            longest,
+            inducing,
+            2,
+        ),
+    )
+
+
+def row_layout(sizes: Tensor, shapes: list[tuple[int, int, int]], num_cls: int, columns: Columns) -> Rows:
+    """Arguments as in `column_layout`."""
+    N, n, G = sizes.unbind(1)
+    T = G + num_cls
+    order = torch.argsort(G, stable=True)
+    num_rows = sum(N for N, _, _ in shapes)
+    widths = sorted((G + num_cls, N) for N, _, G in shapes)
+    runs = [[sum(N for _, N in same), T] for T, same in groupby(widths, lambda width: width[0])]
+    first = torch.empty_like(N).index_copy_(0, order, starts_of((N * T)[order]))  # (B,), first token of each table
+    row_starts = positions(first[order], T[order], N[order], num_rows)  # (rows,)
+    starts = torch.cat([row_starts, (N * T).sum()[None]])
+    cls = (row_starts[:, None] + torch.arange(num_cls, device=N.device)).flatten()
+    table = columns.table
+    top, step = (first + num_cls)[table] + columns.group, T[table]  # token of a column in the first row of its table
+    queries = sum((N - n) * G for N, n, G in shapes)
+    tokens = torch.cat(
+        [
+            positions(top, step, n[table], columns.labelled),
+            positions(top + n[table] * step, step, (N - n)[table], queries),
+        ]
+    )
+    return Rows(torch.tensor(runs), starts.int(), tokens, cls)
+
+
+def row_order(sizes: Tensor, shapes: list[tuple[int, int, int]]) -> Tensor:
+    """Where each row of in-context learning lies among the rows of the row stage, int64 (rows,)."""
+    N, n, G = sizes.unbind(1)
+    order = torch.argsort(G, stable=True)
+    first = torch.empty_like(N).index_copy_(0, order, starts_of(N[order]))  # (B,), first row of each table
+    labelled = sum(n for _, n, _ in shapes)
+    queries = sum(N - n for N, n, _ in shapes)
+    return torch.cat([positions(first, 1, n, labelled), positions(first + n, 1, N - n, queries)])
+
+
+def context_layout(sizes: Tensor, shapes: list[tuple[int, int, int]]) -> Context:
+    """Arguments as in `column_layout`; G does not matter."""
+    N, n, _ = sizes.unbind(1)
+    labelled, rows = sum(n for _, n, _ in shapes), sum(N for N, _, _ in shapes)
+    every = torch.arange(len(shapes), device=sizes.device)
+    both = torch.cat([n, N - n])
+    table = every.repeat(2).repeat_interleave(both, output_size=rows)
+    first, last, key = [], [], 0
+    for (n_rows, n_labelled), same in groupby(enumerate(shapes), lambda item: item[1][:2]):
+        count = len(list(same))
+        first.append([count, n_labelled, n_labelled, key, 0])
+        last.append([count, n_rows - n_labelled, n_labelled, key, 0])
+        key += count * n_labelled
+    most, longest = max(n for _, n, _ in shapes), max(N - n for N, n, _ in shapes)
+    return Context(
+        labelled,
+        table,
+        positions(starts_of(N), 1, n, labelled),
+        Spans(torch.tensor(first + last), rows, ends_of(n, N - n), ends_of(n, n), max(most, longest), most, 2),
+        Spans(torch.tensor(last), rows - labelled, ends_of(N - n), ends_of(n), longest, most),
+    )

@@ -1,0 +1,103 @@
+"""Tables that go through a network in one pass, one after the other, without a padded cell.
+
+B tables; a table has N rows of which the first n are labelled, and M features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+Shape = tuple[int, int, int]  # N, n, M
+
+
+@dataclass
+class Pack:
+    """Tables, one after the other.
+
+    X: float32 (cells,); each table is (M, N), so that a column lies in one piece
+    y: (rows,), the labels of all rows of each table, labelled rows first
+    sizes: int64 (B, 3), the rows N, labelled rows n and features M of each table
+    shapes: the same numbers for the host, which must not wait for a GPU to know them
+    """
+
+    X: Tensor
+    y: Tensor
+    sizes: Tensor
+    shapes: tuple[Shape, ...]
+
+    @classmethod
+    def of(cls, tables: Iterable[tuple[Tensor, Tensor, int]]) -> Pack:
+        """A pack of tables X (N, M), y (N,), n."""
+        tables = list(tables)
+        shapes = tuple((*X.shape, n) for X, _, n in tables)
+        shapes = tuple((N, n, M) for N, M, n in shapes)
+        X = torch.cat([X.t().flatten() for X, _, _ in tables])
+        return cls(X, torch.cat([y for _, y, _ in tables]), torch.tensor(shapes, device=X.device), shapes)
+
+    @classmethod
+    def stack(cls, X: Tensor, y_train: Tensor) -> Pack:
+        """A pack of tables of equal shape, X (B, N, M), whose labels y_train (B, n) are known for the first rows only.
+
+        The labels of the other rows are 0. Raises ValueError for other shapes.
+        """
+        if X.dim() != 3 or y_train.dim() != 2 or X.shape[0] != y_train.shape[0] or 0 in X.shape:
+            raise ValueError(
+                "X must be (tables, rows, features) and y_train (tables, labelled rows), "
+                f"are {tuple(X.shape)} and {tuple(y_train.shape)}"
+            )
+        B, N, M = X.shape
+        n = y_train.shape[1]
+        y = y_train.new_zeros(B, N)
+        y[:, : min(n, N)] = y_train[:, :N]
+        sizes = torch.tensor([N, n, M], device=X.device).expand(B, 3)
+        return cls(X.transpose(1, 2).flatten(), y.flatten(), sizes, ((N, n, M),) * B)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    @property
+    def cells(self) -> int:
+        return sum(N * M for N, _, M in self.shapes)
+
+    def tables(self) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """X (N, M), y (N,) and n of each table, as views."""
+        columns = self.X.split([N * M for N, _, M in self.shapes])
+        labels = self.y.split([N for N, _, _ in self.shapes])
+        for (N, n, M), X, y in zip(self.shapes, columns, labels, strict=True):
+            yield X.view(M, N).t(), y, n
+
+    def queries(self) -> Tensor:
+        """Labels of the query rows of all tables, one table after the other, (query rows,)."""
+        labels = self.y.split([size for N, n, _ in self.shapes for size in (n, N - n)])
+        return torch.cat(labels[1::2])
+
+    def means(self, values: Tensor) -> Tensor:
+        """Means over the query rows of each table, (query rows,) -> (B,); always the same on a GPU, unlike index_add."""
+        counts = self.sizes[:, 0] - self.sizes[:, 1]
+        longest = max(N - n for N, n, _ in self.shapes)
+        within = torch.arange(longest, device=values.device)
+        index = (counts.cumsum(0) - counts)[:, None] + within  # (B, longest)
+        padded = values[index.clamp(max=len(values) - 1)].where(within < counts[:, None], 0.0)
+        return padded.sum(1) / counts
+
+    def halves(self) -> list[Pack]:
+        """The pack in two, tables kept in order; a pack of one table is not halved."""
+        middle = (len(self) + 1) // 2
+        ends = [0, *accumulate(N * M for N, _, M in self.shapes)]
+        rows = [0, *accumulate(N for N, _, _ in self.shapes)]
+        return [
+            Pack(self.X[ends[a] : ends[b]], self.y[rows[a] : rows[b]], self.sizes[a:b], self.shapes[a:b])
+            for a, b in ((0, middle), (middle, len(self)))
+        ]
+
+    def to(self, device: torch.device) -> Pack:
+        X, y, sizes = (values.to(device, non_blocking=True) for values in (self.X, self.y, self.sizes))
+        return Pack(X, y, sizes, self.shapes)
+
+    def pin_memory(self) -> Pack:
+        return Pack(self.X.pin_memory(), self.y.pin_memory(), self.sizes.pin_memory(), self.shapes)
