@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,10 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
-from watch import describe, tensors_of
+from watch import address, describe, tensors_of
+
+from tabicl_train.model import attention
+from tabicl_train.model.layout import Spans
 
 PARTS = ("column", "row", "icl", "loss", "gradients", "optimizer")
 KERNELS = {  # of operators that launch several
@@ -47,23 +51,34 @@ class Cost:
             setattr(self, name, getattr(self, name) + value)
 
 
+Ends = tuple[int, ...]  # addresses of the tensors that say where sequences of queries and of keys end
+
+
 class Count(TorchDispatchMode):
-    """Costs by part of the step."""
+    """Costs by part of the step, and by part and operator.
+
+    pairs: of queries and keys that attention within sequences multiplies, by the ends of the sequences
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.part = "gradients"
+        self.pairs: dict[Ends, int] = {}
+        self.operators: dict[tuple[str, str], Cost] = defaultdict(Cost)
         self.parts: dict[str, Cost] = {part: Cost() for part in PARTS}
 
     def __torch_dispatch__(self, function: OpOverload, types, args=(), kwargs=None) -> Any:
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
         if describe(function).namespace != "prim":
-            self.parts[self.part].add(cost_of(function, args, kwargs, result))
+            cost = cost_of(function, args, kwargs, result, self.pairs)
+            self.parts[self.part].add(cost)
+            self.operators[self.part, str(function)].add(cost)
         return result
 
 
-def cost_of(function: OpOverload, args: tuple, kwargs: dict, result: Any) -> Cost:
+def cost_of(function: OpOverload, args: tuple, kwargs: dict, result: Any, pairs: dict[Ends, int]) -> Cost:
+    """pairs: see Count"""
     operator = describe(function)
     name = operator.name
     inputs, outputs = tensors_of((args, kwargs)), tensors_of(result)
@@ -79,9 +94,20 @@ def cost_of(function: OpOverload, args: tuple, kwargs: dict, result: Any) -> Cos
         launches = max(-(-len(first) // LIST_TENSORS), -(-pieces // LIST_PIECES))
         if name.endswith("_"):  # returns nothing, but writes
             moved += sum(map(size, first))
+    return Cost(1, launches, flops_of(function, args, kwargs, result, pairs), moved)
+
+
+def flops_of(function: OpOverload, args: tuple, kwargs: dict, result: Any, pairs: dict[Ends, int]) -> float:
+    operator = describe(function)
+    arguments = dict(zip(operator.arguments, args, strict=False)) | kwargs
+    ends = [arguments.get(f"{kind}_{side}") for kind in ("cum_seq", "cu_seqlens") for side in "qk"]
+    ends = [x for x in ends if x is not None]
+    if ends:  # attention within sequences whose lengths are on the device
+        heads, width = arguments["query"].shape[-2:]
+        products = 5 if "backward" in operator.name else 2  # the backward pass computes the probabilities once more
+        return 2 * products * heads * width * pairs[tuple(map(address, ends))]
     formula = flop_registry.get(function.overloadpacket)
-    flops = formula(*args, **kwargs, out_val=result) if formula else 0
-    return Cost(1, launches, flops, moved)
+    return formula(*args, **kwargs, out_val=result) if formula else 0
 
 
 def size(tensor: Tensor) -> int:
@@ -115,11 +141,20 @@ def counted(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Coun
 
         return call
 
+    at_once = attention.attend_at_once
+
+    def attend_at_once(q: Tensor, kv: Tensor, spans: Spans, dropout: float) -> Tensor:
+        runs = spans.runs.tolist()
+        pairs = sum(sequences * queries * keys for sequences, queries, keys, *_ in runs)
+        count.pairs[address(spans.query_ends), address(spans.key_ends)] = pairs
+        return at_once(q, kv, spans, dropout)
+
     hooks = []
     for part, name in (("column", "col_embedder"), ("row", "row_interactor"), ("icl", "icl_predictor")):
         module = getattr(model, name)
         hooks += [module.register_forward_pre_hook(enter(part)), module.register_forward_hook(leave(part))]
     with (
+        mock.patch.object(attention, "attend_at_once", attend_at_once),
         mock.patch("torch.autograd.grad", around(torch.autograd.grad, "loss", "gradients")),
         mock.patch.object(optimizer, "step", around(optimizer.step, "optimizer", "gradients")),
         count,

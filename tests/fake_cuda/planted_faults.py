@@ -12,8 +12,8 @@ from torch import Tensor
 from tabicl_train import module as training
 from tabicl_train.gradients import Gradients
 from tabicl_train.model import attention
+from tabicl_train.model.pack import Pack
 from tabicl_train.optimizer import MuonAdamW
-from tabicl_train.stream import TableBatch
 
 Planted = Callable[[], contextlib.AbstractContextManager]
 STAGE = "curriculum.stages.stage1"
@@ -64,10 +64,10 @@ def optimizer_asks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def blocking_upload() -> Iterator[None]:
-    def to(batch: TableBatch, device: torch.device) -> TableBatch:
-        return TableBatch(batch.X.to(device), batch.y.to(device), batch.train_size)
+    def to(pack: Pack, device: torch.device) -> Pack:
+        return Pack(pack.X.to(device), pack.y.to(device), pack.sizes.to(device), pack.shapes)
 
-    with mock.patch.object(TableBatch, "to", to):
+    with mock.patch.object(Pack, "to", to):
         yield
 
 

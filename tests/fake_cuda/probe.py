@@ -4,7 +4,7 @@
     python tests/fake_cuda/probe.py count step=500000
 
 check   the step runs, and the host never waits
-count   operators, kernel launches, FLOPs and bytes of the step, by part
+count   operators, kernel launches, FLOPs and bytes of the step, by part; before that the operators that move most
 faults  what tells of each planted fault
 
 The step's number is `step`, by default 0; other arguments are settings of the run, with curriculum=tabicl_v2. The last
@@ -42,6 +42,8 @@ def count(step: int, overrides: list[str]) -> dict:
         run.fill_optimizer()
         with counted(run.module.model, run.module.optimizer) as counts:
             run.train_step()
+        for (part, name), cost in sorted(counts.operators.items(), key=lambda item: -item[1].bytes)[:40]:
+            print(f"{part:10} {name:60} {cost.launches:6} launches {cost.bytes / 1e9:8.1f} GB")
         return {part: dataclasses.asdict(cost) for part, cost in counts.parts.items()}
 
 
