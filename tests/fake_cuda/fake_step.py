@@ -30,7 +30,7 @@ from tabicl_train.train import run_callbacks
 from tabicl_train.workers import pin_next
 
 DEVICE = torch.device("cuda:0")
-STAGE1 = Path(__file__).with_name("stage1.json")  # widths of real tables, of which constant columns were dropped
+STAGE1 = Path(__file__).with_name("stage1.json")  # rows, labelled rows and features left after constant columns
 
 
 @dataclass
@@ -47,8 +47,8 @@ class Shapes(Prior):
 
 def real_widths() -> dict[tuple[int, int], int]:
     """Of the first steps of stage 1 with seed 0 and the default prior."""
-    steps = json.loads(STAGE1.read_text())["widths"]
-    return {(step, table): width for step, widths in enumerate(steps) for table, width in enumerate(widths)}
+    steps = json.loads(STAGE1.read_text())["shapes"]
+    return {(step, i): features for step, tables in enumerate(steps) for i, (_, _, features) in enumerate(tables)}
 
 
 def draw(config: RunConfig, step: int) -> StepItem:
