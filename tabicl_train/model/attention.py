@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tabicl_train.model.kernels.row_attention import attend_rows
+from tabicl_train.model.kernels.row_attention import attend_rows, attend_rows_by_run
 from tabicl_train.model.kernels.run_attention import attend_runs
 from tabicl_train.model.layout import Spans
 from tabicl_train.model.scaling import Scaling
@@ -71,7 +71,8 @@ def attend_by_run(q: Tensor, kv: Tensor, runs: list[list[int]], dropout: float) 
         else:
             some = q[table if len(q) > 1 else 0].expand(count, -1, -1, -1)
         k, v = kv[first : first + count * keys].unflatten(0, (count, keys)).permute(2, 0, 3, 1, 4)  # (count, H, K, d)
-        limit = batch_limit(some.shape[2], length, some.shape[3]) if q.is_cuda else count
+        # an exported graph has symbolic sizes, and no limit
+        limit = count if torch.compiler.is_exporting() else batch_limit(some.shape[2], length, some.shape[3])
         parts = zip(some.transpose(1, 2).split(limit), k.split(limit), v.split(limit), strict=True)
         outs += [F.scaled_dot_product_attention(*part, dropout_p=dropout) for part in parts]  # (count, H, L, d)
     return torch.cat([out.transpose(1, 2).flatten(0, 1) for out in outs])
@@ -96,6 +97,16 @@ class RowSpans(NamedTuple):
     cos: Tensor
     sin: Tensor
     interleaved: bool
+
+
+def attend_in_rows(q: Tensor, kv: Tensor | None, spans: RowSpans, dropout: float) -> Tensor:
+    """`attend_rows`, with dropout, and in a graph that is exported."""
+    runs, starts, *rotation = spans
+    if torch.compiler.is_exporting():
+        return attend_rows_by_run(q, kv, runs, *rotation)
+    if dropout:
+        return attend_rows_by_run(q, kv, runs.tolist(), *rotation, dropout)
+    return attend_rows(q, kv, runs, starts, *rotation)
 
 
 class Rotary(nn.Module):
@@ -165,15 +176,16 @@ class Attention(nn.Module):
             (wq, wkv), (bq, bkv) = (p.split([self.dim, 2 * self.dim]) for p in (self.in_proj_weight, self.in_proj_bias))
             q = F.linear(x, wq, bq).unflatten(-1, heads)  # (Q, H, head_dim)
             kv = F.linear(context, wkv, bkv).unflatten(-1, (2, *heads))  # (K, 2, H, head_dim)
+        dropout = self.dropout if self.training else 0.0
         if isinstance(spans, RowSpans):
-            out = attend_rows(q if kv is None else q.unsqueeze(1), kv, *spans)
+            out = attend_in_rows(q if kv is None else q.unsqueeze(1), kv, spans, dropout)
         else:
             assert kv is not None
             if self.ssmax_layer is not None:
                 q = self.ssmax_layer(q, log_n, table)  # (Q, H, head_dim), or (B, L, H, head_dim)
             elif spans.shares_queries:
                 q = q[None]  # (1, L, H, head_dim)
-            out = attend(q, kv, spans, self.dropout if self.training else 0.0)
+            out = attend(q, kv, spans, dropout)
         return self.out_proj(out.flatten(1))  # out (Q, H, head_dim)
 
 

@@ -88,7 +88,7 @@ class ColumnEmbedding(nn.Module):
         for block in self.tf_col["blocks"].children():
             tokens = run(block, tokens, columns, log_n, recompute=recompute)
         if self.config.col_affine:
-            tokens = cells * self.ln_w(self.out_w(tokens)) + self.ln_b(self.out_b(tokens))
+            tokens = cells[:, :1] * self.ln_w(self.out_w(tokens)) + self.ln_b(self.out_b(tokens))
         return tokens
 
 

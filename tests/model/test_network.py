@@ -169,8 +169,8 @@ def test_compiled_blocks_agree_and_serve_other_shapes():
         (torch.zeros(2, 9, 3), torch.zeros(2, 4), "labels int64"),
         (torch.zeros(2, 9, 3), torch.zeros(2, 0).long(), "of 9 rows 0 are labelled"),
         (torch.zeros(2, 9, 3), torch.zeros(2, 9).long(), "of 9 rows 9 are labelled"),
-        (torch.zeros(2, 9, 3), torch.full((2, 4), 10), "labels must be in 0..9, are in 10..10"),
-        (torch.zeros(2, 9, 3), torch.full((2, 4), -1), "labels must be in 0..9, are in -1..-1"),
+        (torch.zeros(2, 9, 3), torch.full((2, 4), 10), "labels must be in 0..9, are in 0..10"),
+        (torch.zeros(2, 9, 3), torch.full((2, 4), -1), "labels must be in 0..9, are in -1..0"),
     ],
 )
 def test_wrong_input_is_refused(X, y_train, message):

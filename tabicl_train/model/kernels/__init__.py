@@ -1,1 +1,1 @@
-"""Attention for the shapes of this network where torch's own is slow, each kernel with its own backward pass."""
+"""Kernels that the network's operations choose among; each is imported only where it runs."""

@@ -28,7 +28,7 @@ def attend_runs(q: Tensor, kv: Tensor, runs: Tensor, queries: int) -> Tensor:
 
 
 def pieces(q: Tensor, kv: Tensor, runs: Tensor) -> Iterator[tuple[slice, Any, slice, int, Tensor, Tensor, Tensor]]:
-    """Of each run: where its queries lie in the result and in q, and its keys; its count, and q, k, v (count, H, ., d)."""
+    """Of each run: where its queries lie in the result and in q, and its keys; its count; q, k, v (count, H, ., d)."""
     start = 0
     for count, length, keys, first, table in runs.tolist():
         at = slice(start, start + count * length)

@@ -1,0 +1,24 @@
+"""A compiled kernel on as many threads as torch uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+ENOUGH = 2**18  # queries times width: below, a kernel takes less than a few milliseconds and threads gain nothing
+
+
+def in_threads(kernel: Callable[..., None], arguments: tuple, size: int) -> None:
+    """Call kernel(*arguments, thread, threads) for each thread; the kernel releases the GIL and shares out its work.
+
+    What a thread computes must not depend on their number, so that results do not either.
+    """
+    threads = torch.get_num_threads() if size >= ENOUGH else 1
+    if threads == 1:
+        kernel(*arguments, 0, 1)
+        return
+    with ThreadPoolExecutor(threads) as pool:  # not kept: a forked process would inherit a pool without threads
+        for done in [pool.submit(kernel, *arguments, thread, threads) for thread in range(threads)]:
+            done.result()
