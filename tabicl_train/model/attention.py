@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tabicl_train.model.kernels.linear import Linear, linear
 from tabicl_train.model.kernels.row_attention import attend_rows, attend_rows_by_run
 from tabicl_train.model.kernels.run_attention import attend_runs
 from tabicl_train.model.layout import Spans
@@ -144,7 +145,7 @@ class Attention(nn.Module):
         self.dim, self.num_heads, self.dropout, self.fp32 = dim, num_heads, dropout, fp32
         self.in_proj_weight = nn.Parameter(torch.empty(3 * dim, dim))
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * dim))
-        self.out_proj = nn.Linear(dim, dim)
+        self.out_proj = Linear(dim, dim)
         self.ssmax_layer = None if scaling == "none" else Scaling(scaling, num_heads, dim // num_heads, scaling_bound)
         nn.init.xavier_uniform_(self.in_proj_weight)
         nn.init.zeros_(self.out_proj.bias)
@@ -170,12 +171,12 @@ class Attention(nn.Module):
                 return self(x.float(), None if context is None else context.float(), spans, log_n, table)
         heads = (self.num_heads, self.dim // self.num_heads)
         if context is None:
-            q = F.linear(x, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, *heads))
+            q = linear(x, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, *heads))
             kv = None
         else:
             (wq, wkv), (bq, bkv) = (p.split([self.dim, 2 * self.dim]) for p in (self.in_proj_weight, self.in_proj_bias))
-            q = F.linear(x, wq, bq).unflatten(-1, heads)  # (Q, H, head_dim)
-            kv = F.linear(context, wkv, bkv).unflatten(-1, (2, *heads))  # (K, 2, H, head_dim)
+            q = linear(x, wq, bq).unflatten(-1, heads)  # (Q, H, head_dim)
+            kv = linear(context, wkv, bkv).unflatten(-1, (2, *heads))  # (K, 2, H, head_dim)
         dropout = self.dropout if self.training else 0.0
         if isinstance(spans, RowSpans):
             out = attend_in_rows(q if kv is None else q.unsqueeze(1), kv, spans, dropout)
@@ -207,8 +208,8 @@ class Block(nn.Module):
         super().__init__()
         self.dropout = dropout
         self.attn = Attention(dim, num_heads, scaling, dropout, zero_init, scaling_bound, fp32_attention)
-        self.linear1 = nn.Linear(dim, ff_factor * dim)
-        self.linear2 = nn.Linear(ff_factor * dim, dim)
+        self.linear1 = Linear(dim, ff_factor * dim)
+        self.linear2 = Linear(ff_factor * dim, dim)
         self.norm1 = nn.LayerNorm(dim, bias=not bias_free_ln)
         self.norm2 = nn.LayerNorm(dim, bias=not bias_free_ln)
         if zero_init:

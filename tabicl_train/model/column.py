@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from tabicl_train.model.attention import Block, run
 from tabicl_train.model.config import TabICLConfig
+from tabicl_train.model.kernels.linear import Linear, linear
 from tabicl_train.model.layout import Columns, positions, starts_of
 from tabicl_train.model.pack import Pack, Shape
 
 
-class LabelEncoder(nn.Linear):
+class LabelEncoder(Linear):
     """A linear map of the one-hot label."""
 
     def forward(self, y: Tensor) -> Tensor:
@@ -52,12 +53,12 @@ class ColumnEmbedding(nn.Module):
         super().__init__()
         c = config
         self.config = c
-        self.in_linear = nn.Linear(c.group_size, c.embed_dim)
+        self.in_linear = Linear(c.group_size, c.embed_dim)
         self.tf_col = nn.ModuleDict({"blocks": nn.ModuleList(InducedAttention(c) for _ in range(c.col_num_blocks))})
         if c.col_target_aware:
             self.y_encoder = LabelEncoder(c.max_classes, c.embed_dim)
         if c.col_affine:
-            self.out_w, self.out_b = nn.Linear(c.embed_dim, c.embed_dim), nn.Linear(c.embed_dim, c.embed_dim)
+            self.out_w, self.out_b = Linear(c.embed_dim, c.embed_dim), Linear(c.embed_dim, c.embed_dim)
             self.ln_w, self.ln_b = (nn.LayerNorm(c.embed_dim, bias=not c.bias_free_ln) for _ in range(2))
 
     def forward(self, pack: Pack, columns: Columns, log_n: Tensor, recompute: bool = False) -> Tensor:
@@ -84,7 +85,7 @@ class ColumnEmbedding(nn.Module):
         weight = self.in_linear.weight
         if self.config.col_target_aware:  # one product for features and labels, as passes over all tokens cost more
             weight = torch.cat([weight, self.y_encoder.weight, self.y_encoder.bias[:, None]], dim=1)
-        tokens = F.linear(cells, weight, self.in_linear.bias)  # (tokens, E)
+        tokens = linear(cells, weight, self.in_linear.bias)  # (tokens, E)
         for block in self.tf_col["blocks"].children():
             tokens = run(block, tokens, columns, log_n, recompute=recompute)
         if self.config.col_affine:

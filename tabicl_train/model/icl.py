@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from tabicl_train.model.attention import Block, run
 from tabicl_train.model.column import LabelEncoder
 from tabicl_train.model.config import TabICLConfig
+from tabicl_train.model.kernels.linear import Linear
 from tabicl_train.model.layout import Context
 
 
@@ -24,9 +25,7 @@ class InContextLearner(nn.Module):
         self.tf_icl = nn.ModuleDict({"blocks": nn.ModuleList(blocks)})
         self.ln = nn.LayerNorm(c.row_dim, bias=not c.bias_free_ln)
         self.y_encoder = LabelEncoder(c.max_classes, c.row_dim)
-        self.decoder = nn.Sequential(
-            nn.Linear(c.row_dim, 2 * c.row_dim), nn.GELU(), nn.Linear(2 * c.row_dim, c.max_classes)
-        )
+        self.decoder = nn.Sequential(Linear(c.row_dim, 2 * c.row_dim), nn.GELU(), Linear(2 * c.row_dim, c.max_classes))
 
     def forward(self, rows: Tensor, y: Tensor, context: Context, log_n: Tensor, recompute: bool = False) -> Tensor:
         """Logits of the query rows (query rows, C).

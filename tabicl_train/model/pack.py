@@ -77,7 +77,7 @@ class Pack:
         return torch.cat(labels[1::2])
 
     def means(self, values: Tensor) -> Tensor:
-        """Means over the query rows of each table, (query rows,) -> (B,), always the same, unlike index_add on a GPU."""
+        """Means over the query rows of each table, (query rows,) -> (B,); repeatable, as index_add on a GPU is not."""
         counts = self.sizes[:, 0] - self.sizes[:, 1]
         longest = max(N - n for N, n, _ in self.shapes)
         within = torch.arange(longest, device=values.device)

@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from tabicl_train.model.config import SCALING_HIDDEN
+from tabicl_train.model.kernels.linear import Linear
 
 
 def _mlp(in_dim: int, out_dim: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(in_dim, SCALING_HIDDEN), nn.GELU(), nn.Linear(SCALING_HIDDEN, out_dim))
+    return nn.Sequential(Linear(in_dim, SCALING_HIDDEN), nn.GELU(), Linear(SCALING_HIDDEN, out_dim))
 
 
 class Scaling(nn.Module):

@@ -25,21 +25,24 @@ def arguments(runs, heads, d, interleaved=False, queries=None, dtype=torch.float
     parts = 3 if queries is None else 2
     kv = torch.randn(tokens, parts, heads, d, generator=generator, dtype=dtype)
     if queries is None:
-        return kv, None, runs, starts, rotation.cos, rotation.sin, interleaved
+        return kv, None, runs, starts, *rotation, interleaved
     q = torch.randn(len(lengths) * queries, 1, heads, d, generator=generator, dtype=dtype)
-    return q, kv, runs, starts, rotation.cos, rotation.sin, interleaved
+    return q, kv, runs, starts, *rotation, interleaved
 
 
 def row_by_row(q, kv, runs, starts, cos, sin, interleaved):
     """The same by the formula, one row at a time, in the dtype of q."""
-    rotary, out = Rotary(q.shape[-1], 100.0, interleaved)(len(cos)), []
-    rotation = rotary._replace(cos=cos.to(q.dtype), sin=sin.to(q.dtype))
-    rows = len(starts) - 1
+    out, rows, half = [], len(starts) - 1, q.shape[-1] // 2
+
+    def turn(x):  # (T, H, d)
+        partner = x.unflatten(-1, (half, 2)).flip(-1).flatten(-2) if interleaved else x.roll(half, -1)
+        return x * cos[: len(x), None].to(x.dtype) + partner * sin[: len(x), None].to(x.dtype)
+
     for row in range(rows):
         first, last = starts[row], starts[row + 1]
         keys = (q if kv is None else kv)[first:last]
         queries = q[first:last, :1] if kv is None else q.view(rows, -1, *q.shape[1:])[row]
-        turned = [rotation.turn(x[None])[0] for x in (queries[:, 0], keys[:, -2])]
+        turned = [turn(x) for x in (queries[:, 0], keys[:, -2])]
         weights = (torch.einsum("lhd,khd->hlk", *turned) / q.shape[-1] ** 0.5).softmax(-1)
         out.append(torch.einsum("hlk,khd->lhd", weights, keys[:, -1]))
     return torch.cat(out)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import mm_flop, register_flop_formula
 
 _onednn = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
@@ -19,9 +19,16 @@ _onednn = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """F.linear: x (..., K), weight (N, K), bias (N,) -> (..., N)."""
     on_cpu = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-    if _onednn is None or not on_cpu or x.dtype != torch.float32 or x.numel() == 0 or torch.compiler.is_exporting():
+    if _onednn is None or not on_cpu or x.dtype != torch.float32 or x.numel() == 0 or torch.compiler.is_compiling():
         return F.linear(x, weight, bias)
     return _Linear.apply(x, weight, bias)
+
+
+class Linear(nn.Linear):
+    """torch's, through `linear`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
 
 
 class _Linear(torch.autograd.Function):
