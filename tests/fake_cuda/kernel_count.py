@@ -55,7 +55,7 @@ Ends = tuple[int, ...]  # addresses of the tensors that say where sequences of q
 
 
 class Count(TorchDispatchMode):
-    """Costs by part of the step, and by part and operator.
+    """Costs by part of the step and operator.
 
     pairs: of queries and keys that attention within sequences multiplies, by the ends of the sequences
     """
@@ -65,15 +65,12 @@ class Count(TorchDispatchMode):
         self.part = "gradients"
         self.pairs: dict[Ends, int] = {}
         self.operators: dict[tuple[str, str], Cost] = defaultdict(Cost)
-        self.parts: dict[str, Cost] = {part: Cost() for part in PARTS}
 
     def __torch_dispatch__(self, function: OpOverload, types, args=(), kwargs=None) -> Any:
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
         if describe(function).namespace != "prim":
-            cost = cost_of(function, args, kwargs, result, self.pairs)
-            self.parts[self.part].add(cost)
-            self.operators[self.part, str(function)].add(cost)
+            self.operators[self.part, str(function)].add(cost_of(function, args, kwargs, result, self.pairs))
         return result
 
 

@@ -13,14 +13,18 @@ from tabicl_train import module as training
 from tabicl_train.gradients import Gradients
 from tabicl_train.model import attention
 from tabicl_train.model.pack import Pack
+from tabicl_train.model.scaling import Scaling
 from tabicl_train.optimizer import MuonAdamW
 
 Planted = Callable[[], contextlib.AbstractContextManager]
 STAGE = "curriculum.stages.stage1"
 ONE_TABLE = ("model=tiny", f"{STAGE}.tables=1")
-LARGE = (f"{STAGE}.group_size=64", f"{STAGE}.micro_batch_rows=131072", f"{STAGE}.features=[100,100]")
-MANY_ROWS = ("model=tiny", f"{STAGE}.rows=[1025,1025]", *LARGE)
-MANY_CELLS = ("model.row_num_blocks=1", "model.icl_num_blocks=1", f"{STAGE}.rows=[2048,2048]", *LARGE)
+# 38,400 columns, each with a sequence of labelled and one of query rows, are too many for one launch; as runs of equal
+# sequences they fit one along its sides, but with 16 heads of 128 padded rows not in 32-bit indices.
+MANY_COLUMNS = (
+    "model=tiny", "model.embed_dim=128", "model.col_num_heads=16", "model.row_num_heads=8",
+    f"{STAGE}.rows=[100,100]", f"{STAGE}.features=[600,600]", f"{STAGE}.group_size=64", f"{STAGE}.pack_tokens=10000000",
+)  # fmt: skip
 
 
 def losses(change: Callable[[Tensor], Tensor | None]) -> Planted:
@@ -37,7 +41,12 @@ def losses(change: Callable[[Tensor], Tensor | None]) -> Planted:
 
 @contextlib.contextmanager
 def log_n_on_cpu() -> Iterator[None]:
-    with mock.patch("tabicl_train.model.tabicl.log_count", lambda n, like: torch.ones(1)):
+    plain = Scaling.forward
+
+    def forward(self: Scaling, q: Tensor, log_n: Tensor, *args) -> Tensor:
+        return plain(self, q, torch.zeros(log_n.shape), *args)
+
+    with mock.patch.object(Scaling, "forward", forward):
         yield
 
 
@@ -77,6 +86,11 @@ def attended(change: Callable[[Tensor], Tensor]) -> Planted:
     return lambda: mock.patch.object(attention, "attend", lambda q, *args: plain(change(q), *args))
 
 
+def limits(**values: int) -> Planted:
+    """What the network takes for the limits of a launch."""
+    return lambda: mock.patch.multiple(attention, **values)
+
+
 def indexed(values: Tensor) -> Tensor:
     return values[values > 0]
 
@@ -85,27 +99,34 @@ def doubled_if_large(values: Tensor) -> Tensor | None:
     return 2 * values if values.mean() > 1 else None
 
 
-# Name -> (the fault, overrides of the step's configuration, the error that tells of it)
+# Name -> (the fault, overrides of the step's configuration, how the error that tells of it begins)
 FAULTS: dict[str, tuple[Planted, tuple[str, ...], str]] = {
     "log n on the CPU": (log_n_on_cpu, ONE_TABLE, "TwoDevices"),
+    "gradients on the CPU": (gradients_on_cpu, ONE_TABLE, "TwoDevices"),
     "loss.item()": (losses(lambda x: x.detach().mean().item()), ONE_TABLE, "Waits"),
     "if loss": (losses(doubled_if_large), ONE_TABLE, "Waits"),
     "boolean index": (losses(indexed), ONE_TABLE, "Waits"),
-    ".cpu()": (losses(lambda x: x.cpu()), ONE_TABLE, "Waits"),
     "nonzero": (losses(lambda x: x.nonzero().float()), ONE_TABLE, "Waits"),
+    ".cpu()": (losses(lambda x: x.cpu()), ONE_TABLE, "Waits"),
     "a number is uploaded": (losses(lambda x: x + torch.tensor(1.0, device=x.device)), ONE_TABLE, "Waits"),
     "a list is an index": (losses(lambda x: x[[0]]), ONE_TABLE, "Waits"),
     "synchronize": (losses(lambda x: torch.cuda.synchronize()), ONE_TABLE, "Waits"),
-    "gradients on the CPU": (gradients_on_cpu, ONE_TABLE, "TwoDevices"),
+    "repeats of unknown number": (losses(lambda x: x.repeat_interleave(x.int())), ONE_TABLE, "Waits"),
     "the optimizer asks": (optimizer_asks, ONE_TABLE, "Waits"),
     "a metric each step": (contextlib.nullcontext, (*ONE_TABLE, "trainer.log_every=1"), "Waits"),
     "blocking upload": (blocking_upload, ONE_TABLE, "Waits"),
     "memory is not pinned": (lambda: mock.patch("fake_step.pin_next", next), ONE_TABLE, "Waits"),
-    "no limit of a launch": (lambda: mock.patch.object(attention, "CUDA_GRID", 10**9), MANY_ROWS, "KernelLimit"),
-    "no limit of indices": (lambda: mock.patch.object(attention, "FLASH_BACKWARD", 2**40), MANY_CELLS, "KernelLimit"),
-    "strided queries": (attended(lambda q: q.mT.contiguous().mT), ONE_TABLE, "KernelLimit"),
-    "queries that start at an odd place": (
-        attended(lambda q: torch.cat([q, q], -1)[..., 1 : q.shape[-1] + 1]), ONE_TABLE, "KernelLimit",
+    "no limit of a launch": (
+        limits(CUDA_GRID=10**9, FLASH_BACKWARD=2**40), MANY_COLUMNS, "KernelLimit: more than 65535 blocks",
     ),
-    "head dimension 4": (contextlib.nullcontext, (*ONE_TABLE, "model.row_num_heads=4"), "KernelLimit"),
+    "no limit of indices": (
+        limits(FLASH_BACKWARD=2**40), MANY_COLUMNS, "KernelLimit: the backward pass counts beyond 2^31",
+    ),
+    "strided queries": (
+        attended(lambda q: q.mT.contiguous().mT), ONE_TABLE, "KernelLimit: the last dimension has stride",
+    ),
+    "queries that start at an odd place": (
+        attended(lambda q: torch.cat([q, q], -1)[..., 1 : q.shape[-1] + 1]), ONE_TABLE, "KernelLimit: strides",
+    ),
+    "head dimension 4": (contextlib.nullcontext, (*ONE_TABLE, "model.icl_num_heads=8"), "KernelLimit: head dimension"),
 }  # fmt: skip

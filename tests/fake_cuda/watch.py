@@ -52,8 +52,7 @@ class Watch(TorchDispatchMode):
         if on_device and operator.namespace not in ("aten", "prim") and any(x.numel() >= ELEMENTS for x in inputs):
             raise kernel_limits.KernelLimit(f"{function} on a tensor of 2^31 elements or more")
         arguments = dict(zip(operator.arguments, args, strict=False)) | kwargs
-        # a CPU tensor without dimensions is an argument of the kernel
-        if operator.name not in COPIES and len({x.device.type for x in inputs if x.dim() > 0}) > 1:
+        if operator.namespace == "aten" and operator.name not in COPIES and lie_apart(inputs):
             raise TwoDevices(str(function))
         if "attention" in operator.name:
             kernel_limits.check_call(operator.name, arguments)
@@ -91,6 +90,11 @@ def describe(function: OpOverload) -> Operator:
     namespace, name = schema.name.split("::")
     returns_view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
     return Operator(namespace, name, tuple(argument.name for argument in schema.arguments), returns_view)
+
+
+def lie_apart(inputs: list[Tensor]) -> bool:
+    """Whether tensors are on two devices; a CPU tensor without dimensions is an argument of a kernel."""
+    return len({x.device.type for x in inputs if x.dim() > 0}) > 1
 
 
 def address(tensor: Tensor) -> int:
