@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tabicl_train.model.attention import Block, run
+from tabicl_train.model.attention import Block, LayerNorm, run
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.kernels.linear import Linear, linear
 from tabicl_train.model.layout import Columns, positions, starts_of
@@ -59,7 +59,7 @@ class ColumnEmbedding(nn.Module):
             self.y_encoder = LabelEncoder(c.max_classes, c.embed_dim)
         if c.col_affine:
             self.out_w, self.out_b = Linear(c.embed_dim, c.embed_dim), Linear(c.embed_dim, c.embed_dim)
-            self.ln_w, self.ln_b = (nn.LayerNorm(c.embed_dim, bias=not c.bias_free_ln) for _ in range(2))
+            self.ln_w, self.ln_b = (LayerNorm(c.embed_dim, bias=not c.bias_free_ln) for _ in range(2))
 
     def forward(self, pack: Pack, columns: Columns, log_n: Tensor, recompute: bool = False) -> Tensor:
         """Embeddings of the cells of all tables, (tokens, E), in the order of `columns`; log_n (B,)."""

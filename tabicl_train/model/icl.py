@@ -6,7 +6,7 @@ Rows of all tables lie one after another, see layout.Context. B tables, D row re
 import torch
 from torch import Tensor, nn
 
-from tabicl_train.model.attention import Block, run
+from tabicl_train.model.attention import Block, LayerNorm, run
 from tabicl_train.model.column import LabelEncoder
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.kernels.linear import Linear
@@ -23,7 +23,7 @@ class InContextLearner(nn.Module):
         rest = (c.dropout, c.bias_free_ln, c.zero_init, c.scaling_bound)
         blocks = (Block(c.row_dim, c.icl_num_heads, c.ff_factor, c.icl_scaling, *rest) for _ in range(c.icl_num_blocks))
         self.tf_icl = nn.ModuleDict({"blocks": nn.ModuleList(blocks)})
-        self.ln = nn.LayerNorm(c.row_dim, bias=not c.bias_free_ln)
+        self.ln = LayerNorm(c.row_dim, bias=not c.bias_free_ln)
         self.y_encoder = LabelEncoder(c.max_classes, c.row_dim)
         self.decoder = nn.Sequential(Linear(c.row_dim, 2 * c.row_dim), nn.GELU(), Linear(2 * c.row_dim, c.max_classes))
 

@@ -7,7 +7,7 @@ row_num_cls * E row representation.
 import torch
 from torch import Tensor, nn
 
-from tabicl_train.model.attention import Block, Rotary, RowSpans, run
+from tabicl_train.model.attention import Block, LayerNorm, Rotary, RowSpans, run
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.layout import Rows
 
@@ -41,7 +41,7 @@ class RowInteraction(nn.Module):
         rope = Rotary(c.embed_dim // c.row_num_heads, c.row_rope_base, c.row_rope_interleaved)
         self.tf_row = nn.ModuleDict({"blocks": nn.ModuleList(blocks), "rope": rope})
         self.cls_tokens = nn.Parameter(torch.empty(c.row_num_cls, c.embed_dim))
-        self.out_ln = nn.LayerNorm(c.embed_dim, bias=not c.bias_free_ln)
+        self.out_ln = LayerNorm(c.embed_dim, bias=not c.bias_free_ln)
         nn.init.trunc_normal_(self.cls_tokens, std=0.02)
 
     def forward(self, tokens: Tensor, rows: Rows, recompute: bool = False) -> Tensor:

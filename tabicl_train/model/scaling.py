@@ -20,7 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from tabicl_train.model.config import SCALING_HIDDEN
+from tabicl_train.model.kernels import HAS_TRITON
 from tabicl_train.model.kernels.linear import Linear
+from tabicl_train.model.kernels.query_scaling import scale_queries
 
 
 def _mlp(in_dim: int, out_dim: int) -> nn.Sequential:
@@ -58,17 +60,27 @@ class Scaling(nn.Module):
         It is computed in float32 even under autocast: in fp16 the rule gave NaN, in bf16 training collapsed.
         """
         with torch.autocast(q.device.type, enabled=False):
-            wide = q.float()
             base = self.base(log_n)  # (B, H, 1 or head_dim)
+            if self.query_mlp is not None and table is not None and q.is_cuda and HAS_TRITON:
+                linear1, _, linear2 = self.query_mlp
+                weights = linear1.weight, linear1.bias, linear2.weight, linear2.bias
+                scaled, moments = scale_queries(q, base, table, *weights)
+                self.note(moments, q.numel() // q.shape[-1] * len(linear2.bias))
+                return scaled
+            wide = q.float()
             scaled = wide * (base[:, None] if table is None else base.index_select(0, table))
             if self.query_mlp is not None:
                 gate = 1 + torch.tanh(self.query_mlp(wide))
                 scaled = scaled * gate
                 if self.gate_sums is not None:
                     gate = gate.detach()
-                    moments = [gate.mean(), gate.square().mean(), gate.new_ones(())]
-                    self.gate_sums = self.gate_sums + torch.stack(moments)
+                    self.note(torch.stack([gate.sum(), gate.square().sum()]), gate.numel())
             return scaled.to(q.dtype)
+
+    def note(self, moments: Tensor, gates: int) -> None:
+        """Add the means of a forward pass to gate_sums; moments (2,) are the sum of its gates and of their squares."""
+        if self.gate_sums is not None:
+            self.gate_sums = self.gate_sums + torch.cat([moments / gates, moments.new_ones(1)])
 
     def base(self, log_n: Tensor) -> Tensor:
         """The part of the multiplier that depends only on the numbers of keys: log_n (B,) -> (B, H, 1 or head_dim)."""

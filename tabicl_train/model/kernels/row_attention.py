@@ -12,6 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from tabicl_train.model.kernels import HAS_TRITON
+
+TRITON_TOKENS, TRITON_WIDTH = 128, 64  # of a row and of a head
 LANES_TOKENS = 128  # of the compiled kernel: its weights of eight rows and a head are 0.5 MB, as much as caches hold
 PLAIN_SCORES = 2**24  # that the plain backward pass holds at once
 
@@ -39,7 +42,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     """The result, and for CUDA's backward pass the logarithm of the softmax's denominators, (q tokens, H)."""
     q, kv = q.contiguous(), None if kv is None else kv.contiguous()
-    if q.is_cuda:
+    if _fits_triton(q, cos):
         from tabicl_train.model.kernels import row_triton
 
         return row_triton.forward(q, kv, runs, starts, cos, sin, interleaved)
@@ -59,7 +62,7 @@ def _backward(
 ) -> list[Tensor]:  # fmt: skip
     """The gradients of q and, if there is one, of kv."""
     q, kv, grad = q.contiguous(), None if kv is None else kv.contiguous(), grad.contiguous()
-    if q.is_cuda:
+    if _fits_triton(q, cos):
         from tabicl_train.model.kernels import row_triton
 
         gradients = row_triton.backward(q, kv, runs, starts, cos, sin, interleaved, out, lse, grad)
@@ -72,9 +75,9 @@ def _backward(
 
 
 @_forward.register_fake
-def _(q: Tensor, kv: Any, runs: Any, starts: Any, cos: Any, sin: Any, interleaved: bool) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, kv: Any, runs: Any, starts: Any, cos: Tensor, sin: Any, interleaved: bool) -> tuple[Tensor, Tensor]:
     tokens, _, H, d = q.shape
-    lse = q.new_empty((tokens, H) if q.is_cuda else 0, dtype=torch.float32)
+    lse = q.new_empty((tokens, H) if _fits_triton(q, cos) else 0, dtype=torch.float32)
     return q.new_empty(tokens, H, d), lse
 
 
@@ -110,8 +113,13 @@ def _backward_flops(q: Tensor, kv: Tensor | None, runs: Tensor, *_: Any, **__: A
     return 2 * _flops(q, kv, runs)  # as torch counts: the weights computed again are not included
 
 
+def _fits_triton(q: Tensor, cos: Tensor) -> bool:
+    return q.is_cuda and HAS_TRITON and cos.shape[0] <= TRITON_TOKENS and q.shape[-1] <= TRITON_WIDTH
+
+
 def _fits_lanes(q: Tensor, cos: Tensor) -> bool:
-    return q.dtype == torch.float32 and q.shape[-1] % 8 == 0 and cos.shape[0] <= LANES_TOKENS and q.numel() > 0
+    fits = q.device.type == "cpu" and q.dtype == torch.float32 and q.shape[-1] % 8 == 0
+    return fits and cos.shape[0] <= LANES_TOKENS and q.numel() > 0
 
 
 def _split(q: Tensor, kv: Tensor | None, runs: list[list[int]]) -> list[tuple[Tensor, Tensor, Tensor]]:

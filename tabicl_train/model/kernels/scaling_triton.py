@@ -1,0 +1,211 @@
+"""The rescaling of queries with a gate (rules qassmax of scaling.py) as Triton kernels, forward and backward.
+
+In place of: the copy of the queries in fp32, two linears, GELU, tanh, the gathered base, three products, the copy back,
+the moments of the gate, and the gradients of all these. Queries are read once and written once, where the plain
+operations write 64 hidden values in fp32 for each query and head several times. The backward pass computes them again.
+
+Everything is computed in fp32; matrix products by tensor cores as three products in TF32 ("tf32x3"), whose error is
+that of fp32. Sums over tokens are kept by each program and added by torch: the same inputs give the same bits.
+
+N tokens, H heads, d head dimension, S segments (queries with the same number of keys).
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+HIDDEN = 64  # of the gate's MLP, config.SCALING_HIDDEN
+PROGRAMS = 264  # two on each of the 132 multiprocessors of an H100 or H200
+VECTORS = 64  # queries of one head that a program holds at once
+SQRT_HALF = tl.constexpr(0.7071067811865476)
+DENSITY = tl.constexpr(0.3989422804014327)  # of the normal distribution at 0
+
+
+@triton.jit
+def _gate(q, w1, b1, w2, b2, P: tl.constexpr, GATES: tl.constexpr):
+    """q (vectors, P) -> hidden values (vectors, 64), their distribution function, gates (vectors, P or 1)."""
+    hidden = tl.dot(q, tl.trans(w1), input_precision="tf32x3") + b1[None, :]
+    below = 0.5 * (1 + tl.math.erf(hidden * SQRT_HALF))
+    active = hidden * below  # exact GELU
+    if GATES == 1:
+        z = tl.sum(active * w2, 1)[:, None] + b2[None, :]
+    else:
+        z = tl.dot(active, tl.trans(w2), input_precision="tf32x3") + b2[None, :]
+    return hidden, below, active, 2 / (1 + tl.exp(-2 * z))  # 1 + tanh(z)
+
+
+@triton.jit
+def _weights(w1, b1, w2, b2, D: tl.constexpr, P: tl.constexpr, GATES: tl.constexpr, HIDDEN: tl.constexpr):
+    """The gate's MLP: w1 (64, P), b1 (64,), w2 (P or 1, 64), b2 (P or 1,), zero from element D on."""
+    i, j = tl.arange(0, P), tl.arange(0, HIDDEN)
+    first = tl.load(w1 + j[:, None] * D + i[None, :], mask=(i < D)[None, :], other=0.0)
+    o = tl.arange(0, 1 if GATES == 1 else P)
+    second = tl.load(w2 + o[:, None] * HIDDEN + j[None, :], mask=(o < GATES)[:, None], other=0.0)
+    return first, tl.load(b1 + j), second, tl.load(b2 + o, mask=o < GATES, other=0.0)
+
+
+@triton.jit
+def _place(start, tokens, TOKENS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, P: tl.constexpr):
+    """Tokens (TOKENS,), offsets of their queries (TOKENS, HP, P) and which of these exist."""
+    token = start + tl.arange(0, TOKENS)
+    head, i = tl.arange(0, HP), tl.arange(0, P)
+    exists = (token < tokens)[:, None, None] & (head < H)[None, :, None] & (i < D)[None, None, :]
+    return token, token.to(tl.int64)[:, None, None] * (H * D) + head[None, :, None] * D + i[None, None, :], exists
+
+
+@triton.jit
+def _base(base, segment, exists, H: tl.constexpr, HP: tl.constexpr, P: tl.constexpr, BASES: tl.constexpr):
+    """The factors of tokens of these segments, (TOKENS, HP, P)."""
+    head, i = tl.arange(0, HP), tl.arange(0, P)
+    at = segment[:, None, None] * (H * BASES) + head[None, :, None] * BASES + (i * (BASES > 1))[None, None, :]
+    return tl.load(base + at, mask=exists, other=0.0)
+
+
+@triton.jit
+def forward_kernel(
+    q, base, segment, w1, b1, w2, b2, scaled, moments, tokens, chunk,
+    H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, P: tl.constexpr, BASES: tl.constexpr, GATES: tl.constexpr,
+    HIDDEN: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """chunk: tokens of a program."""
+    w1, b1, w2, b2 = _weights(w1, b1, w2, b2, D, P, GATES, HIDDEN)
+    VECTORS: tl.constexpr = TOKENS * HP
+    total = tl.zeros((VECTORS, 1 if GATES == 1 else P), tl.float32)
+    square = tl.zeros((VECTORS, 1 if GATES == 1 else P), tl.float32)
+    first = tl.program_id(0) * chunk
+    last = tl.minimum(first + chunk, tokens)
+    for start in range(first, last, TOKENS):
+        token, at, exists = _place(start, last, TOKENS, H, HP, D, P)
+        x = tl.load(q + at, mask=exists, other=0.0).to(tl.float32)
+        _, _, _, gate = _gate(tl.reshape(x, (VECTORS, P)), w1, b1, w2, b2, P, GATES)
+        if GATES == 1:
+            real = (token < last)[:, None] & (tl.arange(0, HP) < H)[None, :]
+            counted = tl.where(tl.reshape(real, (VECTORS, 1)), gate, 0.0)
+        else:
+            counted = tl.where(tl.reshape(exists, (VECTORS, P)), gate, 0.0)
+        total += counted
+        square += counted * counted
+        factor = _base(base, tl.load(segment + token, mask=token < last, other=0), exists, H, HP, P, BASES)
+        x = x * factor * tl.reshape(gate, (TOKENS, HP, 1 if GATES == 1 else P))
+        tl.store(scaled + at, x.to(scaled.dtype.element_ty), mask=exists)
+    tl.store(moments + tl.program_id(0) * 2, tl.sum(tl.sum(total, 1), 0))
+    tl.store(moments + tl.program_id(0) * 2 + 1, tl.sum(tl.sum(square, 1), 0))
+
+
+@triton.jit
+def backward_kernel(
+    q, base, segment, w1, b1, w2, b2, grad, dq, dbase, dw1, db1, dw2, db2, tokens, chunk, segments,
+    H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, P: tl.constexpr, BASES: tl.constexpr, GATES: tl.constexpr,
+    HIDDEN: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """dbase and the gradients of the weights: one of each for each program, dbase filled with zeros."""
+    w1, b1, w2, b2 = _weights(w1, b1, w2, b2, D, P, GATES, HIDDEN)
+    VECTORS: tl.constexpr = TOKENS * HP
+    G: tl.constexpr = 1 if GATES == 1 else P
+    B: tl.constexpr = 1 if BASES == 1 else P
+    dw1_sum = tl.zeros((HIDDEN, P), tl.float32)
+    db1_sum = tl.zeros((HIDDEN,), tl.float32)
+    dw2_sum = tl.zeros((G, HIDDEN), tl.float32)
+    db2_sum = tl.zeros((G,), tl.float32)
+    program = tl.program_id(0)
+    first = program * chunk
+    last = tl.minimum(first + chunk, tokens)
+    head, b = tl.arange(0, HP), tl.arange(0, B)
+    dbase += program.to(tl.int64) * segments * (H * BASES) + head[:, None] * BASES + b[None, :]
+    for start in range(first, last, TOKENS):
+        token, at, exists = _place(start, last, TOKENS, H, HP, D, P)
+        x = tl.load(q + at, mask=exists, other=0.0).to(tl.float32)
+        slope = tl.load(grad + at, mask=exists, other=0.0).to(tl.float32)
+        flat = tl.reshape(x, (VECTORS, P))
+        hidden, below, active, gate = _gate(flat, w1, b1, w2, b2, P, GATES)
+        gates = tl.reshape(gate, (TOKENS, HP, G))
+        own = tl.load(segment + token, mask=token < last, other=-1)
+        factor = _base(base, own, exists, H, HP, P, BASES)
+
+        part = slope * x * gates  # of the gradient of base
+        lowest = tl.min(tl.where(own < 0, segments, own), 0)
+        for s in range(lowest, tl.max(own, 0) + 1):  # nearly always one: a segment's tokens lie together
+            some = tl.sum(tl.where((own == s)[:, None, None], part, 0.0), 0)  # (HP, P)
+            if BASES == 1:
+                some = tl.sum(some, 1)[:, None]
+            mask = (head < H)[:, None] & (b < BASES)[None, :]
+            sum_at = dbase + s * (H * BASES)
+            tl.store(sum_at, tl.load(sum_at, mask=mask, other=0.0) + some, mask=mask)
+
+        dgate = tl.reshape(slope * x * factor, (VECTORS, P))
+        if GATES == 1:
+            dz = tl.sum(dgate, 1)[:, None] * gate * (2 - gate)
+            dactive = dz * w2
+            dw2_sum += tl.sum(dz * active, 0)[None, :]
+        else:
+            dz = dgate * gate * (2 - gate)
+            dactive = tl.dot(dz, w2, input_precision="tf32x3")
+            dw2_sum = tl.dot(tl.trans(dz), active, dw2_sum, input_precision="tf32x3")
+        db2_sum += tl.sum(dz, 0)
+        dhidden = dactive * (below + hidden * DENSITY * tl.exp(-0.5 * hidden * hidden))
+        dw1_sum = tl.dot(tl.trans(dhidden), flat, dw1_sum, input_precision="tf32x3")
+        db1_sum += tl.sum(dhidden, 0)
+        through = tl.reshape(tl.dot(dhidden, w1, input_precision="tf32x3"), (TOKENS, HP, P))
+        tl.store(dq + at, (slope * factor * gates + through).to(dq.dtype.element_ty), mask=exists)
+    i, j, o = tl.arange(0, P), tl.arange(0, HIDDEN), tl.arange(0, G)
+    tl.store(dw1 + program * HIDDEN * D + j[:, None] * D + i[None, :], dw1_sum, mask=(i < D)[None, :])
+    tl.store(db1 + program * HIDDEN + j, db1_sum)
+    tl.store(dw2 + program * GATES * HIDDEN + o[:, None] * HIDDEN + j[None, :], dw2_sum, mask=(o < GATES)[:, None])
+    tl.store(db2 + program * GATES + o, db2_sum, mask=o < GATES)
+
+
+def options(num_heads: int, head_dim: int, bases: int, gates: int) -> dict[str, int]:
+    """Constants of both kernels."""
+    heads = triton.next_power_of_2(num_heads)
+    padded = max(16, triton.next_power_of_2(head_dim))  # tensor cores take no less
+    sizes = {"H": num_heads, "HP": heads, "D": head_dim, "P": padded, "BASES": bases, "GATES": gates}
+    return sizes | {"HIDDEN": HIDDEN, "TOKENS": max(1, VECTORS // heads), "num_warps": 4}
+
+
+def forward(
+    q: Tensor, base: Tensor, segment: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor
+) -> tuple[Tensor, Tensor]:
+    """scaled = q * base[segment] * gate(q), gate(q) = 1 + tanh(MLP(q)), in the dtype of q; and the gate's moments.
+
+    q: (N, H, d), bf16, fp16 or fp32
+    base: (S, H, d or 1) float32
+    segment: (N,) int32, which base a token has; fast if the tokens of a segment lie together
+    w1 (64, d), b1 (64,), w2 (d or 1, 64), b2 (d or 1,), float32: Linear, exact GELU, Linear
+
+    Returns scaled (N, H, d) and moments (2,) float32, the sum of all gates and that of their squares.
+    """
+    q, base = q.contiguous(), base.contiguous()
+    constants, programs, chunk = _split(q, base, w2)
+    scaled, moments = torch.empty_like(q), base.new_empty(programs, 2)
+    if programs:
+        forward_kernel[(programs,)](
+            q, base, segment, w1, b1, w2, b2, scaled, moments, q.shape[0], chunk, **constants
+        )  # fmt: skip
+    return scaled, moments.sum(0)
+
+
+def backward(
+    q: Tensor, base: Tensor, segment: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, base, w1, b1, w2 and b2, of their shapes and dtypes. grad (N, H, d): that of `scaled`."""
+    q, base = q.contiguous(), base.contiguous()
+    constants, programs, chunk = _split(q, base, w2)
+    dq, dbase = torch.empty_like(q), base.new_zeros(programs, *base.shape)
+    sums = [dbase, *(w.new_empty(programs, *w.shape) for w in (w1, b1, w2, b2))]
+    if programs:
+        backward_kernel[(programs,)](
+            q, base, segment, w1, b1, w2, b2, grad.contiguous(), dq, *sums, q.shape[0], chunk, base.shape[0],
+            **constants,
+        )  # fmt: skip
+    gradients = [each.sum(0) for each in sums]
+    return dq, gradients[0], gradients[1], gradients[2], gradients[3], gradients[4]
+
+
+def _split(q: Tensor, base: Tensor, w2: Tensor) -> tuple[dict[str, int], int, int]:
+    """Constants, number of programs and tokens of each: as many whole blocks for each program."""
+    tokens, heads, dim = q.shape
+    constants = options(heads, dim, base.shape[-1], w2.shape[0])
+    block = constants["TOKENS"]
+    chunk = block * max(1, -(-tokens // (block * PROGRAMS)))
+    return constants, -(-tokens // chunk), chunk
