@@ -13,6 +13,7 @@ import importlib.metadata
 import importlib.util
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -69,6 +70,7 @@ def fake_cuda() -> Iterator[None]:
         "torch.nn.init.trunc_normal_": lambda tensor, **_: tensor,  # reads values
         "torch.nn.functional.scaled_dot_product_attention": kernel_limits.attention,
     }
+    answers |= {f"{name}.HAS_TRITON": True for name, module in sys.modules.items() if hasattr(module, "HAS_TRITON")}
     with contextlib.ExitStack() as stack:
         for name, answer in answers.items():
             stack.enter_context(mock.patch(name, answer))

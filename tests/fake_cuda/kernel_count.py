@@ -31,6 +31,10 @@ KERNELS = {  # of operators that launch several
     "_flash_attention_backward": 3,
     "_efficient_attention_backward": 3,
     "native_layer_norm_backward": 3,
+    "attend_rows": 5,  # at most: one for rows of up to 16, 32, 64, 96 and 128 tokens
+    "attend_rows_backward": 5,
+    "scale_queries": 2,
+    "scale_queries_backward": 7,
 }
 NO_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "lift_fresh"}
 # Kernels over lists of tensors take so many tensors, and so many pieces of 65,536 values, at a time.
@@ -69,7 +73,8 @@ class Count(TorchDispatchMode):
     def __torch_dispatch__(self, function: OpOverload, types, args=(), kwargs=None) -> Any:
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
-        if describe(function).namespace != "prim":
+        on_device = any(x.is_cuda for x in tensors_of((args, kwargs, result)))
+        if describe(function).namespace != "prim" and on_device:
             self.operators[self.part, str(function)].add(cost_of(function, args, kwargs, result, self.pairs))
         return result
 
