@@ -121,8 +121,8 @@ def work(section: Section, setting: Setting, limit: float, sender: Connection) -
     try:
         torch.backends.cuda.enable_cudnn_sdp(False)  # as in training
         deadline = time.monotonic() + 0.8 * limit
-        print(describe(setting.device), flush=True)
         outcome = Outcome(section(setting, deadline), setting.rates)
+        print(describe(setting.device), flush=True)  # afterwards, since workers are forked before CUDA starts
     except ImportError as error:
         outcome = Outcome(problem=f"left out, {error}")
     except Exception:

@@ -2,6 +2,7 @@
 
 import csv
 import importlib.util
+import json
 import os
 import re
 import runpy
@@ -174,9 +175,37 @@ def test_everything_to_measure_on_a_gpu(run, tmp_path):
     }  # fmt: skip
     assert all(float(row["value"]) >= 0 for row in rows)
     assert any("attend_rows" in row["name"] for row in rows if row["section"] == "kernels")
-    assert any(row["section"] == "ceilings" and row["predicted"] for row in rows)
+    assert all(row["predicted"] for row in rows if row["section"] == "parts")
     (steps,) = (row for row in rows if (row["section"], row["name"]) == ("long", "step"))
-    assert re.match(r"5 steps of 4 tables, [\d,]+ tokens$", steps["note"])
+    assert re.match(r"2 steps of 4 tables, [\d,]+ tokens$", steps["note"])
+
+
+def test_predicted_times_of_counted_operators(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    roofline = importlib.import_module("on_gpu.roofline")
+    operators = [  # part, operator, calls, launches, FLOPs, bytes
+        ["column", "aten.mm.default", 1, 1, 4e12, 1e9],  # bound by arithmetic: 2 s at 2 TFLOP/s
+        ["column", "aten.gelu.default", 9, 9, 0, 3e9],  # by memory: 3 s at 1 GB/s
+        ["icl", "aten.view.default", 5, 0, 0, 0],
+        ["optimizer", "aten.add.Tensor", 4, 4, 0, 10],  # by its launches, 0.1 s each, whatever the tokens
+    ]
+    (tmp_path / "costs.json").write_text(json.dumps({"case": {"passes": 1, "tokens": 100, "operators": operators}}))
+    monkeypatch.setattr(roofline, "COSTS", tmp_path / "costs.json")
+    rates = {"bytes": 1e9, "half": 2e12, "launch": 0.1}
+    assert roofline.predicted("case", rates) == pytest.approx({"column": 5.0, "icl": 0.0, "optimizer": 0.4})
+    assert roofline.predicted("case", rates, tokens=300)["column"] == pytest.approx(15.0)
+    assert roofline.predicted("case", rates, tokens=300)["optimizer"] == pytest.approx(0.4)
+
+
+def test_tables_and_stages_to_measure_on_a_gpu(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    measure, steps = (importlib.import_module(f"on_gpu.{name}") for name in ("measure", "steps"))
+    assert [shape[0] for shape in measure.shapes_of_stage1(False)] == [1024] * 64
+    setting = measure.Setting("cpu", tiny=False)
+    (stage,) = steps.configuration("long", setting).curriculum.stages.values()
+    assert (stage.rows, stage.tables, stage.clip) == ([60_000, 60_000], 1, 1.0)
+    (stage,) = steps.configuration("stage2", setting).curriculum.stages.values()
+    assert (stage.rows, stage.tables) == ([400, 10_240], 64)
 
 
 @pytest.mark.multi_process

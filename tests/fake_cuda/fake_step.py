@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import tempfile
 from dataclasses import dataclass, field
@@ -78,11 +79,16 @@ class OneStep(Pretraining):
         return self.step
 
 
+@functools.cache
+def composed(*overrides: str) -> RunConfig:
+    return compose(list(overrides))
+
+
 class Run:
     """A run at a step of its own, as far as a step needs one; a context, within which the host may not wait."""
 
     def __init__(self, overrides: list[str], step: int) -> None:
-        self.config = compose(overrides)
+        self.config = composed(*overrides)
         self.module = OneStep(self.config, step)
         self.item = draw(self.config, step)
         self.stack = contextlib.ExitStack()

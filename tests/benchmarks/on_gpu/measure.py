@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,18 +71,22 @@ def seconds(device: torch.device, function: Callable[[], object], times: int = 1
     return (time.perf_counter() - start) / times
 
 
-def alternate(
-    device: torch.device, functions: dict[str, Callable[[], object]], deadline: float, most: int = 15
-) -> dict[str, float]:
+def turns(setting: Setting, deadline: float) -> Iterator[int]:
+    """Numbers of measurements to be made: one, and more until the deadline."""
+    for turn in range(2 if setting.tiny else 15):
+        if turn and time.monotonic() > deadline:
+            return
+        yield turn
+
+
+def alternate(setting: Setting, functions: dict[str, Callable[[], object]], deadline: float) -> dict[str, float]:
     """Median time of each function, measured in turns until the deadline, at least once, after one call to warm up."""
     for function in functions.values():
         function()
     times: dict[str, list[float]] = {name: [] for name in functions}
-    for turn in range(most):
-        if turn and time.monotonic() > deadline:
-            break
+    for _ in turns(setting, deadline):
         for name, function in functions.items():
-            times[name].append(seconds(device, function))
+            times[name].append(seconds(setting.device, function))
     return {name: statistics.median(values) for name, values in times.items()}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from on_gpu.measure import Row, Setting, random_pack, shapes_of_stage1
+from on_gpu.measure import Row, Setting, random_pack, shapes_of_stage1, turns
 from on_gpu.roofline import predicted
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
@@ -123,9 +123,7 @@ def parts(setting: Setting, deadline: float) -> list[Row]:
         mock.patch("torch.autograd.grad", marks.around(torch.autograd.grad, "loss")),
         mock.patch.object(steps.optimizer, "step", marks.around(steps.optimizer.step, "optimizer")),
     ):
-        for turn in range(10):
-            if turn and time.monotonic() > deadline:
-                break
+        for _ in turns(setting, deadline):
             marks.marks.clear()
             marks.mark("gradients")
             steps.step()
@@ -133,15 +131,13 @@ def parts(setting: Setting, deadline: float) -> list[Row]:
             for name, value in marks.seconds().items():
                 samples[name].append(value)
     median = {name: statistics.median(values) for name, values in samples.items()}
-    expected = predicted("stage1", setting.rates) if not setting.tiny else {}
+    expected = predicted("stage1", setting.rates, sum(map(steps.tokens_of, steps.item.packs)))
     for part in (*PARTS, "loss", "gradients", "optimizer"):
         passes = {name: value for name, value in median.items() if name.split()[0] == part}
         note = ", ".join(f"{name} {value * 1e3:.1f}" for name, value in passes.items())
-        guess = expected.get(part)
-        rows.append(Row("parts", part, sum(passes.values()) * 1e3, "ms", guess and guess * 1e3, note))
-    guess = sum(expected.values()) * 1e3 if expected else None
+        rows.append(Row("parts", part, sum(passes.values()) * 1e3, "ms", expected[part] * 1e3, note))
     note = f"{steps.item.tables} tables in {len(steps.item.packs)} passes"
-    rows.append(Row("parts", "step", sum(median.values()) * 1e3, "ms", guess, note))
+    rows.append(Row("parts", "step", sum(median.values()) * 1e3, "ms", sum(expected.values()) * 1e3, note))
     return rows
 
 

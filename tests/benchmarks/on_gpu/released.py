@@ -50,7 +50,7 @@ def released(setting: Setting, deadline: float) -> list[Row]:
                 loss = F.cross_entropy(theirs(X, y_train).float().flatten(0, 1), y.flatten())
             loss.backward()
 
-    times = alternate(setting.device, {"ours": our_pass, "released": their_pass}, deadline)
+    times = alternate(setting, {"ours": our_pass, "released": their_pass}, deadline)
     for name, value in times.items():
         note = f"{len(packs)} passes" if name == "ours" else f"{len(batches)} micro-batches of up to {GROUP} tables"
         rows.append(Row("released", f"forward and backward of a stage-1 step, {name}", value, "s", None, note))

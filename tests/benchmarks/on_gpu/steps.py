@@ -70,12 +70,12 @@ def configuration(name: str, setting: Setting) -> RunConfig:
 
 def train(name: str, setting: Setting, deadline: float) -> list[Row]:
     config = configuration(name, setting)
-    watch = Stopwatch(deadline, 5 if setting.tiny else 60)
+    watch = Stopwatch(deadline, 2 if setting.tiny else 60)
     run_steps(config, None, 100_000, watch, one_process())
     if not watch.seconds:
         raise TimeoutError(f"fewer than {WARM + 1} steps within the limit")
     times = watch.seconds / watch.steps
-    guess = None if setting.tiny else sum(predicted(name, setting.rates, watch.tokens // watch.steps).values())
+    guess = sum(predicted(name, setting.rates, watch.tokens // watch.steps).values())
     note = f"{watch.steps} steps of {watch.tables // watch.steps} tables, {watch.tokens // watch.steps:,} tokens"
     rows = [
         Row(name, "step", times, "s", guess, note),
