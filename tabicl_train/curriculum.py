@@ -18,7 +18,7 @@ from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.families import family_of
 
-IMBALANCE = 1.05  # cost of the slowest rank over the lower bound; finer cuts lose more in small micro-batches
+IMBALANCE = 1.05  # cost of the slowest rank over the lower bound; finer cuts lose more in small packs
 # The most features of a table by its rows, as (more rows than, features), as in tabicl 2.2.0 (prior/_dataset.py).
 FEATURE_CAPS = ((65_000, 10), (60_000, 15), (50_000, 20), (40_000, 30), (30_000, 40), (20_000, 60), (10_240, 80))
 
@@ -61,7 +61,7 @@ class StepPlan:
         share = sorted(self.assign(ranks)[rank], key=lambda group: (*shape_order(group.spec), group.tables))
         tables = [replace(group, tables=(i,)) for group in share for i in group.tables]
         fewest = len(cut(tables, self.pack_tokens))
-        most = sum(table.table_tokens for table in tables) / fewest
+        most = min(sum(table.table_tokens for table in tables) / fewest, self.pack_tokens)
         while len(packs := cut(tables, most)) > fewest:
             most = min(1.02 * most, self.pack_tokens)
         return [join(pack) for pack in packs]

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.curriculum import plan_step, stage_at
-from tabicl_train.model import TabICLConfig
+from tabicl_train.model import TabICL, TabICLConfig
 
 LONG = StageConfig(steps=40, rows=[400, 60_000], train_share=[0.79, 0.81], tables=64, group_size=1)
 SHORT = StageConfig(steps=60, rows=[1024, 1024], tables=64, group_size=4)
@@ -22,13 +23,13 @@ stages = st.builds(
         features=[1, features],
         tables=tables,
         group_size=group,
-        micro_batch_rows=budget,
+        pack_tokens=budget,
     ),
     st.integers(10, 500),
     st.integers(0, 5000),
     st.integers(1, 40),
     st.integers(1, 9),
-    st.integers(1, 20_000),
+    st.integers(1, 200_000),
     st.integers(1, 100),
 )
 
@@ -38,19 +39,43 @@ stages = st.builds(
 def test_ranks_share_a_step_without_loss_or_overlap(stage, seed, step, ranks):
     ranks = min(ranks, stage.tables)
     plan = plan_step(CurriculumConfig({"s": stage}), MODEL, seed, step)
-    shares = [plan.of_rank(rank, ranks) for rank in range(ranks)]
+    shares = [[group for pack in plan.packs(rank, ranks) for group in pack] for rank in range(ranks)]
     assert all(shares)
-    tables = sorted(i for share in shares for batch in share for i in batch.tables)
+    tables = sorted(i for share in shares for group in share for i in group.tables)
     assert tables == list(range(stage.tables))
-    for batch in plan.micro_batches:
-        batch.spec.check()
-        assert len({i // stage.group_size for i in batch.tables}) == 1
-        assert len(batch.tables) == 1 or len(batch.tables) * batch.spec.num_rows <= stage.micro_batch_rows
+    for group in plan.groups:
+        group.spec.check()
+        assert len({i // stage.group_size for i in group.tables}) == 1
         low, high = stage.rows
-        assert low <= batch.spec.num_rows <= high
+        assert low <= group.spec.num_rows <= high
+        assert group.table_tokens == TabICL.pack_tokens(MODEL, group.spec.num_rows, group.spec.num_features)
     # The address of a table, its group's included, does not depend on how the step is cut.
-    alone = {i: b.spec for b in plan.micro_batches for i in b.tables}
-    assert {i: b.spec for share in shares for b in share for i in b.tables} == alone
+    alone = {i: group.spec for group in plan.groups for i in group.tables}
+    assert {i: group.spec for share in shares for group in share for i in group.tables} == alone
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(stages, st.integers(0, 2**40), st.integers(0, 4), st.integers(1, 8))
+def test_packs_are_within_the_budget_as_few_as_it_allows_and_even(stage, seed, step, ranks):
+    plan = plan_step(CurriculumConfig({"s": stage}), MODEL, seed, step)
+    for rank in range(ranks := min(ranks, stage.tables)):
+        packs = plan.packs(rank, ranks)
+        tokens = [[group.table_tokens for group in pack for _ in group.tables] for pack in packs]
+        assert all(sum(sizes) <= stage.pack_tokens or len(sizes) == 1 for sizes in tokens)
+        shapes = [(group.spec.num_rows, group.spec.train_size, group.spec.num_features) for p in packs for group in p]
+        assert shapes == sorted(shapes)
+        sizes = [size for pack in tokens for size in pack]
+        assert len(packs) == fewest(sizes, stage.pack_tokens)
+        # If each pack exceeded the mean by more than a table, fewer packs would do; budgets are tried in steps of 2 %.
+        assert max(map(sum, tokens)) <= 1.02 * (sum(sizes) / len(packs) + max(sizes))
+
+
+def fewest(sizes: list[int], budget: float) -> int:
+    """Pieces of a sequence that are within a budget, or a single number: the fewest, by trying all first pieces."""
+    best = [0]
+    for end in range(1, len(sizes) + 1):
+        best.append(1 + min(best[start] for start in range(end) if end - start == 1 or sum(sizes[start:end]) <= budget))
+    return best[-1]
 
 
 def test_a_step_is_a_function_of_seed_and_step():
@@ -59,14 +84,30 @@ def test_a_step_is_a_function_of_seed_and_step():
     assert plan_step(TWO, MODEL, 3, 70) != plan_step(TWO, MODEL, 3, 71)
 
 
-def test_pieces_of_a_group_are_even():
-    stage = replace(SHORT, rows=[1000, 1000], group_size=9, tables=9, micro_batch_rows=4000)
-    sizes = [len(b.tables) for b in plan_step(CurriculumConfig({"s": stage}), MODEL, 0, 0).micro_batches]
-    assert sizes == [3, 3, 3]
+def test_packs_of_equal_tables_are_even():
+    stage = replace(SHORT, rows=[1000, 1000], features=[8, 8], group_size=9, tables=9, pack_tokens=4 * 1000 * (8 + 12))
+    packs = plan_step(CurriculumConfig({"s": stage}), MODEL, 0, 0).packs(0, 1)
+    assert [[len(group.tables) for group in pack] for pack in packs] == [[3], [3], [3]]
+
+
+def test_tables_over_the_budget_do_not_raise_it_for_the_others():
+    stage = replace(SHORT, rows=[20, 2000], features=[8, 8], tables=60, group_size=1, pack_tokens=6000)
+    packs = plan_step(CurriculumConfig({"s": stage}), MODEL, 0, 0).packs(0, 1)
+    tokens = [[group.table_tokens for group in pack for _ in group.tables] for pack in packs]
+    assert sum(map(sum, tokens)) / len(tokens) > 6000
+    assert max(sum(sizes) for sizes in tokens if len(sizes) > 1) <= 6000
+
+
+@pytest.mark.parametrize(("name", "most"), [("stage1", 4), ("stage2", 8)])
+def test_a_step_of_the_published_curriculum_takes_few_passes(name, most):
+    config = compose(["experiment=tabicl_v2"])
+    alone = CurriculumConfig({name: config.curriculum.stages[name]})
+    passes = [len(plan_step(alone, config.model, 0, step).packs(0, 1)) for step in range(200)]
+    assert max(passes) <= most
 
 
 def test_rows_are_log_uniform_and_features_capped():
-    specs = [b.spec for step in range(60, 100) for b in plan_step(TWO, MODEL, 1, step).micro_batches]
+    specs = [group.spec for step in range(60, 100) for group in plan_step(TWO, MODEL, 1, step).groups]
     logs = np.log([s.num_rows for s in specs])
     low, high = math.log(400), math.log(60_001)
     # 2,560 draws: the standard error of the mean is 0.029, of the quartiles about 0.05
@@ -81,14 +122,14 @@ def test_rows_are_log_uniform_and_features_capped():
 
 def test_uniform_rows_reach_both_ends():
     stage = replace(SHORT, rows=[20, 23], row_distribution="uniform", tables=200, group_size=1)
-    rows = [b.spec.num_rows for b in plan_step(CurriculumConfig({"s": stage}), MODEL, 0, 0).micro_batches]
+    rows = [group.spec.num_rows for group in plan_step(CurriculumConfig({"s": stage}), MODEL, 0, 0).groups]
     assert set(rows) == {20, 21, 22, 23}
 
 
 def test_small_tables_ask_for_fewer_classes():
     stage = replace(SHORT, rows=[10, 12], tables=50, train_share=[0.3, 0.9])
-    for batch in plan_step(CurriculumConfig({"s": stage}), MODEL, 0, 0).micro_batches:
-        assert batch.spec.max_classes <= min(batch.spec.train_size, batch.spec.num_rows - batch.spec.train_size)
+    for group in plan_step(CurriculumConfig({"s": stage}), MODEL, 0, 0).groups:
+        assert group.spec.max_classes <= min(group.spec.train_size, group.spec.num_rows - group.spec.train_size)
 
 
 def test_stages_follow_each_other():
@@ -104,8 +145,8 @@ def imbalance(stage: StageConfig, ranks: int, steps: int) -> tuple[float, float]
     assigned, dealt = [], []
     for step in range(steps):
         plan = plan_step(CurriculumConfig({"s": stage}), MODEL, 5, step)
-        loads = [sum(b.cost for b in share) for share in plan.assign(ranks)]
-        costs = [b.table_cost for b in plan.micro_batches for _ in b.tables]
+        loads = [sum(group.cost for group in share) for share in plan.assign(ranks)]
+        costs = [group.table_cost for group in plan.groups for _ in group.tables]
         bound = max(sum(costs) / ranks, max(costs))
         assigned.append(max(loads) / bound)
         dealt.append(max(sum(costs[rank::ranks]) for rank in range(ranks)) / bound)
@@ -122,5 +163,5 @@ def test_ranks_finish_together(stage):
 def test_groups_stay_whole_where_that_is_balanced():
     stage = replace(SHORT, features=[10, 10], train_share=[0.5, 0.5])
     plan = plan_step(CurriculumConfig({"s": stage}), MODEL, 0, 0)
-    assert [len(b.tables) for share in plan.assign(8) for b in share] == [4] * 16
+    assert [len(group.tables) for share in plan.assign(8) for group in share] == [4] * 16
     assert all(len(share) == 64 // 64 for share in plan.assign(64))

@@ -16,9 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tabicl_train.config.compose import compose
 from tabicl_train.gradients import Gradients
 from tabicl_train.model import TabICL
-from tabicl_train.module import Pretraining, halves, query_losses
+from tabicl_train.model.pack import Pack
+from tabicl_train.module import Pretraining, query_losses
 from tabicl_train.processes import requeue
-from tabicl_train.stream import TableBatch
+from tabicl_train.stream import StepItem
 
 
 class Waits(TorchDispatchMode):
@@ -69,32 +70,68 @@ def test_the_host_waits_for_the_device_at_logged_steps_and_saves_only(precision,
 
 def test_losses_are_cross_entropies_of_the_query_rows_of_each_table(monkeypatch):
     network = tiny_network()
-    logits = torch.randn(3, 6, 4, generator=torch.Generator().manual_seed(0))
-    y = torch.randint(4, (3, 20), generator=torch.Generator().manual_seed(1))
-    monkeypatch.setattr(network, "forward", lambda X, labelled, _: logits.half())
-    losses = query_losses(network, TableBatch(torch.zeros(3, 20, 2), y, 14))
-    p = logits.half().double().softmax(-1)
-    expected = [-sum(math.log(p[b, i, y[b, 14 + i]]) for i in range(6)) / 6 for b in range(3)]
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(20, 14), (9, 2), (30, 29)]
+    tables = [(torch.zeros(N, 2), torch.randint(4, (N,), generator=generator), n) for N, n in shapes]
+    logits = [torch.randn(N - n, 4, generator=generator).half() for N, n in shapes]
+    monkeypatch.setattr(network, "forward", lambda pack, _: torch.cat(logits))
+    losses = query_losses(network, Pack.of(tables))
+    expected = []
+    for (_, y, n), own in zip(tables, logits, strict=True):
+        p = own.double().softmax(-1)
+        expected.append(-sum(math.log(p[i, label]) for i, label in enumerate(y[n:])) / len(p))
     assert losses.dtype == torch.float32 and losses.tolist() == pytest.approx(expected, rel=1e-5)
 
 
 def test_gradients_in_pieces_are_those_of_the_whole():
     config = compose(["experiment=smoke", "trainer.accelerator=cpu"])
     module = Pretraining(config)
-    X = torch.randn(5, 30, 4, generator=torch.Generator().manual_seed(0))
-    batch = TableBatch(X, (X[..., 0] > 0).long(), 20)
+    generator = torch.Generator().manual_seed(0)
+    tables = [torch.randn(N, M, generator=generator) for N, M in [(30, 4), (22, 1), (30, 4), (41, 3), (25, 6)]]
+    pack = Pack.of((X, (X[:, 0] > 0).long(), 20) for X in tables)
     parameters = [p for p in module.model.parameters() if p.requires_grad]
     whole, pieces = Gradients(parameters, []), Gradients(parameters, [])
-    module.add_gradients(whole, batch, 5 / 8)
-    one, other = halves(batch)
-    assert torch.equal(torch.cat([one.X, other.X]), X) and one.train_size == 20
-    for piece in (one, *halves(other)):
-        module.add_gradients(pieces, piece, piece.X.shape[0] / 8)
+    module.add_gradients(whole, pack, 5 / 8)
+    one, other = pack.halves()
+    assert torch.equal(torch.cat([one.X, other.X]), pack.X) and (len(one), len(other)) == (3, 2)
+    for piece in (one, *other.halves()):
+        module.add_gradients(pieces, piece, len(piece) / 8)
     torch.testing.assert_close(pieces.flat, whole.flat, rtol=1e-4, atol=1e-6)
     assert whole.flat.abs().max() > 0.01
-    expected = torch.autograd.grad(query_losses(module.model, batch).mean() * 5 / 8, parameters)
+    expected = torch.autograd.grad(query_losses(module.model, pack).mean() * 5 / 8, parameters)
     for view, gradient in zip(whole.views, expected, strict=True):
         torch.testing.assert_close(view, gradient)
+
+
+def test_packs_of_more_tokens_than_did_not_fit_are_halved(monkeypatch, capsys):
+    """Memory for 215 tokens: packs of more are halved, at once where as many have not fitted before."""
+    module = Pretraining(compose(["experiment=smoke", "trainer.accelerator=cpu"]))
+    generator = torch.Generator().manual_seed(0)
+    tables = [torch.randn(N, M, generator=generator) for N, M in [(10, 1), (12, 2), (20, 3), (30, 4), (20, 1)]]
+    first, second = (Pack.of((X, (X[:, 0] > 0).long(), 5) for X in some) for some in (tables, tables[:4]))
+    item = StepItem(0, "smoke", 9, [first, second])
+    parameters = [p for p in module.model.parameters() if p.requires_grad]
+    whole, pieces = Gradients(parameters, []), Gradients(parameters, [])
+    expected = [module.accumulate(whole, item, number, None) for number in (0, 1)]
+    assert module.too_large == math.inf
+
+    tried = []
+
+    def limited(model, pack, *settings):
+        tried.append(tokens := module.tokens_of(pack))
+        if tokens > 215:
+            raise torch.OutOfMemoryError("no memory")
+        return query_losses(model, pack, *settings)
+
+    sizes = [module.tokens_of(Pack.of([(X, X[:, 0].long(), 5)])) for X in tables]
+    assert sizes == [40, 60, 120, 210, 80]
+    monkeypatch.setattr("tabicl_train.module.query_losses", limited)
+    losses = [module.accumulate(pieces, item, number, None) for number in (0, 1)]
+    assert tried == [510, 220, 100, 120, 210, 80, 100, 120, 210]  # neither 290 nor 430 or 330, as 220 did not fit
+    assert capsys.readouterr().err.count("did not fit") == 2
+    for a, b in zip(losses, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=0)
+    torch.testing.assert_close(pieces.flat, whole.flat, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -8,9 +8,9 @@ from short_runs import Poison, run
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import TrainerConfig
 from tabicl_train.gradients import Gradients
+from tabicl_train.model.pack import Pack
 from tabicl_train.module import Pretraining
 from tabicl_train.precision import LossScale, choose
-from tabicl_train.stream import TableBatch
 
 
 def test_the_default_is_bf16_on_a_gpu_that_has_it_and_fp32_elsewhere(monkeypatch):
@@ -108,9 +108,10 @@ def test_no_backward_pass_runs_under_autocast():
     decoder = module.model.icl_predictor.decoder
     decoder.register_forward_hook(lambda m, inputs, output: Spy.apply(output))
     X = torch.randn(2, 20, 3)
+    pack = Pack.of((table, (table[:, 0] > 0).long(), 10) for table in X)
     parameters = [p for p in module.model.parameters() if p.requires_grad]
     with module.precision.autocast("cpu"):
-        module.add_gradients(Gradients(parameters, []), TableBatch(X, (X[..., 0] > 0).long(), 10), 1.0)
+        module.add_gradients(Gradients(parameters, []), pack, 1.0)
     assert seen == {"forward": True, "backward": False}
 
 

@@ -16,7 +16,7 @@ from tabicl_train.model import TabICLConfig
 from tabicl_train.stream import StepStream
 from tabicl_train.workers import Loader, WorkerDied
 
-STAGE = StageConfig(steps=7, rows=[30, 60], features=[1, 5], tables=6, group_size=2)
+STAGE = StageConfig(steps=7, rows=[30, 60], features=[1, 5], tables=6, group_size=2, pack_tokens=1500)
 CURRICULUM = CurriculumConfig({"only": STAGE})
 
 
@@ -25,15 +25,16 @@ def stream(start: int = 0, rank: int = 0, ranks: int = 1, prior: Prior | None = 
 
 
 def fingerprint(item) -> tuple:
-    return item.step, item.stage, item.tables, [(b.X, b.y, b.train_size) for b in item.batches]
+    return item.step, item.stage, item.tables, [(p.X, p.y, p.shapes) for p in item.packs]
 
 
 def assert_same(a, b) -> None:
     for x, y in zip(fingerprint(a)[:3], fingerprint(b)[:3], strict=True):
         assert x == y
-    assert len(a.batches) == len(b.batches)
-    for p, q in zip(a.batches, b.batches, strict=True):
-        assert torch.equal(p.X, q.X) and torch.equal(p.y, q.y) and p.train_size == q.train_size
+    assert len(a.packs) == len(b.packs)
+    for p, q in zip(a.packs, b.packs, strict=True):
+        assert torch.equal(p.X, q.X) and torch.equal(p.y, q.y) and torch.equal(p.sizes, q.sizes)
+        assert p.shapes == q.shapes and p.sizes.tolist() == [list(shape) for shape in p.shapes]
 
 
 @pytest.fixture(scope="module")
@@ -60,18 +61,19 @@ def test_a_later_start_continues_the_same_stream(undisturbed):
 
 def test_ranks_divide_the_tables_of_one_process(undisturbed):
     def columns(items):
-        return sorted(tuple(t.flatten().tolist()) for item in items for b in item.batches for t in b.X)
+        return sorted(tuple(t.flatten().tolist()) for item in items for p in item.packs for t, _, _ in p.tables())
 
     both = [item for rank in range(2) for item in stream(rank=rank, ranks=2)]
     assert columns(both) == columns(undisturbed)
-    assert all(item.batches and item.tables == STAGE.tables for item in both)
+    assert all(item.packs and item.tables == STAGE.tables for item in both)
+    assert max(len(item.packs) for item in undisturbed) > 1
 
 
 @pytest.mark.multi_process
 def test_what_comes_from_a_worker_is_aligned_and_writable():
     with Loader(stream(), StreamConfig()) as loader:
         for item in loader:
-            for tensor in (t for batch in item.batches for t in (batch.X, batch.y)):
+            for tensor in (t for pack in item.packs for t in (pack.X, pack.y, pack.sizes)):
                 assert tensor.data_ptr() % 64 == 0 and tensor.is_contiguous()
                 tensor.zero_()
 
@@ -90,7 +92,7 @@ def test_items_for_a_gpu_are_pinned_one_ahead_and_errors_come_through(undisturbe
     with Loader(stream(), StreamConfig(num_workers=2), device) as loader:
         assert not devices  # nothing of CUDA before the first item is asked for
         items = list(loader)
-    assert devices == [device] and len(pinned) == 2 * sum(len(item.batches) for item in items)
+    assert devices == [device] and len(pinned) == 3 * sum(len(item.packs) for item in items)
     for a, b in zip(items, undisturbed, strict=True):
         assert_same(a, b)
     with Loader(stream_of(fail), StreamConfig(), device) as loader, pytest.raises(ZeroDivisionError):

@@ -4,7 +4,10 @@ N rows of which n are labelled, M features, G feature groups, E embedding, I ind
 D row representation, C classes.
 """
 
+import torch
+
 from tabicl_train.model.config import SCALING_HIDDEN, TabICLConfig
+from tabicl_train.model.kernels import HAS_TRITON
 
 
 def forward_flops(config: TabICLConfig, num_rows: int, train_size: int, num_features: int) -> float:
@@ -71,30 +74,78 @@ def icl_flops(config: TabICLConfig, N: int, n: int) -> float:
     return (config.icl_num_blocks - 1) * inner + last + decoder + labels
 
 
-def kept_values(config: TabICLConfig, num_rows: int, train_size: int, num_features: int) -> float:
-    """Values of one table in memory at the start of the backward pass.
+def kept_values(
+    config: TabICLConfig, num_rows: int, train_size: int, num_features: int, recomputed: bool = False
+) -> float:
+    """Values of one table in memory at the peak of the backward pass: what is kept for it, and the gradients of the
+    largest block; a block that is recomputed is there twice besides (measured).
 
-    A block keeps 8 + 2 ff_factor vectors of its width per token: inputs and outputs of both LayerNorms, query, key,
-    value, the output of attention, and the hidden layer of the feed-forward network before and after its activation.
-    Rotary embedding keeps two more; the gate of the scalable softmax keeps four more and its hidden layer twice per
-    head. Blocks whose activations are recomputed keep only their input. The gradients of one block come on top.
+    recomputed: whether the activations of the blocks are computed again in the backward pass
     """
-    N, n = num_rows, train_size
-    E, D, cls = config.embed_dim, config.row_dim, config.row_num_cls
+    kept = sum(kept_by_part(config, num_rows, train_size, num_features, recomputed).values())
+    largest = max(map(max, block_values(config, num_rows, train_size, num_features).values()))
+    return kept + (3 if recomputed else 1) * largest
+
+
+def kept_by_part(
+    config: TabICLConfig, num_rows: int, train_size: int, num_features: int, recomputed: bool = False
+) -> dict[str, float]:
+    """Values of one table that each part keeps for the backward pass, the arguments as in `kept_values`.
+
+    What is computed outside of blocks is kept in any case: the cells and labels that the column stage reads, the rows
+    before their last norm, and the decoder's values. Of a recomputed block, only the input is kept.
+    """
+    c, N, n = config, num_rows, train_size
+    G, E, D = token_groups(config, num_features), c.embed_dim, c.row_dim
+    T = G + c.row_num_cls
+    cells = c.group_size + (c.max_classes + 1 if c.col_target_aware else 0)
+    outside = {
+        "column": G * N * (cells + (3 * E if c.col_affine else 0)),
+        "row": N * D,
+        "icl": 6 * (N - n) * D,
+    }
+    blocks: dict[str, float]
+    if recomputed:
+        blocks = {
+            "column": c.col_num_blocks * G * N * E,
+            "row": c.row_num_blocks * N * T * E + N * D,
+            "icl": c.icl_num_blocks * N * D,
+        }
+    else:
+        counts = {"column": c.col_num_blocks, "row": c.row_num_blocks, "icl": c.icl_num_blocks}
+        values = block_values(c, N, n, num_features)
+        blocks = {part: (counts[part] - 1) * inner + last for part, (inner, last) in values.items()}
+    return {part: outside[part] + blocks[part] for part in blocks}
+
+
+def block_values(
+    config: TabICLConfig, num_rows: int, train_size: int, num_features: int
+) -> dict[str, tuple[float, float]]:
+    """Values of one table that a block of each part keeps, and those that its last block keeps.
+
+    A block keeps 6 + 2 ff_factor vectors of its width for each query: inputs and outputs of both norms, the query,
+    the output of attention, and the hidden layer of the feed-forward network before and after its activation. For each
+    key it keeps two vectors, on a GPU four where labelled and query rows attend to the same keys.
+    """
+    c, N, n, E, D = config, num_rows, train_size, config.embed_dim, config.row_dim
     G = token_groups(config, num_features)
-    T = G + cls
-    block = 8 + 2 * config.ff_factor
-    gate = 0.0
-    if config.icl_scaling.startswith("qassmax"):
-        gate = 4 + 2 * SCALING_HIDDEN * config.icl_num_heads / D
-    column = G * E * (N * (block - 2) + 3 * n + config.col_num_inducing * block)
-    row = N * T * E * (block + 2)
-    last_row = N * E * (3 * T + block * cls)
-    icl = N * D * (block + gate)
-    last_icl = D * ((N - n) * (block + gate) + 3 * n)
-    blocks = config.col_num_blocks, config.row_num_blocks - 1, config.icl_num_blocks - 1
-    if 0 < config.checkpoint_rows < N:
-        inputs = blocks[0] * G * N * E + (blocks[1] + 1) * N * T * E + (blocks[2] + 1) * N * D
-        return inputs + 3 * max(column, row, last_row, icl, last_icl)  # computed twice, and gradients; measured
-    kept = blocks[0] * column + blocks[1] * row + last_row + blocks[2] * icl + last_icl
-    return kept + max(column, row, last_row, icl, last_icl)
+    T, query = G + c.row_num_cls, 6 + 2 * c.ff_factor
+    column = G * E * (query * N + 3 * n + (query + 4) * c.col_num_inducing)
+    icl_query = query + scaling_values(c.icl_scaling, D, c.icl_num_heads)
+    return {
+        "column": (column, column),
+        "row": (N * T * E * (query + 2), N * E * (4 * T + query * c.row_num_cls)),
+        "icl": (D * (icl_query * N + 4 * n), D * (icl_query * (N - n) + 4 * n)),
+    }
+
+
+def scaling_values(scaling: str, width: int, heads: int) -> float:
+    """Vectors of `width` values that the scalable softmax keeps for each query: the rescaled query, its factor, and
+    for the gate the query before it, the gate, its tanh and the hidden layer before and after its activation. The
+    kernel for GPUs keeps the rescaled query only."""
+    factor = 1.0 if scaling.endswith("_elementwise") else heads / width
+    if scaling.startswith("qassmax"):
+        if HAS_TRITON and torch.cuda.is_available():
+            return 1.0
+        return 2 + 3 * factor + 2 * SCALING_HIDDEN * heads / width
+    return 0.0 if scaling == "none" else 1 + factor

@@ -27,7 +27,7 @@ class NetworkConfig(Protocol):
     """The settings of a network: all that is needed to build it and to know its cost.
 
     max_classes: the most classes of a table in training
-    checkpoint_rows: recompute activations in the backward pass of tables with more rows; 0 = never
+    checkpoint_rows: recompute activations in the backward pass of packs with a longer table; 0 = never
     """
 
     max_classes: int
@@ -76,8 +76,11 @@ class Network(nn.Module, ABC):
 
     @staticmethod
     @abstractmethod
-    def kept_values(config: Any, num_rows: int, train_size: int, num_features: int) -> float:
-        """Numbers of one table that are in memory at the start of the backward pass."""
+    def kept_values(config: Any, num_rows: int, train_size: int, num_features: int, recomputed: bool = False) -> float:
+        """Numbers of one table that are in memory at the peak of the backward pass.
+
+        recomputed: whether that pass computes activations again
+        """
 
     @staticmethod
     @abstractmethod

@@ -1,56 +1,68 @@
 """Memory of a training step, estimated from the configuration before a run starts.
 
 Peak = weights, gradients, their sum and optimizer state (20 bytes per parameter), plus what the forward pass of the
-largest micro-batch keeps for the backward pass (`Network.kept_values`).
-
-The estimate was 0.79 to 1.13 times the measured growth of the resident set (CPU; tests/planning/test_memory.py) at nine
-shapes, one of them bf16, and 0.9 and 1.3 times with recomputed activations.
+largest pack keeps for the backward pass (`Network.kept_values`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tabicl_train.config.schema import StageConfig
 from tabicl_train.curriculum import FEATURE_CAPS, cap_features
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.families import family_of
+from tabicl_train.model.pack import Shape
 
-STATE_BYTES = 20  # per parameter: weight, gradient of a micro-batch and of the step, Adam's two moments; Muon has one
-VALUE_BYTES = {"fp32": 4, "bf16": 3, "fp16": 3}  # per value kept; under autocast residuals, norms and gates stay fp32
+STATE_BYTES = 20  # per parameter: weight, gradient of a pack and of the step, Adam's two moments; Muon has one
+VALUE_BYTES = {"fp32": 4, "bf16": 2.2, "fp16": 2.2}  # per value kept; autocast leaves cells and labels in fp32
 
 
-def peak_bytes(
-    config: TabICLConfig,
-    parameters: int,
-    tables: int,
-    num_rows: int,
-    train_size: int,
-    num_features: int,
-    precision: str = "fp32",
-) -> float:
-    """Bytes at the peak of an optimizer step whose largest micro-batch has these tables."""
-    values = tables * family_of(config).kept_values(config, num_rows, train_size, num_features)
+def peak_bytes(config: TabICLConfig, parameters: int, tables: Sequence[Shape], precision: str = "fp32") -> float:
+    """Bytes at the peak of an optimizer step whose largest pack has these tables."""
+    recomputed = 0 < config.checkpoint_rows < max(N for N, _, _ in tables)
+    values = sum(family_of(config).kept_values(config, N, n, M, recomputed) for N, n, M in tables)
     return STATE_BYTES * parameters + VALUE_BYTES[precision] * values
 
 
 def stage_peak(config: TabICLConfig, parameters: int, stage: StageConfig, precision: str) -> float:
-    """peak_bytes of the largest micro-batch that a stage can draw."""
+    """Upper bound of peak_bytes of the packs that a stage can draw: each of the tables that may be worst, as often as
+    the token budget allows, in fractions of a table."""
     if stage.checkpoint_rows is not None:
         config = replace(config, checkpoint_rows=stage.checkpoint_rows)
-    low, high = stage.rows
-    if stage.small_share > 0:
-        low, high = min(low, stage.small_rows[0]), max(high, stage.small_rows[1])
-    limits = [config.checkpoint_rows, *(rows for rows, _ in FEATURE_CAPS), *fullest_rows(stage)]
+    state = STATE_BYTES * parameters
     peaks = []
-    for rows in {low, high, *(rows for rows in limits if low <= rows <= high)}:
-        tables = min(stage.group_size, max(stage.micro_batch_rows // rows, 1))
-        labelled = round(rows * stage.train_share[1])
-        features = cap_features(rows, stage.features[1])
-        peaks.append(peak_bytes(config, parameters, tables, rows, labelled, features, precision))
+    for N, n, M in extreme_tables(config, stage):
+        tables = stage.pack_tokens / family_of(config).pack_tokens(config, N, M)
+        activations = peak_bytes(config, 0, [(N, n, M)], precision)
+        peaks.append(state + min(max(tables, 1.0), stage.tables) * activations)
     return max(peaks)
 
 
-def fullest_rows(stage: StageConfig) -> list[int]:
-    """For each number of tables, the most rows with which they fit the row budget of a micro-batch."""
-    return [stage.micro_batch_rows // tables for tables in range(1, stage.group_size + 1)]
+def extreme_tables(config: TabICLConfig, stage: StageConfig) -> Iterator[Shape]:
+    """The tables among which those are that need the most memory, alone or for each of their tokens.
+
+    Memory and tokens are linear in each of rows, labelled rows and features, so these are at the ends of their ranges:
+    at the limits of rows for recomputation and features, or where all tables of a step just fill a pack.
+    """
+    low, high = stage.rows
+    if stage.small_share > 0:
+        low, high = min(low, stage.small_rows[0]), max(high, stage.small_rows[1])
+    limits = {low, high, *(rows for rows in (config.checkpoint_rows, *dict(FEATURE_CAPS)) if low <= rows <= high)}
+    share = stage.pack_tokens // stage.tables  # tokens of a table
+
+    def tokens(rows: int, features: int) -> int:
+        return family_of(config).pack_tokens(config, rows, features)
+
+    shapes = set()
+    for rows in limits:
+        few, many = (cap_features(rows, features) for features in stage.features)
+        fitting = [features for features in range(few, many + 1) if tokens(rows, features) <= share]
+        shapes |= {(rows, few), (rows, many), *((rows, features) for features in fitting[-1:])}
+    for features in stage.features:
+        rows = min(max(share // tokens(1, features), low), high)
+        shapes.add((rows, cap_features(rows, features)))
+    for rows, features in sorted(shapes):
+        for labelled in stage.train_share:
+            yield rows, min(max(round(rows * labelled), 2), rows - 2), features

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import torch
 
 from tabicl_train.config.schema import CurriculumConfig, RunConfig, StageConfig
@@ -10,23 +12,25 @@ from tabicl_train.model.families import family_of
 from tabicl_train.planning.memory import stage_peak
 from tabicl_train.precision import choose
 
-COLUMNS = ("stage", "steps", "tables", "rows", "cells", "FLOPs", "memory")
+COLUMNS = ("stage", "steps", "tables", "rows", "cells", "FLOPs", "pack tokens", "passes/step", "memory")
 
 
 def run_plan(config: RunConfig) -> list[str]:
-    """Lines: the model's parameters, and for every stage its steps, tables, rows, expected cells and FLOPs, and the
-    estimated peak memory of a training process, without the tables that its workers have drawn ahead."""
+    """Lines: the model's parameters, and for every stage its steps, tables, rows, expected cells and FLOPs, the token
+    budget of a pack, the expected forward passes of a process in a step, and the estimated peak memory of a training
+    process, without the tables that its workers have drawn ahead."""
     with torch.device("meta"):
         parameters = sum(p.numel() for p in family_of(config.model)(config.model).parameters())
     lines = [f"model     {parameters:,} parameters"]
-    lines.append("          {:12}{:>9}{:>13}{:>15}{:>9}{:>9}{:>10}".format(*COLUMNS))
+    lines.append("          {:12}{:>9}{:>13}{:>15}{:>9}{:>9}{:>13}{:>13}{:>10}".format(*COLUMNS))
     for name, stage in config.curriculum.stages.items():
         cells, flops = expected_work(config, stage)
         peak = stage_peak(config.model, parameters, stage, choose(config.trainer).name)
+        passes = expected_passes(config, stage)
         rows = f"{stage.rows[0]:,}..{stage.rows[1]:,}"
         lines.append(
             f"          {name:12}{stage.steps:>9,}{stage.steps * stage.tables:>13,}{rows:>15}{cells:>9.2g}{flops:>9.2g}"
-            f"{peak / 1e9:>7.2f} GB"
+            f"{stage.pack_tokens:>13,}{passes:>13.1f}{peak / 1e9:>7.2f} GB"
         )
     ready = config.stream.prefetch_gib * 2**30 / 1e9
     ahead = f"tables drawn ahead: at most {ready:.1f} GB per process"
@@ -44,3 +48,11 @@ def expected_work(config: RunConfig, stage: StageConfig, sample: int = 20) -> tu
             flops += 3 * group.cost
     scale = stage.steps / min(sample, stage.steps)
     return cells * scale, flops * scale
+
+
+def expected_passes(config: RunConfig, stage: StageConfig, sample: int = 20) -> float:
+    """Forward passes of the first process in a step, mean over the first `sample` steps of a stage."""
+    alone = CurriculumConfig({"stage": stage})
+    ranks = (config.trainer.devices or 1) * (config.trainer.nodes or 1)
+    plans = (plan_step(alone, config.model, config.seed, step) for step in range(min(sample, stage.steps)))
+    return statistics.fmean(len(plan.packs(0, ranks)) for plan in plans)

@@ -15,6 +15,7 @@ from tabicl_train.config.checks import one_of
 from tabicl_train.console import first_line, tell
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig
+from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.hub_format import hub_problem, is_hub_folder, load_hub, save_hub
 from tabicl_train.prediction.onnx_format import missing_packages, onnx_predictor, save_onnx
@@ -177,7 +178,7 @@ def disagreement(network: TabICL, predict: Predictor, classes: int, tolerance: f
     for tables, rows, labelled, columns in SHAPES:
         X = torch.randn(tables, rows, columns, generator=generator)
         y_train = torch.randint(0, classes, (tables, labelled), generator=generator)
-        expected = network(X, y_train)[..., :classes]
+        expected = network(Pack.stack(X, y_train)).unflatten(0, (tables, -1))[..., :classes]
         if not expected.isfinite().all():
             return "the network's logits are not finite"
         actual = predict(X, y_train)

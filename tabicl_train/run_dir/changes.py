@@ -19,13 +19,16 @@ HARMLESS = (
     *(f"trainer.{name}" for name in ("max_steps", "devices", "nodes", "timeout", "max_hours", "requeue")),
 )  # fmt: skip
 FREE_TO_CHANGE = ("dropout", "checkpoint_rows", "col_attention_fp32", "scaling_bound")  # of a model; its weights fit
+ROUNDING = (
+    ".pack_tokens"  # of a stage: which tables go through the network together matters to the rounding of sums only
+)
 STREAM = "the version of the table stream"
 
 Migrations = dict[str, str | Callable[[Any], dict[str, Any]]]
 MIGRATIONS: Migrations = {}
 """Settings of past versions that are gone, by dotted name: the name that a setting has now, or a function from its
 value to the settings that replace it ({} if it needs none)."""
-STAGE_MIGRATIONS: Migrations = {}
+STAGE_MIGRATIONS: Migrations = {"micro_batch_rows": lambda _: {}}
 """The same for the settings of a stage, by their names within the stage."""
 
 
@@ -42,6 +45,16 @@ def up_to_date(values: dict) -> dict:
         migrate(stage, STAGE_MIGRATIONS)
         stages[name] = completed(stage, dataclasses.asdict(StageConfig()))
     return completed(values, dataclasses.asdict(RunConfig()))
+
+
+def notes(values: dict) -> list[str]:
+    """What the run that continues from a checkpoint with these settings, not yet brought up to date, should know."""
+    if any("micro_batch_rows" in stage for stage in values["curriculum"]["stages"].values()):
+        return [
+            "tables go through the network in packs of pack_tokens, no longer in groups of micro_batch_rows; "
+            "this changes the rounding of sums only"
+        ]
+    return []
 
 
 def migrate(values: dict, migrations: Migrations) -> None:
@@ -87,13 +100,15 @@ def refuse_changes(config: RunConfig, content: dict, steps: int) -> None:
     stages = list(config.curriculum.stages)
     stage_keys = [f"curriculum.stages.{name}." for name in started]
     breaking = ("model.", "prior.", "seed", STREAM, "optimizer.name", *stage_keys)
-    problems = [change(key, before, now) for key in changed if key.startswith(breaking)]
+    problems = [change(key, before, now) for key in changed if key.startswith(breaking) and not key.endswith(ROUNDING)]
     if stages[: len(started)] != started:
         problems.append(f"the stages that have started are {', '.join(started)}; the run now has {', '.join(stages)}")
     unfit = [key for key in changed if key.startswith("model.") and key.removeprefix("model.") not in FREE_TO_CHANGE]
     if problems and (unfit or not config.resume.allow_changes):
         advice = "choose a new run_dir" + ("" if unfit else ", or set resume.allow_changes=true")
         raise ConfigError([f"{config.run_dir} is another run: {problem}; {advice}" for problem in problems])
+    for note in content.get("notes", ()):
+        tell(f"changed   {note}")
     for key in changed:
         tell(f"changed   {change(key, before, now)}")
     if config.init_weights not in (None, before["init_weights"]):

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tabicl_train.console import first_line, tell
 from tabicl_train.errors import ConfigError
-from tabicl_train.run_dir.changes import up_to_date
+from tabicl_train.run_dir.changes import notes, up_to_date
 
 FORMAT_VERSION = 1
 """Increased when earlier versions of the program could not use the checkpoints that are written now. A file without
@@ -33,7 +33,8 @@ class DamagedCheckpoint(Exception):
 
 
 def read(path: Path) -> dict:
-    """The content of a checkpoint: tensors on the CPU, the configuration of a run's checkpoint brought up to date.
+    """The content of a checkpoint: tensors on the CPU, the configuration of a run's checkpoint brought up to date, and
+    `notes` of what this changes.
 
     Raises DamagedCheckpoint, ConfigError for a file of a later version, and errors that are not the file's fault:
     OSError, MemoryError.
@@ -44,7 +45,7 @@ def read(path: Path) -> dict:
     if not is_run_checkpoint(content):
         return content
     check_version(path, content, FORMAT_VERSION)
-    return content | {"config": up_to_date(content["config"])}
+    return content | {"config": up_to_date(content["config"]), "notes": notes(content["config"])}
 
 
 def is_run_checkpoint(content: Any) -> bool:

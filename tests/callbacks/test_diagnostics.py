@@ -65,7 +65,7 @@ def test_every_row_has_the_loss_of_guessing_its_tables(tmp_path):
     stream = StepStream(build_prior(config), config.curriculum, config.model, config.seed, range(4))
     for step, item in zip((2, 4), list(stream)[1::2], strict=True):
         rows = [row for row in read(tmp_path / "batches.csv") if int(row["step"]) == step]
-        expected = torch.cat([guess_losses(batch.y, batch.train_size) for batch in item.batches])
+        expected = torch.cat([guess_losses(y[None], n) for pack in item.packs for _, y, n in pack.tables()])
         assert len(expected) == sum(int(row["tables"]) for row in rows) == 8
         mean = sum(int(row["tables"]) * float(row["guess_loss"]) for row in rows) / 8
         assert mean == pytest.approx(expected.mean().item(), rel=1e-6)

@@ -59,7 +59,7 @@ def test_steps_that_are_not_finite_change_nothing_and_are_written_down(settings,
     lines = incidents(run_dir)
     assert [(line["step"], line["seed"], line["stage"]) for line in lines] == [(s, 0, "smoke") for s in (0, 5, 7)]
     assert lines[0]["loss"] == "nan" and lines[0]["reason"] == "the loss is not finite"
-    assert sorted(i for b in lines[1]["micro_batches"] for i in b["tables"]) == list(range(8))
+    assert sorted(i for b in lines[1]["groups"] for i in b["tables"]) == list(range(8))
     assert shlex.split(lines[1]["replay"]) == ["tabicl-replay", f"run_dir={run_dir}", "step=5"]
     state = last(run_dir)["optimizer_states"][0]["state"].values()
     assert {int(s["taken"]) for s in state if "taken" in s} == {13}

@@ -25,6 +25,7 @@ from tabicl_train.callbacks.validation import COLUMNS, Validation, held_out_stre
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import SYNTHETIC
 from tabicl_train.errors import ConfigError
+from tabicl_train.model.pack import Pack
 from tabicl_train.module import query_losses
 from tabicl_train.prediction.export import export, load_checkpoint, load_model
 from tabicl_train.prediction.public_format import load_public
@@ -94,14 +95,14 @@ def test_rows_are_loss_and_accuracy_of_the_network_at_that_step(folder):
     stream = held_out_stream(compose([*SETTINGS, *VALIDATED]))
     for row, item in zip(rows[-6:-4], stream, strict=True):
         losses, right = [], []
-        guesses = torch.cat([guess_losses(batch.y, batch.train_size) for batch in item.batches])
-        for batch in item.batches:
-            for X, y in zip(batch.X[:, None], batch.y[:, None], strict=True):
-                one = type(batch)(X, y, batch.train_size)
-                with torch.no_grad():
-                    losses.append(query_losses(network, one).mean().item())
-                    p = network(X, y[:, : batch.train_size])
-                right.append((p.argmax(-1) == y[:, batch.train_size :]).float().mean().item())
+        tables = [table for pack in item.packs for table in pack.tables()]
+        guesses = torch.cat([guess_losses(y[None], n) for _, y, n in tables])
+        for X, y, n in tables:
+            one = Pack.of([(X, y, n)])
+            with torch.no_grad():
+                losses.append(query_losses(network, one).mean().item())
+                p = network(one)
+            right.append((p.argmax(-1) == y[n:]).float().mean().item())
         assert len(losses) == 6
         assert float(row["loss"]) == pytest.approx(np.mean(losses), rel=1e-5)
         assert float(row["accuracy"]) == pytest.approx(np.mean(right), rel=1e-5)
@@ -125,8 +126,8 @@ def test_the_probe_is_the_classifier_with_one_estimator_on_a_held_out_part(folde
 def test_held_out_tables_are_the_same_in_every_run_and_in_no_step(monkeypatch):
     streams = [held_out_stream(compose([*SETTINGS, *VALIDATED, *more])) for more in ([], ["seed=5", "model=small"])]
     for a, b in zip(*streams, strict=True):
-        assert [x.X.shape[0] for x in a.batches] == [x.X.shape[0] for x in b.batches]
-        assert all(torch.equal(x.X, z.X) and torch.equal(x.y, z.y) for x, z in zip(a.batches, b.batches, strict=True))
+        assert [p.shapes for p in a.packs] == [p.shapes for p in b.packs]
+        assert all(torch.equal(p.X, q.X) and torch.equal(p.y, q.y) for p, q in zip(a.packs, b.packs, strict=True))
     addresses, plan = [], Dummy.plan
     monkeypatch.setattr(Dummy, "plan", lambda self, spec, seed: addresses.append(seed) or plan(self, spec, seed))
     assert len(list(streams[0])) == 2

@@ -98,16 +98,16 @@ def test_a_replay_uses_the_weights_that_the_run_had(tmp_path, capsys, monkeypatc
 def test_a_replay_marks_the_table_that_is_not_finite(tmp_path, capsys, monkeypatch):
     run(tmp_path / "run", "trainer.max_steps=4")
     config = compose(["experiment=smoke", "prior=dummy", "curriculum.stages.smoke.steps=16"])
-    batch = plan_step(config.curriculum, config.model, config.seed, 2).micro_batches[0]
-    bad = draw_table(build_prior(config), batch, config.seed, 2, batch.tables[1])
+    group = plan_step(config.curriculum, config.model, config.seed, 2).groups[0]
+    bad = draw_table(build_prior(config), group.spec, config.seed, 2, group.tables[1])
 
-    def poisoned(model, batch, *settings):
-        is_bad = batch.X.shape[1:] == bad.X.shape and any(torch.equal(X, bad.X) for X in batch.X)
-        return QUERY_LOSSES(model, batch, *settings) * (math.nan if is_bad else 1.0)
+    def poisoned(model, pack, *settings):
+        is_bad = any(torch.equal(X, bad.X) for X, _, _ in pack.tables())
+        return QUERY_LOSSES(model, pack, *settings) * (math.nan if is_bad else 1.0)
 
     monkeypatch.setattr(module, "query_losses", poisoned)
     replay(str(tmp_path / "run"), 2)
     printed = capsys.readouterr().out
     (marked,) = [line.split()[0] for line in printed.splitlines() if line.endswith("<- non-finite")]
-    assert marked == str(batch.tables[1])
+    assert marked == str(group.tables[1])
     assert "the step is skipped" in printed and "non-finite weights: 0" in printed

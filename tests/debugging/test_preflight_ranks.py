@@ -108,7 +108,7 @@ def test_faults_are_found_and_told_alike_on_all_ranks(tmp_path):
     model = compose(SETTINGS).model
     names = [f"model.{name}" for name, _ in module.family_of(model)(model).named_parameters()]
     assert f" {names[3]}, by " in found["without a parameter"][0]
-    # The ranks' micro-batches are cut otherwise than those of one process, so their sums are rounded otherwise.
+    # The ranks' packs are cut otherwise than those of one process, so their sums are rounded otherwise.
     lines = [line for line in told.splitlines() if line.startswith("preflight 2 ranks")]
     (rounding,) = [
         re.search(r"and the gradients match those of one process to (\S+), in steps 0\.\.2$", line)[1] for line in lines

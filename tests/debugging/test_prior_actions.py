@@ -37,8 +37,8 @@ def test_gallery_is_a_picture_and_a_page_with_every_plan(name, tmp_path):
 def test_show_draws_the_table_that_training_sees():
     config = compose(["experiment=smoke", "seed=3"])
     plan = plan_step(config.curriculum, config.model, 3, 7)
-    batch = next(b for b in plan.micro_batches if 5 in b.tables)
-    table = build_prior("graph_scm").sample(batch.spec, (3, 7, 5))
+    spec = next(group.spec for group in plan.groups if 5 in group.tables)
+    table = build_prior("graph_scm").sample(spec, (3, 7, 5))
     result = command("prior", "show", "experiment=smoke", "prior=graph_scm", "seed=3", "step=7", "table=5")
     assert result.returncode == 0, result.stderr
     assert str(table.plan) in result.stdout
@@ -113,8 +113,8 @@ def test_machines_share_a_dump_and_a_run_needs_all_of_it(tmp_path, monkeypatch, 
     advice = "tabicl-prior dump first_step=10 steps=10 writes them"
     assert capfd.readouterr().err == missing.format(2, f"10..11 ({advice})")
     config = compose(["experiment=smoke", "prior=dummy"])
-    batches = plan_step(config.curriculum, config.model, 0, 10).micro_batches
-    requests = [((0, 10, table), batch.spec) for batch in batches for table in batch.tables]
+    groups = plan_step(config.curriculum, config.model, 0, 10).groups
+    requests = [((0, 10, table), group.spec) for group in groups for table in group.tables]
     write_tables(build_prior("dummy"), requests, tmp_path / "one")  # a step of a shard, which the command refuses
     capfd.readouterr()
     assert train() == 2

@@ -39,7 +39,9 @@ class Line(Network):
         return 2e6 * num_rows
 
     @staticmethod
-    def kept_values(config: LineConfig, num_rows: int, train_size: int, num_features: int) -> float:
+    def kept_values(
+        config: LineConfig, num_rows: int, train_size: int, num_features: int, recomputed: bool = False
+    ) -> float:
         return 1e7 * num_rows
 
     @staticmethod

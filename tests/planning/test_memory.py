@@ -1,88 +1,187 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 
 import pytest
+import torch
 from command_line import command
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tabicl_train.config.schema import StageConfig
-from tabicl_train.model import TabICLConfig
+from tabicl_train.config.compose import compose
+from tabicl_train.config.schema import CurriculumConfig, StageConfig
+from tabicl_train.curriculum import plan_step
+from tabicl_train.model import TabICL, TabICLConfig
+from tabicl_train.model.cost import kept_by_part
+from tabicl_train.model.families import family_of
+from tabicl_train.model.pack import Pack
 from tabicl_train.planning.memory import peak_bytes, stage_peak
+from tabicl_train.planning.run_plan import expected_passes
 
 SMALL = {"embed_dim": 32, "col_num_heads": 4, "col_num_inducing": 16, "row_num_heads": 4, "row_num_cls": 2}
 SMALL |= {"icl_num_heads": 4}
 LONG = {**SMALL, "col_num_blocks": 1, "row_num_blocks": 2, "icl_num_blocks": 3}
-SHAPES = [  # model; tables, rows, labelled rows, features
-    ({**SMALL, "col_num_blocks": 3, "row_num_blocks": 3, "icl_num_blocks": 2}, (4, 512, 300, 10)),
-    ({**SMALL, "col_num_blocks": 1, "row_num_blocks": 1, "icl_num_blocks": 8}, (8, 512, 150, 3)),
-    (LONG, (1, 4096, 3200, 8)),
-    ({**LONG, "checkpoint_rows": 1000}, (1, 4096, 3200, 8)),
+V1_LIKE = {"col_affine": True, "col_grouping": "none", "col_target_aware": False, "icl_scaling": "none"}
+MIXED = [(100, 30, 1), (100, 30, 1), (260, 200, 7), (400, 50, 40)]  # rows, labelled rows, features
+SHAPES = [  # model; tables
+    ({**SMALL, "col_num_blocks": 3, "row_num_blocks": 3, "icl_num_blocks": 2}, [(512, 300, 10)] * 4),
+    ({**SMALL, "col_num_blocks": 1, "row_num_blocks": 1, "icl_num_blocks": 8}, [(512, 150, 3)] * 8),
+    (LONG, [(4096, 3200, 8)]),
+    ({**LONG, "checkpoint_rows": 1000}, [(4096, 3200, 8)]),
+    (LONG, MIXED * 3),
 ]
 # A process of its own for each, forked from one that has imported torch and taken a step.
 MEASURE = """
 import json, os, resource, sys, torch
 from tabicl_train.config.schema import OptimizerConfig
 from tabicl_train.model import TabICL, TabICLConfig
+from tabicl_train.model.pack import Pack
 from tabicl_train.module import query_losses
 from tabicl_train.optimizer import build_optimizer
-from tabicl_train.stream import TableBatch
 
-def step(config, tables, rows, train_size, features):
+def step(config, tables):
     model = TabICL(config)
     optimizer = build_optimizer(model, OptimizerConfig())
-    batch = TableBatch(torch.randn(tables, rows, features), torch.randint(0, 10, (tables, rows)), train_size)
+    pack = Pack.of((torch.randn(N, M), torch.randint(0, 10, (N,)), n) for N, n, M in tables)
     for _ in range(2):
-        query_losses(model, batch).mean().backward()
+        query_losses(model, pack).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
     return sum(p.numel() for p in model.parameters())
 
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 torch.set_num_threads(1)
-step(TabICLConfig(embed_dim=16, col_num_heads=2, row_num_heads=2, icl_num_heads=2), 1, 20, 10, 3)
-for values, shape in json.loads(sys.argv[1]):
+step(TabICLConfig(embed_dim=16, col_num_heads=2, row_num_heads=2, icl_num_heads=2), [(20, 10, 3)])
+for values, tables in json.loads(sys.argv[1]):
     if os.fork() == 0:
         before = peak()
-        print(json.dumps([step(TabICLConfig(**values), *shape), peak() - before]), flush=True)
+        print(json.dumps([step(TabICLConfig(**values), tables), peak() - before]), flush=True)
         os._exit(0)
     os.wait()
 """
+
+
+def kept_values(model: TabICL, pack: Pack) -> dict[str, float]:
+    """What autograd keeps of each part in a forward pass, in float32 values; each piece of memory counts once."""
+    seen = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept, held, part = Counter(), [], []
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if part and storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            held.append(tensor)  # so that no other tensor gets its address
+            kept[part[-1]] += storage.nbytes() / 4
+        return tensor
+
+    for name, module in model.parts.items():
+        getattr(model, module).register_forward_pre_hook(lambda *_, name=name: part.append(name))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(pack)
+    return kept
+
+
+@pytest.mark.parametrize("tables", [[(500, 300, 20)], [(1000, 200, 3)], [(300, 240, 50)], MIXED])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        V1_LIKE,
+        {"icl_scaling": "qassmax", "col_grouping": "disjoint"},
+        {"icl_scaling": "ssmax_mlp_elementwise", "ff_factor": 3},
+        {"col_num_blocks": 1, "row_num_blocks": 1, "icl_num_blocks": 1},
+        {"checkpoint_rows": 299},  # all packs have a longer table
+    ],
+)
+def test_the_estimate_of_each_part_is_what_autograd_keeps(options, tables, monkeypatch):
+    config = TabICLConfig(**(SMALL | options))
+    pack = Pack.of((torch.randn(N, M), torch.zeros(N, dtype=torch.int64), n) for N, n, M in tables)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)  # whose kernels keep less
+    estimated = Counter()
+    for table in tables:
+        estimated.update(kept_by_part(config, *table, recomputed="checkpoint_rows" in options))
+    kept = kept_values(TabICL(config), pack)
+    assert kept.keys() == estimated.keys() == {"column", "row", "icl"}
+    # CUDA kernels keep up to 12 % more in these shapes, see block_values.
+    assert all(0.9 < estimated[part] / kept[part] < 1.2 for part in kept), (kept, estimated)
 
 
 @pytest.mark.multi_process
 def test_the_estimate_is_within_a_factor_of_the_resident_set():
     arguments = [sys.executable, "-c", MEASURE, json.dumps(SHAPES)]
     lines = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout.splitlines()
-    for (values, shape), (parameters, measured) in zip(SHAPES, map(json.loads, lines), strict=True):
-        estimated = peak_bytes(TabICLConfig(**values), parameters, *shape)
-        assert measured / 1.5 < estimated < measured * 1.5, f"{shape}: {estimated / 1e6:.0f}, {measured / 1e6:.0f} MB"
+    for (values, tables), (parameters, measured) in zip(SHAPES, map(json.loads, lines), strict=True):
+        estimated = peak_bytes(TabICLConfig(**values), parameters, tables)
+        assert measured / 1.5 < estimated < measured * 1.5, f"{tables}: {estimated / 1e6:.0f}, {measured / 1e6:.0f} MB"
 
 
-def test_the_peak_of_a_stage_is_that_of_its_largest_micro_batch():
+def test_the_peak_of_a_stage_is_that_of_its_fullest_pack():
     config = TabICLConfig()
-    stage = StageConfig(rows=[100, 2000], features=[1, 100], train_share=[0.3, 0.9], group_size=4)
-    assert stage_peak(config, 10, stage, "fp32") == peak_bytes(config, 10, 4, 2000, 1800, 100)
-    # Three tables of 2,000 rows are over the budget; of 1,250 rows four fit.
-    budget = stage_peak(config, 10, replace(stage, micro_batch_rows=5000), "fp32")
-    assert budget == peak_bytes(config, 10, 4, 1250, 1125, 100) > peak_bytes(config, 10, 2, 2000, 1800, 100)
+    stage = StageConfig(rows=[100, 2000], features=[1, 100], train_share=[0.3, 0.9], tables=4)
+    widest = (2000, 1800, 100)  # four of them have 896,000 tokens
+    assert stage_peak(config, 10, stage, "fp32") == pytest.approx(peak_bytes(config, 10, [widest] * 4))
+    # Of 1,116 rows four fit: 112 tokens each.
+    budget = stage_peak(config, 10, replace(stage, pack_tokens=4 * 1116 * 112), "fp32")
+    assert budget == pytest.approx(peak_bytes(config, 10, [(1116, 1004, 100)] * 4))
+    assert budget > peak_bytes(config, 10, [widest] * 2)
+    # A table over the budget is a pack of its own.
+    alone = stage_peak(config, 10, replace(stage, pack_tokens=1000), "fp32")
+    assert alone == peak_bytes(config, 10, [widest])
     # Above 60,000 rows a table has at most 15 features, and above 20,000 most activations are computed again.
-    long = stage_peak(config, 10, replace(stage, rows=[15_000, 60_001]), "fp32")
-    assert long == peak_bytes(config, 10, 1, 20_000, 18_000, 80)
+    long = stage_peak(config, 10, replace(stage, rows=[15_000, 60_001], pack_tokens=1000), "fp32")
+    assert long == peak_bytes(config, 10, [(20_000, 18_000, 80)])
     forced = stage_peak(config, 10, replace(stage, checkpoint_rows=500), "fp32")
     assert forced < 0.8 * stage_peak(config, 10, stage, "fp32")
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(
+    st.integers(10, 3000), st.floats(1, 20), st.integers(1, 100), st.integers(1, 100), st.integers(1, 40),
+    st.floats(3.5, 6.5), st.sampled_from([0, 800, 20_000]), st.integers(0, 2**40),
+)  # fmt: skip
+def test_no_pack_of_a_stage_exceeds_its_peak(low, factor, few, more, tables, budget, checkpoint_rows, seed):
+    config = TabICLConfig()
+    stage = StageConfig(
+        steps=5, rows=[low, int(low * factor)], features=[few, min(few + more, 100)], tables=tables, group_size=1,
+        pack_tokens=int(10**budget), checkpoint_rows=checkpoint_rows,
+    )  # fmt: skip
+    peak = stage_peak(config, 10, stage, "fp32")
+    config = replace(config, checkpoint_rows=checkpoint_rows)
+    for step in range(5):
+        for groups in plan_step(CurriculumConfig({"s": stage}), config, seed, step).packs(0, 1):
+            specs = [g.spec for g in groups for _ in g.tables]
+            shapes = [(spec.num_rows, spec.train_size, spec.num_features) for spec in specs]
+            assert peak_bytes(config, 10, shapes) <= 1.001 * peak
 
 
 def test_the_plan_of_a_run_is_printed_before_anything_starts(tmp_path):
     result = command("train", "curriculum=tabicl_v2", f"run_dir={tmp_path}/run", "--cfg", "job")
     assert result.returncode == 0 and "embed_dim: 128" in result.stdout
-    for words in (("27,552,258 parameters",), ("stage2", "40,000", "2,560,000", "400..10,240", "GB"), ("stage3",)):
+    for words in (
+        ("27,552,258 parameters",),
+        ("stage2", "40,000", "2,560,000", "400..10,240", "2,500,000", "GB"),
+        ("stage3",),
+    ):
         assert any(all(word in line for word in words) for line in result.stderr.splitlines())
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("field", ["num_rows", "num_features", "tables"])
+def test_the_plan_tells_how_many_passes_a_step_takes():
+    config = compose(
+        ["experiment=smoke", "curriculum.stages.smoke.rows=[50,50]", "curriculum.stages.smoke.features=[4,4]"]
+    )
+    tokens = family_of(config.model).pack_tokens(config.model, 50, 4)
+    for budget, ranks, expected in ((8 * tokens, 1, 1.0), (3 * tokens, 1, 3.0), (3 * tokens, 2, 2.0), (1, 1, 8.0)):
+        stage = replace(config.curriculum.stages["smoke"], pack_tokens=budget)
+        alike = replace(config, trainer=replace(config.trainer, devices=ranks))
+        assert expected_passes(alike, stage) == expected
+
+
+@pytest.mark.parametrize("field", [0, 2, "tables"])
 def test_more_of_anything_needs_more(field):
-    shape = {"tables": 2, "num_rows": 1000, "train_size": 500, "num_features": 10}
-    more = shape | {field: 2 * shape[field]}
-    assert peak_bytes(TabICLConfig(), 10, **more) > 1.4 * peak_bytes(TabICLConfig(), 10, **shape)
+    shape = [1000, 500, 10]
+    twice = [2 * size if i == field else size for i, size in enumerate(shape)]
+    tables = [tuple(twice)] * (4 if field == "tables" else 2)
+    assert peak_bytes(TabICLConfig(), 10, tables) > 1.4 * peak_bytes(TabICLConfig(), 10, [tuple(shape)] * 2)

@@ -14,6 +14,7 @@ from priors.real.features import FeatureEncoder
 from priors.real.views import Normalizer, View
 from tabicl_train import TabICLClassifier
 from tabicl_train.errors import ConfigError
+from tabicl_train.model.pack import Pack
 from tabicl_train.prediction.predict import predict_logits
 
 CHECKS = list(
@@ -53,7 +54,7 @@ def test_a_member_is_one_pass_of_the_network(features, shift):
     rows = torch.from_numpy(Normalizer("none").fit(numbers[:40]).transform(numbers)[:, features])
     classes, labels = np.unique(y[:40], return_inverse=True)
     with torch.no_grad():
-        logits = NETWORK.eval()(rows[None], torch.from_numpy((labels + shift) % 3)[None])[0, :, :3]
+        logits = NETWORK.eval()(Pack.stack(rows[None], torch.from_numpy((labels + shift) % 3)[None]))[:, :3]
     p = (logits / 0.5).softmax(-1)[:, [(c + shift) % 3 for c in range(3)]]
     model = classifier(n_estimators=1, norm_methods=("none",), softmax_temperature=0.5).fit(X[:40], y[:40])
     if shift:
@@ -87,12 +88,12 @@ def test_random_state_decides():
 
 
 @pytest.mark.parametrize("classes", [3, 14])
-def test_memory_limit_changes_nothing_but_the_size_of_batches(classes, monkeypatch):
-    batches = []
+def test_memory_limit_changes_nothing_but_the_size_of_packs(classes, monkeypatch):
+    sizes = []
 
-    def watched(network, X, *rest):
-        batches.append(len(X))
-        return predict_logits(network, X, *rest)
+    def watched(network, pack, *rest):
+        sizes.append(len(pack))
+        return predict_logits(network, pack, *rest)
 
     monkeypatch.setattr("tabicl_train.prediction.classifier.predict_logits", watched)
     rng = np.random.default_rng(0)
@@ -100,7 +101,7 @@ def test_memory_limit_changes_nothing_but_the_size_of_batches(classes, monkeypat
     whole, some, single = (
         classifier(n_estimators=4, memory_gb=gb).fit(X[:60], y).predict_proba(X[60:]) for gb in (4.0, 5e-3, 1e-4)
     )
-    assert batches == [4, 2, 2, 1, 1, 1, 1]
+    assert sizes == [4, 2, 2, 1, 1, 1, 1]
     assert np.allclose(whole, some, atol=1e-5) and np.allclose(whole, single, atol=1e-5)
 
 

@@ -103,7 +103,7 @@ def test_the_client_predicts_with_our_file_as_we_do(options, data, tmp_path):
     # what the client feeds its network: all rows preprocessed, (1, rows, features), and the labels, (1, labelled rows)
     ((prepared, labels),) = client.ensemble_generator_.transform(client.X_encoder_.transform(X[100:])).values()
     with torch.no_grad():
-        logits = network(torch.from_numpy(prepared).float(), torch.from_numpy(labels).long())[0]
+        (logits,) = logits_of(network, torch.from_numpy(prepared).float(), torch.from_numpy(labels).long())
     ours = torch.softmax(logits[:, :3] / 0.8, -1).numpy()
     assert np.abs(ours - probabilities).max() < 1e-4
     assert probabilities.std(0).max() > 0.01  # these probabilities do depend on the row

@@ -30,7 +30,7 @@ def test_items_are_those_of_this_process_though_an_actor_is_killed(tmp_path, cap
             next(loader)
         assert folder.exists() and len(session(leader)) > 3
     assert_same(items, list(stream_of(Recording(str(tmp_path)), range(7))))
-    for tensor in (values for batch in items[0].batches for values in (batch.X, batch.y)):
+    for tensor in (values for pack in items[0].packs for values in (pack.X, pack.y, pack.sizes)):
         assert tensor.data_ptr() % 64 == 0 and tensor.is_contiguous()
         tensor.zero_()  # they are this process's own, as those of workers
     assert "table" in caught.value.__notes__[0] and "in a Ray actor on" in str(caught.value.__cause__)

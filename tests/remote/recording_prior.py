@@ -50,5 +50,6 @@ def assert_same(items, expected) -> None:
     """Equal bit for bit."""
     for a, b in zip(items, expected, strict=True):
         assert (a.step, a.stage, a.tables, a.rejections) == (b.step, b.stage, b.tables, b.rejections)
-        for p, q in zip(a.batches, b.batches, strict=True):
-            assert torch.equal(p.X, q.X) and torch.equal(p.y, q.y) and p.train_size == q.train_size
+        for p, q in zip(a.packs, b.packs, strict=True):
+            assert torch.equal(p.X, q.X) and torch.equal(p.y, q.y) and torch.equal(p.sizes, q.sizes)
+            assert p.shapes == q.shapes

@@ -1,7 +1,7 @@
 """Training in which things go wrong on chosen ranks.
 
 Besides the settings of tabicl-train, it takes
-    oom=RANK,STEP,TABLES    on that rank, from that step on, batches of TABLES or more run out of memory in the middle
+    oom=RANK,STEP,TABLES    on that rank, from that step on, packs of TABLES or more run out of memory in the middle
                             of the backward pass
     nan=RANK,STEP           an infinite cell in a table of that rank in that step
     signal=RANK,STEP,N      the rank sends itself this signal before that step; STEP may be -1, before training begins,
@@ -62,12 +62,12 @@ class Faults(L.Callback):
     def on_train_batch_start(self, trainer, pretraining, item, _) -> None:
         self.step = item.step
         if self.arguments_here("nan") == [item.step]:
-            item.batches[-1].X[0, 0, 0] = math.inf
+            item.packs[-1].X[0] = math.inf
         self.signal_at(item.step)
 
-    def query_losses(self, model, batch, *settings):
-        loss = QUERY_LOSSES(model, batch, *settings)
-        if (arguments := self.arguments_here("oom")) and self.step >= arguments[0] and batch.X.shape[0] >= arguments[1]:
+    def query_losses(self, model, pack, *settings):
+        loss = QUERY_LOSSES(model, pack, *settings)
+        if (arguments := self.arguments_here("oom")) and self.step >= arguments[0] and len(pack) >= arguments[1]:
             return loss + 0 * Fails.apply(model.row_interactor.cls_tokens).sum()
         return loss
 

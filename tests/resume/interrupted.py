@@ -1,7 +1,7 @@
 """Training that stops itself in the middle of a step, and records every table that it trains on.
 
 Besides the settings of tabicl-train, it takes
-    signal=N    sent to itself by the last rank before the third micro-batch of step 5
+    signal=N    sent to itself by the last rank before the third pack of step 5
 Tables go to FOLDER/RUN_NAME.tables, one line for each: step, and a digest of its values.
 """
 
@@ -18,8 +18,8 @@ from tabicl_train import train as training
 from tabicl_train.config.compose import compose
 from tabicl_train.processes.watch import ProcessLost
 
-SETTINGS = ("experiment=smoke", "curriculum.stages.smoke.steps=8", "curriculum.stages.smoke.micro_batch_rows=100")
-AT = (5, 2)  # step and micro-batch (from 0), before which the signal is sent
+SETTINGS = ("experiment=smoke", "curriculum.stages.smoke.steps=8", "curriculum.stages.smoke.pack_tokens=500")
+AT = (5, 2)  # step and pack (from 0), before which the signal is sent
 
 
 class Tables(L.Callback):
@@ -28,21 +28,21 @@ class Tables(L.Callback):
 
     def on_train_batch_start(self, trainer, module, item, _) -> None:
         with open(self.path, "a") as file:
-            for batch in item.batches:
-                for X, y in zip(batch.X, batch.y, strict=True):
+            for pack in item.packs:
+                for X, y, _ in pack.tables():
                     digest = hashlib.sha256(X.numpy().tobytes() + y.numpy().tobytes()).hexdigest()
                     file.write(f"{item.step} {digest}\n")
 
 
 class StopItself(L.Callback):
-    """Sends the signal between two micro-batches of a step, on the last rank."""
+    """Sends the signal between two packs of a step, on the last rank."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
     def on_train_batch_start(self, trainer, pretraining, item, _) -> None:
         self.left = AT[1] if item.step == AT[0] and trainer.global_rank == trainer.world_size - 1 else None
-        assert self.left is None or len(item.batches) > AT[1]
+        assert self.left is None or len(item.packs) > AT[1]
 
     def query_losses(self, *arguments):
         if self.left is not None:

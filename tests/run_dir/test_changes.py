@@ -9,6 +9,7 @@ from tiny_network import TINY, tiny_network
 
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import RunConfig
+from tabicl_train.debugging.replay import version_problems
 from tabicl_train.errors import ConfigError
 from tabicl_train.prediction.export import load_checkpoint
 from tabicl_train.prediction.public_format import load_public, save_public
@@ -82,6 +83,23 @@ def test_settings_that_are_gone_are_migrated(monkeypatch):
     before = repr(values)
     assert up_to_date(values) == expected
     assert repr(values) == before
+
+
+def test_which_tables_share_a_pack_is_no_other_run(tmp_path, capsys):
+    content = content_of(config_of())
+    del content["config"]["curriculum"]["stages"]["smoke"]["pack_tokens"]
+    content["config"]["curriculum"]["stages"]["smoke"]["micro_batch_rows"] = 5000
+    path = tmp_path / "checkpoints/step-00000004.ckpt"
+    path.parent.mkdir()
+    torch.save(content, path)
+    content = read(path)
+    refuse_changes(config_of(), content, 4)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("changed   tables go through the network in packs of pack_tokens, no longer ")
+    assert version_problems(content) == []  # it can be replayed
+    refuse_changes(config_of("curriculum.stages.smoke.pack_tokens=1000"), content_of(config_of()), 4)
+    words = "changed   curriculum.stages.smoke.pack_tokens was 2500000, is 1000"
+    assert capsys.readouterr().err.splitlines() == [words]
 
 
 def test_settings_that_are_gone_for_good_are_named(tmp_path, capsys):

@@ -38,7 +38,7 @@ class Poison(L.Callback):
 
     def on_train_batch_start(self, trainer, module, item, _) -> None:
         if item.step in self.steps:
-            item.batches[-1].X[0, 0, 0] = math.inf
+            item.packs[-1].X[0] = math.inf
 
     def on_train_batch_end(self, trainer, module, *_) -> None:
         state = [p.detach().clone() for p in module.model.parameters()]

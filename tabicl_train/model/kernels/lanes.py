@@ -190,6 +190,23 @@ def combine(_, x, a, factor_a, b, factor_b, y, c):
 
 
 @intrinsic
+def move(_, x, a, factor, y, b, keep):
+    """y[b] = factor x[a], vectors, on top of y[b] if `keep` is not 0."""
+    n = types.intp
+    signature = types.void(x, n, types.float32, y, n, n)
+
+    def generate(*call: Any) -> Any:
+        emit = Emit(*call)
+        x, a, factor, y, b, keep = emit.args
+        kept = emit.builder.icmp_signed("!=", keep, ir.Constant(INDEX, 0))
+        before = emit.builder.select(kept, emit.load(y, b), emit.constant(0.0))
+        emit.store(emit.call("fma", emit.load(x, a), emit.broadcast(factor), before), y, b)
+        return emit.void
+
+    return signature, generate
+
+
+@intrinsic
 def transpose(_, x, start, stride, y, y_start, y_stride, factor):
     """y vectors, times the factor, of the LANES x LANES values whose rows start at x[start + l stride]."""
     n = types.intp

@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 from torch import Tensor
 
-from tabicl_train.model.kernels.lanes import LANES, LOG2_E, outer_4_4, outer_8_1, outer_8_2, transpose
+from tabicl_train.model.kernels.lanes import LANES, LOG2_E, move, outer_4_4, outer_8_1, outer_8_2, transpose
 from tabicl_train.model.kernels.softmax_lanes import LOWEST, extend_softmax, weigh
 from tabicl_train.model.kernels.threads import in_threads
 
@@ -65,8 +65,8 @@ def write_queries(y, count, d, factor, spare, x, start, step, keep):
         for e in range(0, d, LANES):
             transpose(y, e * QUERIES + i, QUERIES, spare, i * d + e, d, factor)
     for i in range(count):
-        for e in range(d):
-            x[start + i * step + e] = spare[i * d + e] + (x[start + i * step + e] if keep else np.float32(0))
+        for e in range(0, d, LANES):
+            move(spare, i * d + e, np.float32(1), x, start + i * step + e, keep)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -74,9 +74,9 @@ def read_keys(kv, first, count, width, head, d, k, v):
     """k, v (count up to whole eights, d): the keys and values of a head, and zeros."""
     for j in range(count):
         start = (first + j) * 2 * width + head * d
-        for e in range(d):
-            k[j * d + e] = kv[start + e]
-            v[j * d + e] = kv[start + width + e]
+        for e in range(0, d, LANES):
+            move(kv, start + e, np.float32(1), k, j * d + e, 0)
+            move(kv, start + width + e, np.float32(1), v, j * d + e, 0)
     for e in range(count * d, (count + 7) // 8 * 8 * d):
         k[e] = v[e] = 0
 
@@ -109,24 +109,25 @@ def forward_kernel(q, shared, kv, shape, runs, out, sums, thread, threads):
                 own = begin if shared == 0 else table * L if shared > 1 else 0
                 for i in range(0, L, QUERIES):
                     n = min(QUERIES, L - i)
+                    lanes = (n + LANES - 1) // LANES * LANES
                     read_queries(q, (own + i) * width + head * d, width, n, d, scale, turned)
                     largest[:], total[:], o[:] = LOWEST, 0, 0
                     for j in range(0, K, KEYS):
                         m = min(KEYS, K - j)
-                        product(m, QUERIES, k, j * d, d, 1, turned, 0, QUERIES, s, 0, QUERIES, 0, d)
-                        for lane in range(0, QUERIES, LANES):
+                        product(m, lanes, k, j * d, d, 1, turned, 0, QUERIES, s, 0, QUERIES, 0, d)
+                        for lane in range(0, lanes, LANES):
                             extend_softmax(s, lane, QUERIES, m, largest, total, factor, lane)
                         if j > 0:
                             for e in range(d):
                                 for lane in range(QUERIES):
                                     o[e * QUERIES + lane] *= factor[lane]
-                        product(d, QUERIES, v, j * d, 1, d, s, 0, QUERIES, o, 0, QUERIES, 1, m)
+                        product(d, lanes, v, j * d, 1, d, s, 0, QUERIES, o, 0, QUERIES, 1, m)
                     for lane in range(QUERIES):
                         total[lane] = 1 / total[lane]
                     for e in range(d):
                         for lane in range(QUERIES):
                             o[e * QUERIES + lane] *= total[lane]
-                    write_queries(o, n, d, np.float32(1), spare, out, (begin + i) * width + head * d, width, False)
+                    write_queries(o, n, d, np.float32(1), spare, out, (begin + i) * width + head * d, width, 0)
                     at = head * queries + begin + i
                     sums[at : at + n] = largest[:n]
                     sums[H * queries + at : H * queries + at + n] = total[:n]
@@ -158,6 +159,7 @@ def backward_kernel(q, shared, kv, shape, runs, out, sums, grad, dq, dkv, thread
                 own = begin if shared == 0 else table * L if shared > 1 else 0
                 for i in range(0, L, QUERIES):
                     n = min(QUERIES, L - i)
+                    lanes = (n + LANES - 1) // LANES * LANES
                     at, end = (own + i) * width + head * d, (begin + i) * width + head * d
                     read_queries(q, at, width, n, d, scale * POWERS_OF_TWO, turned)
                     read_queries(grad, end, width, n, d, one, above)
@@ -172,19 +174,19 @@ def backward_kernel(q, shared, kv, shape, runs, out, sums, grad, dq, dkv, thread
                     factor[:n] = sums[H * queries + first_sum : H * queries + first_sum + n]
                     for j in range(0, K, KEYS):
                         m = min(KEYS, K - j)
-                        product(m, QUERIES, k, j * d, d, 1, turned, 0, QUERIES, s, 0, QUERIES, 0, d)
-                        product(m, QUERIES, v, j * d, d, 1, above, 0, QUERIES, ds, 0, QUERIES, 0, d)
-                        for lane in range(0, QUERIES, LANES):
+                        product(m, lanes, k, j * d, d, 1, turned, 0, QUERIES, s, 0, QUERIES, 0, d)
+                        product(m, lanes, v, j * d, d, 1, above, 0, QUERIES, ds, 0, QUERIES, 0, d)
+                        for lane in range(0, lanes, LANES):
                             weigh(s, ds, lane, QUERIES, m, largest, factor, inner, lane)
-                        product(d, QUERIES, k, j * d, 1, d, ds, 0, QUERIES, slope, 0, QUERIES, 1, m)
+                        product(d, lanes, k, j * d, 1, d, ds, 0, QUERIES, slope, 0, QUERIES, 1, m)
                         product(m, d, s, 0, QUERIES, 1, grad, end, width, dv, j * d, d, 1, n)
                         product(m, d, ds, 0, QUERIES, 1, q, at, width, dk, j * d, d, 1, n)
-                    write_queries(slope, n, d, scale, spare, dq, at, width, True)
+                    write_queries(slope, n, d, scale, spare, dq, at, width, 1)
                 for j in range(K):
                     start = (first + sequence * K + j) * 2 * width + head * d
-                    for e in range(d):
-                        dkv[start + e] += dk[j * d + e] * scale
-                        dkv[start + width + e] += dv[j * d + e]
+                    for e in range(0, d, LANES):
+                        move(dk, j * d + e, scale, dkv, start + e, 1)
+                        move(dv, j * d + e, one, dkv, start + width + e, 1)
                 begin += L
 
 

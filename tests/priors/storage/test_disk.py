@@ -57,14 +57,14 @@ def test_training_from_disk_sees_the_stream_that_is_drawn(tmp_path):
     config = compose(["experiment=smoke", "prior=mix_scm", "seed=3"])
     live = build_configured(config)
     requested = [
-        ((config.seed, step, index), batch.spec)
+        ((config.seed, step, index), group.spec)
         for step in range(4)
-        for batch in plan_step(config.curriculum, config.model, config.seed, step).micro_batches
-        for index in batch.tables
+        for group in plan_step(config.curriculum, config.model, config.seed, step).groups
+        for index in group.tables
     ]
     dump(live, requested, tmp_path, shard_size=3)
     stored = build_configured(compose(["experiment=smoke", "prior=disk", f"prior.folder={tmp_path}", "seed=3"]))
     streams = [StepStream(prior, config.curriculum, config.model, 3, range(4)) for prior in (live, stored)]
     for a, b in zip(*streams, strict=True):
-        assert a.rejections == b.rejections and len(a.batches) == len(b.batches)
-        assert all(torch.equal(x.X, y.X) and torch.equal(x.y, y.y) for x, y in zip(a.batches, b.batches, strict=True))
+        assert a.rejections == b.rejections and len(a.packs) == len(b.packs)
+        assert all(torch.equal(p.X, q.X) and torch.equal(p.y, q.y) for p, q in zip(a.packs, b.packs, strict=True))
