@@ -30,35 +30,39 @@ def attend(q: Tensor, kv: Tensor, spans: Spans, dropout: float = 0.0) -> Tensor:
     """
     if q.is_cuda and fits_one_launch(spans, *q.shape[-2:]):
         return attend_at_once(q, kv, spans, dropout)
-    if torch.compiler.is_exporting():
-        return attend_by_run(q, kv, spans.runs, dropout)
-    if q.is_cuda or dropout:
-        return attend_by_run(q, kv, spans.runs.tolist(), dropout)
+    if q.is_cuda or dropout or isinstance(spans.runs, list):
+        return attend_by_run(q, kv, listed(spans.runs), dropout)
     return attend_runs(q, kv, spans.runs, spans.queries)
 
 
+def listed(runs: Tensor | list[list[int]]) -> list[list[int]]:
+    return runs if isinstance(runs, list) else runs.tolist()
+
+
 def fits_one_launch(spans: Spans, num_heads: int, head_dim: int) -> bool:
-    """Whether CUDA kernels can process all sequences at once, forward and backward."""
+    """Whether CUDA kernels for sequences of various lengths can process all of them, forward and backward."""
     sequences = len(spans.query_ends) - 1
     queries = spans.queries + 128 * sequences  # the backward pass rounds each sequence up to 128
-    return sequences <= CUDA_GRID and queries * num_heads * max(head_dim, 32) < FLASH_BACKWARD
+    elements = queries * num_heads * max(head_dim, 32)
+    return sequences <= CUDA_GRID and elements < FLASH_BACKWARD and head_dim % 8 == 0
 
 
 def attend_at_once(q: Tensor, kv: Tensor, spans: Spans, dropout: float) -> Tensor:
     """`attend` on CUDA as one launch of a kernel for sequences of various lengths."""
     if q.dim() == 4:
         sequences = len(spans.query_ends) - 1
+        assert spans.table is not None  # as the sequences share their queries
         q = q.expand(sequences, -1, -1, -1) if len(q) == 1 else q.index_select(0, spans.table)
         q = q.flatten(0, 1)
     if spans.uses > 1:
         kv = kv.repeat(spans.uses, 1, 1, 1)
     k, v = kv.unbind(1)
     ends = spans.query_ends, spans.key_ends, spans.most_queries, spans.most_keys
-    if q.dtype == torch.float32:
-        batches = (x[None] for x in (q, k, v))  # a batch of one, which the kernel divides at the ends
-        keeps = torch.is_grad_enabled()
-        return torch.ops.aten._efficient_attention_forward(*batches, None, *ends, dropout, 0, keeps)[0][0]
-    return torch.ops.aten._flash_attention_forward(q, k, v, *ends, dropout, False, False)[0]
+    if q.dtype == torch.bfloat16:  # where there is bf16, there is flash attention
+        return torch.ops.aten._flash_attention_forward(q, k, v, *ends, dropout, False, False)[0]
+    batches = (x[None] for x in (q, k, v))  # a batch of one, which the kernel divides at the ends
+    keeps = torch.is_grad_enabled()
+    return torch.ops.aten._efficient_attention_forward(*batches, None, *ends, dropout, 0, keeps)[0][0]
 
 
 def attend_by_run(q: Tensor, kv: Tensor, runs: list[list[int]], dropout: float) -> Tensor:
@@ -104,12 +108,12 @@ class LayerNorm(nn.LayerNorm):
 class RowSpans(NamedTuple):
     """The sequences of the row stage, and the rotary embedding of their positions 0..T-1.
 
-    runs, starts: see layout.Rows
+    runs, starts: see layout.Rows; runs are a list in a graph that is exported
     cos, sin: (most T, head_dim) float32; sin is negative for the first element of a pair
     interleaved: which elements are pairs, see Rotary
     """
 
-    runs: Tensor
+    runs: Tensor | list[list[int]]
     starts: Tensor
     cos: Tensor
     sin: Tensor
@@ -118,12 +122,10 @@ class RowSpans(NamedTuple):
 
 def attend_in_rows(q: Tensor, kv: Tensor | None, spans: RowSpans, dropout: float) -> Tensor:
     """`attend_rows`, with dropout, and in a graph that is exported."""
-    runs, starts, *rotation = spans
-    if torch.compiler.is_exporting():
-        return attend_rows_by_run(q, kv, runs, *rotation)
-    if dropout:
-        return attend_rows_by_run(q, kv, runs.tolist(), *rotation, dropout)
-    return attend_rows(q, kv, runs, starts, *rotation)
+    runs, starts, cos, sin, interleaved = spans
+    if dropout or isinstance(runs, list):
+        return attend_rows_by_run(q, kv, listed(runs), cos, sin, interleaved, dropout)
+    return attend_rows(q, kv, runs, starts, cos, sin, interleaved)
 
 
 class Rotary(nn.Module):

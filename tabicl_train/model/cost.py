@@ -104,6 +104,7 @@ def kept_by_part(
         "row": N * D,
         "icl": 6 * (N - n) * D,
     }
+    blocks: dict[str, float]
     if recomputed:
         blocks = {
             "column": c.col_num_blocks * G * N * E,

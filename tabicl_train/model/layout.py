@@ -21,7 +21,8 @@ from torch import Tensor
 class Spans(NamedTuple):
     """Sequences of queries, each of which attends to a sequence of keys; one after the other in both.
 
-    runs: int64 (S, 5) on the CPU, runs of equal sequences: how many, queries and keys of each, first key, table
+    runs: int64 (S, 5) on the CPU, runs of equal sequences: how many, queries and keys of each, first key, table; a
+        list in a graph that is exported, where the sizes are symbols
     queries: of all sequences
     query_ends, key_ends: int32 (sequences + 1,) on the device, 0 and where each sequence ends
     most_queries, most_keys: of a sequence
@@ -29,7 +30,7 @@ class Spans(NamedTuple):
     table: int64 (sequences,), the table of each, if all sequences share their queries up to a factor of the table
     """
 
-    runs: Tensor
+    runs: Tensor | list[list[int]]
     queries: int
     query_ends: Tensor
     key_ends: Tensor
@@ -124,13 +125,13 @@ def column_layout(sizes: Tensor, shapes: list[tuple[int, int, int]], inducing: i
     device, columns = sizes.device, sum(G for _, _, G in shapes)
     table = torch.arange(len(shapes), device=device).repeat_interleave(G, output_size=columns)
     labelled, queries = n[table], (N - n)[table]
-    to, back, key, first = [], [[], []], 0, 0
+    to, labelled_back, queries_back, key, first = [], [], [], 0, 0
     for (n_rows, n_labelled), same in groupby(enumerate(shapes), lambda item: item[1][:2]):
         members = list(same)
         count = sum(G for _, (_, _, G) in members)
         to.append([count, inducing, n_labelled, key, members[0][0]])
-        back[0].append([count, n_labelled, inducing, first * inducing, 0])
-        back[1].append([count, n_rows - n_labelled, inducing, first * inducing, 0])
+        labelled_back.append([count, n_labelled, inducing, first * inducing, 0])
+        queries_back.append([count, n_rows - n_labelled, inducing, first * inducing, 0])
         key, first = key + count * n_labelled, first + count
     tokens = sum(N * G for N, _, G in shapes)
     points = torch.full_like(labelled, inducing)
@@ -143,7 +144,7 @@ def column_layout(sizes: Tensor, shapes: list[tuple[int, int, int]], inducing: i
         positions(starts_of(N)[table], 1, labelled, key),
         Spans(torch.tensor(to), columns * inducing, ends_of(points), ends_of(labelled), inducing, most, table=table),
         Spans(
-            torch.tensor(back[0] + back[1]),
+            torch.tensor(labelled_back + queries_back),
             tokens,
             ends_of(labelled, queries),
             ends_of(points, points),

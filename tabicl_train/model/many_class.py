@@ -44,8 +44,8 @@ def class_probabilities(
         return rows.new_ones(len(queries), 1)
     if num_classes <= most:
         shape = len(rows), len(y_train), 1
-        sizes = torch.tensor([shape], device=rows.device)
-        logits = learner(rows, y_train, context_layout(sizes, [shape]), sizes[:, 1].float().log())[:, :num_classes]
+        table = torch.tensor([shape], device=rows.device)
+        logits = learner(rows, y_train, context_layout(table, [shape]), table[:, 1].float().log())[:, :num_classes]
         return torch.softmax(logits / temperature, dim=-1)
     sizes = split_classes(num_classes, most)
     starts = [sum(sizes[:group]) for group in range(len(sizes))]

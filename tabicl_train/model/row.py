@@ -52,7 +52,8 @@ class RowInteraction(nn.Module):
     def spans(self, rows: Rows) -> RowSpans:
         rope = self.tf_row["rope"]
         _, longest = rows.runs[-1].tolist()
-        return RowSpans(rows.runs, rows.starts, *rope(longest), rope.interleaved)
+        cos, sin = rope(longest)
+        return RowSpans(rows.runs, rows.starts, cos, sin, self.config.row_rope_interleaved)
 
     def add_cls(self, tokens: Tensor, rows: Rows) -> Tensor:
         """The tokens of all cells and, in front of those of each row, its CLS tokens, (rows * T, E)."""

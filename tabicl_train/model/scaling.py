@@ -62,10 +62,9 @@ class Scaling(nn.Module):
         with torch.autocast(q.device.type, enabled=False):
             base = self.base(log_n)  # (B, H, 1 or head_dim)
             if self.query_mlp is not None and table is not None and q.is_cuda and HAS_TRITON:
-                linear1, _, linear2 = self.query_mlp
-                weights = linear1.weight, linear1.bias, linear2.weight, linear2.bias
+                weights = list(self.query_mlp.parameters())  # weight and bias of the first linear layer, of the second
                 scaled, moments = scale_queries(q, base, table, *weights)
-                self.note(moments, q.numel() // q.shape[-1] * len(linear2.bias))
+                self.note(moments, q.numel() // q.shape[-1] * len(weights[-1]))
                 return scaled
             wide = q.float()
             scaled = wide * (base[:, None] if table is None else base.index_select(0, table))

@@ -65,7 +65,8 @@ class WithSymbolicSizes(nn.Module):
         T = x.shape[2]
         cls = (torch.arange(B * N)[:, None] * T + torch.arange(C)).flatten()
         rope = row.tf_row["rope"]
-        row_spans = RowSpans([[B * N, T]], log_n, *rope(T), rope.interleaved)
+        cos, sin = rope(T)
+        row_spans = RowSpans([[B * N, T]], log_n, cos, sin, config.row_rope_interleaved)
         rows = row.interact(x.flatten(0, 2), cls, row_spans)  # (B * N, D)
 
         table = torch.zeros(B * N, dtype=torch.int64)  # all tables have the same n
@@ -78,7 +79,7 @@ class WithSymbolicSizes(nn.Module):
 def spans(runs: list[list[int]], queries: int, shared: bool = False) -> Spans:
     """What `attend_by_run` reads of Spans, with symbolic sizes."""
     nothing = torch.zeros(0)
-    return Spans(runs, queries, nothing, nothing, 0, 0, table=nothing if shared else None)  # type: ignore[arg-type]
+    return Spans(runs, queries, nothing, nothing, 0, 0, table=nothing if shared else None)
 
 
 def split_rows(x: Tensor, n: int) -> Tensor:

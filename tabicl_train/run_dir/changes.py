@@ -19,7 +19,9 @@ HARMLESS = (
     *(f"trainer.{name}" for name in ("max_steps", "devices", "nodes", "timeout", "max_hours", "requeue")),
 )  # fmt: skip
 FREE_TO_CHANGE = ("dropout", "checkpoint_rows", "col_attention_fp32", "scaling_bound")  # of a model; its weights fit
-ROUNDING = ".pack_tokens"  # of a stage: which tables go through the network together matters to the rounding of sums only
+ROUNDING = (
+    ".pack_tokens"  # of a stage: which tables go through the network together matters to the rounding of sums only
+)
 STREAM = "the version of the table stream"
 
 Migrations = dict[str, str | Callable[[Any], dict[str, Any]]]
@@ -98,9 +100,7 @@ def refuse_changes(config: RunConfig, content: dict, steps: int) -> None:
     stages = list(config.curriculum.stages)
     stage_keys = [f"curriculum.stages.{name}." for name in started]
     breaking = ("model.", "prior.", "seed", STREAM, "optimizer.name", *stage_keys)
-    problems = [
-        change(key, before, now) for key in changed if key.startswith(breaking) and not key.endswith(ROUNDING)
-    ]
+    problems = [change(key, before, now) for key in changed if key.startswith(breaking) and not key.endswith(ROUNDING)]
     if stages[: len(started)] != started:
         problems.append(f"the stages that have started are {', '.join(started)}; the run now has {', '.join(stages)}")
     unfit = [key for key in changed if key.startswith("model.") and key.removeprefix("model.") not in FREE_TO_CHANGE]

@@ -25,6 +25,7 @@ INDEX = ir.IntType(64)
 
 # 2^f for f in [-0.5, 0.5], highest power first: relative error 2e-7.
 EXP2 = (1.5353362e-4, 1.3398874e-3, 9.6184373e-3, 5.5503324e-2, 2.4022649e-1, 6.9314720e-1, 1.0)
+ROUNDER = 1.5 * 2**23  # a number between 2^23 and 2^24 has no fraction
 LOG2_E = 1.4426950408889634
 
 
@@ -82,14 +83,13 @@ class Emit:
         """2^power; about 1e-38 for powers below -126."""
         builder = self.builder
         power = self.larger(power, self.constant(-126.0))
-        whole = self.call("floor", builder.fadd(power, self.constant(0.5)))
-        rest = builder.fsub(power, whole)
+        shifted = builder.fadd(power, self.constant(ROUNDER))  # its lowest bits are the nearest whole number
+        rest = builder.fsub(power, builder.fsub(shifted, self.constant(ROUNDER)))
         value = self.constant(EXP2[0])
         for coefficient in EXP2[1:]:
             value = self.call("fma", value, rest, self.constant(coefficient))
-        exponent = builder.add(builder.fptosi(whole, INTEGERS), ir.Constant(INTEGERS, [127] * LANES))
-        exponent = builder.shl(exponent, ir.Constant(INTEGERS, [23] * LANES))
-        return builder.fmul(value, builder.bitcast(exponent, VECTOR))
+        exponent = builder.shl(builder.bitcast(shifted, INTEGERS), ir.Constant(INTEGERS, [23] * LANES))
+        return builder.bitcast(builder.add(builder.bitcast(value, INTEGERS), exponent), VECTOR)
 
     def loop(self, count: Any, states: list[Any], body: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
         """Run the body for 0..count-1, at least once: it maps states to new ones, and the last ones are returned."""
@@ -135,8 +135,8 @@ def multiply_tile(_, a, a_start, a_row, a_k, b, b_start, b_column, b_k, c, c_sta
     return signature, generate
 
 
-def outer_tile(vectors: int) -> Any:
-    """The product of single values and vectors, TILE rows by `vectors` vectors.
+def outer_tile(rows: int, vectors: int) -> Any:
+    """The product of single values and vectors, `rows` by `vectors` vectors.
 
     c[i, j] = sum over k < count of a[i, k] b[k, j], on top of c's values if `keep` is not 0
     """
@@ -150,12 +150,12 @@ def outer_tile(vectors: int) -> Any:
             emit = Emit(*call)
             a, a_start, a_row, a_k, b, b_start, b_k, c, c_start, c_row, keep, count = emit.args
             lanes = ir.Constant(INDEX, LANES)
-            places = [emit.offset(c_start, (i, c_row), (j, lanes)) for i in range(TILE) for j in range(vectors)]
+            places = [emit.offset(c_start, (i, c_row), (j, lanes)) for i in range(rows) for j in range(vectors)]
             kept = emit.builder.icmp_signed("!=", keep, ir.Constant(INDEX, 0))
             first = [emit.builder.select(kept, emit.load(c, place), emit.constant(0.0)) for place in places]
 
             def add(k: Any, sums: list[Any]) -> list[Any]:
-                left = [emit.load_broadcast(a, emit.offset(a_start, (i, a_row), (k, a_k))) for i in range(TILE)]
+                left = [emit.load_broadcast(a, emit.offset(a_start, (i, a_row), (k, a_k))) for i in range(rows)]
                 right = [emit.load(b, emit.offset(b_start, (k, b_k), (j, lanes))) for j in range(vectors)]
                 pairs = ((x, y) for x in left for y in right)
                 return [emit.call("fma", x, y, total) for (x, y), total in zip(pairs, sums, strict=True)]
@@ -169,7 +169,8 @@ def outer_tile(vectors: int) -> Any:
     return tile
 
 
-outer_tile_1, outer_tile_2 = outer_tile(1), outer_tile(2)
+# FMA instructions take four cycles, and cores start two in each: a tile needs eight sums or more
+outer_8_1, outer_8_2, outer_4_4 = outer_tile(8, 1), outer_tile(8, 2), outer_tile(4, 4)
 
 
 @intrinsic
@@ -183,6 +184,23 @@ def combine(_, x, a, factor_a, b, factor_b, y, c):
         x, a, factor_a, b, factor_b, y, c = emit.args
         product = emit.builder.fmul(emit.load(x, b), emit.broadcast(factor_b))
         emit.store(emit.call("fma", emit.load(x, a), emit.broadcast(factor_a), product), y, c)
+        return emit.void
+
+    return signature, generate
+
+
+@intrinsic
+def move(_, x, a, factor, y, b, keep):
+    """y[b] = factor x[a], vectors, on top of y[b] if `keep` is not 0."""
+    n = types.intp
+    signature = types.void(x, n, types.float32, y, n, n)
+
+    def generate(*call: Any) -> Any:
+        emit = Emit(*call)
+        x, a, factor, y, b, keep = emit.args
+        kept = emit.builder.icmp_signed("!=", keep, ir.Constant(INDEX, 0))
+        before = emit.builder.select(kept, emit.load(y, b), emit.constant(0.0))
+        emit.store(emit.call("fma", emit.load(x, a), emit.broadcast(factor), before), y, b)
         return emit.void
 
     return signature, generate

@@ -66,7 +66,11 @@ def turn(x, tokens, d, cos, sin, partner, y):
             combine(x, (t * d + e) * LANES, cos[t, e], (t * d + partner[e]) * LANES, sin[t, e], y, (t * d + e) * LANES)
 
 
-@njit(cache=True, nogil=True)
+@njit(
+    "void(f4[::1], i8, f4[::1], i8, UniTuple(i8, 3), i8[:, ::1], f4[:, ::1], f4[:, ::1], i8[::1], f4[::1], i8, i8)",
+    cache=True,
+    nogil=True,
+)
 def forward_kernel(q_in, q_parts, kv_in, kv_parts, shape, runs, cos, sin, partner, out, thread, threads):
     """q_in: flat (q tokens, q_parts, H, d), whose part 0 is q; kv_in: flat (tokens, kv_parts, H, d), whose last two
     parts are k and v; shape: (queries of each row, or 0 for all tokens; H; d); out: flat (q tokens, H, d).
@@ -101,7 +105,12 @@ def forward_kernel(q_in, q_parts, kv_in, kv_parts, shape, runs, cos, sin, partne
         kv_first += R * T
 
 
-@njit(cache=True, nogil=True)
+@njit(
+    "void(f4[::1], i8, f4[::1], i8, UniTuple(i8, 3), i8[:, ::1], f4[:, ::1], f4[:, ::1], f4[:, ::1], i8[::1], f4[::1], "
+    "f4[::1], f4[::1], i8, i8)",
+    cache=True,
+    nogil=True,
+)
 def backward_kernel(
     q_in, q_parts, kv_in, kv_parts, shape, runs, cos, sin, sin_back, partner, grad, dq_out, dkv_out, thread, threads
 ):
@@ -152,8 +161,8 @@ def forward(q: Tensor, kv: Tensor | None, runs: Tensor, cos: Tensor, sin: Tensor
     """`attend_rows` for contiguous float32 tensors on the CPU, of at least one row."""
     H, d = q.shape[2:]
     out = q.new_empty(q.shape[0], H, d)
-    tables = cos.numpy(), sin.numpy(), partners(d, interleaved)
-    arguments = (*layout(q, kv, runs), runs.numpy(), *tables, flat(out))
+    tables = cos.contiguous().numpy(), sin.contiguous().numpy(), partners(d, interleaved)
+    arguments = (*layout(q, kv, runs), *tables, flat(out))
     in_threads(forward_kernel, arguments, q.numel())
     return out
 
@@ -163,18 +172,19 @@ def backward(
 ) -> list[Tensor]:
     """The gradients of q and, if there is one, of kv, for that of the result, (q tokens, H, d)."""
     partner = partners(q.shape[3], interleaved)
-    tables = cos.numpy(), sin.numpy(), -sin.numpy(), partner
+    sin = sin.contiguous()
+    tables = cos.contiguous().numpy(), sin.numpy(), (-sin).numpy(), partner
     gradients = [torch.empty_like(x) for x in (q, kv) if x is not None]
     ends = flat(gradients[0]), flat(gradients[-1])
-    in_threads(backward_kernel, (*layout(q, kv, runs), runs.numpy(), *tables, flat(grad), *ends), q.numel())
+    in_threads(backward_kernel, (*layout(q, kv, runs), *tables, flat(grad), *ends), q.numel())
     return gradients
 
 
 def layout(q: Tensor, kv: Tensor | None, runs: Tensor) -> tuple:
-    """The kernels' q_in, q_parts, kv_in, kv_parts and shape."""
+    """The kernels' q_in, q_parts, kv_in, kv_parts, shape and runs."""
     keys = q if kv is None else kv
     queries = 0 if kv is None else q.shape[0] // int(runs[:, 0].sum())
-    return flat(q), q.shape[1], flat(keys), keys.shape[1], (queries, *q.shape[2:])
+    return flat(q), q.shape[1], flat(keys), keys.shape[1], (queries, *q.shape[2:]), runs.contiguous().numpy()
 
 
 def flat(x: Tensor) -> np.ndarray:

@@ -75,7 +75,7 @@ def forward(
     runs: (S, 2) int64 on the CPU, numbers of rows and their tokens T, in order; one launch for each block size if rows
         are sorted by T
     starts: (R + 1,) int32 or int64, the first token of each row, and the number of all
-    cos, sin: (max T, d) float32, see `Rotation`; the sine of a pair's first element is the negative of the second's
+    cos, sin: (max T, d) float32, see `Rotary`: the sine of a pair's first element is the negative of the second's
 
     Returns the output (queries, H, d) in the dtype of q and the logarithm of the sum of weights (queries, H), float32.
     Raises ValueError for rows of more than 128 tokens.

@@ -1,4 +1,4 @@
-"""Attention of many sequences on a CPU, one call of torch's kernel for each run of equal sequences.
+"""Attention of many sequences on a CPU: a compiled kernel, or one call of torch's for each run of equal sequences.
 
 As one operator with a backward pass of its own, so that queries, keys, values and their gradients stay in one piece:
 autograd would copy each of them once more. H heads, d values of a head.
@@ -27,6 +27,10 @@ def attend_runs(q: Tensor, kv: Tensor, runs: Tensor, queries: int) -> Tensor:
     return run_attention(q, kv, runs, queries)[0]
 
 
+def fits_lanes(q: Tensor) -> bool:
+    return q.dtype == torch.float32 and q.shape[-1] % 8 == 0
+
+
 def pieces(q: Tensor, kv: Tensor, runs: Tensor) -> Iterator[tuple[slice, Any, slice, int, Tensor, Tensor, Tensor]]:
     """Of each run: where its queries lie in the result and in q, and its keys; its count; q, k, v (count, H, ., d)."""
     start = 0
@@ -46,10 +50,15 @@ def pieces(q: Tensor, kv: Tensor, runs: Tensor) -> Iterator[tuple[slice, Any, sl
 
 @torch.library.custom_op("tabicl_train::run_attention", mutates_args=())
 def run_attention(q: Tensor, kv: Tensor, runs: Tensor, queries: int) -> tuple[Tensor, Tensor]:
-    """The result (queries, H, d), and the logarithms of the sums of exponentials, float32, run after run."""
+    """The result (queries, H, d), and what the kernel keeps of the sums of exponentials, (2 queries H,)."""
     H, d = q.shape[-2:]
     out = q.new_empty(queries, H, d)
-    sums = q.new_empty(queries * H, dtype=torch.float32)
+    sums = q.new_zeros(2 * queries * H, dtype=torch.promote_types(q.dtype, torch.float32))
+    if fits_lanes(q):
+        from tabicl_train.model.kernels import run_cpu
+
+        run_cpu.forward(q.contiguous(), kv.contiguous(), runs, out, sums)
+        return out, sums
     for at, _, _, count, some, k, v in pieces(q, kv, runs):
         result, exponentials = FORWARD(some, k, v)  # (count, H, L, d), (count, H, L)
         out[at].unflatten(0, (count, -1)).copy_(result.transpose(1, 2))
@@ -63,6 +72,13 @@ def run_attention_backward(
 ) -> tuple[Tensor, Tensor]:
     H = q.shape[-2]
     grad = grad.contiguous()
+    if fits_lanes(q):
+        from tabicl_train.model.kernels import run_cpu
+
+        q, kv = q.contiguous(), kv.contiguous()
+        dq, dkv = torch.zeros_like(q), torch.zeros_like(kv)
+        run_cpu.backward(grad, q, kv, runs, out, sums, dq, dkv)
+        return dq, dkv
     dq = torch.empty_like(q) if q.dim() == 3 else torch.zeros_like(q)
     dkv = torch.zeros_like(kv)
     for at, own, used, count, some, k, v in pieces(q, kv, runs):
@@ -82,7 +98,8 @@ def run_attention_backward(
 @run_attention.register_fake
 def _(q: Tensor, kv: Tensor, runs: Tensor, queries: int) -> tuple[Tensor, Tensor]:
     H, d = q.shape[-2:]
-    return q.new_empty(queries, H, d), q.new_empty(queries * H, dtype=torch.float32)
+    sums = q.new_zeros(2 * queries * H, dtype=torch.promote_types(q.dtype, torch.float32))
+    return q.new_empty(queries, H, d), sums
 
 
 @run_attention_backward.register_fake

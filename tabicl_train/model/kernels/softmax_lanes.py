@@ -106,19 +106,19 @@ def extend_softmax(_, x, start, stride, count, largest, total, factor, at):
 
 
 @intrinsic
-def weigh(_, x, dx, start, stride, count, log_sum, inner, at):
-    """x = 2^(x - log_sum[at]), the weights; dx = x * (dx - inner[at]), over `count` vectors."""
+def weigh(_, x, dx, start, stride, count, largest, factor, inner, at):
+    """x = factor[at] 2^(x - largest[at]), the weights; dx = x * (dx - inner[at]), over `count` vectors."""
     n = types.intp
-    signature = types.void(x, dx, n, n, n, log_sum, inner, n)
+    signature = types.void(x, dx, n, n, n, largest, factor, inner, n)
 
     def generate(*call: Any) -> Any:
         emit = Emit(*call)
-        builder, (x, dx, start, stride, count, log_sum, inner, at) = emit.builder, emit.args
-        logarithm, product = emit.load(log_sum, at), emit.load(inner, at)
+        builder, (x, dx, start, stride, count, largest, factor, inner, at) = emit.builder, emit.args
+        top, share, product = (emit.load(array, at) for array in (largest, factor, inner))
 
         def step(k: Any, _: list[Any]) -> list[Any]:
             place = emit.offset(start, (stride, k))
-            weight = emit.exp2(builder.fsub(emit.load(x, place), logarithm))
+            weight = builder.fmul(emit.exp2(builder.fsub(emit.load(x, place), top)), share)
             emit.store(weight, x, place)
             emit.store(builder.fmul(weight, builder.fsub(emit.load(dx, place), product)), dx, place)
             return []
