@@ -42,9 +42,13 @@ def test_the_page_has_a_row_for_each_script_with_its_command(script):
 @pytest.mark.slow
 def test_model_beside_the_client(run):
     pytest.importorskip("tabicl")
-    printed = run("bench_model.py", "--config", "small", "--shapes", "1x24x3", "--repeats", "1")
-    for line in ("peer float32 against ours float32: logits", "ours is", "tables/s"):
-        assert line in printed
+    printed = run("bench_model.py", "--config", "small", "--shapes", "1x24x3", "--tables", "--repeats", "1")
+    for tag in ("1x24x3", "16 tables"):
+        lines = [line for line in printed.splitlines() if line.strip().startswith(tag)]
+        differences = re.search(r"peer float32 against ours float32: logits (\S+), gradient (\S+)$", lines[0])
+        assert max(map(float, differences.groups())) < 1e-4
+        assert re.search(r"ours is \d+\.\d\d times as fast$", lines[-1])
+    assert "peer padded" in printed
 
 
 @pytest.mark.slow
