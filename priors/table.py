@@ -26,7 +26,7 @@ class TableSpec:
     train_size: labelled rows, which come first
     num_features: columns to draw, of which constant ones are dropped afterwards
     max_classes: the number of classes is drawn from 2..max_classes, at most 10
-    group_seed: address of the hyper-parameters that the tables of a micro-batch group share, in priors that have
+    group_seed: address of the hyper-parameters that the tables of a group of a step share, in priors that have
         them (mlp_scm, tree_scm, mix_scm); by default the table's own address
     """
 

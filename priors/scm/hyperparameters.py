@@ -1,6 +1,6 @@
 """Hyper-parameters of the TabICL v1 priors (arXiv 2502.05564, appendix): distributions that are drawn themselves.
 
-They are drawn once per micro-batch group. See `Group` in priors/mlp_scm.py for the hyper-parameters and their ranges.
+They are drawn once per group of tables. See `Group` in priors/mlp_scm.py for the hyper-parameters and their ranges.
 """
 
 from __future__ import annotations

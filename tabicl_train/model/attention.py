@@ -76,11 +76,21 @@ def attend_by_run(q: Tensor, kv: Tensor, runs: list[list[int]], dropout: float) 
         else:
             some = q[table if len(q) > 1 else 0].expand(count, -1, -1, -1)
         k, v = kv[first : first + count * keys].unflatten(0, (count, keys)).permute(2, 0, 3, 1, 4)  # (count, H, K, d)
-        # an exported graph has symbolic sizes, and no limit
-        limit = count if torch.compiler.is_exporting() else batch_limit(some.shape[2], length, some.shape[3])
-        parts = zip(some.transpose(1, 2).split(limit), k.split(limit), v.split(limit), strict=True)
-        outs += [F.scaled_dot_product_attention(*part, dropout_p=dropout) for part in parts]  # (count, H, L, d)
-    return torch.cat([out.transpose(1, 2).flatten(0, 1) for out in outs])
+        outs.append(attend_in_chunks(some.transpose(1, 2), k, v, dropout).transpose(1, 2).flatten(0, 1))
+    return torch.cat(outs)
+
+
+def attend_in_chunks(q: Tensor, k: Tensor, v: Tensor, dropout: float, limit: int | None = None) -> Tensor:
+    """scaled_dot_product_attention of (sequences, H, ., head_dim), on CUDA at most `limit` sequences at a time.
+
+    limit: by default what CUDA kernels take
+    """
+    if limit is None:
+        if not q.is_cuda:
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
+        limit = batch_limit(*q.shape[1:])
+    chunks = zip(q.split(limit), k.split(limit), v.split(limit), strict=True)
+    return torch.cat([F.scaled_dot_product_attention(*chunk, dropout_p=dropout) for chunk in chunks])
 
 
 def batch_limit(num_heads: int, num_queries: int, head_dim: int) -> int:
@@ -247,10 +257,10 @@ class Block(nn.Module):
         Shapes and other arguments as in Attention.
         """
         normed = self.norm1(x)
-        if isinstance(context, int):
-            context = normed[:context]
-        elif context is not None:
+        if isinstance(context, Tensor):
             context = self.norm1(context)
+        elif context is not None:
+            context = normed[:context]
         attended = self._drop(self.attn(normed, context, spans, log_n, table))
         if len(attended) > len(x):  # all sequences share the queries
             attended = attended.unflatten(0, (-1, len(x)))  # (sequences, L, E)

@@ -117,7 +117,7 @@ def export(
         raise ConfigError([f"classes is {classes}; it must lie in 2..{most}, for which the network was trained"])
 
     def check(written: Path) -> None:
-        predict = onnx_predictor(written) if format == "onnx" else load_model(str(written))
+        predict = onnx_predictor(written) if format == "onnx" else predictor(load_model(str(written)))
         if problem := disagreement(network, predict, classes, TOLERANCE[format]):
             raise ConfigError([f"{output} is not written: {problem}"])
 
@@ -171,6 +171,10 @@ def is_among_checkpoints(path: Path) -> bool:
     return folder.name == "checkpoints" and (folder.parent / "provenance.jsonl").exists()
 
 
+def predictor(network: TabICL) -> Predictor:
+    return lambda X, y_train: network(Pack.stack(X, y_train)).unflatten(0, (len(X), -1))
+
+
 @torch.no_grad()
 def disagreement(network: TabICL, predict: Predictor, classes: int, tolerance: float) -> str | None:
     """How far the logits of an export are from the network's on random tables; None if they agree."""
@@ -178,7 +182,7 @@ def disagreement(network: TabICL, predict: Predictor, classes: int, tolerance: f
     for tables, rows, labelled, columns in SHAPES:
         X = torch.randn(tables, rows, columns, generator=generator)
         y_train = torch.randint(0, classes, (tables, labelled), generator=generator)
-        expected = network(Pack.stack(X, y_train)).unflatten(0, (tables, -1))[..., :classes]
+        expected = predictor(network)(X, y_train)[..., :classes]
         if not expected.isfinite().all():
             return "the network's logits are not finite"
         actual = predict(X, y_train)

@@ -114,7 +114,8 @@ def save_onnx(
     check: called with the file before it takes its place; what it raises leaves everything as it was
     Raises OSError.
     """
-    tables, rows, labelled, columns = map(torch.export.Dim, ("tables", "rows", "labelled_rows", "columns"))
+    tables, labelled, columns = map(torch.export.Dim, ("tables", "labelled_rows", "columns"))
+    rows = torch.export.Dim("rows", min=4)  # the exporter tells one query row from more; the file serves any number
     # The values are arbitrary, but sizes of 1, and equal ones, would be taken for fixed.
     example = torch.zeros(2, 11, 5), torch.zeros(2, 7, dtype=torch.int64)
     with silence():

@@ -61,7 +61,7 @@ class Replicas(DDPStrategy):
     """Lightning's strategy of one process per device, over the processes' own store and without torch's wrapper.
 
     DistributedDataParallel exchanges gradients inside the backward pass, and waits forever for those that an
-    out-of-memory error there leaves out; the module exchanges what it has accumulated, after its last micro-batch.
+    out-of-memory error there leaves out; the module exchanges what it has accumulated, after its last pack.
     """
 
     def __init__(self, processes: Processes, backend: str, timeout: float) -> None:

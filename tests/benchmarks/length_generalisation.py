@@ -24,6 +24,7 @@ from priors import TableSpec
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior
 from tabicl_train.model import TabICL, attention
+from tabicl_train.model.pack import Pack
 from tabicl_train.module import query_losses
 from tabicl_train.optimizer import build_optimizer
 from tabicl_train.schedules import learning_rate
@@ -80,8 +81,8 @@ def take_step(model: TabICL, optimizer, stage, item, smooth: float | None) -> fl
         group["lr"] = learning_rate(stage, item.step)
         group["weight_decay"] = stage.weight_decay if group["decayed"] else 0.0
     total = 0.0
-    for batch in item.batches:
-        loss = query_losses(model, batch).mean() * (len(batch.X) / item.tables)
+    for pack in item.packs:
+        loss = query_losses(model, pack).mean() * (len(pack) / item.tables)
         loss.backward()
         total += loss.item()
     torch.nn.utils.clip_grad_norm_(model.parameters(), stage.clip)
@@ -95,14 +96,16 @@ def predict(model: TabICL, X: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tens
     """Logits of the query rows (QUERIES, C), and the entropy of their attention over the labelled rows / log n."""
     n, entropies, attend = len(y), [], attention.attend
 
-    def observed(q, k, v, *rest):
-        if k.shape[2] == n:
-            scores = q[:, :, -QUERIES:] @ k.mT / math.sqrt(q.shape[-1])
+    def observed(q, kv, spans, *rest):
+        if q.dim() == 3 and spans.most_keys == n:  # (rows, H, head_dim) of the one table, query rows last
+            scores = (
+                q[-QUERIES:].transpose(0, 1) @ kv[:, 0].permute(1, 2, 0) / math.sqrt(q.shape[-1])
+            )  # (H, QUERIES, n)
             entropies.append(torch.distributions.Categorical(logits=scores).entropy().mean().item() / math.log(n))
-        return attend(q, k, v, *rest)
+        return attend(q, kv, spans, *rest)
 
     with mock.patch.object(attention, "attend", observed):
-        logits = model(X[None], y[None])[0]
+        logits = model(Pack.stack(X[None], y[None]))
     in_context = entropies[-model.config.icl_num_blocks :]  # those before are the column embedding's
     return logits, sum(in_context) / len(in_context)
 

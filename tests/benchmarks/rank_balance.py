@@ -22,9 +22,9 @@ for name, stage in (("stage 2", stage2), ("stage 3", replace(stage2, rows=[400, 
     assigned, independent = [], []
     for step in range(steps):
         plan = plan_step(CurriculumConfig({"s": stage}), TabICLConfig(), 0, step)
-        costs = [batch.table_cost for batch in plan.micro_batches]
+        costs = [group.table_cost for group in plan.groups]
         bound = max(sum(costs) / ranks, max(costs))
-        assigned.append(max(sum(b.cost for b in share) for share in plan.assign(ranks)) / bound)
+        assigned.append(max(sum(group.cost for group in share) for share in plan.assign(ranks)) / bound)
         independent.append(max(sum(costs[rank::ranks]) for rank in range(ranks)) / bound)
     print(f"{name}, {ranks} ranks, {steps} steps: slowest rank over the lower bound, mean (largest): "
           f"assigned {np.mean(assigned):.4f} ({max(assigned):.3f}), "

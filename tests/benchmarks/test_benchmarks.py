@@ -1,6 +1,9 @@
 """Every script of this folder runs, at the smallest size: what they print and write, not what they measure."""
 
 import csv
+import importlib.util
+import json
+import os
 import re
 import runpy
 import subprocess
@@ -12,6 +15,7 @@ import pytest
 
 FOLDER = Path(__file__).parent
 PAGE = (FOLDER / "README.md").read_text()
+SECTIONS = ("agreement", "ceilings", "parts")
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if not path.name.startswith("test_"))
 
 
@@ -38,9 +42,13 @@ def test_the_page_has_a_row_for_each_script_with_its_command(script):
 @pytest.mark.slow
 def test_model_beside_the_client(run):
     pytest.importorskip("tabicl")
-    printed = run("bench_model.py", "--config", "small", "--shapes", "1x24x3", "--repeats", "1")
-    for line in ("peer float32 against ours float32: logits", "ours is", "tables/s"):
-        assert line in printed
+    printed = run("bench_model.py", "--config", "small", "--shapes", "1x24x3", "--tables", "--repeats", "1")
+    for tag in ("1x24x3", "16 tables"):
+        lines = [line for line in printed.splitlines() if line.strip().startswith(tag)]
+        differences = re.search(r"peer float32 against ours float32: logits (\S+), gradient (\S+)$", lines[0])
+        assert max(map(float, differences.groups())) < 1e-4
+        assert re.search(r"ours is \d+\.\d\d times as fast$", lines[-1])
+    assert "peer padded" in printed
 
 
 @pytest.mark.slow
@@ -155,3 +163,64 @@ def test_kills_at_points_and_at_random_moments(tmp_path):
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert "2 of 2 points; not passed: none" in result.stdout and "2 kills at random moments" in result.stdout
+
+
+@pytest.mark.multi_process
+def test_everything_to_measure_on_a_gpu(run, tmp_path):
+    """The control flow, on a CPU: every section runs, and the file has what it found."""
+    run("gpu.py", "--device", "cpu", "--tiny", "--csv", f"{tmp_path}/gpu.csv")
+    with open(tmp_path / "gpu.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    sections = {row["section"] for row in rows}
+    assert {"agreement", "ceilings", "kernels", "parts", "stage1", "stage2", "long"} <= sections
+    assert ("released" in sections) == (importlib.util.find_spec("tabicl") is not None)
+    assert {row["name"] for row in rows if row["section"] == "parts"} == {
+        "column", "row", "icl", "loss", "gradients", "optimizer", "step",
+    }  # fmt: skip
+    assert all(float(row["value"]) >= 0 for row in rows)
+    assert any("attend_rows" in row["name"] for row in rows if row["section"] == "kernels")
+    assert all(row["predicted"] for row in rows if row["section"] == "parts")
+    (steps,) = (row for row in rows if (row["section"], row["name"]) == ("long", "step"))
+    assert re.match(r"2 steps of 4 tables, [\d,]+ tokens$", steps["note"])
+
+
+def test_predicted_times_of_counted_operators(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    roofline = importlib.import_module("on_gpu.roofline")
+    operators = [  # part, operator, calls, launches, FLOPs, bytes
+        ["column", "aten.mm.default", 1, 1, 4e12, 1e9],  # bound by arithmetic: 2 s at 2 TFLOP/s
+        ["column", "aten.gelu.default", 9, 9, 0, 3e9],  # by memory: 3 s at 1 GB/s
+        ["icl", "aten.view.default", 5, 0, 0, 0],
+        ["optimizer", "aten.add.Tensor", 4, 4, 0, 10],  # by its launches, 0.1 s each, whatever the tokens
+    ]
+    (tmp_path / "costs.json").write_text(json.dumps({"case": {"passes": 1, "tokens": 100, "operators": operators}}))
+    monkeypatch.setattr(roofline, "COSTS", tmp_path / "costs.json")
+    rates = {"bytes": 1e9, "half": 2e12, "launch": 0.1}
+    assert roofline.predicted("case", rates) == pytest.approx({"column": 5.0, "icl": 0.0, "optimizer": 0.4})
+    assert roofline.predicted("case", rates, tokens=300)["column"] == pytest.approx(15.0)
+    assert roofline.predicted("case", rates, tokens=300)["optimizer"] == pytest.approx(0.4)
+
+
+def test_tables_and_stages_to_measure_on_a_gpu(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    measure, steps = (importlib.import_module(f"on_gpu.{name}") for name in ("measure", "steps"))
+    assert [shape[0] for shape in measure.shapes_of_stage1(False)] == [1024] * 64
+    setting = measure.Setting("cpu", tiny=False)
+    (stage,) = steps.configuration("long", setting).curriculum.stages.values()
+    assert (stage.rows, stage.tables, stage.clip) == ([60_000, 60_000], 1, 1.0)
+    (stage,) = steps.configuration("stage2", setting).curriculum.stages.values()
+    assert (stage.rows, stage.tables) == ([400, 10_240], 64)
+
+
+@pytest.mark.multi_process
+def test_sections_that_fail_and_minutes_that_are_used_up(run, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    agreement, ceilings, parts = (importlib.import_module(f"on_gpu.{name}") for name in SECTIONS)
+    monkeypatch.setattr(agreement, "judged", lambda *_: 1 / 0)
+    monkeypatch.setattr(ceilings, "copies", lambda _: os._exit(3))  # as a kernel that crashes
+    monkeypatch.setattr(parts, "parts", lambda *_: importlib.import_module("no_such_library"))
+    only = ("--only", *SECTIONS)
+    with pytest.raises(SystemExit, match="failed: agreement, ceilings"):
+        run("gpu.py", "--device", "cpu", "--tiny", "--csv", f"{tmp_path}/gpu.csv", *only)
+    printed = run("gpu.py", "--device", "cpu", "--tiny", "--csv", f"{tmp_path}/gpu.csv", "--minutes", "0", *only)
+    assert re.findall(r"^(\w+): left out, 0 s remain of 0 minutes$", printed, re.MULTILINE) == list(SECTIONS)

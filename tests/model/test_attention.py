@@ -6,8 +6,15 @@ import math
 import pytest
 import torch
 
-from tabicl_train.model import attention
-from tabicl_train.model.attention import Attention, Rotary, attend, attend_by_run, attend_rows, batch_limit
+from tabicl_train.model.attention import (
+    Attention,
+    Rotary,
+    attend,
+    attend_by_run,
+    attend_in_chunks,
+    attend_rows,
+    batch_limit,
+)
 from tabicl_train.model.layout import Spans
 
 
@@ -60,18 +67,17 @@ def test_attention_within_sequences(computed, shared):
         torch.testing.assert_close(a.grad.double(), b.grad, rtol=0, atol=1e-5)
 
 
-def test_attention_by_run_never_exceeds_the_limit_of_a_gpu(monkeypatch):
+def test_chunks_never_exceed_their_limit(monkeypatch):
     batches = []
 
     def spy(q, k, v, dropout_p):
         batches.append(len(q))
-        return q
+        return softmax_attention(q, k, v)
 
     monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", spy)
-    monkeypatch.setattr(attention, "CUDA_GRID", 4)
-    q, kv = torch.randn(30, 2, 8), torch.randn(50, 2, 2, 8)
-    out = attend_by_run(q, kv, [[10, 3, 5, 0, 0]], 0.0)
-    assert batches == [4, 4, 2] and torch.equal(out, q)
+    q, k, v = torch.randn(3, 10, 2, 3, 4)
+    out = attend_in_chunks(q, k, v, 0.0, limit=4)
+    assert batches == [4, 4, 2] and torch.equal(out, softmax_attention(q, k, v))
 
 
 @pytest.mark.parametrize(

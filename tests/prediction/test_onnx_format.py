@@ -79,7 +79,7 @@ def test_a_full_disk_and_another_result_leave_the_file_as_it_was(tmp_path, monke
         with pytest.raises(ConfigError, match=r"it cannot be written .*No space left on device"):
             export(str(tmp_path / "run"), str(tmp_path / "m.onnx"))
     other = load_model(str(tmp_path / "run/checkpoints/best.ckpt"))
-    monkeypatch.setattr("tabicl_train.prediction.export.onnx_predictor", lambda _: other)
+    monkeypatch.setattr("tabicl_train.prediction.export.onnx_predictor", lambda _: lambda X, y: logits_of(other, X, y))
     with pytest.raises(ConfigError, match=r"m\.onnx is not written: its logits differ from the network's by"):
         export(str(tmp_path / "run"), str(tmp_path / "m.onnx"))
     assert (tmp_path / "m.onnx").read_bytes() == b"older"

@@ -53,5 +53,8 @@ def test_a_past_checkpoint_is_continued(name, tmp_path, capsys):
     end = summary(read(saved(run_dir / "checkpoints")[-1])["state_dict"])
     expected = RUNS[name]["end"]
     assert end.keys() == expected.keys()
-    for key, values in expected.items():  # the momenta lost would move one by 0.005 or more; another CPU by much less
-        assert end[key] == pytest.approx(values, rel=1e-4, abs=1e-4), key
+    for key, values in expected.items():  # the momenta lost would move one by 0.005 or more
+        # A softmax does not depend on the bias of its keys, whose gradient is therefore rounding. Adam takes it for a
+        # gradient of normal size: the values of such a bias came to a sum of up to 0.0025, another one on each CPU.
+        tolerance = 2e-3 if key.endswith("in_proj_bias") and "row_interactor" not in key else 1e-4
+        assert end[key] == pytest.approx(values, rel=1e-4, abs=tolerance), key

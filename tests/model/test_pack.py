@@ -1,0 +1,98 @@
+"""Tables in a pack: the network computes for each what it computes for it alone."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_networks import small_network
+from torch import Tensor
+
+from tabicl_train.model.pack import Pack
+from tabicl_train.module import query_losses
+
+V1 = dict(col_affine=True, col_grouping="none", col_target_aware=False, col_scaling="none", icl_scaling="none")
+OPTIONS = [{}, V1, {"col_grouping": "disjoint", "icl_scaling": "ssmax", "row_rope_interleaved": True}]
+
+
+@st.composite
+def a_table(draw):
+    """Rows, labelled rows, features, classes."""
+    rows = draw(st.integers(2, 40))
+    return rows, draw(st.integers(1, rows - 1)), draw(st.integers(1, 9)), draw(st.integers(1, 10))
+
+
+def fill(shapes: list[tuple[int, int, int, int]], seed: int = 0) -> list[tuple[Tensor, Tensor, int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (torch.randn(N, M, generator=generator), torch.randint(classes, (N,), generator=generator), n)
+        for N, n, M, classes in shapes
+    ]
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    """Equal to 1e-5 of the norm."""
+    return bool((a - b).norm() <= 1e-5 * b.norm())
+
+
+def losses_and_gradient(network, pack: Pack, share: float) -> tuple[Tensor, Tensor]:
+    """The losses of a pack's tables, and the gradient of `share` times their sum."""
+    losses = query_losses(network, pack)
+    parameters = [p for p in network.parameters() if p.requires_grad]
+    slopes = torch.autograd.grad(losses.sum() * share, parameters, materialize_grads=True)
+    return losses.detach(), torch.cat([slope.flatten() for slope in slopes])
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@settings(deadline=None, derandomize=True, max_examples=25)
+@given(st.lists(a_table(), min_size=1, max_size=6), st.booleans())
+def test_a_pack_is_its_tables_one_by_one(options, shapes, repeated):
+    network = small_network(**options)
+    tables = fill([shape for shape in shapes for _ in range(1 + repeated)])  # repeated: of equal shape in a row
+    pack = Pack.of(tables)
+    together = network(pack)
+    alone = [network(Pack.of([table])) for table in tables]
+    assert close(together, torch.cat(alone))
+    losses, gradient = losses_and_gradient(network, pack, 1 / len(tables))
+    each = [losses_and_gradient(network, Pack.of([table]), 1 / len(tables)) for table in tables]
+    assert close(losses, torch.cat([loss for loss, _ in each]))
+    assert close(gradient, sum(slope for _, slope in each))
+
+
+def test_order_of_tables_does_not_matter():
+    network = small_network()
+    tables = fill([(9, 3, 1, 2), (30, 20, 6, 10), (9, 3, 1, 2), (12, 11, 3, 4), (30, 20, 2, 10)])
+    order = [3, 0, 4, 2, 1]
+    losses, gradient = losses_and_gradient(network, Pack.of(tables), 1)
+    other_losses, other_gradient = losses_and_gradient(network, Pack.of([tables[i] for i in order]), 1)
+    assert close(other_losses, losses[order]) and close(other_gradient, gradient)
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(st.lists(a_table(), min_size=1, max_size=7))
+def test_a_pack_holds_its_tables(shapes):
+    tables = fill(shapes)
+    pack = Pack.of(iter(tables))
+    assert len(pack) == len(tables) and pack.shapes == tuple(shape[:3] for shape in shapes)
+    assert pack.sizes.tolist() == [list(shape) for shape in pack.shapes] and pack.sizes.dtype == torch.int64
+    assert pack.cells == sum(N * M for N, _, M, _ in shapes) == len(pack.X)
+    for (X, y, n), (own_X, own_y, own_n) in zip(pack.tables(), tables, strict=True):
+        assert torch.equal(X, own_X) and torch.equal(y, own_y) and n == own_n
+    assert torch.equal(pack.queries(), torch.cat([y[n:] for _, y, n in tables]))
+    values = torch.rand(len(pack.queries()), generator=torch.Generator().manual_seed(1))
+    expected = [own.mean() for own in values.split([N - n for N, n, _, _ in shapes])]
+    torch.testing.assert_close(pack.means(values), torch.stack(expected), rtol=1e-6, atol=0)
+    if len(tables) > 1:
+        first, second = pack.halves()
+        assert 0 <= len(first) - len(second) <= 1
+        for half, own in ((first, tables[: len(first)]), (second, tables[len(first) :])):
+            expected = Pack.of(own)
+            assert half.shapes == expected.shapes
+            assert all(torch.equal(getattr(half, name), getattr(expected, name)) for name in ("X", "y", "sizes"))
+
+
+def test_a_stack_is_a_pack_of_equal_tables():
+    X, y = torch.rand(3, 8, 2), torch.randint(5, (3, 6))
+    labels = torch.cat([y, torch.zeros(3, 2, dtype=torch.int64)], 1)
+    expected, pack = Pack.of((X[i], labels[i], 6) for i in range(3)), Pack.stack(X, y)
+    assert pack.shapes == expected.shapes
+    assert all(torch.equal(getattr(pack, name), getattr(expected, name)) for name in ("X", "y", "sizes"))
