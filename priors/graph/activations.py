@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -74,8 +75,14 @@ PLAIN_KINDS = ("fixed",) * 8 + ("relu_power", "signed_power", "inverse_power", "
 
 def standardise(x: torch.Tensor) -> torch.Tensor:
     """Features of (n, N) minus their means, divided by their population standard deviations over the rows (+1e-4)."""
-    x, factors = normalise(x)
-    return x.mul_(factors)
+    if x.is_cuda:
+        x, factors = normalise(x)
+        return x.mul_(factors)
+    from priors.graph import featurewise
+
+    out = torch.empty_like(x)
+    featurewise.standardise(x.numpy(), out.numpy())
+    return out
 
 
 def normalise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -137,6 +144,17 @@ class Activation:
         return str(self.plain)
 
     def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
-        x = standardise(x)
-        origin = x.gather(1, noise.rows(x.shape[1], x.shape[0])[:, None])
-        return standardise(self.plain(x.sub_(origin).mul_(self.scale), 0))
+        rows = noise.rows(x.shape[1], x.shape[0])
+        if x.is_cuda:
+            x = standardise(x)
+            return standardise(self.plain(x.sub_(x.gather(1, rows[:, None])).mul_(self.scale), 0))
+        from priors.graph import featurewise
+        from priors.graph.elementwise import CODES
+
+        out = torch.empty_like(x)
+        given = (x.numpy(), out.numpy(), rows.numpy(), np.float32(self.scale))
+        if self.plain.name in CODES:
+            featurewise.activate(*given, CODES[self.plain.name], np.float32(self.plain.power))
+            return out
+        featurewise.shift(*given)
+        return standardise(self.plain(out, 0))

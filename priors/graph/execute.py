@@ -82,12 +82,27 @@ def combine(how: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             return a * b
         case "max":
             return torch.maximum(a, b)
-    return torch.logaddexp(a, b)
+    if a.is_cuda:
+        return torch.logaddexp(a, b)
+    from priors.graph import featurewise
+
+    out = torch.empty_like(a)
+    featurewise.logsumexp(a.numpy(), b.numpy(), out.numpy())
+    return out
 
 
 def scale(x: torch.Tensor, node: Node, noise: Noise) -> torch.Tensor:
-    """Standardised features of x (width, N) times random weights, over the root mean square of the rows' L2 norms."""
+    """Standardised features of x (width, N) times random weights, over the root mean square of the rows' L2 norms.
+
+    Overwrites x on the CPU.
+    """
+    weights = node.weights.compute(noise.rng)[0]
+    if not x.is_cuda:
+        from priors.graph import featurewise
+
+        featurewise.scale(x.numpy(), weights)
+        return x
     x, factors = normalise(x)
-    factors = factors * noise.tensor(node.weights.compute(noise.rng)[0][:, None])
+    factors = factors * noise.tensor(weights[:, None])
     # As every feature has deviation 1, the norm of the factors is the root mean square of the rows' norms.
     return x.mul_(factors.div_(factors.norm().add_(1e-8)))

@@ -102,7 +102,7 @@ def nearest_centres_wide(x, centres, p):
                 partial[k] += power(abs(column[k] - value), p)
         for i in range(HEAD, n):
             row[i - HEAD] = x[order[i], r]
-        first = np.argmin(partial)
+        first = np.argmin(partial[:K])  # not the padding, which may be nearer to values of 1e30
         best = np.float32(np.inf)
         index = first
         for step in range(-1, K):
