@@ -8,6 +8,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 FASTMATH = {"contract", "nsz"}  # allows fused multiply-add; NaN and infinity keep their meaning
+SUMS = {*FASTMATH, "reassoc"}  # also sums in any order, which vectorises them
 
 
 @intrinsic

@@ -128,6 +128,15 @@ class PlainActivation:
                 return x.pow(int(self.power))
         return FIXED[self.name](x, dim)
 
+    def of_array(self, x: np.ndarray) -> np.ndarray:
+        """The function along the last axis of float32 x, which it may overwrite."""
+        from priors.graph.elementwise import CODES, apply
+
+        if self.name not in CODES:
+            return np.ascontiguousarray(self(torch.from_numpy(x), -1).numpy())
+        apply(x.reshape(-1), CODES[self.name], np.float32(self.power))
+        return x
+
 
 @dataclass
 class Activation:

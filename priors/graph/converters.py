@@ -12,7 +12,7 @@ import torch
 
 from priors.graph.activations import standardise
 from priors.graph.functions import Function, draw_cheap_function
-from priors.graph.nearest import nearest_centres
+from priors.graph.nearest import nearest_centres, take_columns
 from priors.graph.noise import Noise
 from priors.graph.points import Points
 from priors.graph.scalars import LOCAL, Scalars, Weights
@@ -136,9 +136,9 @@ class Categorical:
             case "id":
                 return index, x
             case "disc":
-                return index, table[:, index]
+                return index, take_columns(table, index)
             case "func":
-                return index, self.function(table[:, index], noise)
+                return index, self.function(take_columns(table, index), noise)
         return index, index.to(x.dtype).expand_as(x)
 
     def sample_softmax(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:

@@ -37,3 +37,12 @@ def p_distances_torch(x: torch.Tensor, centres: torch.Tensor, p: float, outer: f
 def nearest_centres_torch(x: torch.Tensor, centres: torch.Tensor, p: float) -> torch.Tensor:
     chunks = x.split(max(1, CHUNK // centres.shape[1]), dim=1)
     return torch.cat([torch.cdist(centres.T, chunk.T, p=p).argmin(0) for chunk in chunks])
+
+
+def take_columns(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """table[:, index], float32 (m, N), for table (m, k) and index int64 (N,)."""
+    if table.is_cuda:
+        return table[:, index]
+    from priors.graph import kernels
+
+    return torch.from_numpy(kernels.take_columns(table.numpy(), index.numpy()))
