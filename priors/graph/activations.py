@@ -21,9 +21,9 @@ def ranks(x: torch.Tensor, dim: int) -> torch.Tensor:
     """Number of smaller values along dim, int64; of equal values the first counts as smaller."""
     if x.is_cuda or dim != 0:
         return ranks_torch(x, dim)
-    from priors.graph import kernels
+    from priors.graph.kernels import ranks as compiled
 
-    return torch.from_numpy(kernels.ranks(x.float().contiguous().numpy()))
+    return torch.from_numpy(compiled(x.float().contiguous().numpy()))
 
 
 def ranks_torch(x: torch.Tensor, dim: int) -> torch.Tensor:
@@ -78,10 +78,10 @@ def standardise(x: torch.Tensor) -> torch.Tensor:
     if x.is_cuda:
         x, factors = normalise(x)
         return x.mul_(factors)
-    from priors.graph import featurewise
+    from priors.graph.featurewise import standardise_features
 
     out = torch.empty_like(x)
-    featurewise.standardise(x.numpy(), out.numpy())
+    standardise_features(x.numpy(), out.numpy())
     return out
 
 
@@ -157,13 +157,13 @@ class Activation:
         if x.is_cuda:
             x = standardise(x)
             return standardise(self.plain(x.sub_(x.gather(1, rows[:, None])).mul_(self.scale), 0))
-        from priors.graph import featurewise
         from priors.graph.elementwise import CODES
+        from priors.graph.featurewise import activate, shift
 
         out = torch.empty_like(x)
         given = (x.numpy(), out.numpy(), rows.numpy(), np.float32(self.scale))
         if self.plain.name in CODES:
-            featurewise.activate(*given, CODES[self.plain.name], np.float32(self.plain.power))
+            activate(*given, CODES[self.plain.name], np.float32(self.plain.power))
             return out
-        featurewise.shift(*given)
+        shift(*given)
         return standardise(self.plain(out, 0))

@@ -74,10 +74,10 @@ def convert_numeric(x: torch.Tensor, converters: list[Numeric], noise: Noise) ->
         y = x.clone()
         y[warped] = kumaraswamy(x[warped], noise.tensor(a[:, None]), noise.tensor(b[:, None]))
     else:
-        from priors.graph import featurewise
+        from priors.graph.featurewise import warp_features
 
         y = x.clone()
-        featurewise.kumaraswamy(y.numpy(), np.array(warped), a, b)
+        warp_features(y.numpy(), np.array(warped), a, b)
     return (y, y) if converters[warped[0]].warp_flow else (y, x)
 
 
@@ -145,10 +145,10 @@ class Categorical:
         """Categories int64 (N,) drawn from the softmax over the standardised values of each row of x (width, N)."""
         log_shares = np.log(self.shares.compute(noise.rng)[0] + np.float32(1e-4))
         if not x.is_cuda:
-            from priors.graph import featurewise
+            from priors.graph.featurewise import sample_softmax
 
             key = random_key(noise.rng)
-            return torch.from_numpy(featurewise.sample_softmax(x.numpy(), np.float32(self.factor), log_shares, key))
+            return torch.from_numpy(sample_softmax(x.numpy(), np.float32(self.factor), log_shares, key))
         logits = standardise(x).mul_(self.factor).add_(noise.tensor(log_shares[:, None]))
         cumulative = logits.nan_to_num_(0.0, 0.0, 0.0).softmax(0).cumsum_(0)
         u = noise.uniform(1, x.shape[1]).mul_(cumulative[-1:])

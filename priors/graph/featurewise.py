@@ -36,14 +36,14 @@ def standardise_feature(row, out, factor):
 
 
 @njit("void(f4[:, ::1], f4[:, ::1])", cache=True, error_model="numpy")
-def standardise(x, out):
+def standardise_features(x, out):
     """standardise_feature for every feature of x (n, N); out may be x."""
     for i in range(x.shape[0]):
         standardise_feature(x[i], out[i], np.float32(1.0))
 
 
 @njit("void(f4[:, ::1], f4[::1])", cache=True, fastmath=SUMS, error_model="numpy")
-def scale(x, weights):
+def scale_features(x, weights):
     """Standardised features of x (n, N) times weights (n,), over the root mean square of the rows' norms, in place."""
     n = x.shape[0]
     mean = np.empty(n, np.float32)
@@ -84,7 +84,7 @@ def activate(x, out, rows, factor, code, power):
 
 
 @njit("void(f4[:, ::1], i8[::1], f4[::1], f4[::1])", cache=True, fastmath=FASTMATH, error_model="numpy")
-def kumaraswamy(x, features, a, b):
+def warp_features(x, features, a, b):
     """1 - (1 - u^a)^b of some features (k,) of x (n, N), in place; u are their values scaled to [0, 1]; a, b (k,)."""
     one = np.float32(1.0)
     for i in range(len(features)):

@@ -26,16 +26,19 @@ def row_chunks(x: torch.Tensor, width: int) -> tuple[torch.Tensor, ...]:
     """x (n, N) cut into chunks of rows, for which a temporary of `width` values per row is small."""
     most = max(64, (CUDA_CHUNK if x.is_cuda else CHUNK) // width)
     chunks = -(-x.shape[1] // most)
-    return x.split(-(-x.shape[1] // chunks), dim=1)  # of equal length
+    return x.split(-(-x.shape[1] // chunks), dim=1) if chunks > 1 else (x,)  # of equal length
 
 
 def combine_features(
     weights: torch.Tensor, features: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
 ) -> torch.Tensor:
     """weights (m, k) @ features(x) (k, N) -> (m, N), computed in chunks of rows."""
-    out = x.new_empty(len(weights), x.shape[1])
-    width = len(x) + weights.shape[1]
-    for chunk, part in zip(row_chunks(x, width), row_chunks(out, width), strict=True):
+    width = x.shape[0] + weights.shape[1]
+    chunks = row_chunks(x, width)
+    if len(chunks) == 1:
+        return torch.mm(weights, features(x))
+    out = x.new_empty(weights.shape[0], x.shape[1])
+    for chunk, part in zip(chunks, row_chunks(out, width), strict=True):
         torch.mm(weights, features(chunk), out=part)
     return out
 
@@ -112,10 +115,10 @@ class Tree:
 
     def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
         if not x.is_cuda:
-            from priors.graph import kernels
+            from priors.graph.kernels import random_trees
 
             key = random_key(noise.rng)
-            return torch.from_numpy(kernels.random_trees(x.numpy(), self.trees, self.depth, self.m, key))
+            return torch.from_numpy(random_trees(x.numpy(), self.trees, self.depth, self.m, key))
         spread = (x - x.mean(dim=1, keepdim=True)).square_().mean(dim=1).sqrt_().clamp_(min=1e-8)
         cumulative = spread.double().cumsum(0).cpu().numpy()
         if not np.isfinite(cumulative[-1]):
@@ -213,7 +216,7 @@ class GP:
         return mixed_frequencies(self.features, n, decay, scale, axes.slope, axes.spread, random_key(rng))
 
     def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
-        turns = noise.tensor(self.frequencies(len(x), noise.rng)).div_(2 * math.pi)
+        turns = noise.tensor(self.frequencies(x.shape[0], noise.rng)).div_(2 * math.pi)
         phases = noise.tensor(noise.rng.random(self.features, dtype=np.float32))
         weights = noise.parameter(self.m, self.features).div_(math.sqrt(self.features))
         return combine_features(weights, lambda chunk: cos_turns(turns @ chunk, phases), x)
@@ -223,9 +226,9 @@ def cos_turns(x: torch.Tensor, phases: torch.Tensor) -> torch.Tensor:
     """cos(2 pi (x + phase)) in place, for x (k, N) and phases (k,)."""
     if x.is_cuda:
         return cos_turns_torch(x, phases)
-    from priors.graph import kernels
+    from priors.graph.kernels import cos_turns
 
-    kernels.cos_turns(x.numpy(), phases.numpy())
+    cos_turns(x.numpy(), phases.numpy())
     return x
 
 
@@ -250,13 +253,13 @@ class Quadratic:
         return f"quadratic({self.matrices})"
 
     def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
-        from priors.graph import kernels
+        from priors.graph.kernels import pair_weights
 
-        if len(x) > self.max_inputs:
-            x = x[noise.distinct_rows(len(x), self.max_inputs)]
+        if x.shape[0] > self.max_inputs:
+            x = x[noise.distinct_rows(x.shape[0], self.max_inputs)]
         matrices = self.matrices.compute(noise.rng)
         # z^T M z is the sum over i <= j of (M_ij + M_ji) z_i z_j (half of it for i = j): one matmul, half the products.
-        pairs = noise.tensor(kernels.pair_weights(matrices))
+        pairs = noise.tensor(pair_weights(matrices))
         z = torch.cat([x, x.new_ones(1, x.shape[1])])
         return combine_features(pairs, pair_products, z)
 
@@ -265,9 +268,9 @@ def pair_products(z: torch.Tensor) -> torch.Tensor:
     """z_i z_j for i <= j, row by row of the upper triangle; z (n, N) -> (n (n + 1) / 2, N)."""
     if z.is_cuda:
         return pair_products_torch(z)
-    from priors.graph import kernels
+    from priors.graph.kernels import pair_products
 
-    return torch.from_numpy(kernels.pair_products(z.contiguous().numpy()))
+    return torch.from_numpy(pair_products(z.contiguous().numpy()))
 
 
 def pair_products_torch(z: torch.Tensor) -> torch.Tensor:
@@ -302,7 +305,7 @@ class EM:
         return f"em({self.components} components, p {self.p:.2g}, q {self.q:.2g}, {self.linear})"
 
     def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
-        centres = x[:, noise.rows(x.shape[1], self.components)] + noise.parameter(len(x), self.components)
+        centres = x[:, noise.rows(x.shape[1], self.components)] + noise.parameter(x.shape[0], self.components)
         sigma = (noise.parameter(self.components, 1) * self.spread).exp_()
         weights = noise.tensor(self.linear.matrix.compute(noise.rng)[0])
         return combine_features(weights, lambda chunk: self.assignment(chunk, centres, sigma), x)
@@ -310,11 +313,11 @@ class EM:
     def assignment(self, x: torch.Tensor, centres: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
         """Shares (k, N) of the components, which sum to one; x (n, N), centres (n, k), sigma (k, 1)."""
         if not x.is_cuda:
-            from priors.graph import kernels
+            from priors.graph.kernels import soft_assignment
 
             flat = centres.T.contiguous().numpy()
             p, q = np.float32(self.p), np.float32(self.q)
-            return torch.from_numpy(kernels.soft_assignment(x.contiguous().numpy(), flat, sigma.numpy()[:, 0], p, q))
+            return torch.from_numpy(soft_assignment(x.contiguous().numpy(), flat, sigma.numpy()[:, 0], p, q))
         distance = p_distances(x, centres, self.p, self.q / self.p)  # ||x - c||_p^q
         log_scale = (2 * math.pi * sigma.square()).log_().div_(-2)
         return torch.addcmul(log_scale, distance, sigma.pow(-self.q), value=-1).softmax(0)

@@ -47,7 +47,7 @@ def p_distances(x, centres, p, outer):
 
 
 @njit("i8[::1](f4[:, ::1], f4[:, ::1], f4)", cache=True, fastmath=FASTMATH)
-def nearest_centres(x, centres, p):
+def nearest_centres_narrow(x, centres, p):
     """Index of the first centre with the smallest sum |x - c|^p, int64 (N,), for x (n, N) and centres (k, n)."""
     rows = x.shape[1]
     out = np.zeros(rows, np.int64)
@@ -71,7 +71,7 @@ def nearest_centres(x, centres, p):
 
 @njit("i8[::1](f4[:, ::1], f4[:, ::1], f4)", cache=True, fastmath={"contract", "nsz", "reassoc"})
 def nearest_centres_wide(x, centres, p):
-    """nearest_centres for more than HEAD features, row by row: most centres are ruled out after a few features.
+    """nearest_centres_narrow for more than HEAD features, row by row: most centres are ruled out after a few features.
 
     Features are sorted by their spread among the centres, the largest first. All centres are compared on the first HEAD
     features. The nearest by those is summed in full, and its distance is the bound for the others: after each chunk of

@@ -92,18 +92,18 @@ class Matrix:
 
     def _raw(self, rng: np.random.Generator) -> np.ndarray:
         """float32 (batch, n, m), before noise is added and rows are normalised."""
-        from priors.graph import draws
+        from priors.graph.draws import kernel_matrices, weighted_normals, weighted_products
 
         shape, weights = (self.batch, self.n, self.m), self.weights
         if self.kind == "gaussian":
             return normal_array(rng, *shape)
         if self.kind == "weights":
-            return draws.weighted_normals(self.m, weights.slope, weights.spread, random_key(rng)).reshape(shape)
+            return weighted_normals(self.m, weights.slope, weights.spread, random_key(rng)).reshape(shape)
         if self.kind == "singular_values":
             given = (self.n, weights.size, self.m, weights.slope, weights.spread)
-            return draws.weighted_products(*given, random_key(rng)).reshape(shape)
+            return weighted_products(*given, random_key(rng)).reshape(shape)
         if self.kind == "kernel":
             a = self.points[0].compute(rng, self.batch * self.n)
             b = self.points[1].compute(rng, self.batch * self.m)
-            return draws.kernel_matrices(a, b, self.batch, np.float32(self.decay), random_key(rng)).reshape(shape)
+            return kernel_matrices(a, b, self.batch, np.float32(self.decay), random_key(rng)).reshape(shape)
         return self.activation.of_array(self.inner.compute(rng))

@@ -74,7 +74,7 @@ def test_nearest_centres_are_nearest(rng, p: float):
         exact = brute_distances(x, centres, p)
         flat = np.ascontiguousarray(centres.T)
         indices = [
-            kernels.nearest_centres(x, flat, np.float32(p)),
+            kernels.nearest_centres_narrow(x, flat, np.float32(p)),
             nearest_centres(*map(torch.from_numpy, (x, centres)), p),
         ]
         if n > kernels.HEAD:
@@ -85,7 +85,7 @@ def test_nearest_centres_are_nearest(rng, p: float):
             assert (index != k - 1).all()  # it equals centre 0, which comes first
 
 
-@pytest.mark.parametrize("kernel", [kernels.nearest_centres, kernels.nearest_centres_wide])
+@pytest.mark.parametrize("kernel", [kernels.nearest_centres_narrow, kernels.nearest_centres_wide])
 def test_rows_equal_to_a_centre_go_to_it(rng, kernel):
     x = rng.standard_normal((20, 600)).astype(np.float32)
     rows = rng.permutation(600)[:100]
@@ -133,9 +133,9 @@ def test_oblivious_trees_are_those_of_a_loop_over_rows(rng):
 def test_other_layouts_are_an_error(rng):
     x = rng.standard_normal((4, 10)).astype(np.float32)
     with pytest.raises(TypeError):
-        kernels.nearest_centres(x.astype(np.float64), x.T.copy(), np.float32(1))
+        kernels.nearest_centres_narrow(x.astype(np.float64), x.T.copy(), np.float32(1))
     with pytest.raises(TypeError):
-        kernels.nearest_centres(x[:, ::2], x.T.copy(), np.float32(1))
+        kernels.nearest_centres_narrow(x[:, ::2], x.T.copy(), np.float32(1))
 
 
 @pytest.mark.parametrize("p", POWERS)

@@ -8,6 +8,7 @@ import torch
 from graph_draws import draw_scalars
 from scipy.stats import kstest
 
+from priors.floats import fill_normals
 from priors.graph.activations import PlainActivation
 from priors.graph.functions import Linear
 from priors.graph.matrices import KINDS as MATRIX_KINDS
@@ -15,7 +16,6 @@ from priors.graph.matrices import Matrix, MixturePoints
 from priors.graph.noise import Noise
 from priors.graph.points import BASES, Points
 from priors.graph.scalars import Weights
-from priors.floats import fill_normals
 from priors.random import random_key, rng_at
 
 
