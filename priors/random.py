@@ -11,7 +11,7 @@ import torch
 
 Seed = int | tuple[int, ...]
 
-STREAM_VERSION = 1
+STREAM_VERSION = 2
 """Version of the stream of tables; it is raised with every change that alters the tables of a seed."""
 
 

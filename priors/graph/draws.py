@@ -19,6 +19,7 @@ from priors.floats import (
     fill_normals,
     log2_of,
     normal_pair,
+    power,
     scramble,
     uniform,
 )
@@ -103,16 +104,17 @@ def fill_radii(out, decay, key):
         out[i], _ = exp2_minus_1(exponent * log2_of(u))
 
 
-@njit("f4[:, ::1](i8, i8, f4, f4, f8[::1], f8[::1], u8)", cache=True, fastmath=SUMS)
+@njit("UniTuple(f4[:, ::1], 2)(i8, i8, f4, f4, f8[::1], f8[::1], u8)", cache=True, fastmath=SUMS)
 def mixed_frequencies(size, n, decay, scale, slope, spread, key):
-    """Directions, uniform on the sphere, times radii of fill_radii, times a normal matrix, float32 (size, n).
+    """Directions, uniform on the sphere, times radii of fill_radii, float32 (size, n), and a normal matrix (n, n).
 
-    Row i of the matrix, that of input i, is multiplied by a weight (see fill_weights) and by scale.
+    Column i of the matrix, that of input i, is multiplied by a weight (see fill_weights) and by scale. The frequencies
+    are the product of the two.
     """
     weights = np.empty((1, n), np.float32)
     fill_weights(weights, slope, spread, key)
     key += np.uint64(2 * n)
-    mixing = np.empty((n, n), np.float32)  # [direction, input]
+    mixing = np.empty((n, n), np.float32)
     fill_normals(mixing.reshape(-1), key)
     key += np.uint64(n * n)
     for j in range(n):
@@ -123,18 +125,15 @@ def mixed_frequencies(size, n, decay, scale, slope, spread, key):
     key += np.uint64(size)
     directions = np.empty((size, n), np.float32)
     fill_normals(directions.reshape(-1), key)
-    out = np.zeros((size, n), np.float32)
     for k in range(size):
-        direction, row = directions[k], out[k]
+        row = directions[k]
         square = np.float32(1e-30)
         for j in range(n):
-            square += direction[j] * direction[j]
+            square += row[j] * row[j]
         radius = radii[k] / np.sqrt(square)
         for j in range(n):
-            factor, other = direction[j] * radius, mixing[j]
-            for i in range(n):
-                row[i] += factor * other[i]
-    return out
+            row[j] *= radius
+    return directions, mixing
 
 
 @njit("i8[::1](i8, i8, u8)", cache=True)
@@ -229,3 +228,34 @@ def normalise_rows(matrix, noise, key):
         scale = np.float32(1.0) / (np.sqrt(square) + np.float32(1e-6))
         for i in range(n):
             row[i] *= scale
+
+
+@njit("f4[:, ::1](i8, i8, u8)", cache=True, fastmath=SUMS)
+def ball_points(n, size, key):
+    """Points, uniform in the unit ball of dimension n, float32 (n, size)."""
+    out = np.empty((n, size), np.float32)
+    fill_normals(out.reshape(-1), key)
+    key += np.uint64(n * size)
+    scale = np.full(size, np.float32(1e-30))
+    for i in range(n):
+        row = out[i]
+        for j in range(size):
+            scale[j] += row[j] * row[j]
+    for j in range(size):
+        radius = power(uniform(scramble(key + np.uint64(j))), np.float32(1.0 / n))
+        scale[j] = radius / np.sqrt(scale[j])
+    for i in range(n):
+        row = out[i]
+        for j in range(size):
+            row[j] *= scale[j]
+    return out
+
+
+@njit("f4[:, ::1](i8, i8, u8)", cache=True)
+def cube_points(n, size, key):
+    """Points, uniform in [-1, 1]^n, float32 (n, size)."""
+    out = np.empty((n, size), np.float32)
+    flat = out.reshape(-1)
+    for j in range(len(flat)):
+        flat[j] = np.float32(2.0) * uniform(scramble(key + np.uint64(j))) - np.float32(1.0)
+    return out

@@ -213,7 +213,8 @@ class GP:
         from priors.graph.draws import mixed_frequencies
 
         axes, decay, scale = self.axes, np.float32(self.decay), np.float32(self.scale)
-        return mixed_frequencies(self.features, n, decay, scale, axes.slope, axes.spread, random_key(rng))
+        radial, mixing = mixed_frequencies(self.features, n, decay, scale, axes.slope, axes.spread, random_key(rng))
+        return (torch.from_numpy(radial) @ torch.from_numpy(mixing)).numpy()
 
     def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
         turns = noise.tensor(self.frequencies(x.shape[0], noise.rng)).div_(2 * math.pi)

@@ -14,7 +14,7 @@ from priors.graph.functions import Linear
 from priors.graph.matrices import KINDS as MATRIX_KINDS
 from priors.graph.matrices import Matrix, MixturePoints
 from priors.graph.noise import Noise
-from priors.graph.points import BASES, Points
+from priors.graph.points import BASES, Points, cube
 from priors.graph.scalars import Weights
 from priors.random import random_key, rng_at
 
@@ -200,7 +200,7 @@ def test_correlated_points_have_the_covariance_of_a_weighted_gaussian_matrix(gau
     axes = Weights(3, np.array([3.0]), np.array([1e-4]))
     x = base_points("correlated", 3, 20000, gaussian=gaussian, axes=axes)
     noise = Noise(("points", 0))
-    _ = noise.normal(3, 20000) if gaussian else noise.uniform(3, 20000)
+    _ = noise.normal(3, 20000) if gaussian else cube(3, 20000, noise)
     A = noise.parameter(3, 3).double().numpy() * axes.compute(noise.rng)[0]  # columns scaled
     expected = A @ A.T * (1 if gaussian else 1 / 3)
     np.testing.assert_allclose(np.cov(x), expected, atol=0.05 * np.abs(expected).max())
