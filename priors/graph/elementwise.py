@@ -122,7 +122,8 @@ def apply(x, code, power):
             x[j] = sine(x[j])
     elif code == LOG_ABS:
         for j in range(len(x)):
-            x[j] = np.float32(np.log(2)) * log2_of(max(abs(x[j]), np.float32(1e-6)))
+            # The last term keeps NaN, over which log2_of passes.
+            x[j] = np.float32(np.log(2)) * log2_of(max(abs(x[j]), np.float32(1e-6))) + x[j] * ZERO
     elif code == SIGMOID:
         for j in range(len(x)):
             x[j] = sigmoid(x[j])

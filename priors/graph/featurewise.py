@@ -109,7 +109,8 @@ def logsumexp(a, b, out):
         p, q, row = a[i], b[i], out[i]
         for j in range(len(row)):
             high = max(p[j], q[j])
-            row[j] = high + log1p_exp(min(p[j], q[j]) - high)
+            lost = (p[j] + q[j]) * np.float32(0.0)  # NaN if one of them is, over which the maximum passes
+            row[j] = high + log1p_exp(min(p[j], q[j]) - high) + lost
 
 
 @njit("i8[::1](f4[:, ::1], f4, f4[::1], u8)", cache=True, fastmath=FASTMATH, error_model="numpy")

@@ -24,8 +24,7 @@ CUDA_CHUNK = 2**26
 
 def row_chunks(x: torch.Tensor, width: int) -> tuple[torch.Tensor, ...]:
     """x (n, N) cut into chunks of rows, for which a temporary of `width` values per row is small."""
-    most = max(64, (CUDA_CHUNK if x.is_cuda else CHUNK) // width)
-    chunks = -(-x.shape[1] // most)
+    chunks = -(-x.shape[1] // max(64, (CUDA_CHUNK if x.is_cuda else CHUNK) // width))
     return x.split(-(-x.shape[1] // chunks), dim=1) if chunks > 1 else (x,)  # of equal length
 
 
@@ -117,8 +116,7 @@ class Tree:
         if not x.is_cuda:
             from priors.graph.kernels import random_trees
 
-            key = random_key(noise.rng)
-            return torch.from_numpy(random_trees(x.numpy(), self.trees, self.depth, self.m, key))
+            return torch.from_numpy(random_trees(x.numpy(), self.trees, self.depth, self.m, random_key(noise.rng)))
         spread = (x - x.mean(dim=1, keepdim=True)).square_().mean(dim=1).sqrt_().clamp_(min=1e-8)
         cumulative = spread.double().cumsum(0).cpu().numpy()
         if not np.isfinite(cumulative[-1]):
@@ -212,8 +210,8 @@ class GP:
             return self.radii(rng, (self.features, n))
         from priors.graph.draws import mixed_frequencies
 
-        axes, decay, scale = self.axes, np.float32(self.decay), np.float32(self.scale)
-        radial, mixing = mixed_frequencies(self.features, n, decay, scale, axes.slope, axes.spread, random_key(rng))
+        given = (np.float32(self.decay), np.float32(self.scale), self.axes.slope, self.axes.spread)
+        radial, mixing = mixed_frequencies(self.features, n, *given, random_key(rng))
         return (torch.from_numpy(radial) @ torch.from_numpy(mixing)).numpy()
 
     def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
@@ -258,9 +256,7 @@ class Quadratic:
 
         if x.shape[0] > self.max_inputs:
             x = x[noise.distinct_rows(x.shape[0], self.max_inputs)]
-        matrices = self.matrices.compute(noise.rng)
-        # z^T M z is the sum over i <= j of (M_ij + M_ji) z_i z_j (half of it for i = j): one matmul, half the products.
-        pairs = noise.tensor(pair_weights(matrices))
+        pairs = noise.tensor(pair_weights(self.matrices.compute(noise.rng)))  # one matmul, half the products
         z = torch.cat([x, x.new_ones(1, x.shape[1])])
         return combine_features(pairs, pair_products, z)
 
@@ -316,9 +312,8 @@ class EM:
         if not x.is_cuda:
             from priors.graph.kernels import soft_assignment
 
-            flat = centres.T.contiguous().numpy()
-            p, q = np.float32(self.p), np.float32(self.q)
-            return torch.from_numpy(soft_assignment(x.contiguous().numpy(), flat, sigma.numpy()[:, 0], p, q))
+            given = (x.contiguous().numpy(), centres.T.contiguous().numpy(), sigma.numpy()[:, 0])
+            return torch.from_numpy(soft_assignment(*given, np.float32(self.p), np.float32(self.q)))
         distance = p_distances(x, centres, self.p, self.q / self.p)  # ||x - c||_p^q
         log_scale = (2 * math.pi * sigma.square()).log_().div_(-2)
         return torch.addcmul(log_scale, distance, sigma.pow(-self.q), value=-1).softmax(0)
