@@ -25,7 +25,6 @@ if __name__ == "__main__":
     ratios = pairs[0] / pairs[1]
     drawn = np.random.default_rng(0).integers(rounds, size=(2000, rounds))  # rounds drawn with replacement
     low, high = np.quantile(pairs[0][drawn].sum(1) / pairs[1][drawn].sum(1), [0.05, 0.95])
-    print(
-        f"ratio {median(ratios):.1f} (median of {rounds} rounds of {tables} tables; {min(ratios):.1f} to {max(ratios):.1f})"
-    )
+    spread = f"{min(ratios):.1f} to {max(ratios):.1f}"
+    print(f"ratio {median(ratios):.1f} (median of {rounds} rounds of {tables} tables; {spread})")
     print(f"ratio of sums {pairs[0].sum() / pairs[1].sum():.1f} (90 % interval, bootstrap: {low:.1f} to {high:.1f})")
