@@ -8,6 +8,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 FASTMATH = {"contract", "nsz"}  # allows fused multiply-add; NaN and infinity keep their meaning
+SUMS = {*FASTMATH, "reassoc"}  # also sums in any order, which vectorises them
 
 
 @intrinsic
@@ -78,6 +79,57 @@ def exponential(x):
 
 
 @njit(inline="always")
+def log2_of(x):
+    """log2(x) for float32 x > 0, with an absolute error of 1e-7 beside that of rounding; -127 for x = 0."""
+    bits = bits_of(x)
+    exponent = (bits - np.int32(0x3F3504F3)) >> np.int32(23)  # leaves a mantissa in [sqrt(1/2), sqrt(2))
+    t = float_of(bits - (exponent << np.int32(23))) - np.float32(1.0)
+    q = np.float32(-0.146203534) * t + np.float32(0.234209851)  # log2(1 + t) / t, least squares on Chebyshev nodes
+    q = q * t + np.float32(-0.248821806)
+    q = q * t + np.float32(0.287075611)
+    q = q * t + np.float32(-0.360241986)
+    q = q * t + np.float32(0.480924039)
+    q = q * t + np.float32(-0.721352759)
+    q = q * t + np.float32(1.44269496)
+    return np.float32(exponent) + t * q
+
+
+@njit(inline="always")
+def exp2_minus_1(z):
+    """2^z - 1 and 2^z for float32 z, with a relative error of 3e-7; z is clamped to -126..127."""
+    z = min(max(z, np.float32(-126.0)), np.float32(127.0))
+    whole = np.floor(z + np.float32(0.5))
+    f = z - whole  # in [-1/2, 1/2]; Taylor series
+    q = np.float32(np.log(2) ** 6 / 720) * f + np.float32(np.log(2) ** 5 / 120)
+    q = q * f + np.float32(np.log(2) ** 4 / 24)
+    q = q * f + np.float32(np.log(2) ** 3 / 6)
+    q = q * f + np.float32(np.log(2) ** 2 / 2)
+    q = q * f + np.float32(np.log(2))
+    scale = float_of((np.int32(whole) + np.int32(127)) << np.int32(23))
+    return scale * (q * f) + (scale - np.float32(1.0)), scale * (q * f) + scale
+
+
+@njit(inline="always")
+def accurate_exponential(x):
+    """e^x with a relative error of 1e-6 or |x| 1e-7; infinity above 88, at least 2^-126."""
+    _, value = exp2_minus_1(x * np.float32(1 / np.log(2)))
+    return value if x <= np.float32(88.0) else x * np.float32(np.inf)
+
+
+@njit(inline="always")
+def accurate_power(x, p):
+    """x^p for float32 x >= 0 and any p, with a relative error of 1e-6 (1 + |p|); 0 for x = 0, at most 2^127."""
+    _, value = exp2_minus_1(p * log2_of(x))
+    return value if x > np.float32(0.0) else x
+
+
+@njit(inline="always")
+def log1p_exp(x):
+    """log(1 + e^x) for x <= 0, with an absolute error of 2e-7."""
+    return np.float32(np.log(2)) * log2_of(np.float32(1.0) + accurate_exponential(x))
+
+
+@njit(inline="always")
 def scramble(counter):
     """A random uint64 from a counter: splitmix64 (Steele, Lea and Flood 2014)."""
     h = counter * np.uint64(0x9E3779B97F4A7C15)
@@ -96,17 +148,7 @@ def uniform(h):
 def normal_pair(h):
     """Two independent standard normals from 64 random bits, by the Box-Muller transform; at most 6.8 in magnitude."""
     u = (np.float32(np.uint32(h)) + np.float32(0.5)) * np.float32(2.0**-32)
-    bits = bits_of(u)
-    exponent = (bits - np.int32(0x3F3504F3)) >> np.int32(23)  # leaves a mantissa in [sqrt(1/2), sqrt(2))
-    t = float_of(bits - (exponent << np.int32(23))) - np.float32(1.0)
-    q = np.float32(-0.146203534) * t + np.float32(0.234209851)  # log2(1 + t) / t, least squares on Chebyshev nodes
-    q = q * t + np.float32(-0.248821806)
-    q = q * t + np.float32(0.287075611)
-    q = q * t + np.float32(-0.360241986)
-    q = q * t + np.float32(0.480924039)
-    q = q * t + np.float32(-0.721352759)
-    q = q * t + np.float32(1.44269496)
-    radius = np.sqrt(np.float32(-2 * np.log(2)) * min(np.float32(exponent) + t * q, np.float32(0.0)))
+    radius = np.sqrt(np.float32(-2 * np.log(2)) * min(log2_of(u), np.float32(0.0)))
     a = np.float32(np.int32(h >> np.uint64(32))) * np.float32(np.pi * 2.0**-32)  # half the angle, in [-pi/2, pi/2]
     s = a * a
     sine = np.float32(2.7557314e-6) * s + np.float32(-1.9841270e-4)  # Taylor series

@@ -33,23 +33,40 @@ class ExtraTrees:
         self.size += trees
         return self
 
-    def errors(self) -> tuple[np.ndarray, np.ndarray]:
-        """Squared errors of the mean and of the out-of-bag predictions, one per row that has a prediction."""
-        seen = self.counts > 0
-        truth = np.eye(self.votes.shape[1], dtype=np.float32)[self.y]
-        mean = np.square(truth - truth.mean(0)).sum(1)[seen]
-        return mean, np.square(truth[seen] - self.votes[seen] / self.counts[seen, None]).sum(1)
-
     def z_score(self) -> float:
         """By how much the trees' squared error is below that of the mean: mean over rows, in standard errors."""
-        mean, model = self.errors()
-        improvement = mean - model
-        return float(improvement.mean() / max(improvement.std() / math.sqrt(len(improvement)), 1e-12))
+        count, mean, model, square = sum_errors(self.y, self.votes, self.counts)
+        improvement = (mean - model) / count
+        deviation = math.sqrt(max(square / count - improvement * improvement, 0.0))
+        return improvement / max(deviation / math.sqrt(count), 1e-12)
 
     def relative_error(self) -> float:
         """Squared error of the trees, divided by that of the mean."""
-        mean, model = self.errors()
-        return float(model.sum() / mean.sum())
+        _, mean, model, _ = sum_errors(self.y, self.votes, self.counts)
+        return model / mean
+
+
+@njit("UniTuple(f8, 4)(i8[::1], f4[:, ::1], i4[::1])", cache=True, error_model="numpy")
+def sum_errors(y, votes, counts):
+    """Number of rows that have a prediction, and sums over them: of the squared errors of the mean and of the
+    predictions, and of the squared difference of these errors."""
+    N, C = votes.shape
+    shares = np.bincount(y, minlength=C) / N
+    squares = (shares * shares).sum()
+    number = mean = model = square = 0.0
+    for i in range(N):
+        if counts[i] == 0:
+            continue
+        of_mean = squares + 1.0 - 2.0 * shares[y[i]]
+        of_model = 0.0
+        for k in range(C):
+            error = (1.0 if k == y[i] else 0.0) - votes[i, k] / counts[i]
+            of_model += error * error
+        number += 1.0
+        mean += of_mean
+        model += of_model
+        square += (of_mean - of_model) * (of_mean - of_model)
+    return number, mean, model, square
 
 
 @njit(inline="always")

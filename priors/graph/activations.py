@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -20,9 +21,9 @@ def ranks(x: torch.Tensor, dim: int) -> torch.Tensor:
     """Number of smaller values along dim, int64; of equal values the first counts as smaller."""
     if x.is_cuda or dim != 0:
         return ranks_torch(x, dim)
-    from priors.graph import kernels
+    from priors.graph.kernels import ranks as compiled
 
-    return torch.from_numpy(kernels.ranks(x.float().contiguous().numpy()))
+    return torch.from_numpy(compiled(x.float().contiguous().numpy()))
 
 
 def ranks_torch(x: torch.Tensor, dim: int) -> torch.Tensor:
@@ -74,8 +75,14 @@ PLAIN_KINDS = ("fixed",) * 8 + ("relu_power", "signed_power", "inverse_power", "
 
 def standardise(x: torch.Tensor) -> torch.Tensor:
     """Features of (n, N) minus their means, divided by their population standard deviations over the rows (+1e-4)."""
-    x, factors = normalise(x)
-    return x.mul_(factors)
+    if x.is_cuda:
+        x, factors = normalise(x)
+        return x.mul_(factors)
+    from priors.graph.featurewise import standardise_features
+
+    out = torch.empty_like(x)
+    standardise_features(x.numpy(), out.numpy())
+    return out
 
 
 def normalise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -121,6 +128,15 @@ class PlainActivation:
                 return x.pow(int(self.power))
         return FIXED[self.name](x, dim)
 
+    def of_array(self, x: np.ndarray) -> np.ndarray:
+        """The function along the last axis of float32 x, which it may overwrite."""
+        from priors.graph.elementwise import CODES, apply
+
+        if self.name not in CODES:
+            return np.ascontiguousarray(self(torch.from_numpy(x), -1).numpy())
+        apply(x.reshape(-1), CODES[self.name], np.float32(self.power))
+        return x
+
 
 @dataclass
 class Activation:
@@ -137,6 +153,17 @@ class Activation:
         return str(self.plain)
 
     def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
-        x = standardise(x)
-        origin = x.gather(1, noise.rows(x.shape[1], x.shape[0])[:, None])
-        return standardise(self.plain(x.sub_(origin).mul_(self.scale), 0))
+        rows = noise.rows(x.shape[1], x.shape[0])
+        if x.is_cuda:
+            x = standardise(x)
+            return standardise(self.plain(x.sub_(x.gather(1, rows[:, None])).mul_(self.scale), 0))
+        from priors.graph.elementwise import CODES
+        from priors.graph.featurewise import activate, shift
+
+        out = torch.empty_like(x)
+        given = (x.numpy(), out.numpy(), rows.numpy(), np.float32(self.scale))
+        if self.plain.name in CODES:
+            activate(*given, CODES[self.plain.name], np.float32(self.plain.power))
+            return out
+        shift(*given)
+        return standardise(self.plain(out, 0))

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from priors.graph.activations import standardise
 from priors.graph.functions import Function, draw_cheap_function
-from priors.graph.nearest import nearest_centres
+from priors.graph.nearest import nearest_centres, take_columns
 from priors.graph.noise import Noise
 from priors.graph.points import Points
 from priors.graph.scalars import LOCAL, Scalars, Weights
+from priors.random import random_key
 
 NUMERIC_MODES = ("identity", "warp")
 CATEGORICAL_MODES = (
@@ -67,10 +69,15 @@ def convert_numeric(x: torch.Tensor, converters: list[Numeric], noise: Noise) ->
     warped = [i for i, converter in enumerate(converters) if converter.mode == "warp"]
     if not warped:
         return x, x
-    a = torch.tensor([[converters[i].a] for i in warped], device=x.device)
-    b = torch.tensor([[converters[i].b] for i in warped], device=x.device)
-    y = x.clone()
-    y[warped] = kumaraswamy(x[warped], a, b)
+    a, b = (np.array([getattr(converters[i], name) for i in warped], np.float32) for name in "ab")
+    if x.is_cuda:
+        y = x.clone()
+        y[warped] = kumaraswamy(x[warped], noise.tensor(a[:, None]), noise.tensor(b[:, None]))
+    else:
+        from priors.graph.featurewise import warp_features
+
+        y = x.clone()
+        warp_features(y.numpy(), np.array(warped), a, b)
     return (y, y) if converters[warped[0]].warp_flow else (y, x)
 
 
@@ -129,15 +136,20 @@ class Categorical:
             case "id":
                 return index, x
             case "disc":
-                return index, table[:, index]
+                return index, take_columns(table, index)
             case "func":
-                return index, self.function(table[:, index], noise)
+                return index, self.function(take_columns(table, index), noise)
         return index, index.to(x.dtype).expand_as(x)
 
     def sample_softmax(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
         """Categories int64 (N,) drawn from the softmax over the standardised values of each row of x (width, N)."""
-        logits = standardise(x).mul_(self.factor)
-        logits += noise.tensor(self.shares.compute(noise.rng)[0][:, None]).add_(1e-4).log_()
+        log_shares = np.log(self.shares.compute(noise.rng)[0] + np.float32(1e-4))
+        if not x.is_cuda:
+            from priors.graph.featurewise import sample_softmax
+
+            key = random_key(noise.rng)
+            return torch.from_numpy(sample_softmax(x.numpy(), np.float32(self.factor), log_shares, key))
+        logits = standardise(x).mul_(self.factor).add_(noise.tensor(log_shares[:, None]))
         cumulative = logits.nan_to_num_(0.0, 0.0, 0.0).softmax(0).cumsum_(0)
         u = noise.uniform(1, x.shape[1]).mul_(cumulative[-1:])
         return (cumulative[:-1] <= u).sum(0)

@@ -11,7 +11,18 @@ import math
 import numpy as np
 from numba import njit
 
-from priors.floats import FASTMATH, exponential, fill_normals, normal_pair, scramble, uniform
+from priors.floats import (
+    FASTMATH,
+    SUMS,
+    exp2_minus_1,
+    exponential,
+    fill_normals,
+    log2_of,
+    normal_pair,
+    power,
+    scramble,
+    uniform,
+)
 
 
 @njit("void(f4[:, ::1], f8[::1], f8[::1], u8)", cache=True, fastmath=FASTMATH)
@@ -45,6 +56,86 @@ def fill_weights(out, slope, spread, key):
             row[i], row[j] = row[j], row[i]
 
 
+@njit("f4[:, ::1](i8, f8[::1], f8[::1], u8)", cache=True)
+def weighted_normals(n, slope, spread, key):
+    """Standard normals (batch, n) times weights as of fill_weights; slope, spread (batch,)."""
+    out = np.empty((len(slope), n), np.float32)
+    fill_weights(out, slope, spread, key)
+    normal = np.empty(n, np.float32)
+    key += np.uint64(2 * out.size)
+    for r in range(len(slope)):
+        fill_normals(normal, key)
+        key += np.uint64(n)
+        for i in range(n):
+            out[r, i] *= normal[i]
+    return out
+
+
+@njit("f4[:, ::1](i8, i8, i8, f8[::1], f8[::1], u8)", cache=True, fastmath=SUMS)
+def weighted_products(n, k, m, slope, spread, key):
+    """Products of normal matrices (n, k) and (k, m), weights of fill_weights between them, float32 (batch * n, m)."""
+    batch = len(slope)
+    weights = np.empty((batch, k), np.float32)
+    fill_weights(weights, slope, spread, key)
+    key += np.uint64(2 * weights.size)
+    left = np.empty(k, np.float32)
+    right = np.empty((k, m), np.float32)
+    out = np.zeros((batch * n, m), np.float32)
+    for b in range(batch):
+        fill_normals(right.reshape(-1), key)
+        key += np.uint64(k * m)
+        for r in range(b * n, (b + 1) * n):
+            fill_normals(left, key)
+            key += np.uint64(k)
+            row = out[r]
+            for i in range(k):
+                factor, other = left[i] * weights[b, i], right[i]
+                for j in range(m):
+                    row[j] += factor * other[j]
+    return out
+
+
+@njit("void(f4[::1], f4, u8)", cache=True, fastmath=FASTMATH, error_model="numpy")
+def fill_radii(out, decay, key):
+    """Fill out (size,) with draws from the density (decay - 1) (1 + r)^-decay, by inverting its distribution."""
+    exponent = np.float32(1.0) / (np.float32(1.0) - decay)
+    for i in range(len(out)):
+        u = np.float32(1e-6) + np.float32(1 - 2e-6) * uniform(scramble(key + np.uint64(i)))
+        out[i], _ = exp2_minus_1(exponent * log2_of(u))
+
+
+@njit("UniTuple(f4[:, ::1], 2)(i8, i8, f4, f4, f8[::1], f8[::1], u8)", cache=True, fastmath=SUMS)
+def mixed_frequencies(size, n, decay, scale, slope, spread, key):
+    """Directions, uniform on the sphere, times radii of fill_radii, float32 (size, n), and a normal matrix (n, n).
+
+    Column i of the matrix, that of input i, is multiplied by a weight (see fill_weights) and by scale. The frequencies
+    are the product of the two.
+    """
+    weights = np.empty((1, n), np.float32)
+    fill_weights(weights, slope, spread, key)
+    key += np.uint64(2 * n)
+    mixing = np.empty((n, n), np.float32)
+    fill_normals(mixing.reshape(-1), key)
+    key += np.uint64(n * n)
+    for j in range(n):
+        for i in range(n):
+            mixing[j, i] *= weights[0, i] * scale
+    radii = np.empty(size, np.float32)
+    fill_radii(radii, decay, key)
+    key += np.uint64(size)
+    directions = np.empty((size, n), np.float32)
+    fill_normals(directions.reshape(-1), key)
+    for k in range(size):
+        row = directions[k]
+        square = np.float32(1e-30)
+        for j in range(n):
+            square += row[j] * row[j]
+        radius = radii[k] / np.sqrt(square)
+        for j in range(n):
+            row[j] *= radius
+    return directions, mixing
+
+
 @njit("i8[::1](i8, i8, u8)", cache=True)
 def distinct_integers(high, size, key):
     """`size` distinct integers below `high` in random order, int64 (size,), by a partial Fisher-Yates shuffle."""
@@ -55,14 +146,20 @@ def distinct_integers(high, size, key):
     return numbers[:size].copy()
 
 
-@njit("f4[:, ::1](i8, f4[::1], f4[:, ::1], u8)", cache=True, fastmath=FASTMATH)
-def mixture_points(size, shares, shapes, key):
+@njit("f4[:, ::1](i8, i8, i8, f8[::1], f8[::1], u8)", cache=True, fastmath=FASTMATH)
+def mixture_points(size, components, dim, slope, spread, key):
     """Points of a Gaussian mixture, float32 (dim, size).
 
-    shares (components,) are the components' probabilities, up to a factor. shapes (components, dim) scale the columns
-    of each component's Gaussian matrix, as does exp(g + h * normal), where the components share g and h.
+    slope, spread (1 + components,) are of weights (see fill_weights): the components' probabilities, up to a factor,
+    and the scales of the columns of each component's Gaussian matrix, which are also multiplied by exp(g + h * normal)
+    with g and h shared by the components.
     """
-    components, dim = shapes.shape
+    shares = np.empty((1, components), np.float32)
+    fill_weights(shares, slope[:1], spread[:1], key)
+    key += np.uint64(2 * components)
+    shapes = np.empty((components, dim), np.float32)
+    fill_weights(shapes, slope[1:], spread[1:], key)
+    key += np.uint64(2 * components * dim)
     parameters = np.empty(2 + components * (1 + dim + dim * dim), np.float32)
     fill_normals(parameters, key)
     key += np.uint64(len(parameters))
@@ -74,7 +171,7 @@ def mixture_points(size, shares, shapes, key):
         for i in range(dim):
             for j in range(dim):
                 spread[c, i, j] *= shapes[c, j] * np.exp(g + h * sizes[c])
-    bounds = np.cumsum(shares)
+    bounds = np.cumsum(shares[0])
     out = np.empty((dim, size), np.float32)
     normal = np.empty(dim + 1, np.float32)
     for r in range(size):
@@ -113,7 +210,7 @@ def kernel_matrices(a, b, batch, decay, key):
     return out
 
 
-@njit("void(f4[:, ::1], f4, u8)", cache=True, fastmath={"contract", "nsz", "reassoc"})
+@njit("void(f4[:, ::1], f4, u8)", cache=True, fastmath=SUMS)
 def normalise_rows(matrix, noise, key):
     """Add noise * normal to matrix (rows, n) and divide its rows by their L2 norms (+1e-6), in place."""
     rows, n = matrix.shape
@@ -131,3 +228,34 @@ def normalise_rows(matrix, noise, key):
         scale = np.float32(1.0) / (np.sqrt(square) + np.float32(1e-6))
         for i in range(n):
             row[i] *= scale
+
+
+@njit("f4[:, ::1](i8, i8, u8)", cache=True, fastmath=SUMS)
+def ball_points(n, size, key):
+    """Points, uniform in the unit ball of dimension n, float32 (n, size)."""
+    out = np.empty((n, size), np.float32)
+    fill_normals(out.reshape(-1), key)
+    key += np.uint64(n * size)
+    scale = np.full(size, np.float32(1e-30))
+    for i in range(n):
+        row = out[i]
+        for j in range(size):
+            scale[j] += row[j] * row[j]
+    for j in range(size):
+        radius = power(uniform(scramble(key + np.uint64(j))), np.float32(1.0 / n))
+        scale[j] = radius / np.sqrt(scale[j])
+    for i in range(n):
+        row = out[i]
+        for j in range(size):
+            row[j] *= scale[j]
+    return out
+
+
+@njit("f4[:, ::1](i8, i8, u8)", cache=True)
+def cube_points(n, size, key):
+    """Points, uniform in [-1, 1]^n, float32 (n, size)."""
+    out = np.empty((n, size), np.float32)
+    flat = out.reshape(-1)
+    for j in range(len(flat)):
+        flat[j] = np.float32(2.0) * uniform(scramble(key + np.uint64(j))) - np.float32(1.0)
+    return out

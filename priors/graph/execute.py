@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from priors.finish import Rejected
@@ -26,10 +27,11 @@ def execute_plan(plan: GraphPlan, device: str = "cpu") -> tuple[torch.Tensor, to
         if node.columns:
             numeric = [column for column in node.columns if isinstance(column.converter, Numeric)]
             if numeric:
-                k = len(numeric)
-                raw, flow = convert_numeric(x[:k], [column.converter for column in numeric], noise)
-                features[[column.index for column in numeric]] = raw
-                x[:k] = flow
+                part = x[: len(numeric)]
+                raw, flow = convert_numeric(part, [column.converter for column in numeric], noise)
+                features.index_copy_(0, noise.tensor(np.array([column.index for column in numeric])), raw)
+                if flow is not part:
+                    part.copy_(flow)
             start = len(numeric)
             for column in node.columns[start:]:
                 part = x[start : start + column.converter.width]
@@ -38,13 +40,13 @@ def execute_plan(plan: GraphPlan, device: str = "cpu") -> tuple[torch.Tensor, to
                     labels = category
                     check_classes(labels)
                 else:
-                    features[column.index] = category
+                    features[column.index].copy_(category)
                 if flow is not part:
-                    x[start : start + len(part)] = flow
-                start += len(part)
+                    part.copy_(flow)
+                start += column.converter.width
         if node.noise:
             x += noise.normal(*x.shape).mul_(node.noise)
-        x *= node.importance
+        x.mul_(node.importance)
         values[node.index] = x
         for parent in node.parents:
             if last_reader[parent] == node.index:
@@ -54,7 +56,7 @@ def execute_plan(plan: GraphPlan, device: str = "cpu") -> tuple[torch.Tensor, to
 
 def check_classes(labels: torch.Tensor) -> None:
     """Raise Rejected("split") unless some order of the rows has the same classes, two or more, in both parts."""
-    counts = labels.bincount()
+    counts = np.bincount(labels.cpu().numpy())
     counts = counts[counts > 0]
     if len(counts) < 2 or counts.min() < 2:
         raise Rejected("split")
@@ -82,12 +84,27 @@ def combine(how: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             return a * b
         case "max":
             return torch.maximum(a, b)
-    return torch.logaddexp(a, b)
+    if a.is_cuda:
+        return torch.logaddexp(a, b)
+    from priors.graph.featurewise import logsumexp
+
+    out = torch.empty_like(a)
+    logsumexp(a.numpy(), b.numpy(), out.numpy())
+    return out
 
 
 def scale(x: torch.Tensor, node: Node, noise: Noise) -> torch.Tensor:
-    """Standardised features of x (width, N) times random weights, over the root mean square of the rows' L2 norms."""
+    """Standardised features of x (width, N) times random weights, over the root mean square of the rows' L2 norms.
+
+    Overwrites x on the CPU.
+    """
+    weights = node.weights.compute(noise.rng)[0]
+    if not x.is_cuda:
+        from priors.graph.featurewise import scale_features
+
+        scale_features(x.numpy(), weights)
+        return x
     x, factors = normalise(x)
-    factors = factors * noise.tensor(node.weights.compute(noise.rng)[0][:, None])
+    factors = factors * noise.tensor(weights[:, None])
     # As every feature has deviation 1, the norm of the factors is the root mean square of the rows' norms.
     return x.mul_(factors.div_(factors.norm().add_(1e-8)))

@@ -12,28 +12,32 @@ import torch
 
 from priors.graph.activations import Activation
 from priors.graph.matrices import Matrix
-from priors.graph.nearest import nearest_centres, p_distances
+from priors.graph.nearest import nearest_centres, p_distances, take_columns
 from priors.graph.noise import Noise
 from priors.graph.scalars import Scalars, Weights
-from priors.random import normals
+from priors.random import random_key
 
 # float32 values of a temporary that is wider than its input and output
-CHUNK = 2**18  # 1 MB, which stays in the cache
+CHUNK = 2**17  # 512 KB, which stays in the second-level cache
 CUDA_CHUNK = 2**26
 
 
 def row_chunks(x: torch.Tensor, width: int) -> tuple[torch.Tensor, ...]:
     """x (n, N) cut into chunks of rows, for which a temporary of `width` values per row is small."""
-    return x.split(max(64, (CUDA_CHUNK if x.is_cuda else CHUNK) // width), dim=1)
+    chunks = -(-x.shape[1] // max(64, (CUDA_CHUNK if x.is_cuda else CHUNK) // width))
+    return x.split(-(-x.shape[1] // chunks), dim=1) if chunks > 1 else (x,)  # of equal length
 
 
 def combine_features(
     weights: torch.Tensor, features: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
 ) -> torch.Tensor:
     """weights (m, k) @ features(x) (k, N) -> (m, N), computed in chunks of rows."""
-    out = x.new_empty(len(weights), x.shape[1])
-    width = len(x) + weights.shape[1]
-    for chunk, part in zip(row_chunks(x, width), row_chunks(out, width), strict=True):
+    width = x.shape[0] + weights.shape[1]
+    chunks = row_chunks(x, width)
+    if len(chunks) == 1:
+        return torch.mm(weights, features(x))
+    out = x.new_empty(weights.shape[0], x.shape[1])
+    for chunk, part in zip(chunks, row_chunks(out, width), strict=True):
         torch.mm(weights, features(chunk), out=part)
     return out
 
@@ -109,21 +113,18 @@ class Tree:
         return f"tree({self.trees} of depth {self.depth})"
 
     def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
+        if not x.is_cuda:
+            from priors.graph.kernels import random_trees
+
+            return torch.from_numpy(random_trees(x.numpy(), self.trees, self.depth, self.m, random_key(noise.rng)))
         spread = (x - x.mean(dim=1, keepdim=True)).square_().mean(dim=1).sqrt_().clamp_(min=1e-8)
         cumulative = spread.double().cumsum(0).cpu().numpy()
         if not np.isfinite(cumulative[-1]):
             return torch.full((self.m, x.shape[1]), math.nan, device=x.device)
         u = noise.rng.random((self.trees, self.depth)) * cumulative[-1]
-        dims = np.searchsorted(cumulative, u).clip(max=len(x) - 1)
-        rows = noise.rng.integers(x.shape[1], size=dims.shape)
-        leaves = noise.parameter(self.trees, 2**self.depth, self.m)
-        if x.is_cuda:
-            dims = noise.tensor(dims)
-            return oblivious_trees_torch(x, dims, x[dims, noise.tensor(rows)], leaves)
-        from priors.graph import kernels
-
-        values = x.numpy()
-        return torch.from_numpy(kernels.oblivious_trees(values, dims, values[dims, rows], leaves.numpy()))
+        dims = noise.tensor(np.searchsorted(cumulative, u).clip(max=len(x) - 1))
+        rows = noise.tensor(noise.rng.integers(x.shape[1], size=dims.shape))
+        return oblivious_trees_torch(x, dims, x[dims, rows], noise.parameter(self.trees, 2**self.depth, self.m))
 
 
 def oblivious_trees_torch(
@@ -162,7 +163,7 @@ class Discretise:
 
     def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
         centres = x[:, noise.distinct_rows(x.shape[1], self.centres)]
-        return self.linear(centres, noise)[:, nearest_centres(x, centres, self.p)]
+        return take_columns(self.linear(centres, noise), nearest_centres(x, centres, self.p))
 
 
 @dataclass
@@ -196,22 +197,26 @@ class GP:
         return f"gp({'product, ' if self.product_kernel else ''}decay {self.decay:.2g}, scale {self.scale:.2g})"
 
     def radii(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Draws from the density (decay - 1) (1 + r)^-decay, by inverting its distribution function."""
-        return (rng.uniform(1e-6, 1 - 1e-6, shape) ** (1 / (1 - self.decay)) - 1).astype(np.float32)
+        """Draws from the density (decay - 1) (1 + r)^-decay, float32 of this shape."""
+        from priors.graph.draws import fill_radii
+
+        out = np.empty(shape, np.float32)
+        fill_radii(out.reshape(-1), np.float32(self.decay), random_key(rng))
+        return out
 
     def frequencies(self, n: int, rng: np.random.Generator) -> np.ndarray:
         """float32 (256, n), in radians per unit of the inputs."""
         if self.product_kernel:
             return self.radii(rng, (self.features, n))
-        directions = normals(rng, self.features, n).numpy()
-        length = np.linalg.norm(directions, axis=1, keepdims=True).clip(1e-30)
-        directions *= self.radii(rng, (self.features, 1)) / length
-        mixing = normals(rng, n, n).numpy() * self.axes.compute(rng)[0][:, None]
-        return directions @ mixing.T * np.float32(self.scale)
+        from priors.graph.draws import mixed_frequencies
+
+        given = (np.float32(self.decay), np.float32(self.scale), self.axes.slope, self.axes.spread)
+        radial, mixing = mixed_frequencies(self.features, n, *given, random_key(rng))
+        return (torch.from_numpy(radial) @ torch.from_numpy(mixing)).numpy()
 
     def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
-        turns = noise.tensor(self.frequencies(len(x), noise.rng)).div_(2 * math.pi)
-        phases = noise.tensor(noise.rng.random(self.features))
+        turns = noise.tensor(self.frequencies(x.shape[0], noise.rng)).div_(2 * math.pi)
+        phases = noise.tensor(noise.rng.random(self.features, dtype=np.float32))
         weights = noise.parameter(self.m, self.features).div_(math.sqrt(self.features))
         return combine_features(weights, lambda chunk: cos_turns(turns @ chunk, phases), x)
 
@@ -220,9 +225,9 @@ def cos_turns(x: torch.Tensor, phases: torch.Tensor) -> torch.Tensor:
     """cos(2 pi (x + phase)) in place, for x (k, N) and phases (k,)."""
     if x.is_cuda:
         return cos_turns_torch(x, phases)
-    from priors.graph import kernels
+    from priors.graph.kernels import cos_turns
 
-    kernels.cos_turns(x.numpy(), phases.numpy())
+    cos_turns(x.numpy(), phases.numpy())
     return x
 
 
@@ -247,13 +252,11 @@ class Quadratic:
         return f"quadratic({self.matrices})"
 
     def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
-        size = self.matrices.n
-        if len(x) > self.max_inputs:
-            x = x[noise.distinct_rows(len(x), self.max_inputs)]
-        matrices = self.matrices.compute(noise.rng)
-        # z^T M z is the sum over i <= j of (M_ij + M_ji) z_i z_j (half of it for i = j): one matmul, half the products.
-        i, j = np.triu_indices(size)
-        pairs = noise.tensor((matrices + matrices.transpose(0, 2, 1))[:, i, j] * np.where(i == j, np.float32(0.5), 1))
+        from priors.graph.kernels import pair_weights
+
+        if x.shape[0] > self.max_inputs:
+            x = x[noise.distinct_rows(x.shape[0], self.max_inputs)]
+        pairs = noise.tensor(pair_weights(self.matrices.compute(noise.rng)))  # one matmul, half the products
         z = torch.cat([x, x.new_ones(1, x.shape[1])])
         return combine_features(pairs, pair_products, z)
 
@@ -262,9 +265,9 @@ def pair_products(z: torch.Tensor) -> torch.Tensor:
     """z_i z_j for i <= j, row by row of the upper triangle; z (n, N) -> (n (n + 1) / 2, N)."""
     if z.is_cuda:
         return pair_products_torch(z)
-    from priors.graph import kernels
+    from priors.graph.kernels import pair_products
 
-    return torch.from_numpy(kernels.pair_products(z.contiguous().numpy()))
+    return torch.from_numpy(pair_products(z.contiguous().numpy()))
 
 
 def pair_products_torch(z: torch.Tensor) -> torch.Tensor:
@@ -299,14 +302,19 @@ class EM:
         return f"em({self.components} components, p {self.p:.2g}, q {self.q:.2g}, {self.linear})"
 
     def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
-        centres = x[:, noise.rows(x.shape[1], self.components)] + noise.parameter(len(x), self.components)
+        centres = x[:, noise.rows(x.shape[1], self.components)] + noise.parameter(x.shape[0], self.components)
         sigma = (noise.parameter(self.components, 1) * self.spread).exp_()
         weights = noise.tensor(self.linear.matrix.compute(noise.rng)[0])
         return combine_features(weights, lambda chunk: self.assignment(chunk, centres, sigma), x)
 
     def assignment(self, x: torch.Tensor, centres: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
         """Shares (k, N) of the components, which sum to one; x (n, N), centres (n, k), sigma (k, 1)."""
-        distance = p_distances(x.contiguous(), centres, self.p, self.q / self.p)  # ||x - c||_p^q
+        if not x.is_cuda:
+            from priors.graph.kernels import soft_assignment
+
+            given = (x.contiguous().numpy(), centres.T.contiguous().numpy(), sigma.numpy()[:, 0])
+            return torch.from_numpy(soft_assignment(*given, np.float32(self.p), np.float32(self.q)))
+        distance = p_distances(x, centres, self.p, self.q / self.p)  # ||x - c||_p^q
         log_scale = (2 * math.pi * sigma.square()).log_().div_(-2)
         return torch.addcmul(log_scale, distance, sigma.pow(-self.q), value=-1).softmax(0)
 

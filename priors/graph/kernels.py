@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from priors.floats import FASTMATH, power
+from priors.floats import FASTMATH, exponential, fill_normals, power, scramble, uniform
+from priors.graph.featurewise import moments
 
 BLOCK = 512  # rows
 HEAD = 8  # features on which all centres are compared before most of them are ruled out
@@ -46,7 +47,7 @@ def p_distances(x, centres, p, outer):
 
 
 @njit("i8[::1](f4[:, ::1], f4[:, ::1], f4)", cache=True, fastmath=FASTMATH)
-def nearest_centres(x, centres, p):
+def nearest_centres_narrow(x, centres, p):
     """Index of the first centre with the smallest sum |x - c|^p, int64 (N,), for x (n, N) and centres (k, n)."""
     rows = x.shape[1]
     out = np.zeros(rows, np.int64)
@@ -70,7 +71,7 @@ def nearest_centres(x, centres, p):
 
 @njit("i8[::1](f4[:, ::1], f4[:, ::1], f4)", cache=True, fastmath={"contract", "nsz", "reassoc"})
 def nearest_centres_wide(x, centres, p):
-    """nearest_centres for more than HEAD features, row by row: most centres are ruled out after a few features.
+    """nearest_centres_narrow for more than HEAD features, row by row: most centres are ruled out after a few features.
 
     Features are sorted by their spread among the centres, the largest first. All centres are compared on the first HEAD
     features. The nearest by those is summed in full, and its distance is the bound for the others: after each chunk of
@@ -102,7 +103,7 @@ def nearest_centres_wide(x, centres, p):
                 partial[k] += power(abs(column[k] - value), p)
         for i in range(HEAD, n):
             row[i - HEAD] = x[order[i], r]
-        first = np.argmin(partial)
+        first = np.argmin(partial[:K])  # not the padding, which may be nearer to values of 1e30
         best = np.float32(np.inf)
         index = first
         for step in range(-1, K):
@@ -165,6 +166,97 @@ def oblivious_trees(x, dims, thresholds, leaves):
         for i in range(m):
             for j in range(stop - start):
                 out[i, start + j] = total[j, i] * scale
+    return out
+
+
+@njit("f4[:, ::1](f4[:, ::1], i8, i8, i8, u8)", cache=True, error_model="numpy")
+def random_trees(x, trees, depth, m, key):
+    """oblivious_trees with standard normal leaves that test features, likelier ones the larger their deviation,
+    against their values in random rows; NaN if a deviation is not finite. x (n, N) -> (m, N)."""
+    n, rows = x.shape
+    cumulative = np.empty(n)
+    total = 0.0
+    for i in range(n):
+        _, inverse_std = moments(x[i])
+        total += max(1.0 / inverse_std, 1e-8)
+        cumulative[i] = total
+    if not np.isfinite(total):
+        return np.full((m, rows), np.float32(np.nan))
+    dims = np.empty((trees, depth), np.int64)
+    thresholds = np.empty((trees, depth), np.float32)
+    for t in range(trees):
+        for d in range(depth):
+            u = uniform(scramble(key)) * total
+            i = 0
+            while i < n - 1 and u >= cumulative[i]:
+                i += 1
+            row = ((scramble(key + np.uint64(1)) >> np.uint64(32)) * np.uint64(rows)) >> np.uint64(32)
+            key += np.uint64(2)
+            dims[t, d], thresholds[t, d] = i, x[i, row]
+    leaves = np.empty((trees, 1 << depth, m), np.float32)
+    fill_normals(leaves.reshape(-1), key)
+    return oblivious_trees(x, dims, thresholds, leaves)
+
+
+@njit("f4[:, ::1](f4[:, ::1], f4[:, ::1], f4[::1], f4, f4)", cache=True, fastmath=FASTMATH, error_model="numpy")
+def soft_assignment(x, centres, sigma, p, q):
+    """Softmax over the centres of -(||x - c||_p / sigma)^q - log(2 pi sigma^2) / 2, float32 (k, N).
+
+    x (n, N), centres (k, n), sigma (k,)
+    """
+    out = p_distances(x, centres, p, q / p)
+    k, rows = out.shape
+    highest = np.empty(BLOCK, np.float32)
+    total = np.empty(BLOCK, np.float32)
+    for start in range(0, rows, BLOCK):
+        size = min(BLOCK, rows - start)
+        highest[:] = np.float32(-np.inf)
+        total[:] = np.float32(0.0)
+        for i in range(k):
+            row = out[i, start : start + size]
+            factor = sigma[i] ** -q
+            constant = np.float32(-0.5 * np.log(2 * np.pi)) - np.log(sigma[i])
+            for j in range(size):
+                row[j] = constant - factor * row[j]
+                highest[j] = max(highest[j], row[j])
+        for i in range(k):
+            row = out[i, start : start + size]
+            for j in range(size):
+                row[j] = exponential(row[j] - highest[j])
+                total[j] += row[j]
+        for j in range(size):
+            total[j] = np.float32(1.0) / total[j]
+        for i in range(k):
+            row = out[i, start : start + size]
+            for j in range(size):
+                row[j] *= total[j]
+    return out
+
+
+@njit("f4[:, ::1](f4[:, ::1], i8[::1])", cache=True)
+def take_columns(table, index):
+    """table[:, index], (m, N), for table (m, k) and index (N,)."""
+    out = np.empty((table.shape[0], len(index)), np.float32)
+    for i in range(table.shape[0]):
+        row, values = out[i], table[i]
+        for j in range(len(index)):
+            row[j] = values[index[j]]
+    return out
+
+
+@njit("f4[:, ::1](f4[:, :, ::1])", cache=True)
+def pair_weights(matrices):
+    """Weights (m, s (s + 1) / 2) of the products z_i z_j, i <= j, in z^T M z for each of the matrices (m, s, s)."""
+    m, s, _ = matrices.shape
+    out = np.empty((m, s * (s + 1) // 2), np.float32)
+    for o in range(m):
+        k = 0
+        for i in range(s):
+            out[o, k] = matrices[o, i, i]
+            k += 1
+            for j in range(i + 1, s):
+                out[o, k] = matrices[o, i, j] + matrices[o, j, i]
+                k += 1
     return out
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
 from priors.graph.activations import PlainActivation
 from priors.graph.scalars import Scalars, Weights
-from priors.random import normals, random_key
+from priors.random import normal_array, random_key
 
 NOISE = 1e-6  # on all entries, which gives rows of zeros a direction
 ACTIVATION_NOISE = 1e-3  # on those of the kind "activation", where NOISE would be negligible
@@ -37,7 +36,9 @@ class MixturePoints:
         """float32 (dim, size)."""
         from priors.graph.draws import mixture_points
 
-        return mixture_points(size, self.shares.compute(rng)[0], self.shapes.compute(rng), random_key(rng))
+        slope = np.concatenate([self.shares.slope, self.shapes.slope])
+        spread = np.concatenate([self.shares.spread, self.shapes.spread])
+        return mixture_points(size, self.shares.size, self.dim, slope, spread, random_key(rng))
 
 
 @dataclass
@@ -91,19 +92,18 @@ class Matrix:
 
     def _raw(self, rng: np.random.Generator) -> np.ndarray:
         """float32 (batch, n, m), before noise is added and rows are normalised."""
-        shape = (self.batch, self.n, self.m)
-        if self.kind == "gaussian":
-            return normals(rng, *shape).numpy()
-        if self.kind == "weights":
-            return self.weights.compute(rng).reshape(shape) * normals(rng, *shape).numpy()
-        if self.kind == "singular_values":
-            k = self.weights.size
-            left, right = normals(rng, self.batch, self.n, k).numpy(), normals(rng, self.batch, k, self.m).numpy()
-            return (left * self.weights.compute(rng)[:, None, :]) @ right
-        if self.kind == "kernel":
-            from priors.graph.draws import kernel_matrices
+        from priors.graph.draws import kernel_matrices, weighted_normals, weighted_products
 
+        shape, weights = (self.batch, self.n, self.m), self.weights
+        if self.kind == "gaussian":
+            return normal_array(rng, *shape)
+        if self.kind == "weights":
+            return weighted_normals(self.m, weights.slope, weights.spread, random_key(rng)).reshape(shape)
+        if self.kind == "singular_values":
+            given = (self.n, weights.size, self.m, weights.slope, weights.spread)
+            return weighted_products(*given, random_key(rng)).reshape(shape)
+        if self.kind == "kernel":
             a = self.points[0].compute(rng, self.batch * self.n)
             b = self.points[1].compute(rng, self.batch * self.m)
             return kernel_matrices(a, b, self.batch, np.float32(self.decay), random_key(rng)).reshape(shape)
-        return np.ascontiguousarray(self.activation(torch.from_numpy(self.inner.compute(rng)), -1).numpy())
+        return self.activation.of_array(self.inner.compute(rng))

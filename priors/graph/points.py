@@ -9,6 +9,7 @@ import torch
 from priors.graph.functions import Function, draw_function
 from priors.graph.noise import Noise
 from priors.graph.scalars import Scalars, Weights
+from priors.random import random_key
 
 BASES = ("cube", "ball", "normal", "correlated")
 
@@ -52,13 +53,26 @@ class Points:
         if self.base == "normal":
             return noise.normal(self.n, size)
         if self.base == "ball":
-            x = noise.normal(self.n, size)
-            radius = noise.uniform(1, size).pow_(1 / self.n)
-            return x.mul_(radius.div_(x.norm(dim=0, keepdim=True).clamp_(min=1e-30)))
+            return ball(self.n, size, noise)
         x = noise.normal(self.n, size) if self.gaussian else cube(self.n, size, noise)
         return (noise.parameter(self.n, self.n) * noise.tensor(self.axes.compute(noise.rng))) @ x
 
 
+def ball(n: int, size: int, noise: Noise) -> torch.Tensor:
+    """Uniform points in the unit ball of dimension n, float32 (n, size)."""
+    if noise.generator is None:
+        from priors.graph.draws import ball_points
+
+        return torch.from_numpy(ball_points(n, size, random_key(noise.rng)))
+    x = noise.normal(n, size)
+    radius = noise.uniform(1, size).pow_(1 / n)
+    return x.mul_(radius.div_(x.norm(dim=0, keepdim=True).clamp_(min=1e-30)))
+
+
 def cube(n: int, size: int, noise: Noise) -> torch.Tensor:
     """Uniform points in [-1, 1]^n, float32 (n, size)."""
+    if noise.generator is None:
+        from priors.graph.draws import cube_points
+
+        return torch.from_numpy(cube_points(n, size, random_key(noise.rng)))
     return noise.uniform(n, size).mul_(2).sub_(1)

@@ -56,7 +56,8 @@ class Scalars:
         log: linear in the logarithm
         edges: both ends have a probability mass of their own, 1/12 each if the draw is uniform
         """
-        u = self.unit(name)
+        units = self._units.get(name)
+        u = units.pop() if units else self.unit(name)  # one of 500 draws a table
         if edges:
             u = min(max(1.2 * u - 0.1, 0.0), 1.0)
         return low * (high / low) ** u if log else low + (high - low) * u

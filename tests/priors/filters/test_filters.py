@@ -157,3 +157,15 @@ def test_a_verdict_is_a_pure_function_of_table_and_generator():
 def test_long_noise_is_rejected_and_long_signal_kept():
     assert verdict(draw_table(0, 0.0, 5000, 4, 3), 0) == "unpredictable"
     assert verdict(draw_table(0, 1.0, 5000, 4, 3), 0) == "kept"
+
+
+def test_scores_of_trees_are_those_of_the_errors_row_by_row():
+    table = draw_table(1, 1.0, 200, 4, 3)
+    trees = ExtraTrees(table.X.numpy(), table.y.numpy() * 3, rng_at("scores")).grow(2)  # labels with gaps
+    seen, truth = trees.counts > 0, np.eye(3)[table.y.numpy()]
+    assert 0.6 < seen.mean() < 0.9
+    mean = np.square(truth - truth.mean(0)).sum(1)[seen]
+    model = np.square(truth[seen] - trees.votes[seen] / trees.counts[seen, None]).sum(1)
+    gain = mean - model
+    assert trees.z_score() == pytest.approx(gain.mean() / gain.std() * np.sqrt(len(gain)), rel=1e-5)
+    assert trees.relative_error() == pytest.approx(model.sum() / mean.sum(), rel=1e-6)

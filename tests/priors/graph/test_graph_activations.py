@@ -8,6 +8,7 @@ from graph_draws import draw_scalars
 from scipy.special import expit
 
 from priors.graph.activations import FIXED, KINDS, PLAIN_KINDS, Activation, PlainActivation, normalise, standardise
+from priors.graph.elementwise import CODES, apply
 from priors.graph.noise import Noise
 
 CLOSED_FORMS = {  # float64 (features, rows)
@@ -40,6 +41,35 @@ def test_fixed_functions_are_their_closed_forms(name: str):
     np.testing.assert_allclose(PlainActivation(name)(x, 0), expected, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(PlainActivation(name)(x.T.contiguous(), 1), expected.T, rtol=1e-9, atol=1e-12)
     assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_compiled_functions_are_those_of_torch_in_float64(name: str):
+    # Standardised values times a scale of up to 10 reach sqrt(rows) * 10, where powers and exponentials still hold.
+    x = (np.random.default_rng(0).standard_normal((3, 501)) * 4).astype(np.float32)
+    x[0, :8] = [0, -0.0, 1, -1, 80, -80, 320, -320]
+    for power in (0.1, 2.3, 10.0):
+        got = x.copy()
+        apply(got.reshape(-1), CODES[name], np.float32(power))
+        expected = PlainActivation(name, float(np.float32(power)))(torch.from_numpy(x).double(), 0).numpy()
+        finite = np.abs(expected) < 1e38
+        np.testing.assert_allclose(got[finite], expected[finite], rtol=2e-5, atol=2e-5)
+        assert np.isinf(got[~finite]).all()
+    lost = np.full(4, np.nan, np.float32)
+    apply(lost, CODES[name], np.float32(2.0))
+    of_torch = PlainActivation(name, 2.0)(torch.full((4, 1), torch.nan), 0)
+    assert np.isnan(lost).all() or not of_torch.isnan().any(), "a table with such a node must stay rejected"
+
+
+def test_activation_matches_the_path_of_torch_for_every_function():
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal((5, 300)).astype(np.float32)) * 3 + 1
+    for name in (*FIXED, "relu_power", "signed_power"):
+        got = Activation(PlainActivation(name, 1.7), 2.0)(x.clone(), Noise(("a",)))
+        z = standardise(x)
+        z = (z - z.gather(1, Noise(("a",)).rows(300, 5)[:, None])) * 2.0
+        expected = standardise(PlainActivation(name, 1.7)(z, 0))
+        same = (got - expected).abs() < 2e-3
+        assert same.float().mean() > 0.99, name  # a value beside a jump may fall on its other side
 
 
 def test_sign_of_zero_is_one():

@@ -19,6 +19,8 @@ def test_combinations():
     torch.testing.assert_close(combine("product", a, b), a * b)
     torch.testing.assert_close(combine("max", a, b), torch.where(a > b, a, b))
     torch.testing.assert_close(combine("logsumexp", a, b), (a.exp() + b.exp()).log())
+    b[0, 3] = torch.nan
+    assert combine("logsumexp", a, b)[0, 3].isnan() and combine("logsumexp", b, a)[0, 3].isnan()
 
 
 def test_nodes_combine_functions_of_their_parents():

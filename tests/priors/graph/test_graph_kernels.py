@@ -74,7 +74,7 @@ def test_nearest_centres_are_nearest(rng, p: float):
         exact = brute_distances(x, centres, p)
         flat = np.ascontiguousarray(centres.T)
         indices = [
-            kernels.nearest_centres(x, flat, np.float32(p)),
+            kernels.nearest_centres_narrow(x, flat, np.float32(p)),
             nearest_centres(*map(torch.from_numpy, (x, centres)), p),
         ]
         if n > kernels.HEAD:
@@ -85,7 +85,7 @@ def test_nearest_centres_are_nearest(rng, p: float):
             assert (index != k - 1).all()  # it equals centre 0, which comes first
 
 
-@pytest.mark.parametrize("kernel", [kernels.nearest_centres, kernels.nearest_centres_wide])
+@pytest.mark.parametrize("kernel", [kernels.nearest_centres_narrow, kernels.nearest_centres_wide])
 def test_rows_equal_to_a_centre_go_to_it(rng, kernel):
     x = rng.standard_normal((20, 600)).astype(np.float32)
     rows = rng.permutation(600)[:100]
@@ -114,6 +114,14 @@ def test_rows_that_are_not_finite_still_get_an_index(rng, value: float):
         assert 0 <= index.min() and index.max() < 5
 
 
+def test_values_nearer_to_the_padding_than_to_any_centre_get_an_index():
+    # The wide loop pads centres to whole vectors with values of 1e30.
+    x = np.full((20, 6), 1e30, np.float32)
+    for k in (3, 9, 95):
+        index = kernels.nearest_centres_wide(x, np.full((k, 20), -1e30, np.float32), np.float32(0.5))
+        assert 0 <= index.min() and index.max() < k
+
+
 def test_oblivious_trees_are_those_of_a_loop_over_rows(rng):
     for n, size, trees, depth, m in ((1, 30, 1, 1, 1), (3, 600, 5, 7, 2), (6, 70, 128, 3, 9)):
         x = rng.standard_normal((n, size)).astype(np.float32)
@@ -133,9 +141,9 @@ def test_oblivious_trees_are_those_of_a_loop_over_rows(rng):
 def test_other_layouts_are_an_error(rng):
     x = rng.standard_normal((4, 10)).astype(np.float32)
     with pytest.raises(TypeError):
-        kernels.nearest_centres(x.astype(np.float64), x.T.copy(), np.float32(1))
+        kernels.nearest_centres_narrow(x.astype(np.float64), x.T.copy(), np.float32(1))
     with pytest.raises(TypeError):
-        kernels.nearest_centres(x[:, ::2], x.T.copy(), np.float32(1))
+        kernels.nearest_centres_narrow(x[:, ::2], x.T.copy(), np.float32(1))
 
 
 @pytest.mark.parametrize("p", POWERS)
@@ -166,6 +174,17 @@ def test_cosines_of_turns_are_those_of_float64(rng, scale: float):
     np.testing.assert_allclose(cos_turns_torch(*map(torch.from_numpy, (x.copy(), phases))), exact, atol=4 * error)
     kernels.cos_turns(x, phases)
     np.testing.assert_allclose(x, exact, atol=error)
+
+
+def test_weights_of_pairs_make_the_quadratic_form(rng):
+    matrices, z = rng.standard_normal((3, 5, 5)).astype(np.float32), rng.standard_normal((5, 40)).astype(np.float32)
+    got = kernels.pair_weights(matrices) @ kernels.pair_products(z)
+    np.testing.assert_allclose(got, np.einsum("in,oij,jn->on", z, matrices, z), atol=1e-4)
+
+
+def test_columns_are_taken_by_index(rng):
+    table, index = rng.standard_normal((4, 7)).astype(np.float32), rng.integers(7, size=50)
+    assert np.array_equal(kernels.take_columns(table, index), table[:, index])
 
 
 def test_products_of_pairs_are_the_upper_triangle(rng):
