@@ -28,6 +28,7 @@ from tabicl_train.callbacks.validation import Validation
 from tabicl_train.callbacks.wandb_log import WandbLog
 from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.console import counted, is_first, tell
+from tabicl_train.model.kernels import memory
 from tabicl_train.module import Pretraining
 from tabicl_train.planning.run_plan import run_plan
 from tabicl_train.precision import policy, set_up_gpu, uses_cuda
@@ -137,6 +138,8 @@ def train_from(
     with build_loader(stream, config, device, processes) as loader, validation.drawing():
         processes.agree(loader.problem(stop))
         module = build_module(config, start.checkpoint, processes)
+        if device.type == "cpu":
+            memory.keep_freed_memory()
         status = RunStatus(records, lambda: trainer.global_step, writes=processes.rank == 0)
         ranks = processes.gather(describe_machine(device))
         if processes.rank == 0:

@@ -24,6 +24,8 @@ def refusal(action: str, marker: str):
 def pytest_runtest_protocol(item, nextitem):
     """Around the whole test, since fixtures of wider scope are set up before those of the function."""
     with ExitStack() as patches:
+        # it would last as long as the test process
+        patches.enter_context(mock.patch("tabicl_train.model.kernels.memory.keep_freed_memory"))
         if not any(item.get_closest_marker(tier) for tier in TIERS):
             starts = refusal("starts a process", "multi_process")
             patches.enter_context(mock.patch.object(subprocess.Popen, "__init__", starts))

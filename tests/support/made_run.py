@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from small_networks import randomise
 
+from priors.random import STREAM_VERSION
 from tabicl_train.config.compose import compose
 from tabicl_train.module import Pretraining
 from tabicl_train.run_dir.records import Records
@@ -41,7 +42,7 @@ def make_run(folder: Path, *overrides: str) -> dict[str, dict[str, torch.Tensor]
         "versions": versions,
         "command": ["tabicl-train", "seed=0", "run_dir=/x"],
     }
-    run = content | {"global_step": STEP, "state_dict": trained, "run": made | {"stream_version": 1}}
+    run = content | {"global_step": STEP, "state_dict": trained, "run": made | {"stream_version": STREAM_VERSION}}
     torch.save(run, folder / f"checkpoints/step-{STEP:08d}.ckpt")
     torch.save(content | {"global_step": 5, "state_dict": best}, folder / "checkpoints/best.ckpt")
     records = Records(folder)

