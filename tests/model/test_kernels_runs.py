@@ -70,6 +70,16 @@ def test_large_scores_neither_overflow_nor_lose_the_largest():
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("keys", [1, 300])
+def test_queries_that_are_not_finite_show_in_their_own_results_alone(keys, bad):
+    q, kv, *rest = arguments([[2, 9, keys, 0, 0]], 2, 8)
+    q[3, 1, 2] = bad
+    finite = torch.ones(18, 2, dtype=torch.bool)
+    finite[3, 1] = False
+    assert torch.equal(attend_runs(q, kv, *rest).isfinite(), finite[..., None].expand(-1, -1, 8))
+
+
 @pytest.mark.parametrize("runs, shared", [(USED_TWICE, 0), (SHARED, 2)])
 def test_threads_do_not_change_a_bit(runs, shared, monkeypatch):
     monkeypatch.setattr("tabicl_train.model.kernels.threads.ENOUGH", 0)

@@ -92,6 +92,15 @@ def test_large_scores_neither_overflow_nor_lose_the_largest():
     torch.testing.assert_close(out, row_by_row(q.double(), *rest).float(), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_queries_that_are_not_finite_show_in_their_own_results_alone(bad):
+    q, *rest = arguments([(9, 5)], 2, 8)
+    q[7, 0, 1, 2] = bad
+    finite = torch.ones(45, 2, dtype=torch.bool)
+    finite[7, 1] = False
+    assert torch.equal(attend_rows(q, *rest).isfinite(), finite[..., None].expand(-1, -1, 8))
+
+
 @pytest.mark.parametrize("queries", [None, 2])
 def test_threads_do_not_change_a_bit(queries, monkeypatch):
     monkeypatch.setattr("tabicl_train.model.kernels.threads.ENOUGH", 0)

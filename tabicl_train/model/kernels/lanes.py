@@ -1,9 +1,8 @@
 """Arithmetic on eight numbers at a time, as LLVM vectors: what the CPU kernels of attention are made of.
 
-Numba's own loops over eight values stay scalar as soon as their body is long (13 GFLOP/s on a core that does 105 with
-the products below), so these functions write LLVM's instructions themselves. All arrays are flat, contiguous and
-float32; starts, strides and steps count values. Numba keeps compiled code by the file that calls these functions: after
-a change here, delete the *.nbi files beside it.
+Numba's own loops over eight values stay scalar as soon as their body is long, so these functions write LLVM's
+instructions themselves. All arrays are flat, contiguous and float32; starts, strides and steps count values. Numba keeps
+compiled code by the file that calls these functions: after a change here, delete the *.nbi files in __pycache__.
 """
 
 from __future__ import annotations
@@ -66,6 +65,7 @@ class Emit:
         return self.builder.call(function, values)
 
     def larger(self, a: Any, b: Any) -> Any:
+        """max(a, b), and b where either is NaN."""
         return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
 
     def broadcast(self, value: Any) -> Any:
@@ -80,9 +80,9 @@ class Emit:
         return self.builder.shuffle_vector(a, b, ir.Constant(INTEGERS, lanes))
 
     def exp2(self, power: Any) -> Any:
-        """2^power; about 1e-38 for powers below -126."""
+        """2^power; about 1e-38 for powers below -126, NaN for NaN."""
         builder = self.builder
-        power = self.larger(power, self.constant(-126.0))
+        power = self.larger(self.constant(-126.0), power)  # the second where one is NaN
         shifted = builder.fadd(power, self.constant(ROUNDER))  # its lowest bits are the nearest whole number
         rest = builder.fsub(power, builder.fsub(shifted, self.constant(ROUNDER)))
         value = self.constant(EXP2[0])

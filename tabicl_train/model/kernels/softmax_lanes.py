@@ -9,7 +9,7 @@ from numba.extending import intrinsic
 
 from tabicl_train.model.kernels.lanes import LANES, Emit
 
-LOWEST = -3e38
+LOWEST = float("-inf")
 
 
 @intrinsic

@@ -7,12 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-ENOUGH = 2**18  # queries times width: below, a kernel takes less than a few milliseconds and threads gain nothing
+ENOUGH = 2**18  # queries, keys and values: with fewer, a kernel takes a few milliseconds and threads gain nothing
 
 
 def in_threads(kernel: Callable[..., None], arguments: tuple, size: int) -> None:
     """Call kernel(*arguments, thread, threads) for each thread; the kernel releases the GIL and shares out its work.
 
+    size: of the tensors that it reads, in values
     What a thread computes must not depend on their number, so that results do not either.
     """
     threads = torch.get_num_threads() if size >= ENOUGH else 1
