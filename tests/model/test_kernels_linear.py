@@ -46,6 +46,13 @@ def test_frozen_weights_get_no_gradient():
     assert x.grad is not None and weight.grad is None and bias.grad is None
 
 
+def test_second_gradients_are_refused():
+    x, weight, bias = draw((20, 8), 6)
+    (slope,) = torch.autograd.grad(linear(x, weight, bias).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_types_keep_their_results(dtype):
     values = draw((20, 8), 6, dtype)

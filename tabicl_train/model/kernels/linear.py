@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.flop_counter import mm_flop, register_flop_formula
 
 _onednn: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
@@ -38,6 +39,7 @@ class _Linear(torch.autograd.Function):
         return _product(x, weight, bias)
 
     @staticmethod
+    @once_differentiable  # torch knows no gradient of oneDNN's product, and would take it for a constant
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         dx = _product(grad, weight.t(), None) if ctx.needs_input_grad[0] else None
