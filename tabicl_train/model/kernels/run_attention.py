@@ -71,11 +71,10 @@ def run_attention_backward(
     grad: Tensor, q: Tensor, kv: Tensor, runs: Tensor, out: Tensor, sums: Tensor
 ) -> tuple[Tensor, Tensor]:
     H = q.shape[-2]
-    grad = grad.contiguous()
+    grad, q, kv = grad.contiguous(), q.contiguous(), kv.contiguous()
     if fits_lanes(q):
         from tabicl_train.model.kernels import run_cpu
 
-        q, kv = q.contiguous(), kv.contiguous()
         dq, dkv = torch.zeros_like(q), torch.zeros_like(kv)
         run_cpu.backward(grad, q, kv, runs, out, sums, dq, dkv)
         return dq, dkv
@@ -104,7 +103,8 @@ def _(q: Tensor, kv: Tensor, runs: Tensor, queries: int) -> tuple[Tensor, Tensor
 
 @run_attention_backward.register_fake
 def _(grad: Tensor, q: Tensor, kv: Tensor, runs: Tensor, out: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(q, memory_format=torch.contiguous_format), torch.empty_like(kv)
+    dq, dkv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, kv))
+    return dq, dkv
 
 
 @register_flop_formula(torch.ops.tabicl_train.run_attention, get_raw=True)
