@@ -63,7 +63,7 @@ def test_a_step_is_a_few_passes_and_launches(report):
     costs = costs_by_part(report["costs"])
     assert report["costs"]["passes"] <= 4
     assert sum(launches for _, launches, _, _ in costs.values()) <= 10_000
-    assert costs["optimizer"][1] <= 550
+    assert costs["optimizer"][1] <= 350
     assert sum(moved for *_, moved in costs.values()) <= 640e9  # 961e9 with a pass for each group of equal width
 
 

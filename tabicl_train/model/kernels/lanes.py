@@ -1,8 +1,8 @@
 """Arithmetic on eight numbers at a time, as LLVM vectors: what the CPU kernels of attention are made of.
 
 Numba's own loops over eight values stay scalar as soon as their body is long, so these functions write LLVM's
-instructions themselves. All arrays are flat, contiguous and float32; starts, strides and steps count values. Numba keeps
-compiled code by the file that calls these functions: after a change here, delete the *.nbi files in __pycache__.
+instructions themselves. All arrays are flat, contiguous and float32; starts, strides and steps count values. Numba
+keeps compiled code by the file that calls these functions: after a change here, delete the *.nbi files in __pycache__.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Row attention on a CPU: eight rows of a table at a time.
 
 The row stage attends within each row: hundreds of thousands of sequences of 5 to 104 tokens, with heads of 8 or 16
-values. Kernels made for long sequences spend their time on overhead there: torch's took 3.6 to 7.6 times as long. Here a
-vector holds the same value of eight rows, so every product runs at full width, and the rotary embedding is applied on
-the way.
+values. Kernels made for long sequences spend their time on overhead there: torch's took 3.6 to 7.6 times as long. Here
+a vector holds the same value of eight rows, so every product runs at full width, and the rotary embedding is applied
+on the way.
 
 R rows of T tokens, of which L are queries, H heads, d head dimension.
 """
