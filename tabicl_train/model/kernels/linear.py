@@ -20,7 +20,10 @@ _onednn: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.bac
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """F.linear: x (..., K), weight (N, K), bias (N,) -> (..., N)."""
     on_cpu = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-    if _onednn is None or not on_cpu or x.dtype != torch.float32 or x.numel() == 0 or torch.compiler.is_compiling():
+    fits = (
+        x.dtype == weight.dtype == torch.float32 and x.shape[-1] == weight.shape[1] and x.numel() * weight.numel() > 0
+    )
+    if _onednn is None or not on_cpu or not fits or torch.compiler.is_compiling():
         return F.linear(x, weight, bias)
     return _Linear.apply(x, weight, bias)
 

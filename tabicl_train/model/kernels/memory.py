@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
+from pathlib import Path
 
 # malloc.h and mman.h
 M_TRIM_THRESHOLD, M_MMAP_MAX, MADV_HUGEPAGE = -1, -4, 14
 HUGE_PAGE = 2**21
+OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 
 def keep_freed_memory() -> bool:
@@ -16,7 +19,7 @@ def keep_freed_memory() -> bool:
     By default large activations go back to the system when they are freed, so that each pass takes its memory anew:
     130,000 page faults in a pass of TabICLv2 over 4 tables of 512 rows and 20 features, and 14 % of a demo step. The
     process then stays as large as it once was, so this is for processes that train, after they forked their workers.
-    Does nothing without glibc. Pages stay small where half the machine's memory cannot be reserved.
+    Does nothing without glibc. Pages stay small where addresses are limited.
     """
     try:
         libc = ctypes.CDLL(None)
@@ -30,7 +33,9 @@ def keep_freed_memory() -> bool:
     if not (libc.mallopt(M_MMAP_MAX, 0) and libc.mallopt(M_TRIM_THRESHOLD, -1)):
         return False
     # The heap grows in steps that would not inherit the advice: grow it once. That takes addresses and no memory, and
-    # the heap keeps them when the block is freed.
+    # the heap keeps them when the block is freed. Where addresses are counted, other allocations would lack them.
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY or OVERCOMMIT.read_text().strip() == "2":
+        return True
     reserved = libc.malloc(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
     if not reserved:
         return True
