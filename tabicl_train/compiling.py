@@ -24,6 +24,7 @@ def problem(settings: TrainerConfig) -> str | None:
     """What is missing on this machine for `trainer.compile`, if anything."""
     if not settings.compile:
         return None
+    import torch
     from torch._inductor import config
 
     names = ("cc", "gcc", "clang") if uses_cuda(settings) else config.cpp.cxx
@@ -33,6 +34,8 @@ def problem(settings: TrainerConfig) -> str | None:
         missing = f"a compiler ({' or '.join(name for name in names if name)})"
     elif not Path(sysconfig.get_path("include"), "Python.h").exists():
         missing = "Python.h, which a package like python3-dev holds"
+    elif not uses_cuda(settings) and " " in torch.__file__:  # torch does not quote it for the linker
+        return f"trainer.compile is true, which fails in a path with a space ({Path(torch.__file__).parent})"
     else:
         return None
     return f"trainer.compile is true, which needs {missing}; install it, or leave the setting out"

@@ -4,6 +4,7 @@ import pytest
 from made_run import make_run
 from tiny_network import TINY, tiny_network
 
+from priors.random import STREAM_VERSION
 from tabicl_train.prediction.export import export
 from tabicl_train.prediction.public_format import save_public
 from tabicl_train.run_dir.records import Records
@@ -48,7 +49,7 @@ def test_it_tells_recipe_data_scores_and_limits(tmp_path):
         "| optimizer | muon |",
         "| command | `tabicl-train seed=0` |",  # without the folder, which is one of this machine
         "| smoke | 20 | 8 | 40 to 80 | 0.3 to 0.9 | 2 to 6 | 0.001, cosine |",
-        "All training tables were drawn from the prior `mlp_scm` (version 1 of the stream of tables) with these",
+        f"All training tables were drawn from the prior `mlp_scm` (version {STREAM_VERSION} of the stream of tables) with these",
         "| `causal` | `True` |",
         "After step 10, on held-out synthetic tables",
         "| synthetic | 64 | 1.2500 | 0.5000 |  |",
