@@ -49,7 +49,8 @@ def test_it_tells_recipe_data_scores_and_limits(tmp_path):
         "| optimizer | muon |",
         "| command | `tabicl-train seed=0` |",  # without the folder, which is one of this machine
         "| smoke | 20 | 8 | 40 to 80 | 0.3 to 0.9 | 2 to 6 | 0.001, cosine |",
-        f"All training tables were drawn from the prior `mlp_scm` (version {STREAM_VERSION} of the stream of tables) with these",
+        "All training tables were drawn from the prior `mlp_scm` "
+        f"(version {STREAM_VERSION} of the stream of tables) with these",
         "| `causal` | `True` |",
         "After step 10, on held-out synthetic tables",
         "| synthetic | 64 | 1.2500 | 0.5000 |  |",
