@@ -150,7 +150,7 @@ class Pretraining(L.LightningModule):
     ) -> Tensor:
         """Add the gradients of a pack's mean loss times `weight`, all or none; returns its tables' losses, (B,).
 
-        checkpoint_rows: recompute the activations of tables with more rows; by default the model's value
+        checkpoint_rows: recompute activations if a table of the pack has more rows; by default the model's value
         """
         losses = query_losses(self.model, pack, checkpoint_rows)
         loss = losses.mean()

@@ -49,7 +49,7 @@ ALIGNMENT = 64  # bytes, as torch allocates: the rounding of matrix products may
 
 
 Answer = tuple[StepItem | None, Exception | None, str]  # an item and news, or an error and its stack trace
-Content = tuple[StepItem, list[tuple[Shape, ...]]]
+Content = tuple[StepItem, list[tuple[tuple[Shape, ...], torch.dtype]]]  # shapes and type of the labels of each pack
 
 
 class WorkerDied(RuntimeError):
@@ -227,8 +227,8 @@ def note(drawing: Any, step: int, table: int) -> None:
 
 
 def packed(item: StepItem) -> tuple[Content, list[np.ndarray]]:
-    """An item without its tables, the shapes of these, and their values."""
-    shapes = [pack.shapes for pack in item.packs]
+    """An item without its tables, the shapes of these and the types of their labels, and their values."""
+    shapes = [(pack.shapes, pack.y.dtype) for pack in item.packs]
     arrays = [values.numpy() for pack in item.packs for values in (pack.X, pack.y, pack.sizes)]
     return (replace(item, packs=[]), shapes), arrays
 
@@ -255,9 +255,9 @@ def receive(connection: Connection) -> Answer:
     finally:
         os.close(descriptor)
     start = 0
-    for tables in shapes:
+    for tables, labels in shapes:
         X, start = tensor_in(memory, start, (sum(N * M for N, _, M in tables),), torch.float32)
-        y, start = tensor_in(memory, start, (sum(N for N, _, _ in tables),), torch.int64)
+        y, start = tensor_in(memory, start, (sum(N for N, _, _ in tables),), labels)
         sizes, start = tensor_in(memory, start, (len(tables), 3), torch.int64)
         item.packs.append(Pack(X, y, sizes, tables))
     return item, None, text

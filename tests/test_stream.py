@@ -14,8 +14,9 @@ from priors import build_prior
 from priors.prior import Prior
 from tabicl_train.config.schema import CurriculumConfig, StageConfig, StreamConfig
 from tabicl_train.model import TabICLConfig
-from tabicl_train.stream import StepStream
-from tabicl_train.workers import Loader, WorkerDied
+from tabicl_train.model.pack import Pack
+from tabicl_train.stream import StepItem, StepStream
+from tabicl_train.workers import Loader, WorkerDied, packed, receive, send
 
 STAGE = StageConfig(steps=7, rows=[30, 60], features=[1, 5], tables=6, group_size=2, pack_tokens=1500)
 CURRICULUM = CurriculumConfig({"only": STAGE})
@@ -215,3 +216,15 @@ def test_workers_stay_within_the_bounds(prefetch, gib, ahead):
         for step in range(7):
             due.value = step + 1  # so it is, as soon as the loader has this step
             assert next(loader).step == step
+
+
+def test_labels_of_any_type_pass_from_a_worker():
+    def tables(y):
+        return Pack.of([(torch.rand(5, 2), y, 3), (torch.rand(5, 1), y + 1, 2)])
+
+    item = StepItem(3, "only", 4, [tables(torch.rand(5)), tables(torch.arange(5))])
+    end, other = multiprocessing.Pipe()
+    send(end, *packed(item))
+    received, error, _ = receive(other)
+    assert error is None and [pack.y.dtype for pack in received.packs] == [torch.float32, torch.int64]
+    assert_same(received, item)

@@ -3,10 +3,10 @@
 Two files beside metrics.csv, written by rank 0 at the logged steps, about its share of the step:
 
 batches.csv   a row per kind of table: rows, labelled rows n, features, classes, number of tables, mean loss, and the
-              mean loss of guessing the frequencies of the labels (see guess_losses)
+              mean loss of guessing the frequencies of the labels (see guess_loss)
 scaling.csv   a row per layer: for the smallest and the largest n of the step the base multiplier, max |base(n)| over
-              heads and elements, and over all queries the mean and standard deviation of the gate 1 + tanh(MLP(q));
-              empty if the layer's rule has no gate
+              heads and elements, and the mean and standard deviation of the gate 1 + tanh(MLP(q)) over all queries,
+              each pack with the same weight; empty if the layer's rule has no gate
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections import defaultdict
 
 import lightning as L
 import torch
-import torch.nn.functional as F
 
 from tabicl_train.callbacks.metrics import is_logged
 from tabicl_train.module import Pretraining
@@ -69,9 +68,9 @@ def by_kind(item: StepItem, table_losses: list[torch.Tensor]) -> dict[tuple[int,
     """The loss of each table, and that of guessing, by rows, n, features and classes of the tables."""
     kinds = defaultdict(list)
     for pack, losses in zip(item.packs, table_losses, strict=True):
-        labels = (y.cpu() for _, y, _ in pack.tables())
+        labels = pack.y.cpu().split([N for N, _, _ in pack.shapes])  # one wait for the device, not one for each table
         for (N, n, M), y, loss in zip(pack.shapes, labels, losses.tolist(), strict=True):
-            kinds[N, n, M, int(num_classes(y[None]))].append((loss, guess_losses(y[None], n).item()))
+            kinds[N, n, M, num_classes(y)].append((loss, guess_loss(y, n)))
     return kinds
 
 
@@ -84,18 +83,18 @@ def gate_statistics(sums: torch.Tensor) -> tuple[float, float] | tuple[str, str]
     return mean, max(square - mean**2, 0.0) ** 0.5
 
 
-def num_classes(y: torch.Tensor) -> torch.Tensor:
-    """The number of different labels in each table; y: (B, N). Returns (B,)."""
-    return F.one_hot(y).amax(1).sum(1)  # (B, N, C) -> (B,)
+def num_classes(y: torch.Tensor) -> int:
+    """The number of different labels of a table; y: (N,) on the CPU."""
+    return len(y.unique())
 
 
-def guess_losses(y: torch.Tensor, train_size: int) -> torch.Tensor:
-    """Cross entropy of each table if every query row is predicted from the frequencies of the labels, (B,), in fp32.
+def guess_loss(y: torch.Tensor, train_size: int) -> float:
+    """Cross entropy of a table if every query row is predicted from the frequencies of the labels.
 
     A class of n_c among the n labelled rows gets the probability (n_c + 1) / (n + C) in a table of C classes, so that
-    a class which occurs in query rows only is not impossible. y: (B, N), labelled rows first.
+    a class which occurs in query rows only is not impossible. y: (N,) on the CPU, labelled rows first.
     """
-    labelled, queries = y.split([train_size, y.shape[1] - train_size], dim=1)
-    counts = F.one_hot(labelled, int(y.max()) + 1).sum(1)  # (B, C)
-    p = (counts + 1) / (train_size + num_classes(y)[:, None])
-    return -p.log().gather(1, queries).mean(1)
+    labelled, queries = y[:train_size], y[train_size:]
+    counts = labelled.bincount(minlength=int(y.max()) + 1)
+    p = (counts + 1) / (train_size + num_classes(y))
+    return -p.log()[queries].mean().item()

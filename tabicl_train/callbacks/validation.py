@@ -7,7 +7,7 @@ data            "synthetic", or the name of a real table
 rows            rows of a table
 loss, accuracy  of the query rows: mean cross entropy, share of correct predictions; means over synthetic tables
 roc_auc         one versus rest, for real tables
-guess_loss      of guessing the frequencies of the labels, for synthetic tables; see diagnostics.guess_losses
+guess_loss      of guessing the frequencies of the labels, for synthetic tables; see diagnostics.guess_loss
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.checkpoints import to_host
-from tabicl_train.callbacks.diagnostics import guess_losses
+from tabicl_train.callbacks.diagnostics import guess_loss
 from tabicl_train.config.schema import SYNTHETIC, CurriculumConfig, RunConfig, StageConfig, build_prior
 from tabicl_train.console import first_line, say, tell
 from tabicl_train.model import TabICL
@@ -202,12 +202,13 @@ class Validation(L.Callback):
 
     def score_synthetic(self, network: TabICL, module: Pretraining, item: StepItem) -> Row:
         losses, accuracies, guesses = [], [], []
-        for pack in (p.to(module.device) for p in item.packs):
+        for pack in item.packs:
+            on_device = pack.to(module.device)
             with module.precision.autocast(module.device.type):
-                logits = predict_logits(network, pack, network.config.max_classes).float()  # (query rows, C)
-            losses += network.losses(logits, pack).tolist()
-            accuracies += pack.means((logits.argmax(-1) == pack.queries()).float()).tolist()
-            guesses += [guess_losses(y[None], n).item() for _, y, n in pack.tables()]
+                logits = predict_logits(network, on_device, network.config.max_classes).float()  # (query rows, C)
+            losses += network.losses(logits, on_device).tolist()
+            accuracies += on_device.means((logits.argmax(-1) == on_device.queries()).float()).tolist()
+            guesses += [guess_loss(y, n) for _, y, n in pack.tables()]
         loss, accuracy, guess = map(statistics.fmean, (losses, accuracies, guesses))
         return SYNTHETIC, pack.shapes[0][0], loss, accuracy, None, guess
 

@@ -12,14 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tabicl_train.model.kernels.launches import CUDA_GRID, FLASH_BACKWARD, attend_in_chunks
 from tabicl_train.model.kernels.linear import Linear, linear
 from tabicl_train.model.kernels.row_attention import attend_rows, attend_rows_by_run
 from tabicl_train.model.kernels.run_attention import attend_runs
 from tabicl_train.model.layout import Spans
 from tabicl_train.model.scaling import Scaling
-
-CUDA_GRID = 65_535  # launch limit of a kernel's batch dimension, which counts sequences
-FLASH_BACKWARD = 2**31  # flash attention's backward pass counts the elements of all queries in 32 bits
 
 
 def attend(q: Tensor, kv: Tensor, spans: Spans, dropout: float = 0.0) -> Tensor:
@@ -78,25 +76,6 @@ def attend_by_run(q: Tensor, kv: Tensor, runs: list[list[int]], dropout: float) 
         k, v = kv[first : first + count * keys].unflatten(0, (count, keys)).permute(2, 0, 3, 1, 4)  # (count, H, K, d)
         outs.append(attend_in_chunks(some.transpose(1, 2), k, v, dropout).transpose(1, 2).flatten(0, 1))
     return torch.cat(outs)
-
-
-def attend_in_chunks(q: Tensor, k: Tensor, v: Tensor, dropout: float, limit: int | None = None) -> Tensor:
-    """scaled_dot_product_attention of (sequences, H, ., head_dim), on CUDA at most `limit` sequences at a time.
-
-    limit: by default what CUDA kernels take
-    """
-    if limit is None:
-        if not q.is_cuda:
-            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
-        limit = batch_limit(*q.shape[1:])
-    chunks = zip(q.split(limit), k.split(limit), v.split(limit), strict=True)
-    return torch.cat([F.scaled_dot_product_attention(*chunk, dropout_p=dropout) for chunk in chunks])
-
-
-def batch_limit(num_heads: int, num_queries: int, head_dim: int) -> int:
-    """The largest batch that CUDA attention kernels can process at once, forward and backward."""
-    queries = -(-num_queries // 128) * 128
-    return max(1, min(CUDA_GRID, FLASH_BACKWARD // (num_heads * queries * max(head_dim, 32))))
 
 
 class LayerNorm(nn.LayerNorm):

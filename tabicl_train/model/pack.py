@@ -34,8 +34,7 @@ class Pack:
     def of(cls, tables: Iterable[tuple[Tensor, Tensor, int]]) -> Pack:
         """A pack of tables X (N, M), y (N,), n."""
         tables = list(tables)
-        shapes = tuple((*X.shape, n) for X, _, n in tables)
-        shapes = tuple((N, n, M) for N, M, n in shapes)
+        shapes = tuple((X.shape[0], n, X.shape[1]) for X, _, n in tables)
         X = torch.cat([X.t().flatten() for X, _, _ in tables])
         return cls(X, torch.cat([y for _, y, _ in tables]), torch.tensor(shapes, device=X.device), shapes)
 
@@ -86,7 +85,7 @@ class Pack:
         return padded.sum(1) / counts
 
     def halves(self) -> list[Pack]:
-        """The pack in two, tables kept in order; a pack of one table is not halved."""
+        """The pack in two, tables kept in order; it needs at least two tables."""
         middle = (len(self) + 1) // 2
         ends = [0, *accumulate(N * M for N, _, M in self.shapes)]
         rows = [0, *accumulate(N for N, _, _ in self.shapes)]

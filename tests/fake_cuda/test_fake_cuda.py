@@ -14,7 +14,8 @@ from probe import COSTS
 
 from tabicl_train.config.compose import compose
 from tabicl_train.curriculum import plan_step
-from tabicl_train.model.attention import batch_limit, fits_one_launch
+from tabicl_train.model.attention import fits_one_launch
+from tabicl_train.model.kernels.launches import batch_limit
 from tabicl_train.model.layout import Spans
 
 PROBE = Path(__file__).with_name("probe.py")

@@ -11,10 +11,9 @@ from tabicl_train.model.attention import (
     Rotary,
     attend,
     attend_by_run,
-    attend_in_chunks,
     attend_rows,
-    batch_limit,
 )
+from tabicl_train.model.kernels.launches import attend_in_chunks, batch_limit
 from tabicl_train.model.layout import Spans
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from tabicl_train.model.kernels import HAS_TRITON
+from tabicl_train.model.kernels.launches import attend_in_chunks
 
 TRITON_TOKENS, TRITON_WIDTH = 128, 64  # of a row and of a head
 LANES_TOKENS = 128  # of the compiled kernel: its weights of eight rows and a head are 0.5 MB, as much as caches hold
@@ -28,7 +28,7 @@ def attend_rows(
     are queries of the first C positions of every row, kv (tokens, 2, H, d) packs keys and values.
     runs: (S, 2) int64 on the CPU, numbers of rows and their tokens T, in order
     starts: (R + 1,) int32 on the device of q, first token of each row
-    cos, sin, interleaved: `Rotation` of at least the longest row, cos and sin (positions, d) float32
+    cos, sin, interleaved: see attention.RowSpans; of at least as many positions as the longest row has tokens
 
     On CUDA a Triton kernel, on a CPU a compiled kernel (float32, d a multiple of 8, cos for at most 128 positions), or
     else plain torch.
@@ -137,7 +137,7 @@ def _split(q: Tensor, kv: Tensor | None, runs: list[list[int]]) -> list[tuple[Te
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """x (..., T, d), its pairs rotated by the angles of positions 0..T-1; see `Rotation`."""
+    """x (..., T, d), its pairs rotated by the angles of positions 0..T-1."""
     half = x.shape[-1] // 2
     partner = x.unflatten(-1, (half, 2)).flip(-1).flatten(-2) if interleaved else x.roll(half, -1)
     cos, sin = (table[: x.shape[-2]].to(x.dtype) for table in (cos, sin))
@@ -161,7 +161,7 @@ def attend_rows_by_run(
     results = []
     for queries, k, v in _split(q, kv, runs):
         queries, k = (_turn(x, cos, sin, interleaved) for x in (queries, k))
-        out = F.scaled_dot_product_attention(queries, k, v, dropout_p=dropout)  # (R, H, L, d)
+        out = attend_in_chunks(queries, k, v, dropout)  # (R, H, L, d)
         results.append(out.transpose(1, 2).flatten(0, 1))
     return torch.cat(results)
 
