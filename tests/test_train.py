@@ -38,7 +38,7 @@ def test_smoke_run_leaves_a_whole_run_directory(smoke_run):
         assert 0 <= float(row["data_wait"]) <= 1 and 0 < float(row["accept_rate"]) <= 1
         assert repr(float(row["loss"])) == row["loss"]
         assert float(row["clipped"]) == (float(row["grad_norm"]) > 10.0)
-        assert float(row["tflops_per_s"]) > 0 and row["peak_share"] == "" and 0.1 < float(row["memory_gb"]) < 10
+        assert float(row["tflops_per_s"]) > 0 and row["peak_share"] == "" and 0.1 < float(row["memory_gb"]) < 100
     assert json.loads((smoke_run / "status.json").read_text())["status"] == "finished"
     assert [f.name for f in saved(smoke_run / "checkpoints")] == [f"step-{n:08d}.ckpt" for n in (8, 16, 20)]
     assert "name: smoke" in (smoke_run / "config.yaml").read_text()
@@ -266,7 +266,7 @@ def test_progress_forgets_a_loss_that_is_not_finite(capsys):
 def test_progress_shows_loss_rate_wait_and_time_left(smoke_run, tmp_path):
     stderr = run(tmp_path / "run", "trainer.max_steps=3")
     line = stderr.strip().splitlines()[-1]
-    assert re.fullmatch(r"smoke step 3/3: loss \d\.\d+, \d+ tables/s, data wait \d+\.\d%, \d\.\d GB, 00:00 left", line)
+    assert re.fullmatch(r"smoke step 3/3: loss \d\.\d+, \d+ tables/s, data wait \d+\.\d%, \d+\.\d GB, 00:00 left", line)
     assert "precision fp32 (the default on a CPU)" in stderr and "parameters" in stderr
 
 
