@@ -120,6 +120,9 @@ def test_what_is_missing_for_compiling_is_one_clear_line(monkeypatch, tmp_path):
     (tmp_path / "Python.h").touch()
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
     monkeypatch.setattr(compiling, "is_installed", lambda _: False)
+    monkeypatch.setattr(torch, "__file__", "/my folder/torch/__init__.py")
+    assert "fails in a path with a space (/my folder/torch)" in compiling.problem(wanted)
+    monkeypatch.setattr(torch, "__file__", "/folder/torch/__init__.py")
     assert compiling.problem(wanted) is None
     assert "needs Triton;" in compiling.problem(dataclasses.replace(wanted, accelerator="cuda"))
     monkeypatch.setattr(compiling, "is_installed", lambda _: True)
