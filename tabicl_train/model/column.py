@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tabicl_train.model.attention import Block, LayerNorm, run
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.kernels.linear import Linear, linear
-from tabicl_train.model.layout import Columns, positions, starts_of
+from tabicl_train.model.layout import Columns, positions_by_kind, starts_of
 from tabicl_train.model.pack import Pack, Shape
 
 
@@ -111,10 +111,4 @@ def feature_index(sizes: Tensor, shapes: Iterable[Shape], columns: Columns, grou
     start = first + features * N[:, None]
     if grouping == "disjoint":
         start = torch.where(features < M[:, None], start, sum(N * M for N, _, M in shapes))
-    queries = columns.from_inducing.queries - columns.labelled
-    return torch.cat(
-        [
-            positions(start, 1, n, columns.labelled),
-            positions(start + n[:, None], 1, N - n, queries),
-        ]
-    )
+    return positions_by_kind(start, 1, N, n, columns.from_inducing.queries, columns.labelled)

@@ -70,12 +70,14 @@ class Rows(NamedTuple):
     starts: int32 (rows + 1,) on the device, 0 and where each row ends
     tokens: int64, the position of each column token
     cls: int64 (rows * C,), the positions of the CLS tokens
+    order: int64 (rows,), where each row of in-context learning lies among these rows
     """
 
     runs: Tensor
     starts: Tensor
     tokens: Tensor
     cls: Tensor
+    order: Tensor
 
 
 class Context(NamedTuple):
@@ -117,6 +119,22 @@ def positions(first: Tensor, step: Tensor | int, lengths: Tensor, total: int) ->
     terms = torch.stack([first - step * starts_of(lengths), step], -1)
     start, step = terms.repeat_interleave(lengths, 0, output_size=total).unbind(-1)
     return torch.addcmul(start, step, within)
+
+
+def positions_by_kind(first: Tensor, step: Tensor | int, N: Tensor, n: Tensor, total: int, labelled: int) -> Tensor:
+    """`positions` in pieces of N, but the first n of every piece come before the others of every piece.
+
+    labelled, total: the sums of n and of N
+    """
+    skipped = n.view((-1,) + (1,) * (first.dim() - 1)) * step
+    return torch.cat(
+        [positions(first, step, n, labelled), positions(first + skipped, step, N - n, total - labelled)],
+    )
+
+
+def log_counts(sizes: Tensor) -> Tensor:
+    """The logarithm of the number of labelled rows of each table, float32 (B,); sizes: see `column_layout`."""
+    return sizes[:, 1].float().log()
 
 
 def column_layout(sizes: Tensor, shapes: list[tuple[int, int, int]], inducing: int) -> Columns:
@@ -164,29 +182,16 @@ def row_layout(sizes: Tensor, shapes: list[tuple[int, int, int]], num_cls: int, 
     widths = sorted((G + num_cls, N) for N, _, G in shapes)
     runs = [[sum(N for _, N in same), T] for T, same in groupby(widths, lambda width: width[0])]
     first = torch.empty_like(N).index_copy_(0, order, starts_of((N * T)[order]))  # (B,), first token of each table
+    first_row = torch.empty_like(N).index_copy_(0, order, starts_of(N[order]))  # (B,)
     row_starts = positions(first[order], T[order], N[order], num_rows)  # (rows,)
     starts = torch.cat([row_starts, (N * T).sum()[None]])
     cls = (row_starts[:, None] + torch.arange(num_cls, device=N.device)).flatten()
     table = columns.table
     top, step = (first + num_cls)[table] + columns.group, T[table]  # token of a column in the first row of its table
-    queries = sum((N - n) * G for N, n, G in shapes)
-    tokens = torch.cat(
-        [
-            positions(top, step, n[table], columns.labelled),
-            positions(top + n[table] * step, step, (N - n)[table], queries),
-        ]
-    )
-    return Rows(torch.tensor(runs), starts.int(), tokens, cls)
-
-
-def row_order(sizes: Tensor, shapes: list[tuple[int, int, int]]) -> Tensor:
-    """Where each row of in-context learning lies among the rows of the row stage, int64 (rows,)."""
-    N, n, G = sizes.unbind(1)
-    order = torch.argsort(G, stable=True)
-    first = torch.empty_like(N).index_copy_(0, order, starts_of(N[order]))  # (B,), first row of each table
-    labelled = sum(n for _, n, _ in shapes)
-    queries = sum(N - n for N, n, _ in shapes)
-    return torch.cat([positions(first, 1, n, labelled), positions(first + n, 1, N - n, queries)])
+    num_tokens, num_labelled = sum(N * G for N, _, G in shapes), sum(n for _, n, _ in shapes)
+    tokens = positions_by_kind(top, step, N[table], n[table], num_tokens, columns.labelled)
+    by_kind = positions_by_kind(first_row, 1, N, n, num_rows, num_labelled)
+    return Rows(torch.tensor(runs), starts.int(), tokens, cls, by_kind)
 
 
 def context_layout(sizes: Tensor, shapes: list[tuple[int, int, int]]) -> Context:

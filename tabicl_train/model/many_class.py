@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tabicl_train.model.icl import InContextLearner
-from tabicl_train.model.layout import context_layout
+from tabicl_train.model.layout import context_layout, log_counts
 
 
 def label_digits(y: Tensor, num_classes: int, most: int) -> list[Tensor]:
@@ -45,7 +45,7 @@ def class_probabilities(
     if num_classes <= most:
         shape = len(rows), len(y_train), 1
         table = torch.tensor([shape], device=rows.device)
-        logits = learner(rows, y_train, context_layout(table, [shape]), table[:, 1].float().log())[:, :num_classes]
+        logits = learner(rows, y_train, context_layout(table, [shape]), log_counts(table))[:, :num_classes]
         return torch.softmax(logits / temperature, dim=-1)
     sizes = split_classes(num_classes, most)
     starts = [sum(sizes[:group]) for group in range(len(sizes))]

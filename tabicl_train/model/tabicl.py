@@ -14,7 +14,7 @@ from tabicl_train.model.config import PARTS, TabICLConfig
 from tabicl_train.model.cost import forward_flops, kept_values, pack_tokens, token_groups
 from tabicl_train.model.family import Network
 from tabicl_train.model.icl import InContextLearner
-from tabicl_train.model.layout import column_layout, context_layout, row_layout, row_order
+from tabicl_train.model.layout import column_layout, context_layout, log_counts, row_layout
 from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.model.public_config import to_public
 from tabicl_train.model.row import RowInteraction
@@ -55,14 +55,14 @@ class TabICL(Network):
         limit = self.config.checkpoint_rows if checkpoint_rows is None else checkpoint_rows
         recompute = 0 < limit < max(N for N, _, _ in pack.shapes)
         sizes, shapes = self.groups(pack)
-        log_n = sizes[:, 1].float().log()
+        log_n = log_counts(sizes)
         columns = column_layout(sizes, shapes, self.config.col_num_inducing)
         tokens = self.col_embedder(pack, columns, log_n, recompute)  # (tokens, E)
         rows = row_layout(sizes, shapes, self.config.row_num_cls, columns)
-        by_width = self.row_interactor(tokens, rows, recompute)  # (rows, D)
+        represented = self.row_interactor(tokens, rows, recompute).index_select(0, rows.order)  # (rows, D)
         context = context_layout(sizes, shapes)
         labels = pack.y.index_select(0, context.labels)
-        return self.icl_predictor(by_width.index_select(0, row_order(sizes, shapes)), labels, context, log_n, recompute)
+        return self.icl_predictor(represented, labels, context, log_n, recompute)
 
     def groups(self, pack: Pack) -> tuple[Tensor, list[Shape]]:
         """N, n and the number of feature groups G of each table, int64 (B, 3) on the device, and on the host."""

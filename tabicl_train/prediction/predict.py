@@ -11,9 +11,9 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from tabicl_train.model.layout import Rows, column_layout, context_layout, row_layout, row_order
+from tabicl_train.model.layout import Columns, Rows, column_layout, context_layout, log_counts, row_layout
 from tabicl_train.model.many_class import class_probabilities, label_digits
-from tabicl_train.model.pack import Pack
+from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.model.tabicl import TabICL
 
 SMALLEST = 1e-6  # added to the probabilities of many classes before their logarithm is taken
@@ -59,14 +59,14 @@ def forward(model: TabICL, pack: Pack, num_classes: int, temperature: float, tok
     config = model.config
     sizes, shapes = model.groups(pack)
     part = tokens if pack.X.is_cuda else min(tokens, CPU_PART // config.embed_dim)
-    embedded = embed(model, pack, num_classes, part)  # (tokens, E)
-    rows = row_layout(sizes, shapes, config.row_num_cls, column_layout(sizes, shapes, config.col_num_inducing))
-    represented = interact(model, embedded, rows, part)  # (rows, D)
-    represented = represented.index_select(0, row_order(sizes, shapes))
+    columns = column_layout(sizes, shapes, config.col_num_inducing)
+    embedded = embed(model, pack, columns, shapes, num_classes, part)  # (tokens, E)
+    rows = row_layout(sizes, shapes, config.row_num_cls, columns)
+    represented = interact(model, embedded, rows, part).index_select(0, rows.order)  # (rows, D)
     if num_classes <= config.max_classes:
         context = context_layout(sizes, shapes)
         labels = pack.y.index_select(0, context.labels)
-        logits = model.icl_predictor(represented, labels, context, sizes[:, 1].float().log())
+        logits = model.icl_predictor(represented, labels, context, log_counts(sizes))
         return logits[:, :num_classes] / temperature
     labelled, queries = represented.split([sum(n for _, n, _ in shapes), sum(N - n for N, n, _ in shapes)])
     own = zip(labelled.split([n for _, n, _ in shapes]), queries.split([N - n for N, n, _ in shapes]), strict=True)
@@ -77,22 +77,23 @@ def forward(model: TabICL, pack: Pack, num_classes: int, temperature: float, tok
     return torch.log(torch.cat(p) + SMALLEST)
 
 
-def embed(model: TabICL, pack: Pack, num_classes: int, part: int) -> Tensor:
-    """The embeddings of all cells, (tokens, E), computed for columns with at most `part` tokens at a time."""
+def embed(model: TabICL, pack: Pack, columns: Columns, shapes: list[Shape], num_classes: int, part: int) -> Tensor:
+    """The embeddings of all cells, (tokens, E), computed for columns with at most `part` tokens at a time.
+
+    shapes: N, n and the number of feature groups of each table
+    """
     config, column = model.config, model.col_embedder
-    sizes, shapes = model.groups(pack)
-    columns = column_layout(sizes, shapes, config.col_num_inducing)
     labels = pack.y.index_select(0, columns.labels)
     views = label_digits(labels, num_classes, config.max_classes) if config.col_target_aware else [labels]
     read = [column.read(pack, columns, view) for view in views]
     embedded = read[0].new_empty(len(read[0]), config.embed_dim)
     labelled, queries = 0, columns.labelled  # where the next columns start
     for some in columns_in_parts(shapes, part):
-        own = torch.tensor(some, device=sizes.device)
+        own = torch.tensor(some, device=labels.device)
         piece = column_layout(own, some, config.col_num_inducing)
         after = queries + piece.from_inducing.queries - piece.labelled
         at = slice(labelled, labelled + piece.labelled), slice(queries, after)
-        log_n = own[:, 1].float().log()
+        log_n = log_counts(own)
         per_view = (column.embed(torch.cat([cells[at[0]], cells[at[1]]]), piece, log_n) for cells in read)
         mean = reduce(torch.add, per_view) / len(read)
         embedded[at[0]], embedded[at[1]] = mean[: piece.labelled], mean[piece.labelled :]
@@ -100,9 +101,9 @@ def embed(model: TabICL, pack: Pack, num_classes: int, part: int) -> Tensor:
     return embedded
 
 
-def columns_in_parts(shapes: list[tuple[int, int, int]], tokens: int) -> list[list[tuple[int, int, int]]]:
+def columns_in_parts(shapes: list[Shape], tokens: int) -> list[list[Shape]]:
     """The columns in parts of at most so many tokens, or of one column; each part as N, n and number of columns."""
-    found: list[list[tuple[int, int, int]]] = []
+    found: list[list[Shape]] = []
     room = 0
     for N, n, G in shapes:
         while G > 0:

@@ -19,9 +19,7 @@ HARMLESS = (
     *(f"trainer.{name}" for name in ("max_steps", "devices", "nodes", "timeout", "max_hours", "requeue")),
 )  # fmt: skip
 FREE_TO_CHANGE = ("dropout", "checkpoint_rows", "col_attention_fp32", "scaling_bound")  # of a model; its weights fit
-ROUNDING = (
-    ".pack_tokens"  # of a stage: which tables go through the network together matters to the rounding of sums only
-)
+ROUNDING = ".pack_tokens"  # of a stage: which tables share a pass matters to the rounding of sums only
 STREAM = "the version of the table stream"
 
 Migrations = dict[str, str | Callable[[Any], dict[str, Any]]]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -25,7 +26,7 @@ INDEX = ir.IntType(64)
 # 2^f for f in [-0.5, 0.5], highest power first: relative error 2e-7.
 EXP2 = (1.5353362e-4, 1.3398874e-3, 9.6184373e-3, 5.5503324e-2, 2.4022649e-1, 6.9314720e-1, 1.0)
 ROUNDER = 1.5 * 2**23  # a number between 2^23 and 2^24 has no fraction
-LOG2_E = 1.4426950408889634
+POWERS_OF_TWO = np.float32(1.4426950408889634)  # log2(e): exp(x) = 2^(log2(e) x)
 
 
 class Emit:

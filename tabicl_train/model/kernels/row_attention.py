@@ -13,6 +13,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from tabicl_train.model.kernels import HAS_TRITON
 from tabicl_train.model.kernels.launches import attend_in_chunks
+from tabicl_train.model.kernels.run_attention import fits_lanes
 
 TRITON_TOKENS, TRITON_WIDTH = 128, 64  # of a row and of a head
 LANES_TOKENS = 128  # of the compiled kernel: its weights of eight rows and a head are 0.5 MB, as much as caches hold
@@ -118,8 +119,7 @@ def _fits_triton(q: Tensor, cos: Tensor) -> bool:
 
 
 def _fits_lanes(q: Tensor, cos: Tensor) -> bool:
-    fits = q.device.type == "cpu" and q.dtype == torch.float32 and q.shape[-1] % 8 == 0
-    return fits and cos.shape[0] <= LANES_TOKENS and q.numel() > 0
+    return q.device.type == "cpu" and fits_lanes(q) and cos.shape[0] <= LANES_TOKENS and q.numel() > 0
 
 
 def _split(q: Tensor, kv: Tensor | None, runs: list[list[int]]) -> list[tuple[Tensor, Tensor, Tensor]]:

@@ -15,11 +15,9 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from tabicl_train.model.kernels.lanes import LANES, LOG2_E, TILE, combine, multiply_tile, transpose
+from tabicl_train.model.kernels.lanes import LANES, POWERS_OF_TWO, TILE, combine, multiply_tile, transpose
 from tabicl_train.model.kernels.softmax_lanes import softmax, softmax_backward
-from tabicl_train.model.kernels.threads import in_threads
-
-POWERS_OF_TWO = np.float32(LOG2_E)  # exp(x) = 2^(LOG2_E x)
+from tabicl_train.model.kernels.threads import flat, in_threads
 
 
 @njit(cache=True, nogil=True)
@@ -185,10 +183,6 @@ def layout(q: Tensor, kv: Tensor | None, runs: Tensor) -> tuple:
     keys = q if kv is None else kv
     queries = 0 if kv is None else q.shape[0] // int(runs[:, 0].sum())
     return flat(q), q.shape[1], flat(keys), keys.shape[1], (queries, *q.shape[2:]), runs.contiguous().numpy()
-
-
-def flat(x: Tensor) -> np.ndarray:
-    return x.detach().view(-1).numpy()
 
 
 def partners(d: int, interleaved: bool) -> np.ndarray:

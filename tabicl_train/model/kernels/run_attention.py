@@ -28,6 +28,7 @@ def attend_runs(q: Tensor, kv: Tensor, runs: Tensor, queries: int) -> Tensor:
 
 
 def fits_lanes(q: Tensor) -> bool:
+    """Whether the compiled kernels, which load eight float32 values at once, take heads like those of q."""
     return q.dtype == torch.float32 and q.shape[-1] % 8 == 0
 
 

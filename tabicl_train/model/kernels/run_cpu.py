@@ -13,12 +13,11 @@ import numpy as np
 from numba import njit
 from torch import Tensor
 
-from tabicl_train.model.kernels.lanes import LANES, LOG2_E, move, outer_4_4, outer_8_1, outer_8_2, transpose
+from tabicl_train.model.kernels.lanes import LANES, POWERS_OF_TWO, move, outer_4_4, outer_8_1, outer_8_2, transpose
 from tabicl_train.model.kernels.softmax_lanes import LOWEST, extend_softmax, weigh
-from tabicl_train.model.kernels.threads import in_threads
+from tabicl_train.model.kernels.threads import flat, in_threads
 
 QUERIES, KEYS = 32, 128  # two blocks of scores are then 32 KB, as large as the first cache
-POWERS_OF_TWO = np.float32(LOG2_E)  # exp(x) = 2^(LOG2_E x)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -206,7 +205,3 @@ def backward(
 def layout(q: Tensor, kv: Tensor, runs: Tensor) -> tuple:
     """The kernels' q, shared, kv, shape and runs."""
     return flat(q), len(q) if q.dim() == 4 else 0, flat(kv), tuple(q.shape[-2:]), runs.contiguous().numpy()
-
-
-def flat(x: Tensor) -> np.ndarray:
-    return x.detach().view(-1).numpy()

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import torch
+from torch import Tensor
 
 ENOUGH = 2**18  # queries, keys and values: with fewer, a kernel takes a few milliseconds and threads gain nothing
+
+
+def flat(x: Tensor) -> np.ndarray:
+    """The values of a contiguous tensor, as kernels take them."""
+    return x.detach().view(-1).numpy()
 
 
 def in_threads(kernel: Callable[..., None], arguments: tuple, size: int) -> None:
