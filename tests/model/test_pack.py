@@ -43,7 +43,7 @@ def losses_and_gradient(network, pack: Pack, share: float) -> tuple[Tensor, Tens
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-@settings(deadline=None, derandomize=True, max_examples=25)
+@settings(deadline=None, derandomize=True, max_examples=15)
 @given(st.lists(a_table(), min_size=1, max_size=6), st.booleans())
 def test_a_pack_is_its_tables_one_by_one(options, shapes, repeated):
     network = small_network(**options)
