@@ -176,25 +176,34 @@ class Attention(nn.Module):
         if self.fp32 and torch.is_autocast_enabled(x.device.type):
             with torch.autocast(x.device.type, enabled=False):
                 return self(x.float(), None if context is None else context.float(), spans, log_n, table)
-        heads = (self.num_heads, self.dim // self.num_heads)
-        if context is None:
-            q = linear(x, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, *heads))
-            kv = None
-        else:
-            (wq, wkv), (bq, bkv) = (p.split([self.dim, 2 * self.dim]) for p in (self.in_proj_weight, self.in_proj_bias))
-            q = linear(x, wq, bq).unflatten(-1, heads)  # (Q, H, head_dim)
-            kv = linear(context, wkv, bkv).unflatten(-1, (2, *heads))  # (K, 2, H, head_dim)
+        q, kv = self.project(x, context)
         dropout = self.dropout if self.training else 0.0
         if isinstance(spans, RowSpans):
             out = attend_in_rows(q if kv is None else q.unsqueeze(1), kv, spans, dropout)
         else:
             assert kv is not None
-            if self.ssmax_layer is not None:
-                q = self.ssmax_layer(q, log_n, table)  # (Q, H, head_dim), or (B, L, H, head_dim)
-            elif spans.shares_queries:
-                q = q[None]  # (1, L, H, head_dim)
-            out = attend(q, kv, spans, dropout)
+            out = attend(self.scale(q, log_n, table, spans), kv, spans, dropout)
         return self.out_proj(out.flatten(1))  # out (Q, H, head_dim)
+
+    def project(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Queries (Q, H, head_dim), not yet scaled, and keys and values (K, 2, H, head_dim) of `forward`'s x, context.
+
+        Without a context, x's own are one tensor: (Q, 3, H, head_dim) and None.
+        """
+        heads = (self.num_heads, self.dim // self.num_heads)
+        if context is None:
+            return linear(x, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, *heads)), None
+        (wq, wkv), (bq, bkv) = (p.split([self.dim, 2 * self.dim]) for p in (self.in_proj_weight, self.in_proj_bias))
+        return linear(x, wq, bq).unflatten(-1, heads), linear(context, wkv, bkv).unflatten(-1, (2, *heads))
+
+    def scale(self, q: Tensor, log_n: Tensor | None, table: Tensor | None, spans: Spans) -> Tensor:
+        """The queries (Q, H, head_dim) of `project` as `attend` takes them: scaled, (B or 1, L, H, head_dim) if shared.
+
+        log_n, table: as in `forward`
+        """
+        if self.ssmax_layer is not None:
+            return self.ssmax_layer(q, log_n, table)
+        return q[None] if spans.shares_queries else q
 
 
 class Block(nn.Module):
