@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from omegaconf import MISSING
+
 from tabicl_train.lab.experiments import load
 from tabicl_train.lab.folder import Folder
 
@@ -18,7 +20,7 @@ class Options:
     All experiments that need no settings, one after another.
     """
 
-    folder: str
+    folder: str = MISSING
     """Folder to write; each experiment writes a folder inside."""
     small: bool = False
     """Everything at its smallest size, within three CPU minutes."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from omegaconf import MISSING
 
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.folder import Folder, markdown
@@ -31,7 +32,7 @@ class Options:
     The weight of one relevant key among n - 1 others of equal score, for n from 10 to a million, under each rule.
     """
 
-    folder: str
+    folder: str = MISSING
     """Folder to write."""
     gap: float = 5.0
     """By how much the score of the relevant key exceeds that of the others."""
