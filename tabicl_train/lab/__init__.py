@@ -5,5 +5,7 @@ An experiment is one file of this folder, with a dataclass `Options` and `run(op
 
 EXPERIMENTS = {
     "fading": "how much weight one relevant key keeps among more and more others",
+    "entropy": "how even the attention of a network is on longer and longer tables",
+    "attention": "one row of a table through one attention head, step by step",
     "all": "all experiments that need no settings, one after another",
 }
