@@ -35,6 +35,8 @@ RULES = {
     "ssmax_mlp_elementwise": "element-wise SSMax-MLP",
     "qassmax": "QASSMax",
     "qassmax_elementwise": "element-wise QASSMax",
+    "ssa": "SSA",
+    "ssa_trainable": "SSA with a learned exponent",
 }
 
 
@@ -110,7 +112,9 @@ def run(options: Options) -> None:
     scene = synthetic_scene(options, network) if options.step is not None else real_scene(options, network)
     folder = Folder("attention", options)
     data = explain(scene, place)
-    folder.text("attention.html", fill(TEMPLATE, data=data, rule=RULES[data["rule"]], scene=scene, table=frame_of(data)))
+    folder.text(
+        "attention.html", fill(TEMPLATE, data=data, rule=RULES[data["rule"]], scene=scene, table=frame_of(data))
+    )
     folder.page("One row through one attention head", QUESTION.format(**data), "[attention.html](attention.html)")
 
 

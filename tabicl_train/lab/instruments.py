@@ -24,7 +24,9 @@ import torch
 from torch import Tensor
 
 from tabicl_train.model.attention import Attention
+from tabicl_train.model.kernels.ssa_attention import signed_log
 from tabicl_train.model.layout import Spans
+from tabicl_train.model.ssa import SSA
 from tabicl_train.model.tabicl import TabICL
 
 ROWS = 256  # queries of each kind that are measured of a table in in-context learning
@@ -121,7 +123,15 @@ def recorded(attentions: dict[Any, Attention], watch: Callable[[Any, Call], None
 def logits(attention: Attention, q: Tensor, k: Tensor) -> Tensor:
     """What the softmax of a layer is taken of, float64 (H, Q, K); q (Q, H, d) after the length scaling, k (K, H, d)."""
     q, k = q.double().transpose(0, 1), k.double().permute(1, 2, 0)
-    return q @ k / math.sqrt(q.shape[-1])
+    z = q @ k / math.sqrt(q.shape[-1])
+    if (p := exponents(attention)) is None:
+        return z
+    return p.double()[:, None, None] * signed_log(z)
+
+
+def exponents(attention: Attention) -> Tensor | None:
+    """p of each head (H,) in a layer with signed averaging, see model/ssa.py; None in others."""
+    return attention.ssmax_layer.exponents() if isinstance(attention.ssmax_layer, SSA) else None
 
 
 class Shape(NamedTuple):
@@ -165,7 +175,10 @@ def shape_of_blocks(blocks: Iterator[Tensor], keys: int) -> Shape:
 
 
 def multipliers(attention: Attention, projected: Tensor, n: int) -> tuple[Tensor | None, Tensor | None]:
-    """The two factors of the queries for n keys: base (H, 1 or d), and gate (Q, H, 1 or d); None where there is none."""
+    """The factors of the queries for n keys: base (H, 1 or d), and gate (Q, H, 1 or d); None where there is none.
+
+    With signed averaging, the base is its factor b, whatever n.
+    """
     scaling = attention.ssmax_layer
     if scaling is None:
         return None, None

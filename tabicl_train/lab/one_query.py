@@ -18,6 +18,7 @@ from tabicl_train.lab.instruments import (
     QUERY,
     Sequence,
     Site,
+    exponents,
     logits,
     multipliers,
     recorded,
@@ -116,7 +117,9 @@ def numbers(found: Found, head: int, labels: list[str]) -> dict[str, Any]:
     shown = order if len(order) <= LARGEST + 2 else [*order[:LARGEST], order[(LARGEST + len(order)) // 2], order[-1]]
     vectors = {"token": sequence.context, "k": k, "v": v}
     listed = [
-        {"index": j} | {name: plain(of[j]) for name, of in vectors.items()} | {name: of[j].item() for name, of in steps.items()}
+        {"index": j}
+        | {name: plain(of[j]) for name, of in vectors.items()}
+        | {name: of[j].item() for name, of in steps.items()}
         for j in shown
     ]
     rest = torch.tensor([j for j in order if j not in shown], dtype=torch.int64, device=w.device)
@@ -129,6 +132,7 @@ def numbers(found: Found, head: int, labels: list[str]) -> dict[str, Any]:
         "n": len(k),
         "d": d,
         "root": math.sqrt(d),
+        "exponent": None if (p := exponents(attention)) is None else p[head].item(),
         "log_n": math.log(len(k)),
         "query": {
             "token": plain(sequence.x[i]),

@@ -17,6 +17,7 @@ from tabicl_train.run_dir.records import Records
 
 ALT_TEXTS = {
     "scaling": "multipliers of the scalable softmax",
+    "gates": "gates of the scalable softmax",
     "rows": "loss by the rows of a table",
     "classes": "loss by the classes of a table",
 }
@@ -114,7 +115,7 @@ def test_the_page_has_the_figures_of_the_files_that_there_are(run_dir):
     page = render([read_run(run_dir, "run")])
     assert all(f'alt="{alt}' in page for alt in ALT_TEXTS.values()) and "There is no scaling.csv" not in page
     pictures = [part.split('"')[0] for part in page.split('src="data:image/png;base64,')[1:]]
-    assert len(pictures) == 3 and all(len(picture) > 13_000 for picture in pictures)  # 10 kB
+    assert len(pictures) == 4 and all(len(picture) > 13_000 for picture in pictures)  # 10 kB
     (run_dir / "scaling.csv").unlink()  # as in a run without scalable softmax
     page = render([read_run(run_dir, "run")])
     assert ALT_TEXTS["scaling"] not in page and "There is no scaling.csv" in page

@@ -163,7 +163,9 @@ def test_several_runs_side_by_side(pages):
     assert seeds == ["seed", "0", "1"]
     assert sum(t[-1][0] == "checkpoint_rows" for t in page.tables) == 1  # the runs have the same curriculum
     assert list(page.table("method", "ROC AUC")) == [*names, "random <forest>"]
-    assert len(page.pictures) == 14  # loss by rows and by classes, multipliers, gates, attention of each, the others for both
+    assert (
+        len(page.pictures) == 14
+    )  # loss by rows and by classes, multipliers, gates, attention of each, the others for both
     assert "two: " not in page.text
 
 
