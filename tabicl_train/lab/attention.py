@@ -58,7 +58,7 @@ class Options:
     step: int | None = None
     """Step of the run, for a synthetic table."""
     row: int | None = None
-    """Row of the table, counted from 0, to look at; null takes the last one. Of a synthetic table, a query row."""
+    """Row to look at, counted from 0; null takes the last one. Of a synthetic table, it must be a query row."""
     target: str | None = None
     """Column of the file with the classes; null takes the last one."""
     rows: int = 1000
@@ -87,8 +87,8 @@ class Options:
 class Scene:
     """A table, the network that predicts it, and the row that is looked at.
 
-    cells: all rows of the table, labels as text; labelled, queries: the numbers of these rows in it, in the order in
-        which the network gets them
+    cells: all rows of the table, whose index numbers them, and labels as text
+    labelled, queries: positions of these rows in `cells`, in the order in which the network gets them; row is a query
     predict: -> probabilities of the query rows, (query rows, classes)
     """
 
@@ -110,8 +110,8 @@ def run(options: Options) -> None:
     place = Place(options.site, options.layer, options.head, options.column)
     site_at(network, place)
     scene = synthetic_scene(options, network) if options.step is not None else real_scene(options, network)
-    folder = Folder("attention", options)
     data = explain(scene, place)
+    folder = Folder("attention", options)
     folder.text(
         "attention.html", fill(TEMPLATE, data=data, rule=RULES[data["rule"]], scene=scene, table=frame_of(data))
     )
@@ -129,9 +129,11 @@ prediction.
 def real_scene(options: Options, network: TabICL) -> Scene:
     """A row of a CSV file; the other rows are labelled, but for a few that are query rows like it."""
     X, y = read_table(options.table, options.target)
-    row = len(y) - 1 if options.row is None else options.row
-    if not 0 <= row < len(y):
-        raise ConfigError([f"row is {row}; {options.table} has the rows 0..{len(y) - 1}"])
+    if options.row is not None and options.row not in X.index:
+        raise ConfigError(
+            [f"row is {options.row}; {options.table} has the rows 0..{X.index[-1]}, if they have a class"]
+        )
+    row = len(y) - 1 if options.row is None else X.index.get_loc(options.row)
     order = [i for i in rng_at("attention", row).permutation(len(y)).tolist() if i != row]
     queries = [row, *sorted(order[: min(OTHERS, len(order) // 2)])]
     labelled = sorted(order[len(queries) - 1 :][: min(options.rows, 50) if options.small else options.rows])
@@ -202,7 +204,7 @@ def explain(scene: Scene, place: Place) -> dict[str, Any]:
     p = found.prediction[scene.queries.index(scene.row)]
     return data | {
         "table": scene.name,
-        "row": scene.row,
+        "row": data["query"]["row"],
         "heads": found.site.attention.num_heads,
         "layers": sum(site.stage == place.stage for site in sites(scene.network)),
         "column": place.column,
@@ -217,7 +219,7 @@ def explain(scene: Scene, place: Place) -> dict[str, Any]:
 
 def row_of(scene: Scene, row: int) -> dict[str, Any]:
     cells = [text_of(value) for value in scene.cells.iloc[row, :CELLS]]
-    return {"row": row, "label": scene.labels[row], "cells": cells}
+    return {"row": int(scene.cells.index[row]), "label": scene.labels[row], "cells": cells}
 
 
 def text_of(value: Any) -> str:

@@ -98,58 +98,62 @@ def numbers(found: Found, head: int, labels: list[str]) -> dict[str, Any]:
         are none), by_label (sums of weights), context (the sum of all weighted values) and the layer's settings
     """
     attention, sequence, i = found.site.attention, found.sequence, found.index
-    q, projected = sequence.q[i : i + 1], sequence.projected[i : i + 1]  # (1, H, d)
-    base, gate = multipliers(attention, projected, len(sequence.k))
-    d = q.shape[-1]
-    asked, k, v = projected[0, head].double(), sequence.k[:, head].double(), sequence.v[:, head].double()
-    based = asked if base is None else asked * base[head].double()  # (d,)
-    z = logits(attention, q, sequence.k)[head, 0]  # (K,)
-    w = torch.softmax(z, -1)
-    steps = {
-        "score": k @ asked,
-        "divided": k @ asked / math.sqrt(d),
-        "based": k @ based / math.sqrt(d),
-        "scaled": k @ q[0, head].double() / math.sqrt(d),
-        "logit": z,
-        "weight": w,
-    }
+    q, k, v = sequence.q[i : i + 1], sequence.k[:, head].double(), sequence.v[:, head].double()
+    n, d = k.shape
+    query, steps = steps_of(found, head)
+    w = torch.softmax(steps["logit"], -1)
     order = w.argsort(descending=True, stable=True).tolist()
-    shown = order if len(order) <= LARGEST + 2 else [*order[:LARGEST], order[(LARGEST + len(order)) // 2], order[-1]]
-    vectors = {"token": sequence.context, "k": k, "v": v}
-    listed = [
-        {"index": j}
-        | {name: plain(of[j]) for name, of in vectors.items()}
-        | {name: of[j].item() for name, of in steps.items()}
-        for j in shown
-    ]
+    shown = order if n <= LARGEST + 2 else [*order[:LARGEST], order[(LARGEST + n) // 2], order[-1]]
+    vectors, values = {"token": sequence.context, "k": k, "v": v}, steps | {"weight": w}
     rest = torch.tensor([j for j in order if j not in shown], dtype=torch.int64, device=w.device)
     others = {"count": len(rest), "weight": w[rest].sum().item(), "context": plain(w[rest] @ v[rest])}
-    entropy, top, second, mean = (of[0, head].item() for of in shape(attention, q, sequence.k))
+    even = [of[0, head].item() for of in shape(attention, q, sequence.k)]
     return {
         "stage": found.site.stage,
         "layer": found.site.layer,
         "head": head,
-        "n": len(k),
+        "n": n,
         "d": d,
         "root": math.sqrt(d),
+        "log_n": math.log(n),
         "exponent": None if (p := exponents(attention)) is None else p[head].item(),
-        "log_n": math.log(len(k)),
-        "query": {
-            "token": plain(sequence.x[i]),
-            "q": plain(asked),
-            "base": None if base is None else plain(base[head].expand(d)),
-            "gate": None if gate is None else plain(gate[0, head].expand(d)),
-            "scaled": plain(q[0, head]),
-        },
-        "keys": listed,
+        "query": query,
+        "keys": [
+            {"index": j}
+            | {name: plain(of[j]) for name, of in vectors.items()}
+            | {name: of[j].item() for name, of in values.items()}
+            for j in shown
+        ],
         "rest": others if len(rest) else None,
         "by_label": by_label(labels, w.tolist()),
         "context": plain(w @ v),
-        "entropy": None if math.isnan(entropy) else entropy,
-        "gap_second": None if math.isnan(second) else second,
-        "gap_mean": mean,
+        "entropy": even[0] if n > 1 else None,
         "point": i if found.reading is not None else None,
         "reading": found.reading,
+    }
+
+
+def steps_of(found: Found, head: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The vectors of a query, None for a factor that the layer does not have; and its scores (K,) after each step."""
+    attention, sequence, i = found.site.attention, found.sequence, found.index
+    q, projected = sequence.q[i : i + 1], sequence.projected[i : i + 1]  # (1, H, d)
+    base, gate = multipliers(attention, projected, len(sequence.k))
+    k, d = sequence.k[:, head].double(), q.shape[-1]
+    asked = projected[0, head].double()  # (d,)
+    based = asked if base is None else asked * base[head].double()
+    query = {
+        "token": plain(sequence.x[i]),
+        "q": plain(asked),
+        "base": None if base is None else plain(base[head].expand(d)),
+        "gate": None if gate is None else plain(gate[0, head].expand(d)),
+        "scaled": plain(q[0, head]),
+    }
+    return query, {
+        "score": k @ asked,
+        "divided": k @ asked / math.sqrt(d),
+        "based": k @ based / math.sqrt(d),
+        "scaled": k @ q[0, head].double() / math.sqrt(d),
+        "logit": logits(attention, q, sequence.k)[head, 0],
     }
 
 

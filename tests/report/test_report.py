@@ -197,7 +197,8 @@ def test_missing_files_are_named(kept, runs, tmp_path):
     for name in ("config.yaml", "metrics.csv", "batches.csv"):
         assert (f"There is no {name}." in text) == (name not in kept)
     for what in ("There were no incidents", "There is no validation.csv", "There is no scaling.csv",
-                 "its attention was not measured", "there is no evaluation.csv", "There is no provenance.jsonl"):  # fmt: skip
+                 "attention was not measured", "there is no evaluation.csv",
+                 "There is no provenance.jsonl"):  # fmt: skip
         assert what in text
 
 
