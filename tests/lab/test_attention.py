@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,7 @@ from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior
 from tabicl_train.curriculum import plan_step
 from tabicl_train.errors import ConfigError
-from tabicl_train.lab.attention import Options, explain, real_scene, run, synthetic_scene
+from tabicl_train.lab.attention import Options, explain, page, real_scene, run, synthetic_scene
 from tabicl_train.lab.instruments import sites
 from tabicl_train.lab.one_query import Place
 from tabicl_train.model.config import SCALINGS, SSA
@@ -131,6 +132,22 @@ def test_rows_and_prediction_are_those_of_the_table(site, table):
     for key in data["keys"]:
         assert key["label"] == y[key["row"]] and key["row"] in labelled
         assert key["cells"][1] == X["color"][key["row"]] and key["cells"][0] == f"{X['height'][key['row']]:.4g}"
+
+
+@pytest.mark.parametrize(
+    "rule, steps",
+    [("none", []), ("ssmax", ["based"]), ("qassmax", ["based", "scaled"]), ("ssa_trainable", ["based", "logit"])],
+)
+def test_the_page_has_the_steps_of_the_rule(rule, steps, table):
+    source = page(data_of(small_network(icl_scaling=rule, max_classes=4), table, Place("icl", 0, 1), row=7))
+    found = re.findall(r'data-step="(\w+)"', source)
+    assert found == [
+        "tokens", "qkv", "score", "divided", *steps, "visibility", "weight", "context", "prediction",
+    ]  # fmt: skip
+    assert ("signed averaging" in source) == rule.startswith("ssa")
+    assert ("<th>with base</th>" in source) == ("based" in steps) and ("<th>with gate</th>" in source) == (
+        "scaled" in steps
+    )
 
 
 def test_many_keys_are_the_largest_two_others_and_the_rest_together(table):
