@@ -75,18 +75,19 @@ def ssa_attention(q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, querie
     H, d = q.shape[-2:]
     out, sums = q.new_zeros(queries, H, d), q.new_zeros(queries, H, dtype=wide(q))
     power = exponents.to(wide(q))[:, None, None]
-    for at, _, _, count, some, k, v in pieces(q, kv, runs):
-        L, K = some.shape[2], k.shape[2]
-        result = out[at].unflatten(0, (count, L)).transpose(1, 2)  # (count, H, L, d)
-        total = sums[at].unflatten(0, (count, L)).transpose(1, 2)  # (count, H, L)
-        for s, i in chunks(count, H, L, K, q.device):
-            z = (some[s, :, i].to(wide(q)) * d**-0.5) @ k[s].to(wide(q)).mT  # (sequences, H, queries, K)
-            logits = z.abs().add_(1).log_().copysign_(z).mul_(power)
-            largest = logits.amax(-1, keepdim=True)
-            weights = logits.sub_(largest).exp_()
-            sum_ = weights.sum(-1, keepdim=True)
-            result[s, :, i] = (weights @ v[s].to(wide(q))).div_(sum_)
-            total[s, :, i] = (sum_.log_() + largest).squeeze(-1)
+    with torch.autocast(q.device.type, enabled=False):  # which would round the operands of products
+        for at, _, _, count, some, k, v in pieces(q, kv, runs):
+            L, K = some.shape[2], k.shape[2]
+            result = out[at].unflatten(0, (count, L)).transpose(1, 2)  # (count, H, L, d)
+            total = sums[at].unflatten(0, (count, L)).transpose(1, 2)  # (count, H, L)
+            for s, i in chunks(count, H, L, K, q.device):
+                z = (some[s, :, i].to(wide(q)) * d**-0.5) @ k[s].to(wide(q)).mT  # (sequences, H, queries, K)
+                logits = z.abs().add_(1).log_().copysign_(z).mul_(power)
+                largest = logits.amax(-1, keepdim=True)
+                weights = logits.sub_(largest).exp_()
+                sum_ = weights.sum(-1, keepdim=True)
+                result[s, :, i] = (weights @ v[s].to(wide(q))).div_(sum_)
+                total[s, :, i] = (sum_.log_() + largest).squeeze(-1)
     return out, sums
 
 
@@ -99,29 +100,30 @@ def ssa_attention_backward(
         torch.zeros_like(x, dtype=wide(q), memory_format=torch.contiguous_format) for x in (q, kv, exponents)
     )
     power = exponents.to(wide(q))[:, None, None]
-    for at, own, used, count, some, k, v in pieces(q, kv, runs):
-        L, K = some.shape[2], k.shape[2]
-        above, result, total = (x[at].unflatten(0, (count, L)).transpose(1, 2) for x in (grad, out, sums))
-        slope = dq[own].unflatten(0, (-1, L)).transpose(1, 2)  # (count, or 1 if the sequences share it, H, L, d)
-        dk, dv = dkv[used].unflatten(0, (count, K)).permute(2, 0, 3, 1, 4)  # (count, H, K, d)
-        for s, i in chunks(count, H, L, K, q.device):
-            scaled, keys = some[s, :, i].to(wide(q)) * d**-0.5, k[s].to(wide(q))
-            g = above[s, :, i].to(wide(q))
-            inner = (g * result[s, :, i]).sum(-1, keepdim=True)
-            z = scaled @ keys.mT  # (sequences, H, queries, K)
-            base = z.abs().add_(1)
-            scores = base.log().copysign_(z)
-            weights = torch.mul(scores, power, out=z).sub_(total[s, :, i, None]).exp_()
-            dv[s] += weights.mT @ g
-            ds = (g @ v[s].to(wide(q)).mT).sub_(inner).mul_(weights)
-            dp += scores.mul_(ds).sum((0, 2, 3))
-            ds.mul_(power).div_(base)
-            dk[s] += ds.mT @ scaled
-            step = (ds @ keys).mul_(d**-0.5)
-            if q.dim() == 3:
-                slope[s, :, i] = step
-            else:
-                slope[:, :, i] += step.sum(0)
+    with torch.autocast(q.device.type, enabled=False):  # which would round the operands of products
+        for at, own, used, count, some, k, v in pieces(q, kv, runs):
+            L, K = some.shape[2], k.shape[2]
+            above, result, total = (x[at].unflatten(0, (count, L)).transpose(1, 2) for x in (grad, out, sums))
+            slope = dq[own].unflatten(0, (-1, L)).transpose(1, 2)  # (count, or 1 if the sequences share it, H, L, d)
+            dk, dv = dkv[used].unflatten(0, (count, K)).permute(2, 0, 3, 1, 4)  # (count, H, K, d)
+            for s, i in chunks(count, H, L, K, q.device):
+                scaled, keys = some[s, :, i].to(wide(q)) * d**-0.5, k[s].to(wide(q))
+                g = above[s, :, i].to(wide(q))
+                inner = (g * result[s, :, i]).sum(-1, keepdim=True)
+                z = scaled @ keys.mT  # (sequences, H, queries, K)
+                base = z.abs().add_(1)
+                scores = base.log().copysign_(z)
+                weights = torch.mul(scores, power, out=z).sub_(total[s, :, i, None]).exp_()
+                dv[s] += weights.mT @ g
+                ds = (g @ v[s].to(wide(q)).mT).sub_(inner).mul_(weights)
+                dp += scores.mul_(ds).sum((0, 2, 3))
+                ds.mul_(power).div_(base)
+                dk[s] += ds.mT @ scaled
+                step = (ds @ keys).mul_(d**-0.5)
+                if q.dim() == 3:
+                    slope[s, :, i] = step
+                else:
+                    slope[:, :, i] += step.sum(0)
     return dq.to(q.dtype), dkv.to(kv.dtype), dp.to(exponents.dtype)
 
 
