@@ -234,7 +234,7 @@ def page(data: dict[str, Any]) -> str:
 def frame_of(data: dict[str, Any]) -> pd.DataFrame:
     """The numbers of the shown keys as a table, without those of steps that the layer does not have."""
     names = {"score": "q . k", "divided": f"divided by {data['root']:.4g}"}
-    names |= {"based": "with base"} if data["query"]["base"] else {}
+    names |= {"based": "with b" if data["exponent"] else "with base"} if data["query"]["base"] else {}
     names |= {"scaled": "with gate"} if data["query"]["gate"] else {}
     names |= {"logit": "signed logarithm"} if data["exponent"] else {}
     names["weight"] = "weight"
