@@ -60,8 +60,6 @@ class Found:
 def site_at(model: TabICL, place: Place) -> Site:
     """Raises ConfigError if the network has no such layer or head. A negative layer counts from the last."""
     of_stage = [site for site in sites(model) if site.stage == place.stage]
-    if not of_stage:
-        raise ConfigError([f"site is {place.stage!r}; it must be column or icl"])
     if not -len(of_stage) <= place.layer < len(of_stage):
         raise ConfigError([f"layer is {place.layer}; {place.stage} has the layers 0..{len(of_stage) - 1}"])
     site = of_stage[place.layer]
