@@ -19,6 +19,7 @@ pytest.importorskip("onnxruntime")
 NETWORKS = {  # the presets, apart from their sizes, and the other scalings and groupings
     "tabicl_v1": ["model=tabicl_v1"],
     "unbounded": ["model.col_scaling=ssmax", "model.icl_scaling=ssmax_mlp", "model.col_grouping=disjoint"],
+    "averaging": ["model.col_scaling=ssa", "model.icl_scaling=ssa_trainable", "model.ssa_exponent=1.2"],
     "bounded": [
         "model.col_scaling=ssmax_mlp_elementwise", "model.icl_scaling=qassmax", "model.scaling_bound=3",
         "model.col_grouping=none", "model.bias_free_ln=true", "model.max_classes=7",
