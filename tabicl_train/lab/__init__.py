@@ -7,5 +7,6 @@ EXPERIMENTS = {
     "fading": "how much weight one relevant key keeps among more and more others",
     "entropy": "how even the attention of a network is on longer and longer tables",
     "attention": "one row of a table through one attention head, step by step",
+    "needle": "which scoring rules still find one matching row among thousands of others",
     "all": "all experiments that need no settings, one after another",
 }
