@@ -8,5 +8,6 @@ EXPERIMENTS = {
     "entropy": "how even the attention of a network is on longer and longer tables",
     "attention": "one row of a table through one attention head, step by step",
     "needle": "which scoring rules still find one matching row among thousands of others",
+    "curriculum": "what training on tables of growing lengths does for tables longer than any of them",
     "all": "all experiments that need no settings, one after another",
 }

@@ -22,7 +22,7 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.lab.folder import Folder, markdown
 from tabicl_train.lab.instruments import QUERY, measure
 from tabicl_train.lab.runs import trained_runs
-from tabicl_train.lab.scores import Row, by_seed_and_table, interval, score_all
+from tabicl_train.lab.scores import FEWEST_SEEDS, NO_CLAIM, Row, by_seed_and_table, interval, score_all
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
 from tabicl_train.prediction.export import load_model
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 FEATURES, NEEDLES, QUERIES = 2, 4, 32  # of a test table; training has as many features and needles
 LONGEST = 224  # negatives of the longest table of training: 95 % of 240 rows, without the needles
 HELD_OUT = -1  # in place of a run's seed, which is at least 0
-FEWEST_SEEDS = 3  # for a claim
 CLAIM = 15_000  # negatives at which the paper's claim is made
 
 QUESTION = """
@@ -152,12 +151,12 @@ def draw(scores: pd.DataFrame) -> Figure:
 
 def findings(scores: pd.DataFrame) -> str:
     means, gaps, entropies = summary(scores, "accuracy"), differences(scores), summary(scores, "entropy")
-    seeds, tables = scores["seed"].nunique(), scores["table"].nunique()
+    seeds, tables = counted(scores["seed"].nunique(), "seed"), counted(scores["table"].nunique(), "test table")
     first = means.index[0]
     return f"""
 ![accuracy and entropy by number of negatives](needle.png)
 
-Accuracy, with 95 % intervals over {counted(seeds, "seed")} of training and {counted(tables, "test table")}, both resampled:
+Accuracy, with 95 % intervals over {seeds} of training and {tables}, both resampled:
 
 {shown(means)}
 
@@ -165,7 +164,7 @@ Accuracy minus that of {first}, on the same tables:
 
 {shown(gaps, signed=True)}
 
-{verdict(means, gaps, seeds)}
+{verdict(means, gaps, scores["seed"].nunique())}
 
 Entropy of the attention of the rows to be classified, over log n, mean over the layers and heads of in-context
 learning: 0 if it looks at one row, 1 if at all rows alike.
@@ -186,7 +185,7 @@ def shown(means: pd.DataFrame, signed: bool = False) -> str:
 def verdict(means: pd.DataFrame, gaps: pd.DataFrame, seeds: int) -> str:
     """A sentence for each rule whose difference from the first one at the number of the claim excludes zero."""
     if seeds < FEWEST_SEEDS:
-        return f"No claim is made with fewer than {FEWEST_SEEDS} seeds."
+        return NO_CLAIM
     at = min(gaps.columns, key=lambda negatives: abs(np.log(negatives / CLAIM)))
     first, lines = means.index[0], []
     for rule, gap in gaps[at].items():

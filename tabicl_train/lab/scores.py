@@ -15,6 +15,8 @@ from tabicl_train.processes.signals import watch_signals
 
 RESAMPLES = 10_000
 CONFIDENCE = 0.95
+FEWEST_SEEDS = 3  # for a claim
+NO_CLAIM = f"No claim is made with fewer than {FEWEST_SEEDS} seeds."
 
 Row = dict[str, object]
 
@@ -75,6 +77,6 @@ def interval(values: np.ndarray) -> Mean:
     return Mean(float(values.mean()), float(low), float(high))
 
 
-def by_seed_and_table(rows: pd.DataFrame, column: str) -> np.ndarray:
-    """A column of the scores of one kind of network, (seeds, tables)."""
-    return rows.pivot(index="seed", columns="table", values=column).to_numpy(float)
+def by_seed_and_table(rows: pd.DataFrame, column: str, table: str = "table") -> np.ndarray:
+    """A column of the scores of one kind of network, (seeds, tables); `table` is the column that tells tables apart."""
+    return rows.pivot_table(index="seed", columns=table, values=column).to_numpy(float)
