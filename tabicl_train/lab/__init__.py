@@ -9,5 +9,6 @@ EXPERIMENTS = {
     "attention": "one row of a table through one attention head, step by step",
     "needle": "which scoring rules still find one matching row among thousands of others",
     "curriculum": "what training on tables of growing lengths does for tables longer than any of them",
+    "classes": "how a network of ten classes predicts a thousand, how well and how fast",
     "all": "all experiments that need no settings, one after another",
 }
