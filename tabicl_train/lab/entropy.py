@@ -31,11 +31,11 @@ QUERY_ROWS = 256  # of each table, so that as many of them as of its labelled ro
 TOKENS = 2**22  # of a synthetic table, computed at a time: see predict_logits
 
 QUESTION = """
-To predict a row, the network looks at the labelled rows: each attention layer gives every labelled row a weight, and the
-weights sum to one. Does it look at a few rows that matter, or a little at all of them? Entropy tells: divided by log n
-it is 1 if all n rows have equal weights and 0 if one row has all the weight. A table with ten times as many rows offers
-ten times as many small weights, so attention may become even merely because a table is long (attention fading). Networks
-with a scalable softmax multiply their queries by a learned number that depends on n, to prevent just that.
+To predict a row, the network looks at the labelled rows: each attention layer gives every labelled row a weight, and
+the weights sum to one. Does it look at a few rows that matter, or a little at all of them? Entropy tells: divided by
+log n it is 1 if all n rows have equal weights and 0 if one row has all the weight. A table with ten times as many rows
+has ten times as many small weights, so attention may become even merely because a table is long (attention fading).
+Networks with a scalable softmax multiply their queries by a learned number that depends on n, to prevent just that.
 """
 
 
@@ -162,7 +162,7 @@ Means over heads and over {frame["table"].nunique()} {tables} for each n; from n
   log n, which is the dashed line.
 - **Base multiplier** and **gate** are the two factors by which the scalable softmax multiplies a query: one depends on
   n, the other on the query. They are empty if the layer has none. Base multipliers count by their absolute value.
-- {ROWS} random queries of each kind and table are measured, and {POINTS} inducing points of each column; entropy.csv has
-  every head, the gap to the second largest logit, and the spread of the gate.
+- {ROWS} random queries of each kind and table are measured, and {POINTS} inducing points of each column. In entropy.csv
+  are all heads, the gap to the second largest logit, and the spread of the gate.
 - Weights say where a layer looks, not what caused the prediction.
 """

@@ -24,7 +24,9 @@ import torch
 from torch import Tensor
 
 from tabicl_train.model.attention import Attention
+from tabicl_train.model.kernels.ssa_attention import signed_log
 from tabicl_train.model.layout import Spans
+from tabicl_train.model.ssa import SSA
 from tabicl_train.model.tabicl import TabICL
 
 ROWS = 256  # queries of each kind that are measured of a table in in-context learning
@@ -51,11 +53,14 @@ def sites(model: TabICL) -> list[Site]:
 class Sequence(NamedTuple):
     """Queries of one kind that attend to the same keys.
 
-    q: (Q, H, d), as the layer's logits take them; projected: the same before the length scaling
+    x, context: the tokens of queries and keys, (Q, E) and (K, E), from which the layer projects them
+    projected: (Q, H, d) queries before the length scaling; q: after it, as the layer's logits take them
     k, v: (K, H, d)
     """
 
     kind: str
+    x: Tensor
+    context: Tensor
     projected: Tensor
     q: Tensor
     k: Tensor
@@ -66,9 +71,7 @@ class Sequence(NamedTuple):
 class Call:
     """One call of an attention layer, for tables that have the same number of labelled rows.
 
-    x, context: its input, the tokens of the queries and those of the keys
-    projected: (Q, H, d) queries before the length scaling; q: after it
-    kv: (K, 2, H, d)
+    Fields as in Sequence, but of all queries and keys; kv (K, 2, H, d).
     """
 
     x: Tensor
@@ -77,7 +80,6 @@ class Call:
     q: Tensor
     kv: Tensor
     spans: Spans
-    log_n: Tensor
 
     def sequences(self) -> Iterator[Sequence]:
         runs = self.spans.runs.tolist()
@@ -86,10 +88,11 @@ class Call:
         for number, (count, length, keys, first, _) in enumerate(runs):
             for i in range(count):
                 own = slice(0, length) if self.spans.shares_queries else slice(start, start + length)
-                k, v = self.kv[first + i * keys : first + (i + 1) * keys].unbind(1)
+                seen = slice(first + i * keys, first + (i + 1) * keys)
+                k, v = self.kv[seen].unbind(1)
                 kind = LABELLED if both and number < len(runs) // 2 else QUERY
                 kind = INDUCING if self.spans.shares_queries else kind
-                yield Sequence(kind, self.projected[own], self.q[own], k, v)
+                yield Sequence(kind, self.x[own], self.context[seen], self.projected[own], self.q[own], k, v)
                 start += length
 
 
@@ -97,7 +100,7 @@ class Call:
 def recorded(attentions: dict[Any, Attention], watch: Callable[[Any, Call], None]) -> Iterator[None]:
     """Inside the context, `watch` gets the key of a layer and its call, before the layer computes its output.
 
-    The tables of a call need the same number of labelled rows: one factor for all of their queries is recorded.
+    The tables of a call need the same number of labelled rows, since shared queries are recorded with one factor.
     """
 
     def hook_of(key: Any) -> Callable:
@@ -105,7 +108,7 @@ def recorded(attentions: dict[Any, Attention], watch: Callable[[Any, Call], None
             x, context, spans, log_n, table = arguments
             projected, kv = attention.project(x, context)
             q = attention.scale(projected, log_n, table, spans)
-            watch(key, Call(x, context, projected, q[0] if spans.shares_queries else q, kv, spans, log_n))
+            watch(key, Call(x, context, projected, q[0] if spans.shares_queries else q, kv, spans))
 
         return hook
 
@@ -120,7 +123,15 @@ def recorded(attentions: dict[Any, Attention], watch: Callable[[Any, Call], None
 def logits(attention: Attention, q: Tensor, k: Tensor) -> Tensor:
     """What the softmax of a layer is taken of, float64 (H, Q, K); q (Q, H, d) after the length scaling, k (K, H, d)."""
     q, k = q.double().transpose(0, 1), k.double().permute(1, 2, 0)
-    return q @ k / math.sqrt(q.shape[-1])
+    z = q @ k / math.sqrt(q.shape[-1])
+    if (p := exponents(attention)) is None:
+        return z
+    return p.double()[:, None, None] * signed_log(z)
+
+
+def exponents(attention: Attention) -> Tensor | None:
+    """p of each head (H,) in a layer with signed averaging, see model/ssa.py; None in others."""
+    return attention.ssmax_layer.exponents() if isinstance(attention.ssmax_layer, SSA) else None
 
 
 class Shape(NamedTuple):
@@ -163,13 +174,16 @@ def shape_of_blocks(blocks: Iterator[Tensor], keys: int) -> Shape:
     return Shape(*(values.T for values in (entropy, 1 / total, second, top - mean)))
 
 
-def multipliers(attention: Attention, projected: Tensor, log_n: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """The two factors of the length scaling: base (H, 1 or d), and gate (Q, H, 1 or d); None where there is none."""
+def multipliers(attention: Attention, projected: Tensor, n: int) -> tuple[Tensor | None, Tensor | None]:
+    """The factors of the queries for n keys: base (H, 1 or d), and gate (Q, H, 1 or d); None where there is none.
+
+    With signed averaging, the base is its factor b, whatever n.
+    """
     scaling = attention.ssmax_layer
     if scaling is None:
         return None, None
-    base = scaling.base(log_n[:1])[0]
-    return base, None if scaling.query_mlp is None else 1 + torch.tanh(scaling.query_mlp(projected.float()))
+    gate = getattr(scaling, "query_mlp", None)
+    return scaling.multipliers(n), None if gate is None else 1 + torch.tanh(gate(projected.float()))
 
 
 COLUMNS = (
@@ -206,7 +220,7 @@ def measure(
         for sequence in call.sequences():
             most = points if sequence.kind == INDUCING else rows
             some = torch.randperm(len(sequence.q), generator=generator)[:most].sort().values.to(sequence.q.device)
-            base, gate = multipliers(site.attention, sequence.projected[some], call.log_n)
+            base, gate = multipliers(site.attention, sequence.projected[some], len(sequence.k))
             key = site.stage, site.layer, sequence.kind
             bases[key] = len(sequence.k), torch.full((sequence.k.shape[1], 1), math.nan) if base is None else base.abs()
             if gate is None:

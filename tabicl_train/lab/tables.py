@@ -16,7 +16,8 @@ from tabicl_train.prediction.classifier import TabICLClassifier
 def read_table(path: str, target: str | None) -> tuple[pd.DataFrame, np.ndarray]:
     """The columns of a CSV file and the classes in its column `target`, as text; by default, the last column.
 
-    Rows without a class are left out. Raises ConfigError if there is no such file or column.
+    Rows without a class are left out; the index counts the rows of the file. Raises ConfigError if there is no such
+    file or column.
     """
     if not Path(path).is_file():
         raise ConfigError([f"table is {path!r}; there is no such file"])
@@ -31,7 +32,7 @@ def read_table(path: str, target: str | None) -> tuple[pd.DataFrame, np.ndarray]
         raise ConfigError([f"target is {target!r}; {path} has the columns {', '.join(map(str, frame))}"])
     frame = frame[frame[target].notna()]
     y = frame.pop(target).astype(str).to_numpy()
-    return frame.reset_index(drop=True), y
+    return frame, y
 
 
 def plain_classifier(network: TabICL, X: pd.DataFrame, y: np.ndarray) -> TabICLClassifier:

@@ -7,14 +7,15 @@ import pytest
 import torch
 from small_networks import draw, small_network
 
-from tabicl_train.lab.instruments import INDUCING, LABELLED, QUERY, measure, multipliers, recorded, shape, sites
+from tabicl_train.lab.instruments import INDUCING, LABELLED, QUERY, logits, measure, multipliers, recorded, shape, sites
 from tabicl_train.model.attention import Attention
-from tabicl_train.model.config import SCALINGS
+from tabicl_train.model.config import SCALINGS, SSA
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.scaling import Scaling
 from tabicl_train.prediction.predict import forward
 
 N, n, M = 41, 23, 3
+RULES = SCALINGS + SSA
 
 
 def gelu_mlp(layers, x):
@@ -38,8 +39,14 @@ def plain_logits(rule, attention, x, context):
     elif rule.startswith("qassmax"):
         base = gelu_mlp(layer.base_mlp, log_n).view(H, -1)
         gate = 1 + torch.tanh(gelu_mlp(layer.query_mlp, q))
+    elif rule in SSA:
+        base = layer.log_b.double().exp()[:, None]
     scaled = q * (1 if base is None else base) * (1 if gate is None else gate)
-    return torch.einsum("qhd,khd->hqk", scaled, k) / math.sqrt(d), base, gate
+    z = torch.einsum("qhd,khd->hqk", scaled, k) / math.sqrt(d)
+    if rule in SSA:
+        p = torch.full((H,), 1.5).double() if rule == "ssa" else 1 + layer.log_excess.double().exp()
+        z = ((1 + z.abs()) ** (z.sign() * p[:, None, None])).log()
+    return z, base, gate
 
 
 def plain_shape(z):
@@ -50,13 +57,32 @@ def plain_shape(z):
     return entropy, w.amax(-1), first - second, first - z.mean(-1)
 
 
+@pytest.mark.parametrize("rule", RULES)
+@torch.no_grad()
+def test_the_logits_lead_to_the_output_of_the_layer(rule):
+    """Whatever kernel the layer uses, softmax of the recorded logits and its values give what it hands on."""
+    network = small_network(col_scaling=rule, icl_scaling=rule).eval()
+    calls, outputs = {}, {}
+    for site in sites(network):
+        site.attention.out_proj.register_forward_pre_hook(lambda _, x, key=site: outputs.setdefault(key, x[0]))
+    with recorded({site: site.attention for site in sites(network)}, calls.__setitem__):
+        predictor(network)()
+    assert len(calls) == 4
+    for site, call in calls.items():
+        parts = []
+        for one in call.sequences():
+            w = torch.softmax(logits(site.attention, one.q, one.k), -1)  # (H, Q, K)
+            parts.append(torch.einsum("hqk,khd->qhd", w, one.v.double()).flatten(1))
+        torch.testing.assert_close(torch.cat(parts), outputs[site].double(), rtol=1e-4, atol=1e-5)
+
+
 def predictor(network):
     X, y_train, y_query = draw(1, N, M, n)
     pack = Pack.of([(X[0], torch.cat([y_train, y_query], 1)[0], n)])
     return lambda: forward(network, pack, 10, 1.0, 2**20)
 
 
-@pytest.mark.parametrize("rule", SCALINGS)
+@pytest.mark.parametrize("rule", RULES)
 @torch.no_grad()
 def test_measures_are_those_of_a_plain_softmax(rule):
     network = small_network(col_scaling=rule, icl_scaling=rule).eval()
@@ -100,7 +126,9 @@ def test_measures_are_those_of_a_plain_softmax(rule):
                 gate = torch.cat([gate for _, _, gate in plain]).transpose(0, 1).flatten(1)  # (H, ...)
                 low, high = np.quantile(gate, [0.05, 0.95], axis=1)
                 expected = np.stack([gate.mean(1), gate.std(1, correction=0), low, high], 1)
-                np.testing.assert_allclose(rows[["gate_mean", "gate_std", "gate_low", "gate_high"]], expected, rtol=1e-4)
+                np.testing.assert_allclose(
+                    rows[["gate_mean", "gate_std", "gate_low", "gate_high"]], expected, rtol=1e-4
+                )
 
 
 @pytest.mark.parametrize("block", [(1, 1), (3, 7), (64, 22), (64, 23), (1000, 1000)])
@@ -123,13 +151,15 @@ def test_even_weights_and_a_single_key():
     attention = Attention(16, 2, "none", 0.0, False)
     even = shape(attention, torch.randn(3, 2, 8), torch.ones(10_000, 2, 8))
     for found, expected in zip(even, (1, 1e-4, 0, 0), strict=True):
-        torch.testing.assert_close(found, torch.full((3, 2), float(expected), dtype=torch.float64), rtol=1e-12, atol=1e-11)
+        torch.testing.assert_close(
+            found, torch.full((3, 2), float(expected), dtype=torch.float64), rtol=1e-12, atol=1e-11
+        )
     single = shape(attention, torch.randn(3, 2, 8), torch.ones(1, 2, 8))
     assert single.top.eq(1).all() and single.gap_mean.eq(0).all()
     assert single.entropy.isnan().all() and single.gap_second.isnan().all()
 
 
-@pytest.mark.parametrize("rule", SCALINGS[1:])
+@pytest.mark.parametrize("rule", RULES[1:])
 @torch.no_grad()
 def test_the_multipliers_explain_the_scaled_queries(rule):
     network = small_network(col_scaling=rule, icl_scaling=rule).eval()
@@ -138,7 +168,7 @@ def test_the_multipliers_explain_the_scaled_queries(rule):
         logits = predictor(network)()
     assert len(calls) == 4
     for site, call in calls:
-        base, gate = multipliers(site.attention, call.projected, call.log_n)
+        base, gate = multipliers(site.attention, call.projected, n)
         scaled = call.projected * base * (1 if gate is None else gate)
         torch.testing.assert_close(scaled, call.q, rtol=1e-5, atol=1e-6)
     assert torch.equal(predictor(network)(), logits) and len(calls) == 4  # the hooks are gone
