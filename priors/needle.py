@@ -46,7 +46,7 @@ class Needle(Prior):
     """
 
     needles: int = 4
-    """Needles, each of its own class; fewer where max_classes, the query rows or twice the features are fewer."""
+    """Needles, each of its own class; fewer in tables with fewer classes, or with fewer than half as many features."""
 
     def problems(self) -> list[str]:
         if not 2 <= self.needles <= MAX_CLASSES:
@@ -55,7 +55,7 @@ class Needle(Prior):
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> NeedlePlan:
         queries = spec.num_rows - spec.train_size
-        needles = min(self.needles, spec.max_classes, 2 * spec.num_features, queries, spec.train_size)
+        needles = min(self.needles, spec.max_classes, 2 * spec.num_features)
         rng = rng_at(seed, "plan")
         axes = np.linalg.qr(rng.standard_normal((spec.num_features, spec.num_features)))[0]
         directions = rng.permutation(np.concatenate([axes, -axes]))[:needles]
