@@ -10,5 +10,5 @@ EXPERIMENTS = {
     "needle": "which scoring rules still find one matching row among thousands of others",
     "curriculum": "what training on tables of growing lengths does for tables longer than any of them",
     "classes": "how a network of ten classes predicts a thousand, how well and how fast",
-    "all": "all experiments that need no settings, one after another",
+    "all": "all of these, one after another",
 }

@@ -218,7 +218,7 @@ def draw(scores: pd.DataFrame) -> Figure:
     from matplotlib.figure import Figure
 
     kinds = by_kind(scores)
-    figure = Figure(figsize=(11, 4 * len(kinds)), layout="constrained")
+    figure = Figure(figsize=(13, 4 * len(kinds)), layout="constrained")
     for (kind, rows), (left, right) in zip(kinds.items(), figure.subplots(len(kinds), 2, squeeze=False), strict=True):
         means, growing, _ = effects(rows)
         for color, rule in enumerate(RULES):
@@ -236,7 +236,7 @@ def draw(scores: pd.DataFrame) -> Figure:
             axes.set(xscale="log", xlabel="labelled rows n (left end: the longest tables of training)")
             axes.set_xticks(means.columns, [f"{n:,}" for n in means.columns])
             axes.minorticks_off()
-            axes.legend(fontsize="small")
+            axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 
@@ -254,8 +254,9 @@ Steps and planned FLOPs of each run:
 {markdown(work)}
 
 configs/sweep/row_curriculum.yaml has every setting of the training; curriculum.csv has the log loss and accuracy of
-each run and table, and runs/ the runs. The intervals resample both seeds and tables. A longer version of a table has the same query rows, and the labelled rows of
-the shorter ones among its own. Real tables are read once, without an ensemble of views.
+each run and table, and runs/ the runs. The intervals resample both seeds and tables. A longer version of a table has
+the same query rows, and the labelled rows of the shorter ones among its own. Real tables are read once, without an
+ensemble.
 """
 
 

@@ -52,14 +52,14 @@ class Options:
     """tabicl-lab needle folder=DIR [negatives=[100,15000]] key=value ...
 
     Trains small networks of each scoring rule to find one row among few negatives, and tests them on many. It takes
-    about 20 minutes on two CPU cores; when it is stopped, the same command continues it.
+    about 25 minutes on two CPU cores; when it is stopped, the same command continues it.
     """
 
     folder: str = MISSING
     """Folder to write; the runs are inside, in runs/."""
     negatives: list[int] = field(default_factory=lambda: [100, 300, 1000, 3000, 10000, 15000, 30000])
     """Negatives of the tables that networks are tested on."""
-    tables: int = 16
+    tables: int = 12
     """Test tables for each number of negatives, each with 32 rows to be classified."""
     small: bool = False
     """Two steps of training, one seed, and two short tables."""
@@ -142,7 +142,8 @@ def draw(scores: pd.DataFrame) -> Figure:
             low, high = ([getattr(mean, end) for mean in means] for end in ("low", "high"))
             (line,) = axes.plot(means.index, [mean.mean for mean in means], marker="o", label=rule)
             axes.fill_between(means.index, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
-        axes.axvspan(LONGEST, max(LONGEST, scores["negatives"].max()), color="0.95", zorder=0)
+        if (most := scores["negatives"].max()) > LONGEST:
+            axes.axvspan(LONGEST, most, color="0.95", zorder=0)
         axes.set(xscale="log", ylim=(-0.02, 1.02), xlabel="negatives (grey: more than in training)", title=title)
     figure.axes[0].axhline(1 / NEEDLES, color="0.5", linestyle=":")
     figure.axes[0].legend()
