@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from unittest import mock
 
 import pandas as pd
 import pytest
@@ -11,8 +12,10 @@ from command_line import command
 from forked_jobs import forked_jobs  # noqa: F401
 
 from tabicl_train.config.arguments import help_text
-from tabicl_train.lab import EXPERIMENTS
+from tabicl_train.lab import EXPERIMENTS, needle
 from tabicl_train.lab.experiments import load
+from tabicl_train.lab.runs import Stopped
+from tabicl_train.sweep.journal import SweepFailed
 
 
 def files(folder):
@@ -120,3 +123,13 @@ def test_all_experiments_at_their_smallest_size(tmp_path):
     names = set(EXPERIMENTS) - {"all"}
     assert files(tmp_path) == {*names, "experiment.json", "README.md"}
     assert all((tmp_path / name / "README.md").is_file() for name in names)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"), [(Stopped(), 75, ""), (SweepFailed("no disk"), 1, "error: no disk")]
+)
+def test_exit_codes_are_those_of_a_sweep(tmp_path, monkeypatch, error, code, text):
+    monkeypatch.setattr(needle, "trained_runs", mock.Mock(side_effect=error))
+    result = command("lab", "needle", f"folder={tmp_path}")
+    assert result.returncode == code and text in result.stderr
+    assert files(tmp_path) == {"experiment.json"}  # the same command goes on
