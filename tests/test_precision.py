@@ -25,6 +25,14 @@ def test_the_default_is_bf16_on_a_gpu_that_has_it_and_fp32_elsewhere(monkeypatch
     assert choose(TrainerConfig(accelerator="cuda", precision="fp16")).name == "fp16"
 
 
+@pytest.mark.parametrize(("accelerator", "refused"), [("cuda", True), ("auto", True), ("cpu", False)])
+def test_bf16_is_refused_on_a_gpu_without_it(accelerator, refused, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    config = compose(["experiment=smoke", "trainer.precision=bf16", f"trainer.accelerator={accelerator}"])
+    assert any("lacks" in problem for problem in config.start_problems()) == refused
+
+
 @pytest.fixture
 def gpu(monkeypatch):
     """Settings of a process that would train on a GPU; they end with the test."""

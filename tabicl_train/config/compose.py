@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import field
@@ -56,15 +57,19 @@ def register() -> None:
     """
     installed_folders()
     Plugins.instance().register(InstalledConfigs)
+    try:
+        store_schemas(tuple((name, priors.prior_class(name)) for name in priors.prior_names()))
+    except priors.PriorError as error:
+        raise ConfigError([str(error)]) from error
+
+
+@functools.lru_cache(maxsize=1)  # a quarter of the time of a composition, of which a sweep makes hundreds
+def store_schemas(classes: tuple[tuple[str, type], ...]) -> None:
     store = ConfigStore.instance()
     store.store(name="run_schema", node=RunConfig)
     store.store(name="sweep_schema", node=SweepRoot)
     store.store(name="sweep_root", node={"defaults": ["sweep_schema", {"sweep": None}, "_self_"]})
-    try:
-        classes = {name: priors.prior_class(name) for name in priors.prior_names()}
-    except priors.PriorError as error:
-        raise ConfigError([str(error)]) from error
-    for name, cls in classes.items():
+    for name, cls in classes:
         schema = dataclasses.make_dataclass(cls.__name__, [("name", str, field(default=name))], bases=(cls,))
         store.store(group="prior/schema", name=name, node=schema, package="prior")
 

@@ -294,8 +294,11 @@ class RunConfig:
             problems.append(f"run_dir is {self.run_dir!r}; {problem}")
         elif os.path.exists(os.path.join(self.run_dir, EVENTS)):
             problems.append(f"run_dir is {self.run_dir!r}; it is the folder of a sweep, whose runs lie in it")
+        bf16_on_gpu = self.trainer.precision == "bf16" and self.trainer.accelerator != "cpu"
         if self.trainer.accelerator == "cuda" and not torch.cuda.is_available():
             problems.append("trainer.accelerator is 'cuda'; torch finds no GPU on this machine")
+        elif bf16_on_gpu and torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False):
+            problems.append("trainer.precision is 'bf16', which the GPU of this machine lacks; use fp16 or fp32")
         problems += self.stream.start_problems()
         if isinstance(prior := build_prior(self), Disk):
             steps = [stage.tables for stage in self.curriculum.stages.values() for _ in range(stage.steps)]

@@ -226,10 +226,15 @@ def text_of(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)
 
 
+def page(data: dict[str, Any]) -> str:
+    """The page of what `explain` returns."""
+    return fill(TEMPLATE, data=data, rule=RULES[data["rule"]], table=frame_of(data))
+
+
 def frame_of(data: dict[str, Any]) -> pd.DataFrame:
     """The numbers of the shown keys as a table, without those of steps that the layer does not have."""
     names = {"score": "q . k", "divided": f"divided by {data['root']:.4g}"}
-    names |= {"based": "with base"} if data["query"]["base"] else {}
+    names |= {"based": "with b" if data["exponent"] else "with base"} if data["query"]["base"] else {}
     names |= {"scaled": "with gate"} if data["query"]["gate"] else {}
     names |= {"logit": "signed logarithm"} if data["exponent"] else {}
     names["weight"] = "weight"

@@ -6,6 +6,7 @@ K keys, d elements of a head, E elements of a token.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.instruments import (
-    QUERY,
+    LABELLED,
+    Call,
     Sequence,
     Site,
     exponents,
@@ -58,8 +60,6 @@ class Found:
 def site_at(model: TabICL, place: Place) -> Site:
     """Raises ConfigError if the network has no such layer or head. A negative layer counts from the last."""
     of_stage = [site for site in sites(model) if site.stage == place.stage]
-    if not of_stage:
-        raise ConfigError([f"site is {place.stage!r}; it must be column or icl"])
     if not -len(of_stage) <= place.layer < len(of_stage):
         raise ConfigError([f"layer is {place.layer}; {place.stage} has the layers 0..{len(of_stage) - 1}"])
     site = of_stage[place.layer]
@@ -75,18 +75,26 @@ def find(model: TabICL, predict: Callable[[], Any], place: Place, query: int) ->
     watched: dict[str, Attention] = {"keys": site.attention}
     if site.stage == "column":
         watched["reading"] = model.col_embedder.tf_col["blocks"][site.layer].multihead_attn2.attn
-    seen: dict[str, list[Sequence]] = {name: [] for name in watched}
-    with recorded(watched, lambda name, call: seen[name].extend(call.sequences())):
+    wanted, counts = place.column if site.stage == "column" else 0, Counter[str]()
+    kept: dict[str, Sequence] = {}
+
+    def watch(name: str, call: Call) -> None:
+        for sequence in call.sequences():
+            if sequence.kind != LABELLED:
+                if counts[name] == wanted:
+                    kept[name] = sequence
+                counts[name] += 1
+
+    with recorded(watched, watch):
         prediction = predict()
+    if "keys" not in kept:
+        raise ConfigError([f"column is {place.column}; the table has the columns 0..{counts['keys'] - 1}"])
     if site.stage == "icl":
-        (sequence,) = (one for one in seen["keys"] if one.kind == QUERY)
-        return Found(site, sequence, query, None, prediction)
-    if not 0 <= place.column < len(seen["keys"]):
-        raise ConfigError([f"column is {place.column}; the table has the columns 0..{len(seen['keys']) - 1}"])
-    reading = [one for one in seen["reading"] if one.kind == QUERY][place.column]
+        return Found(site, kept["keys"], query, None, prediction)
+    reading = kept["reading"]
     z = logits(watched["reading"], reading.q[query : query + 1], reading.k)[place.head, 0]  # (inducing points,)
     weight, point = torch.softmax(z, -1).max(-1)
-    return Found(site, seen["keys"][place.column], int(point), weight.item(), prediction)
+    return Found(site, kept["keys"], int(point), weight.item(), prediction)
 
 
 @torch.no_grad()

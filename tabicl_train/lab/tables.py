@@ -36,8 +36,9 @@ def read_table(path: str, target: str | None) -> tuple[pd.DataFrame, np.ndarray]
 
 
 def plain_classifier(network: TabICL, X: pd.DataFrame, y: np.ndarray) -> TabICLClassifier:
-    """A classifier that sees the table once, as it is; raises ConfigError for too few or too many classes."""
+    """A classifier that sees the table once, as it is, on the CPU like drawn tables; raises ConfigError for too few or
+    too many classes."""
     classes, most = len(np.unique(y)), network.config.max_classes
     if not 2 <= classes <= most:
         raise ConfigError([f"the {len(y)} labelled rows have {classes} classes; the network takes 2..{most} at once"])
-    return TabICLClassifier(network, n_estimators=1, norm_methods=("none",)).fit(X, y)
+    return TabICLClassifier(network, n_estimators=1, norm_methods=("none",), device="cpu").fit(X, y)

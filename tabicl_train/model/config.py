@@ -79,7 +79,7 @@ class TabICLConfig:
     col_attention_fp32: bool = False
     """Compute column attention in fp32 under any precision, as in the published one-GPU run."""
     checkpoint_rows: int = 20_000
-    """Recompute activations in the backward pass of tables with more rows than this; 0 never recomputes."""
+    """Recompute activations in the backward pass of packs with a longer table than this; 0 never recomputes."""
 
     @classmethod
     def v1(cls) -> "TabICLConfig":

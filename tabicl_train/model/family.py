@@ -98,5 +98,6 @@ class Network(nn.Module, ABC):
         return iter(())
 
     def named_scalings(self) -> Iterator[tuple[str, Scaling | SSA]]:
-        """The attention layers with a scalable softmax, by names for logs; none unless the family has such layers."""
+        """The attention layers with a scalable softmax or signed averaging, by names for logs; none unless the family
+        has such layers."""
         return iter(())

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 MEASURES = {
     "entropy": "entropy / log n",
@@ -29,12 +29,14 @@ def draw_attention(measures: pd.DataFrame) -> Figure:
     band reaches from the lowest to the highest head."""
     shown = [name for name in MEASURES if measures[name].notna().any()]
     kinds = [kind for kind in KINDS if kind in set(measures["queries"])]
+    depths = measures.groupby("stage")["layer"].max()
     figure = Figure(figsize=(3.7 * len(kinds), 2.3 * len(shown) + 0.4), layout="constrained")
     grid = figure.subplots(len(shown), len(kinds), squeeze=False, sharex=True, sharey="row")
     for panels, name in zip(grid, shown, strict=True):
         panels[0].set_ylabel(MEASURES[name])
         for axes, kind in zip(panels, kinds, strict=True):
-            draw_layers(axes, measures[measures["queries"] == kind], name)
+            of_kind = measures[measures["queries"] == kind]
+            draw_layers(axes, of_kind, name, depths[of_kind["stage"].iloc[0]])
     for axes, kind in zip(grid[0], kinds, strict=True):
         axes.set_title(KINDS[kind], fontsize="medium")
         axes.legend(title="layer", fontsize="x-small", title_fontsize="x-small", ncols=2)
@@ -43,12 +45,11 @@ def draw_attention(measures: pd.DataFrame) -> Figure:
     return figure
 
 
-def draw_layers(axes: Axes, measures: pd.DataFrame, name: str) -> None:
-    layers = list(measures["layer"].unique())
+def draw_layers(axes: Axes, measures: pd.DataFrame, name: str, depth: int) -> None:
+    """depth: number of the stage's last layer, so that a layer has the same color in all panels of the stage"""
     heads = measures.groupby(["layer", "head", "n"])[name].mean().dropna()  # over tables
-    for color, layer in zip(colormaps["viridis"](np.linspace(0, 0.9, len(layers))), layers, strict=True):
-        if layer not in heads.index.get_level_values("layer"):
-            continue
+    for layer in heads.index.unique("layer"):
+        color = colormaps["viridis"](0.9 * layer / max(depth, 1))
         by_n = heads[layer].groupby("n")
         mean = by_n.mean()
         axes.plot(mean, ".-", color=color, linewidth=1.2, label=str(layer))
@@ -60,7 +61,7 @@ def draw_layers(axes: Axes, measures: pd.DataFrame, name: str) -> None:
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.tick_params(labelsize="small")
 
 

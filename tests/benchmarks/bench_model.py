@@ -4,8 +4,9 @@
     python tests/benchmarks/bench_model.py --shapes --tables
     python tests/benchmarks/bench_model.py --device cuda --dtype bfloat16 --compile --shapes 4x1024x50 1x60000x50
 
-A shape is tables x rows x features. --tables takes 16 tables of 256 to 768 rows and 5 to 40 features: one pack for
-ours, and for the client's network whichever is faster, all of them padded to the largest or one after the other.
+A shape is tables x rows x features. --tables takes 16 tables of 256 to 768 rows (or of the numbers of rows that follow
+it) and 5 to 40 features: one pack for ours, and for the client's network whichever is faster, all of them padded to the
+largest or one after the other.
 First the fast paths are checked against fp32 and against the client, then both are timed in turn, so that a busy
 machine slows both. Without `tabicl` installed, ours is timed alone.
 """
@@ -14,6 +15,7 @@ import argparse
 import contextlib
 import statistics
 import time
+from collections.abc import Sequence
 from itertools import groupby
 
 import torch
@@ -47,9 +49,9 @@ def tables_of(shape: str) -> list[tuple[int, int, int]]:
     return [(N, int(0.6 * N), M)] * B
 
 
-def mixed_tables() -> list[tuple[int, int, int]]:
+def mixed_tables(rows: Sequence[int]) -> list[tuple[int, int, int]]:
     """Each number of rows with each number of features, and splits in turn, by size as training has them."""
-    shapes = [(N, int(SPLITS[(i + j) % 4] * N), M) for i, N in enumerate(ROWS) for j, M in enumerate(FEATURES)]
+    shapes = [(N, int(SPLITS[(i + j) % 4] * N), M) for i, N in enumerate(rows) for j, M in enumerate(FEATURES)]
     return sorted(shapes)
 
 
@@ -155,7 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", choices=CONFIGS, default="v2")
     parser.add_argument("--shapes", nargs="*", default=["2x256x10"])
-    parser.add_argument("--tables", action="store_true", help="also 16 tables of different sizes")
+    parser.add_argument("--tables", type=int, nargs="*", metavar="ROWS", help="also 16 tables of different sizes")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--compile", action="store_true", help="compile our blocks")
@@ -169,7 +171,10 @@ def main() -> None:
     name = torch.cuda.get_device_name() if args.device.startswith("cuda") else f"{torch.get_num_threads()} CPU threads"
     print(f"{args.config}, {args.dtype}, {name}, torch {torch.__version__}, compiled blocks: {args.compile}")
 
-    lists = {shape: tables_of(shape) for shape in args.shapes} | ({"16 tables": mixed_tables()} if args.tables else {})
+    lists = {shape: tables_of(shape) for shape in args.shapes}
+    if args.tables is not None:
+        mixed = mixed_tables(args.tables or ROWS)
+        lists[f"{len(mixed)} tables"] = mixed
     for tag, shapes in lists.items():
         bench(config, draw(shapes, args.device), dtype, args.compile, args.repeats, f"{tag:>12}  ")
 

@@ -12,21 +12,26 @@ store  writes the costs of some cases to costs.json, by which tests/benchmarks/g
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import tempfile
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import fake_device
 
 SETTINGS = ("curriculum=tabicl_v2", "run_dir=unused", "trainer.accelerator=cuda")
 COSTS = Path(__file__).with_name("costs.json")
+PLAIN = "stage1, plain"  # without Triton, and attention as one call for each run of equal sequences
 LONG = ("curriculum.stages.stage3.rows=[60000,60000]", "curriculum.stages.stage3.tables=1")
 # Steps of the curriculum, no first ones, and settings. The tables of stage 1 are those of a real step, of average size.
 CASES: dict[str, tuple[int, tuple[str, ...]]] = {
     "stage1": (2, ()),
+    PLAIN: (2, ()),
     "stage2": (500_001, ()),
     "stage3": (540_001, ()),
     "long": (540_001, LONG),
@@ -57,13 +62,29 @@ def check(step: int, overrides: tuple[str, ...]) -> list[str]:
         return run.off_device()
 
 
+@contextlib.contextmanager
+def plain() -> Iterator[None]:
+    from tabicl_train.model.kernels.row_attention import attend_rows_by_run
+
+    def attend_rows(q, kv, runs, starts, cos, sin, interleaved):
+        return attend_rows_by_run(q, kv, runs.tolist(), cos, sin, interleaved)
+
+    with (
+        mock.patch("tabicl_train.model.attention.fits_one_launch", return_value=False),
+        mock.patch("tabicl_train.model.attention.attend_rows", attend_rows),
+        mock.patch("tabicl_train.model.scaling.HAS_TRITON", False),
+    ):
+        yield
+
+
 def count(case: str) -> dict[str, Any]:
     """The costs of each operator, by part: launches, FLOPs, bytes and calls; the tokens of the step."""
     from fake_step import Run
     from kernel_count import counted
 
     step, overrides = CASES[case]
-    with fake_device.fake_cuda(), Run([*SETTINGS, *overrides], step) as run:
+    kernels = plain() if case == PLAIN else contextlib.nullcontext()
+    with kernels, fake_device.fake_cuda(), Run([*SETTINGS, *overrides], step) as run:
         run.fill_optimizer()
         with counted(run.module.model, run.module.optimizer) as counts:
             run.train_step()

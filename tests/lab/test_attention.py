@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,7 @@ from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior
 from tabicl_train.curriculum import plan_step
 from tabicl_train.errors import ConfigError
-from tabicl_train.lab.attention import Options, explain, real_scene, run, synthetic_scene
+from tabicl_train.lab.attention import Options, explain, page, real_scene, run, synthetic_scene
 from tabicl_train.lab.instruments import sites
 from tabicl_train.lab.one_query import Place
 from tabicl_train.model.config import SCALINGS, SSA
@@ -133,6 +134,22 @@ def test_rows_and_prediction_are_those_of_the_table(site, table):
         assert key["cells"][1] == X["color"][key["row"]] and key["cells"][0] == f"{X['height'][key['row']]:.4g}"
 
 
+@pytest.mark.parametrize(
+    "rule, steps",
+    [("none", []), ("ssmax", ["based"]), ("qassmax", ["based", "scaled"]), ("ssa_trainable", ["based", "logit"])],
+)
+def test_the_page_has_the_steps_of_the_rule(rule, steps, table):
+    source = page(data_of(small_network(icl_scaling=rule, max_classes=4), table, Place("icl", 0, 1), row=7))
+    found = re.findall(r'data-step="(\w+)"', source)
+    assert found == [
+        "tokens", "qkv", "score", "divided", *steps, "visibility", "weight", "context", "prediction",
+    ]  # fmt: skip
+    assert ("signed averaging" in source) == rule.startswith("ssa")
+    heads = {"based": "with b" if "logit" in steps else "with base", "scaled": "with gate", "logit": "signed logarithm"}
+    for step, head in heads.items():
+        assert (f"<th>{head}</th>" in source) == (step in steps)
+
+
 def test_many_keys_are_the_largest_two_others_and_the_rest_together(table):
     network = small_network(max_classes=4)
     data = data_of(network, table, Place("icl", 0, 1), row=7)
@@ -147,10 +164,18 @@ def test_many_keys_are_the_largest_two_others_and_the_rest_together(table):
 
 
 def test_the_inducing_point_is_the_one_that_the_cell_reads_most(table):
+    """By the same formulas, from the tokens of the layer in which cells attend to inducing points."""
     network = small_network(max_classes=4)
-    data = data_of(network, table, Place("column", 1, 2, 2), row=7)
-    assert 1 / 6 <= data["reading"] <= 1 and 0 <= data["point"] < 6
-    block = network.col_embedder.tf_col["blocks"][1]
+    scene = real_scene(Options("", "", str(table), row=7, target="class"), network)
+    block = scene.network.col_embedder.tf_col["blocks"][1]
+    inputs = []
+    handle = block.multihead_attn2.attn.register_forward_pre_hook(lambda _, x: inputs.append(x[:2]))
+    data = explain(scene, Place("column", 1, 2, 2))
+    handle.remove()
+    ((tokens, points),) = inputs  # 76 labelled cells of 3 columns, 4 query cells of each; 6 points of each
+    cell, own = tokens[3 * 76 + 2 * 4].detach().numpy(), points[2 * 6 : 3 * 6].detach().numpy()
+    *_, w = numpy_attention(block.multihead_attn2.attn, "none", 2, cell, own, 0)
+    assert data["point"] == w.argmax() and math.isclose(data["reading"], w.max(), rel_tol=1e-4)
     token = block.multihead_attn1.norm1(block.ind_vectors)[data["point"]]
     np.testing.assert_allclose(data["query"]["token"], token.detach(), rtol=1e-5, atol=1e-6)
 

@@ -11,7 +11,8 @@ from tabicl_train.model.pack import Pack
 from tabicl_train.module import query_losses
 
 V1 = dict(col_affine=True, col_grouping="none", col_target_aware=False, col_scaling="none", icl_scaling="none")
-OPTIONS = [{}, V1, {"col_grouping": "disjoint", "icl_scaling": "ssmax", "row_rope_interleaved": True}]
+SSA = dict(col_scaling="ssa_trainable", icl_scaling="ssa")
+OPTIONS = [{}, V1, SSA, {"col_grouping": "disjoint", "icl_scaling": "ssmax", "row_rope_interleaved": True}]
 
 
 @st.composite
@@ -43,7 +44,7 @@ def losses_and_gradient(network, pack: Pack, share: float) -> tuple[Tensor, Tens
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-@settings(deadline=None, derandomize=True, max_examples=25)
+@settings(deadline=None, derandomize=True, max_examples=15)
 @given(st.lists(a_table(), min_size=1, max_size=6), st.booleans())
 def test_a_pack_is_its_tables_one_by_one(options, shapes, repeated):
     network = small_network(**options)

@@ -10,11 +10,13 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from tabicl_train.config.schema import OptimizerConfig
 from tabicl_train.model.attention import Attention, attend_ssa
 from tabicl_train.model.kernels import ssa_attention
 from tabicl_train.model.kernels.ssa_attention import attend_flex, attend_plain, attend_ssa_runs
 from tabicl_train.model.layout import Spans
 from tabicl_train.model.ssa import SSA
+from tabicl_train.optimizer import build_optimizer
 
 FINE = 1e-5  # relative
 
@@ -129,7 +131,9 @@ def test_queries_that_are_not_finite_show_in_their_own_results_alone(keys, bad):
     out = attend_ssa_runs(q, kv, exponents, *rest)
     assert torch.equal(out.isfinite(), finite[..., None].expand(-1, -1, 8))
     by_sequence = [x.unflatten(0, (2, -1)).transpose(1, 2) for x in (q, *kv.unbind(1))]
-    assert torch.equal(attend_plain(*by_sequence, exponents).isfinite(), out.unflatten(0, (2, 9)).transpose(1, 2).isfinite())
+    assert torch.equal(
+        attend_plain(*by_sequence, exponents).isfinite(), out.unflatten(0, (2, 9)).transpose(1, 2).isfinite()
+    )
 
 
 class Largest(TorchDispatchMode):
@@ -148,9 +152,9 @@ def test_memory_does_not_grow_with_the_square_of_the_rows():
     for n in (1000, 4000):
         q, kv, exponents, runs, queries = with_exponents([[1, n, n, 0, 0]], 2, 8)
         with Largest() as forward:
-            out, sums = ssa_attention.ssa_attention._init_fn(q, kv, exponents, runs, queries)
+            out = ssa_attention.ssa_attention._init_fn(q, kv, exponents, runs, queries)
         with Largest() as backward:
-            ssa_attention.ssa_attention_backward._init_fn(out, q, kv, exponents, runs, out, sums)
+            ssa_attention.ssa_attention_backward._init_fn(out, q, kv, exponents, runs, out)
         # with 4,000 rows there are 32 million scores
         assert max(forward.elements, backward.elements) <= max(ssa_attention.SCORES["cpu"], q.numel(), kv.numel())
         assert min(forward.elements, backward.elements) > n
@@ -225,7 +229,25 @@ def test_the_factor_b_scales_scores_and_multiplies_queries():
     torch.testing.assert_close(found, expected, rtol=FINE, atol=1e-6)
 
 
-def test_it_is_computed_in_float32_under_autocast():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast_changes_no_bit_of_the_attention(dtype):
+    q, kv, *rest = with_exponents(USED_TWICE, 3, 8)
+    plain = results(attend_ssa_runs, q.to(dtype), kv.to(dtype), *rest)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = results(attend_ssa_runs, q.to(dtype), kv.to(dtype), *rest)
+    assert all(map(torch.equal, found, plain))
+
+
+def test_parameters_are_adamw_vectors_without_decay():
+    network = small_network(icl_scaling="ssa_trainable")
+    (layer,) = (layer for name, layer in network.named_scalings() if name == "icl.0")
+    groups = build_optimizer(network, OptimizerConfig(name="muon")).param_groups
+    for parameter in (layer.log_b, layer.log_excess):
+        (group,) = (group for group in groups if any(p is parameter for p in group["params"]))
+        assert group["kind"] == "adamw" and not group["decayed"]
+
+
+def test_factors_are_computed_in_float32_under_autocast():
     layer = SSA(2, 1.5, True)
     torch.nn.init.normal_(layer.log_b)
     q = torch.randn(7, 2, 8).bfloat16()

@@ -68,6 +68,8 @@ def test_attention_is_a_line_per_layer_and_a_band_over_heads():
             assert line.get_xydata().tolist() == [[100, pytest.approx(mean)], [1000, pytest.approx(mean)]]
             low, high = band.get_paths()[0].get_extents().get_points()[:, 1]
             assert (low, high) == (pytest.approx(mean - 0.01), pytest.approx(mean + 0.01))  # means over tables
+    labelled, queries = ([line.get_color() for line in axes.get_lines()] for axes in grid[1:3])
+    assert [*labelled, queries[-1]] == queries and len(set(queries)) == 3  # a layer has one color
     assert [line.get_ydata().tolist() for line in grid[9].get_lines()] == [[2, 3]]
 
 

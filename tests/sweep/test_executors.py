@@ -206,6 +206,7 @@ def test_jobs_elsewhere_end_with_the_exit_code_of_their_process(name, tmp_path, 
 
         where = module.Ray(plan.sweep)
     monkeypatch.setattr(module, "process_of", process_of)
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs would ignore it if this process does
     try:
         for job in jobs:
             job.folder.mkdir(parents=True)
@@ -217,6 +218,7 @@ def test_jobs_elsewhere_end_with_the_exit_code_of_their_process(name, tmp_path, 
         stops.stop()
         assert wait(stops) in (75, -signal.SIGKILL) and not where.running
     finally:
+        signal.signal(signal.SIGINT, interrupt)
         where.close()
 
 

@@ -23,8 +23,6 @@ from tabicl_train.model.kernels.run_attention import pieces
 
 SCORES = {"cpu": 2**18, "cuda": 2**24}  # of a chunk; on a CPU, 1 MB of float32 stays in the second cache
 QUERIES = 16  # of a chunk at least: with fewer, products would read the keys from memory for little work
-
-
 FLEX_HEAD = 16  # values of a head that flex attention needs
 FLEX_GRAPHS = 64  # 1 is no symbolic size: two each for sequences, queries, keys, dtypes, and with gradients or without
 # Only the kernel for many queries, and there NaN, not 0, where all scores are -inf, which only infinite inputs give.
@@ -50,7 +48,7 @@ def attend_ssa_runs(q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, quer
     It is computed in float32, or float64 if q is. A sequence without keys yields zeros.
     exponents: (H,), the p of each head; q, runs, queries: see run_attention.attend_runs
     """
-    return ssa_attention(q, kv, exponents, runs, queries)[0]
+    return ssa_attention(q, kv, exponents, runs, queries)
 
 
 def wide(q: Tensor) -> torch.dtype:
@@ -70,65 +68,60 @@ def chunks(count: int, H: int, L: int, K: int, device: torch.device) -> Iterator
 
 
 @torch.library.custom_op("tabicl_train::ssa_attention", mutates_args=())
-def ssa_attention(q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, queries: int) -> tuple[Tensor, Tensor]:
-    """The result (queries, H, d), and the logarithms of the sums of all scores, (queries, H)."""
+def ssa_attention(q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, queries: int) -> Tensor:
     H, d = q.shape[-2:]
-    out, sums = q.new_zeros(queries, H, d), q.new_zeros(queries, H, dtype=wide(q))
+    out = q.new_zeros(queries, H, d)
     power = exponents.to(wide(q))[:, None, None]
-    for at, _, _, count, some, k, v in pieces(q, kv, runs):
-        L, K = some.shape[2], k.shape[2]
-        result = out[at].unflatten(0, (count, L)).transpose(1, 2)  # (count, H, L, d)
-        total = sums[at].unflatten(0, (count, L)).transpose(1, 2)  # (count, H, L)
-        for s, i in chunks(count, H, L, K, q.device):
-            z = (some[s, :, i].to(wide(q)) * d**-0.5) @ k[s].to(wide(q)).mT  # (sequences, H, queries, K)
-            logits = z.abs().add_(1).log_().copysign_(z).mul_(power)
-            largest = logits.amax(-1, keepdim=True)
-            weights = logits.sub_(largest).exp_()
-            sum_ = weights.sum(-1, keepdim=True)
-            result[s, :, i] = (weights @ v[s].to(wide(q))).div_(sum_)
-            total[s, :, i] = (sum_.log_() + largest).squeeze(-1)
-    return out, sums
+    with torch.autocast(q.device.type, enabled=False):  # which would round the operands of products
+        for at, _, _, count, some, k, v in pieces(q, kv, runs):
+            L, K = some.shape[2], k.shape[2]
+            result = out[at].unflatten(0, (count, L)).transpose(1, 2)  # (count, H, L, d)
+            for s, i in chunks(count, H, L, K, q.device):
+                z = (some[s, :, i].to(wide(q)) * d**-0.5) @ k[s].to(wide(q)).mT  # (sequences, H, queries, K)
+                logits = z.abs().log1p_().copysign_(z).mul_(power)
+                result[s, :, i] = torch.softmax(logits, -1) @ v[s].to(wide(q))
+    return out
 
 
 @torch.library.custom_op("tabicl_train::ssa_attention_backward", mutates_args=())
 def ssa_attention_backward(
-    grad: Tensor, q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, out: Tensor, sums: Tensor
+    grad: Tensor, q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, out: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     H, d = q.shape[-2:]
     dq, dkv, dp = (
         torch.zeros_like(x, dtype=wide(q), memory_format=torch.contiguous_format) for x in (q, kv, exponents)
     )
     power = exponents.to(wide(q))[:, None, None]
-    for at, own, used, count, some, k, v in pieces(q, kv, runs):
-        L, K = some.shape[2], k.shape[2]
-        above, result, total = (x[at].unflatten(0, (count, L)).transpose(1, 2) for x in (grad, out, sums))
-        slope = dq[own].unflatten(0, (-1, L)).transpose(1, 2)  # (count, or 1 if the sequences share it, H, L, d)
-        dk, dv = dkv[used].unflatten(0, (count, K)).permute(2, 0, 3, 1, 4)  # (count, H, K, d)
-        for s, i in chunks(count, H, L, K, q.device):
-            scaled, keys = some[s, :, i].to(wide(q)) * d**-0.5, k[s].to(wide(q))
-            g = above[s, :, i].to(wide(q))
-            inner = (g * result[s, :, i]).sum(-1, keepdim=True)
-            z = scaled @ keys.mT  # (sequences, H, queries, K)
-            base = z.abs().add_(1)
-            scores = base.log().copysign_(z)
-            weights = torch.mul(scores, power, out=z).sub_(total[s, :, i, None]).exp_()
-            dv[s] += weights.mT @ g
-            ds = (g @ v[s].to(wide(q)).mT).sub_(inner).mul_(weights)
-            dp += scores.mul_(ds).sum((0, 2, 3))
-            ds.mul_(power).div_(base)
-            dk[s] += ds.mT @ scaled
-            step = (ds @ keys).mul_(d**-0.5)
-            if q.dim() == 3:
-                slope[s, :, i] = step
-            else:
-                slope[:, :, i] += step.sum(0)
+    with torch.autocast(q.device.type, enabled=False):  # which would round the operands of products
+        for at, own, used, count, some, k, v in pieces(q, kv, runs):
+            L, K = some.shape[2], k.shape[2]
+            above, result = (x[at].unflatten(0, (count, L)).transpose(1, 2) for x in (grad, out))  # (count, H, L, d)
+            slope = dq[own].unflatten(0, (-1, L)).transpose(1, 2)  # (count, or 1 if the sequences share it, H, L, d)
+            dk, dv = dkv[used].unflatten(0, (count, K)).permute(2, 0, 3, 1, 4)  # (count, H, K, d)
+            for s, i in chunks(count, H, L, K, q.device):
+                scaled, keys = some[s, :, i].to(wide(q)) * d**-0.5, k[s].to(wide(q))
+                g = above[s, :, i].to(wide(q))
+                inner = (g * result[s, :, i]).sum(-1, keepdim=True)
+                z = scaled @ keys.mT  # (sequences, H, queries, K)
+                base = z.abs()
+                scores = base.log1p().copysign_(z)
+                weights = torch.softmax(torch.mul(scores, power, out=z), -1)
+                dv[s] += weights.mT @ g
+                ds = (g @ v[s].to(wide(q)).mT).sub_(inner).mul_(weights)
+                dp += scores.mul_(ds).sum((0, 2, 3))
+                ds.div_(base.add_(1))
+                dk[s] += ds.mT @ (scaled * power)
+                step = (ds @ keys).mul_(power * d**-0.5)
+                if q.dim() == 3:
+                    slope[s, :, i] = step
+                else:
+                    slope[:, :, i] += step.sum(0)
     return dq.to(q.dtype), dkv.to(kv.dtype), dp.to(exponents.dtype)
 
 
 @ssa_attention.register_fake
-def _(q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, queries: int) -> tuple[Tensor, Tensor]:
-    H, d = q.shape[-2:]
-    return q.new_empty(queries, H, d), q.new_empty(queries, H, dtype=wide(q))
+def _(q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, queries: int) -> Tensor:
+    return q.new_empty(queries, *q.shape[-2:])
 
 
 @ssa_attention_backward.register_fake
@@ -147,13 +140,12 @@ def backward_flops(grad: Tensor, q: Tensor, kv: Tensor, exponents: Tensor, runs:
     return 5 * softmax_flops(q, kv, runs, len(grad)) // 2  # scores, gradients of weights, queries, keys and values
 
 
-def keep(ctx: Any, inputs: tuple, output: tuple) -> None:
+def keep(ctx: Any, inputs: tuple, output: Tensor) -> None:
     q, kv, exponents, runs, _ = inputs
-    ctx.save_for_backward(q, kv, exponents, runs, *output)
-    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(q, kv, exponents, runs, output)
 
 
-def differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple:
+def differentiate(ctx: Any, grad: Tensor) -> tuple:
     return (*ssa_attention_backward(grad, *ctx.saved_tensors), None, None)
 
 
