@@ -27,6 +27,7 @@ PRIORS = {
     "mlp_scm causal": ("mlp_scm", {"causal": True}),
     "tree_scm": ("tree_scm", {}),
     "mix_scm": ("mix_scm", {}),
+    "needle": ("needle", {}),
 }
 SMALL, LARGE = TableSpec(40, 20, 3), TableSpec(150, 100, 12, 5, group_seed=(0, 1))
 # With another processor's instructions, 10 % to 20 % of the tables of graph_scm and 5 % of those of mlp_scm change by
