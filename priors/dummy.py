@@ -37,7 +37,7 @@ class Dummy(Prior):
         rng = rng_at(plan.address, "execute")
         columns = rng.standard_normal((plan.num_rows, plan.num_features), dtype="float32")
         if plan.num_classes:
-            target = rng.integers(plan.num_classes, size=plan.num_rows)
+            target = torch.from_numpy(rng.integers(plan.num_classes, size=plan.num_rows))
         else:
-            target = rng.standard_normal(plan.num_rows, dtype="float32")
-        return torch.from_numpy(columns), torch.from_numpy(target), plan.num_classes
+            target = torch.from_numpy(rng.standard_normal(plan.num_rows, dtype="float32"))
+        return torch.from_numpy(columns), target, plan.num_classes
