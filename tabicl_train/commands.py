@@ -13,7 +13,6 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from tabicl_train.config.arguments import help_text, parse
 from tabicl_train.config.options import (
     EvaluateOptions,
     ExportOptions,
-    PriorOptions,
     ReplayOptions,
     ReportOptions,
     SubmitOptions,
@@ -281,26 +279,28 @@ def report() -> None:
 
 @closed_output()
 def prior() -> None:
+    """tabicl-prior ACTION key=value ..."""
+    from tabicl_train.debugging.prior_actions import act
+
     with config_errors():
-        action, *rest = sys.argv[1:] or ["--help"]
-        if {"-h", "--help"} & {action, *rest}:
-            print(help_text(PriorOptions))
-            return
-        from tabicl_train.config.compose import compose
+        act(sys.argv[1:])
 
-        own = {f.name for f in fields(PriorOptions)}
-        args = parse(PriorOptions, [text for text in rest if text.partition("=")[0] in own])
-        if problems := args.problems():
-            raise ConfigError(problems)
-        config = compose([text for text in rest if text.partition("=")[0] not in own], also=own)
-        from tabicl_train.debugging.prior_actions import ACTIONS
 
-        if action not in ACTIONS:
-            raise ConfigError([f"there is no action {action!r}; there are {', '.join(ACTIONS)}"])
+@closed_output()
+def lab() -> None:
+    """tabicl-lab EXPERIMENT key=value ..."""
+    from tabicl_train.lab.experiments import run as run_experiment
+    from tabicl_train.lab.runs import Stopped
+    from tabicl_train.run_dir.lock import LostLock
+    from tabicl_train.sweep.journal import SweepFailed
+
+    with config_errors():
         try:
-            ACTIONS[action](config, args)
-        except PriorError as error:
-            raise ConfigError([str(error)]) from None
+            run_experiment(sys.argv[1:])
+        except Stopped:
+            sys.exit(PREEMPTED)
+        except (SweepFailed, LostLock) as error:
+            sys.exit(f"error: {error}")
 
 
 def arguments(options: type) -> Any:

@@ -98,6 +98,23 @@ def test_sizes_that_are_equal_by_chance_are_not_taken_for_one(tracing):
     assert counts[0] == counts[2], counts
 
 
+@pytest.mark.slow
+def test_signed_averaging_is_traced_as_one_operator():
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    plain = TabICL(dataclasses.replace(SMALL, col_scaling="ssa", icl_scaling="ssa_trainable"))
+    randomise(plain)
+    traced = copy.deepcopy(plain)
+    compiling.compile_blocks(traced, backend="aot_eager")
+    for shapes in ([(20, 12, 8), (24, 16, 4)], [(31, 11, 7), (40, 23, 5), (64, 60, 2)]):
+        for ours, theirs in zip(gradients(traced, pack_of(shapes)), gradients(plain, pack_of(shapes)), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+    assert not counters["graph_break"] and compiling.count_graphs() <= 8
+    torch._dynamo.reset()
+    counters.clear()
+
+
 def test_weights_keep_their_names_and_copies_run_as_they_are(tracing):
     traced, plain = tracing
     assert traced.state_dict().keys() == plain.state_dict().keys()

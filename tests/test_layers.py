@@ -22,6 +22,7 @@ LAYERS = [
     ["train"],
     ["report", "debugging"],
     ["sweep"],
+    ["lab"],
     ["commands"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

@@ -20,6 +20,7 @@ from tabicl_train.config.schema import RunConfig
 from tabicl_train.console import counted, tell
 from tabicl_train.curriculum import plan_step
 from tabicl_train.model import TabICL
+from tabicl_train.model.scaling import Scaling
 from tabicl_train.module import Pretraining
 from tabicl_train.run_dir.checkpoint import DamagedCheckpoint, read, saved, step_of
 from tabicl_train.run_dir.records import Records
@@ -157,7 +158,7 @@ class Guard(L.Callback):
         if average > limits.loss:
             return f"the moving average of the loss is {average:.3f}, above guard.loss={limits.loss}"
         scaling = dict(model.named_scalings()).get("icl.0")
-        if scaling is None or average <= limits.multiplier_loss:
+        if not isinstance(scaling, Scaling) or average <= limits.multiplier_loss:  # b of SSA counts by its logarithm
             return None
         multiplier = scaling.multipliers(MULTIPLIER_AT).abs().max().item()
         if multiplier <= limits.multiplier:

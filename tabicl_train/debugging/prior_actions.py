@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from priors import Table
+from priors import PriorError, Table
+from tabicl_train.config.arguments import help_text, parse
+from tabicl_train.config.compose import compose
+from tabicl_train.config.options import PriorOptions
 from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.errors import ConfigError, install, require_matplotlib
@@ -134,3 +138,22 @@ def dump(config: RunConfig, args: Any) -> None:
 
 
 ACTIONS = {"describe": describe, "gallery": gallery, "show": show, "bench": bench, "dump": dump}
+
+
+def act(arguments: list[str]) -> None:
+    """Do the action of a command line, or print help; raises ConfigError with everything wrong with it."""
+    action, *rest = arguments or ["--help"]
+    if {"-h", "--help"} & {action, *rest}:
+        print(help_text(PriorOptions))
+        return
+    own = {field.name for field in dataclasses.fields(PriorOptions)}
+    args = parse(PriorOptions, [text for text in rest if text.partition("=")[0] in own])
+    if problems := args.problems():
+        raise ConfigError(problems)
+    config = compose([text for text in rest if text.partition("=")[0] not in own], also=own)
+    if action not in ACTIONS:
+        raise ConfigError([f"there is no action {action!r}; there are {', '.join(ACTIONS)}"])
+    try:
+        ACTIONS[action](config, args)
+    except PriorError as error:
+        raise ConfigError([str(error)]) from None

@@ -5,6 +5,8 @@ Q queries, K keys of all sequences, E width, H heads.
 Parameter names are those of the released files, so that weights load in both directions.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -16,8 +18,10 @@ from tabicl_train.model.kernels.launches import CUDA_GRID, FLASH_BACKWARD, atten
 from tabicl_train.model.kernels.linear import Linear, linear
 from tabicl_train.model.kernels.row_attention import attend_rows, attend_rows_by_run
 from tabicl_train.model.kernels.run_attention import attend_runs
+from tabicl_train.model.kernels.ssa_attention import attend_flex, attend_plain, attend_ssa_runs, fits_flex
 from tabicl_train.model.layout import Spans
 from tabicl_train.model.scaling import Scaling
+from tabicl_train.model.ssa import SSA
 
 
 def attend(q: Tensor, kv: Tensor, spans: Spans, dropout: float = 0.0) -> Tensor:
@@ -29,8 +33,17 @@ def attend(q: Tensor, kv: Tensor, spans: Spans, dropout: float = 0.0) -> Tensor:
     if q.is_cuda and fits_one_launch(spans, *q.shape[-2:]):
         return attend_at_once(q, kv, spans, dropout)
     if q.is_cuda or dropout or isinstance(spans.runs, list):
-        return attend_by_run(q, kv, listed(spans.runs), dropout)
+        return attend_by_run(q, kv, listed(spans.runs), partial(attend_in_chunks, dropout=dropout))
     return attend_runs(q, kv, spans.runs, spans.queries)
+
+
+def attend_ssa(q: Tensor, kv: Tensor, spans: Spans, exponents: Tensor) -> Tensor:
+    """`attend` with signed averaging, see ssa.py; q are the queries times b, exponents (H,) the p of each head."""
+    if isinstance(spans.runs, list):
+        return attend_by_run(q, kv, spans.runs, partial(attend_plain, exponents=exponents))
+    if fits_flex(q, exponents):
+        return attend_by_run(q, kv, spans.runs.tolist(), partial(attend_flex, exponents=exponents))
+    return attend_ssa_runs(q, kv, exponents, spans.runs, spans.queries)
 
 
 def listed(runs: Tensor | list[list[int]]) -> list[list[int]]:
@@ -63,8 +76,13 @@ def attend_at_once(q: Tensor, kv: Tensor, spans: Spans, dropout: float) -> Tenso
     return torch.ops.aten._efficient_attention_forward(*batches, None, *ends, dropout, 0, keeps)[0][0]
 
 
-def attend_by_run(q: Tensor, kv: Tensor, runs: list[list[int]], dropout: float) -> Tensor:
-    """`attend` as one call of scaled_dot_product_attention for each run of equal sequences."""
+def attend_by_run(
+    q: Tensor, kv: Tensor, runs: list[list[int]], attention: Callable[[Tensor, Tensor, Tensor], Tensor]
+) -> Tensor:
+    """`attend` as one call of `attention` for each run of equal sequences.
+
+    attention: of queries (count, H, L, head_dim), keys and values (count, H, K, head_dim)
+    """
     outs, queries = [], ()
     if q.dim() == 3:
         queries = q.split([count * length for count, length, *_ in runs])
@@ -74,7 +92,7 @@ def attend_by_run(q: Tensor, kv: Tensor, runs: list[list[int]], dropout: float) 
         else:
             some = q[table if len(q) > 1 else 0].expand(count, -1, -1, -1)
         k, v = kv[first : first + count * keys].unflatten(0, (count, keys)).permute(2, 0, 3, 1, 4)  # (count, H, K, d)
-        outs.append(attend_in_chunks(some.transpose(1, 2), k, v, dropout).transpose(1, 2).flatten(0, 1))
+        outs.append(attention(some.transpose(1, 2), k, v).transpose(1, 2).flatten(0, 1))
     return torch.cat(outs)
 
 
@@ -136,7 +154,10 @@ class Rotary(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention with a packed projection, optional scalable softmax and optional rotary embedding."""
+    """Multi-head attention with a packed projection, optional scalable softmax and optional rotary embedding.
+
+    With signed averaging, ssmax_layer is an SSA, and dropout of the weights is not possible.
+    """
 
     def __init__(
         self,
@@ -147,13 +168,18 @@ class Attention(nn.Module):
         zero_init: bool,
         scaling_bound: float | None = None,
         fp32: bool = False,
+        ssa_exponent: float = 1.5,
     ):
         super().__init__()
         self.dim, self.num_heads, self.dropout, self.fp32 = dim, num_heads, dropout, fp32
         self.in_proj_weight = nn.Parameter(torch.empty(3 * dim, dim))
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * dim))
         self.out_proj = Linear(dim, dim)
-        self.ssmax_layer = None if scaling == "none" else Scaling(scaling, num_heads, dim // num_heads, scaling_bound)
+        self.ssmax_layer: Scaling | SSA | None = None
+        if scaling.startswith("ssa"):
+            self.ssmax_layer = SSA(num_heads, ssa_exponent, scaling == "ssa_trainable")
+        elif scaling != "none":
+            self.ssmax_layer = Scaling(scaling, num_heads, dim // num_heads, scaling_bound)
         nn.init.xavier_uniform_(self.in_proj_weight)
         nn.init.zeros_(self.out_proj.bias)
         if zero_init:
@@ -176,25 +202,38 @@ class Attention(nn.Module):
         if self.fp32 and torch.is_autocast_enabled(x.device.type):
             with torch.autocast(x.device.type, enabled=False):
                 return self(x.float(), None if context is None else context.float(), spans, log_n, table)
-        heads = (self.num_heads, self.dim // self.num_heads)
-        if context is None:
-            q = linear(x, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, *heads))
-            kv = None
-        else:
-            (wq, wkv), (bq, bkv) = (p.split([self.dim, 2 * self.dim]) for p in (self.in_proj_weight, self.in_proj_bias))
-            q = linear(x, wq, bq).unflatten(-1, heads)  # (Q, H, head_dim)
-            kv = linear(context, wkv, bkv).unflatten(-1, (2, *heads))  # (K, 2, H, head_dim)
+        q, kv = self.project(x, context)
         dropout = self.dropout if self.training else 0.0
         if isinstance(spans, RowSpans):
             out = attend_in_rows(q if kv is None else q.unsqueeze(1), kv, spans, dropout)
         else:
             assert kv is not None
-            if self.ssmax_layer is not None:
-                q = self.ssmax_layer(q, log_n, table)  # (Q, H, head_dim), or (B, L, H, head_dim)
-            elif spans.shares_queries:
-                q = q[None]  # (1, L, H, head_dim)
-            out = attend(q, kv, spans, dropout)
+            q = self.scale(q, log_n, table, spans)
+            if isinstance(self.ssmax_layer, SSA):
+                out = attend_ssa(q, kv, spans, self.ssmax_layer.exponents())
+            else:
+                out = attend(q, kv, spans, dropout)
         return self.out_proj(out.flatten(1))  # out (Q, H, head_dim)
+
+    def project(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Queries (Q, H, head_dim), not yet scaled, and keys and values (K, 2, H, head_dim) of `forward`'s x, context.
+
+        Without a context, x's own are one tensor: (Q, 3, H, head_dim) and None.
+        """
+        heads = (self.num_heads, self.dim // self.num_heads)
+        if context is None:
+            return linear(x, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, *heads)), None
+        (wq, wkv), (bq, bkv) = (p.split([self.dim, 2 * self.dim]) for p in (self.in_proj_weight, self.in_proj_bias))
+        return linear(x, wq, bq).unflatten(-1, heads), linear(context, wkv, bkv).unflatten(-1, (2, *heads))
+
+    def scale(self, q: Tensor, log_n: Tensor | None, table: Tensor | None, spans: Spans) -> Tensor:
+        """The queries (Q, H, head_dim) of `project` as `attend` takes them: scaled, (B or 1, L, H, head_dim) if shared.
+
+        log_n, table: as in `forward`
+        """
+        if self.ssmax_layer is not None:
+            return self.ssmax_layer(q, log_n, table)
+        return q[None] if spans.shares_queries else q
 
 
 class Block(nn.Module):
@@ -211,10 +250,12 @@ class Block(nn.Module):
         zero_init: bool,
         scaling_bound: float | None = None,
         fp32_attention: bool = False,
+        ssa_exponent: float = 1.5,
     ):
         super().__init__()
         self.dropout = dropout
-        self.attn = Attention(dim, num_heads, scaling, dropout, zero_init, scaling_bound, fp32_attention)
+        rest = (scaling_bound, fp32_attention, ssa_exponent)
+        self.attn = Attention(dim, num_heads, scaling, dropout, zero_init, *rest)
         self.linear1 = Linear(dim, ff_factor * dim)
         self.linear2 = Linear(ff_factor * dim, dim)
         self.norm1 = LayerNorm(dim, bias=not bias_free_ln)

@@ -32,7 +32,7 @@ class InducedAttention(nn.Module):
     def __init__(self, config: TabICLConfig):
         super().__init__()
         c = config
-        rest = (c.dropout, c.bias_free_ln, c.zero_init, c.scaling_bound, c.col_attention_fp32)
+        rest = (c.dropout, c.bias_free_ln, c.zero_init, c.scaling_bound, c.col_attention_fp32, c.ssa_exponent)
         self.multihead_attn1 = Block(c.embed_dim, c.col_num_heads, c.ff_factor, c.col_scaling, *rest)
         # no scaling: its number of keys is always I
         self.multihead_attn2 = Block(c.embed_dim, c.col_num_heads, c.ff_factor, "none", *rest)

@@ -1,8 +1,10 @@
 """The settings of a TabICL network. One dataclass builds it, is saved in checkpoints and is translated for export."""
 
+import math
 from dataclasses import dataclass
 
 SCALINGS = ("none", "ssmax", "ssmax_mlp", "ssmax_mlp_elementwise", "qassmax", "qassmax_elementwise")
+SSA = ("ssa", "ssa_trainable")  # signed averaging, where the others scale the queries of softmax
 GROUPINGS = ("none", "circular", "disjoint")
 COUNTS = (
     *("embed_dim", "col_num_blocks", "col_num_heads", "col_num_inducing", "col_group_size"),
@@ -38,7 +40,8 @@ class TabICLConfig:
     """Embed the labels before the set transformer."""
     col_scaling: str = "qassmax_elementwise"
     """Scalable softmax of the column embedding: none, ssmax, ssmax_mlp, ssmax_mlp_elementwise, qassmax or
-    qassmax_elementwise."""
+    qassmax_elementwise; or, in place of softmax, scaled signed averaging (arXiv 2508.14685) with a fixed exponent (ssa)
+    or one that each head learns (ssa_trainable)."""
 
     # row interaction
     row_num_blocks: int = 3
@@ -58,11 +61,13 @@ class TabICLConfig:
     icl_num_heads: int = 8
     """Attention heads of these blocks."""
     icl_scaling: str = "qassmax_elementwise"
-    """Scalable softmax of in-context learning; the choices are those of col_scaling."""
+    """Scalable softmax, or signed averaging, of in-context learning; the choices are those of col_scaling."""
 
     # all stages
     scaling_bound: float | None = None
     """Keep base multipliers of the scalable softmax within +-bound, smoothly; the public format cannot express it."""
+    ssa_exponent: float = 1.5
+    """Exponent of ssa, or the first one of ssa_trainable; above 1. The paper took 1.1, 1.5 and 2."""
     ff_factor: int = 2
     """Width of the feed-forward networks as a multiple of the width of their input."""
     dropout: float = 0.0
@@ -114,17 +119,35 @@ class TabICLConfig:
             problems.append(f"row_rope_base is {self.row_rope_base}, must be above 0")
         if self.checkpoint_rows < 0:
             problems.append(f"checkpoint_rows is {self.checkpoint_rows}, must be 0 (never) or a number of rows")
-        for name, choices in (("col_grouping", GROUPINGS), ("col_scaling", SCALINGS), ("icl_scaling", SCALINGS)):
-            if getattr(self, name) not in choices:
-                problems.append(f"{name} is {getattr(self, name)!r}, must be one of {', '.join(choices)}")
-        if self.scaling_bound is not None and not self.scaling_bound > 0:
-            problems.append(f"scaling_bound is {self.scaling_bound}, must be above 0")
-        if self.scaling_bound is not None and self.col_scaling == self.icl_scaling == "none":
-            problems.append("scaling_bound has no effect, since col_scaling and icl_scaling are none")
+        if self.col_grouping not in GROUPINGS:
+            problems.append(f"col_grouping is {self.col_grouping!r}, must be one of {', '.join(GROUPINGS)}")
+        problems += self._scaling_problems()
         if self.col_affine and self.group_size > 1:
             problems.append("col_affine multiplies a token with its one feature, so it needs col_grouping=none")
         if self.embed_dim >= 1 and self.row_num_cls >= 1:
             problems += self._head_problems()
+        return problems
+
+    def _scaling_problems(self) -> list[str]:
+        problems = []
+        both = {"col_scaling": self.col_scaling, "icl_scaling": self.icl_scaling}
+        for name, rule in both.items():
+            if rule not in SCALINGS + SSA:
+                problems.append(f"{name} is {rule!r}, must be one of {', '.join(SCALINGS + SSA)}")
+            if rule in SSA and self.dropout > 0:
+                problems.append(f"{name} is {rule}, which needs dropout=0; it is {self.dropout}")
+        if self.scaling_bound is not None and not self.scaling_bound > 0:
+            problems.append(f"scaling_bound is {self.scaling_bound}, must be above 0")
+        if self.scaling_bound is not None and {"none", *SSA}.issuperset(both.values()):
+            problems.append(
+                "scaling_bound has no effect, since " + " and ".join(f"{k} is {v}" for k, v in both.items())
+            )
+        if not 1 < self.ssa_exponent < math.inf:
+            problems.append(f"ssa_exponent is {self.ssa_exponent}, must be above 1")
+        elif self.ssa_exponent != type(self).ssa_exponent and set(SSA).isdisjoint(both.values()):
+            problems.append(
+                "ssa_exponent has no effect, since neither col_scaling nor icl_scaling is ssa or ssa_trainable"
+            )
         return problems
 
     def _head_problems(self) -> list[str]:

@@ -6,7 +6,7 @@ D row representation, C classes.
 
 import torch
 
-from tabicl_train.model.config import SCALING_HIDDEN, TabICLConfig
+from tabicl_train.model.config import SCALING_HIDDEN, SSA, TabICLConfig
 from tabicl_train.model.kernels import HAS_TRITON
 
 
@@ -142,10 +142,12 @@ def block_values(
 def scaling_values(scaling: str, width: int, heads: int) -> float:
     """Vectors of `width` values that the scalable softmax keeps for each query: the rescaled query, its factor, and
     for the gate the query before it, the gate, its tanh and the hidden layer before and after its activation. The
-    kernel for GPUs keeps the rescaled query only."""
+    kernel for GPUs keeps the rescaled query only, and so does signed averaging."""
     factor = 1.0 if scaling.endswith("_elementwise") else heads / width
     if scaling.startswith("qassmax"):
         if HAS_TRITON and torch.cuda.is_available():
             return 1.0
         return 2 + 3 * factor + 2 * SCALING_HIDDEN * heads / width
+    if scaling in SSA:
+        return 1.0
     return 0.0 if scaling == "none" else 1 + factor

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.scaling import Scaling
+from tabicl_train.model.ssa import SSA
 
 
 class NetworkConfig(Protocol):
@@ -96,6 +97,7 @@ class Network(nn.Module, ABC):
         """The modules that take most of the time, for `trainer.compile`; none unless the family names them."""
         return iter(())
 
-    def named_scalings(self) -> Iterator[tuple[str, Scaling]]:
-        """The attention layers with a scalable softmax, by names for logs; none unless the family has such layers."""
+    def named_scalings(self) -> Iterator[tuple[str, Scaling | SSA]]:
+        """The attention layers with a scalable softmax or signed averaging, by names for logs; none unless the family
+        has such layers."""
         return iter(())

@@ -20,7 +20,7 @@ class InContextLearner(nn.Module):
         super().__init__()
         c = config
         self.config = c
-        rest = (c.dropout, c.bias_free_ln, c.zero_init, c.scaling_bound)
+        rest = (c.dropout, c.bias_free_ln, c.zero_init, c.scaling_bound, False, c.ssa_exponent)
         blocks = (Block(c.row_dim, c.icl_num_heads, c.ff_factor, c.icl_scaling, *rest) for _ in range(c.icl_num_blocks))
         self.tf_icl = nn.ModuleDict({"blocks": nn.ModuleList(blocks)})
         self.ln = LayerNorm(c.row_dim, bias=not c.bias_free_ln)

@@ -3,7 +3,7 @@
 from typing import Any, get_type_hints
 
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.config import TabICLConfig
+from tabicl_train.model.config import SSA, TabICLConfig
 
 # our names -> the client's
 NAMES = {
@@ -49,12 +49,18 @@ SWITCHES = {  # the client also accepts booleans
 }
 
 
+def beyond_public(config: TabICLConfig) -> str | None:
+    """A setting that the client does not have, if there is one."""
+    if config.scaling_bound is not None:
+        return f"model.scaling_bound ({config.scaling_bound})"
+    rules = (f"model.{name}={getattr(config, name)}" for name in ("col_scaling", "icl_scaling"))
+    return next((rule for rule in rules if rule.endswith(SSA)), None)
+
+
 def to_public(config: TabICLConfig) -> dict[str, Any]:
     """The client's configuration of the same network, all 26 keys; raises ConfigError if it has no such network."""
-    if config.scaling_bound is not None:
-        raise ConfigError(
-            [f"the public format has no model.scaling_bound ({config.scaling_bound}); format=hub can express it"]
-        )
+    if setting := beyond_public(config):
+        raise ConfigError([f"the public format has no {setting}; format=hub and format=onnx can express it"])
     public = dict(FIXED)
     for ours, theirs in NAMES.items():
         value = getattr(config, ours)

@@ -19,6 +19,7 @@ from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.model.public_config import to_public
 from tabicl_train.model.row import RowInteraction
 from tabicl_train.model.scaling import Scaling
+from tabicl_train.model.ssa import SSA
 
 
 class TabICL(Network):
@@ -82,11 +83,12 @@ class TabICL(Network):
         stages = (self.col_embedder.tf_col, self.row_interactor.tf_row, self.icl_predictor.tf_icl)
         return (block for stage in stages for block in stage["blocks"].children())
 
-    def named_scalings(self) -> Iterator[tuple[str, Scaling]]:
-        """The attention layers with a scalable softmax: `column.0`, ..., `icl.11`; see `Scaling.multipliers`."""
+    def named_scalings(self) -> Iterator[tuple[str, Scaling | SSA]]:
+        """The attention layers with a scalable softmax, or with signed averaging: `column.0`, ..., `icl.11`; see
+        `Scaling.multipliers`."""
         for stage, part in (("column", self.col_embedder.tf_col), ("icl", self.icl_predictor.tf_icl)):
             for i, block in enumerate(part["blocks"].children()):  # at most one in each
-                yield from ((f"{stage}.{i}", layer) for layer in block.modules() if isinstance(layer, Scaling))
+                yield from ((f"{stage}.{i}", layer) for layer in block.modules() if isinstance(layer, Scaling | SSA))
 
     def _check(self, pack: Pack) -> None:
         if pack.X.dtype != torch.float32 or pack.y.dtype != torch.int64:

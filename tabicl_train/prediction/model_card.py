@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable
 from typing import Any
 
+from tabicl_train.model.public_config import beyond_public
 from tabicl_train.prediction.origin import SCORES, Pretrained
 
 LIBRARY = "tabicl-train"
@@ -65,11 +66,9 @@ probabilities = classifier.predict_proba(queries)
 
 The package `{LIBRARY}` is needed. X may be an array or a data frame, with numbers, strings, categories, booleans, times
 and missing values."""
-    if pretrained.config.scaling_bound is None:
-        return (
-            text + " `tabicl-export checkpoint=FOLDER output=model.ckpt` writes a file for the public client `tabicl`."
-        )
-    return text + " The public client `tabicl` cannot express this network, whose `scaling_bound` is set."
+    if setting := beyond_public(pretrained.config):
+        return text + f" The public client `tabicl` cannot express this network, which has {setting}."
+    return text + " `tabicl-export checkpoint=FOLDER output=model.ckpt` writes a file for the public client `tabicl`."
 
 
 def training(origin: dict) -> str:

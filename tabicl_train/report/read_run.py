@@ -32,6 +32,7 @@ class Run:
     scaling: pd.DataFrame | None
     validation: pd.DataFrame | None
     evaluation: pd.DataFrame | None
+    attention: pd.DataFrame | None  # from entropy/entropy.csv, which tabicl-lab writes
 
 
 def holds_run(folder: Path) -> bool:
@@ -48,6 +49,7 @@ def read_run(folder: Path, name: str) -> Run:
         records.lines("provenance.jsonl"),
         records.lines("incidents.jsonl"),
         *(read_table(records, f"{table}.csv") for table in TABLES),
+        read_table(Records(folder / "entropy"), "entropy.csv"),
     )
 
 

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from tabicl_train.config.schema import SYNTHETIC, RunConfig, flatten
 from tabicl_train.evaluation.scores import by_task, summarize
 from tabicl_train.evaluation.scores_figure import draw_scores
+from tabicl_train.report.attention_figure import draw_attention, draw_gates
 from tabicl_train.report.loss_groups_figure import draw_loss_groups, stage_end_losses
 from tabicl_train.report.multipliers_figure import draw_multipliers
 from tabicl_train.report.read_run import Run
@@ -59,6 +60,9 @@ def sections(runs: list[Run]) -> dict[str, Any]:
         "training": training(runs),
         "losses": per_run(runs, losses),
         "multipliers": per_run(runs, lambda run: None if run.scaling is None else draw_multipliers(run.scaling)),
+        "gates": per_run(runs, lambda run: None if run.scaling is None else draw_gates(run.scaling)),
+        "attention": per_run(runs, lambda run: None if run.attention is None else draw_attention(run.attention)),
+        "unmeasured": [run for run in runs if run.attention is None],
         "throughput": throughput(runs),
         "incidents": per_run(runs, incidents),
         "validation": curves(runs, "validation", draw_validation),

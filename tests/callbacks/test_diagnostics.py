@@ -47,8 +47,9 @@ def test_gates_are_measured_in_a_compiled_block_too(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_layer_without_a_gate_has_empty_cells(tmp_path):
-    rows = train(tmp_path, "model.icl_scaling=ssmax")
+@pytest.mark.parametrize("rule", ["ssmax", "ssa_trainable"])
+def test_a_layer_without_a_gate_has_empty_cells(rule, tmp_path):
+    rows = train(tmp_path, f"model.icl_scaling={rule}")
     gates = {row["layer"]: (row["gate_mean"], row["gate_std"]) for row in rows}
     assert gates["icl.0"] == gates["icl.1"] == ("", "") and float(gates["column.0"][1]) > 0
 

@@ -43,6 +43,10 @@ STEPS: dict[str, tuple[int, tuple[str, ...]]] = {
     "stage 1": (0, FEW_BLOCKS),
     "fp32": (1, ("trainer.precision=fp32", *FEW_TABLES, *FEW_BLOCKS)),
     "fp16 and dropout": (2, ("trainer.precision=fp16", "model.dropout=0.1", *FEW_TABLES, *FEW_BLOCKS)),
+    "signed averaging": (
+        3,
+        ("model.col_scaling=ssa_trainable", "model.icl_scaling=ssa_trainable", *FEW_TABLES, *FEW_BLOCKS),
+    ),
     "stage 2": (500_000, (*FEW_TABLES, *FEW_BLOCKS)),
     "stage 3": (540_000, (*FEW_TABLES, *FEW_BLOCKS)),
     "a table of 60,000 rows": (540_000, (*LONG, *FEW_BLOCKS)),

@@ -40,7 +40,7 @@ def report(request) -> dict:
 @pytest.mark.multi_process
 def test_steps_never_wait_for_the_device(report):
     """In any stage and precision, optimizer and callbacks included; and everything stays on the device."""
-    assert len(report["checks"]) == 7 and not any(report["checks"].values())
+    assert len(report["checks"]) == 8 and not any(report["checks"].values())
 
 
 @pytest.mark.multi_process

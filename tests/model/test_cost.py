@@ -14,11 +14,12 @@ SMALL = TabICLConfig(
 V1_LIKE = replace(
     SMALL, col_grouping="none", col_affine=True, col_target_aware=False, col_scaling="none", icl_scaling="none"
 )
+SSA = replace(SMALL, col_scaling="ssa", icl_scaling="ssa_trainable")
 
 
 @pytest.mark.parametrize(
     "config",
-    [SMALL, V1_LIKE, replace(SMALL, col_grouping="disjoint", icl_scaling="qassmax"), replace(SMALL, ff_factor=3)],
+    [SMALL, V1_LIKE, replace(SMALL, col_grouping="disjoint", icl_scaling="qassmax"), replace(SMALL, ff_factor=3), SSA],
 )
 @pytest.mark.parametrize(("rows", "train", "features"), [(200, 120, 9), (64, 10, 25), (300, 290, 2)])
 def test_flops_agree_with_a_count_of_the_kernels(config, rows, train, features):

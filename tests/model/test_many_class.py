@@ -77,8 +77,13 @@ def test_agreement_with_the_client(C, options):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, dict(col_grouping="disjoint"), dict(col_grouping="none", col_affine=True, col_target_aware=False)],
-    ids=["v2", "disjoint", "v1"],
+    [
+        {},
+        dict(col_grouping="disjoint"),
+        dict(col_grouping="none", col_affine=True, col_target_aware=False),
+        dict(col_scaling="ssa", icl_scaling="ssa_trainable"),
+    ],
+    ids=["v2", "disjoint", "v1", "ssa"],
 )
 def test_few_classes_are_the_networks_own_logits_in_any_parts(options):
     network = small_network(**options).eval()
@@ -89,8 +94,9 @@ def test_few_classes_are_the_networks_own_logits_in_any_parts(options):
         assert torch.allclose(predicted(network, X, y, 6, 2.0, tokens), expected / 2, atol=1e-5)
 
 
-def test_many_classes_in_parts():
-    network = small_network().eval()
+@pytest.mark.parametrize("rule", ["qassmax_elementwise", "ssa"])
+def test_many_classes_in_parts(rule):
+    network = small_network(col_scaling=rule, icl_scaling=rule).eval()
     X, y = draw_many(30, 50, 120)
     whole = predicted(network, X, y, 30)
     assert torch.allclose(predicted(network, X, y, 30, 1.0, 60), whole, atol=1e-4)

@@ -32,6 +32,13 @@ def test_the_presets_have_no_problems():
         (dict(checkpoint_rows=-1), ["checkpoint_rows"]),
         (dict(embed_dim=0, icl_num_heads=0), ["embed_dim is 0", "icl_num_heads is 0"]),
         (dict(row_num_blocks=0, icl_num_blocks=0, ff_factor=0), ["row_num_blocks", "icl_num_blocks", "ff_factor"]),
+        (dict(icl_scaling="ssa", ssa_exponent=1.0), ["ssa_exponent is 1.0, must be above 1"]),
+        (dict(ssa_exponent=2.0), ["ssa_exponent has no effect, since neither col_scaling nor icl_scaling is ssa"]),
+        (dict(col_scaling="ssa", dropout=0.1), ["col_scaling is ssa, which needs dropout=0; it is 0.1"]),
+        (
+            dict(col_scaling="none", icl_scaling="ssa_trainable", scaling_bound=9.0),
+            ["scaling_bound has no effect, since col_scaling is none and icl_scaling is ssa_trainable"],
+        ),
         (dict(max_classes=0, dropout=-1.0, col_scaling="x"), ["max_classes", "dropout", "col_scaling"]),
     ],
 )

@@ -11,10 +11,12 @@ from tabicl_train.model.layout import column_layout
 from tabicl_train.model.pack import Pack
 
 V1 = dict(col_affine=True, col_grouping="none", col_target_aware=False, col_scaling="none", icl_scaling="none")
+SSA = dict(col_scaling="ssa", icl_scaling="ssa_trainable")
 both_versions = pytest.mark.parametrize("options", [{}, V1], ids=["v2", "v1"])
+and_averaging = pytest.mark.parametrize("options", [{}, V1, SSA], ids=["v2", "v1", "ssa"])
 
 
-@both_versions
+@and_averaging
 def test_a_query_row_does_not_see_another(options):
     network = small_network(**options)
     X, y_train, _ = draw(2, 20, 4, 12)
@@ -29,7 +31,7 @@ def test_a_query_row_does_not_see_another(options):
     assert difference.max() == 0
 
 
-@both_versions
+@and_averaging
 def test_order_of_labelled_rows_does_not_matter_but_their_labels_do(options):
     network = small_network(**options)
     X, y_train, _ = draw(2, 20, 4, 12)
@@ -83,8 +85,7 @@ def test_feature_groups(grouping, size):
     assert padded[feature_index(pack.sizes, shapes, columns, grouping, size)].tolist() == expected
 
 
-@both_versions
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("options, dropout", [({}, 0.0), ({}, 0.2), (V1, 0.0), (V1, 0.2), (SSA, 0.0)])
 def test_recomputing_activations_changes_no_bit(options, dropout, monkeypatch):
     recomputed = []
     from torch.utils.checkpoint import checkpoint
@@ -115,7 +116,7 @@ def test_dropout_is_off_in_evaluation():
         assert not torch.equal(logits_of(network.train(), X, y_train), logits_of(without.train(), X, y_train))
 
 
-@both_versions
+@and_averaging
 def test_bf16_autocast_is_close_to_float32(options):
     torch.manual_seed(0)
     network = TabICL(TabICLConfig(embed_dim=32, icl_num_blocks=2, **options))
@@ -129,7 +130,7 @@ def test_bf16_autocast_is_close_to_float32(options):
 
 def test_every_parameter_learns():
     X, y_train, y_query = draw(2, 20, 4, 12)
-    for options in ({}, V1):
+    for options in ({}, V1, SSA):
         network = small_network(**options)
         F.cross_entropy(logits_of(network, X, y_train).flatten(0, 1), y_query.flatten()).backward()
         for name, p in network.named_parameters():

@@ -11,7 +11,8 @@ from tabicl_train.model.pack import Pack
 from tabicl_train.module import query_losses
 
 V1 = dict(col_affine=True, col_grouping="none", col_target_aware=False, col_scaling="none", icl_scaling="none")
-OPTIONS = [{}, V1, {"col_grouping": "disjoint", "icl_scaling": "ssmax", "row_rope_interleaved": True}]
+SSA = dict(col_scaling="ssa_trainable", icl_scaling="ssa")
+OPTIONS = [{}, V1, SSA, {"col_grouping": "disjoint", "icl_scaling": "ssmax", "row_rope_interleaved": True}]
 
 
 @st.composite

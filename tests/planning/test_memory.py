@@ -93,6 +93,7 @@ def kept_values(model: TabICL, pack: Pack) -> dict[str, float]:
         {"icl_scaling": "qassmax", "col_grouping": "disjoint"},
         {"icl_scaling": "ssmax_mlp_elementwise", "ff_factor": 3},
         {"col_num_blocks": 1, "row_num_blocks": 1, "icl_num_blocks": 1},
+        {"col_scaling": "ssa_trainable", "icl_scaling": "ssa"},
         {"checkpoint_rows": 299},  # all packs have a longer table
     ],
 )

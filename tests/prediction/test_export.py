@@ -181,7 +181,9 @@ def test_every_preset_loads_in_both_formats_and_in_the_client(model, tmp_path):
 
 def test_a_bounded_scaling_goes_to_the_hub_and_is_refused_for_the_client(tmp_path):
     make_run(tmp_path / "run", "model.scaling_bound=5")
-    with pytest.raises(ConfigError, match=r"no model\.scaling_bound \(5\.0\); format=hub can express it"):
+    with pytest.raises(
+        ConfigError, match=r"no model\.scaling_bound \(5\.0\); format=hub and format=onnx can express it"
+    ):
         export(str(tmp_path / "run"), str(tmp_path / "m.ckpt"))
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     export(str(tmp_path / "run"), str(tmp_path / "m"))

@@ -87,9 +87,14 @@ def test_it_leaves_out_what_is_not_known(tmp_path):
 def test_it_tells_whether_the_client_can_load_the_network(tmp_path):
     make_run(tmp_path / "free")
     make_run(tmp_path / "bounded", "model.scaling_bound=5")
-    free, bounded = (exported_card(tmp_path / name, tmp_path / f"hub_{name}").content for name in ("free", "bounded"))
+    make_run(tmp_path / "averaging", "model.icl_scaling=ssa")
+    free, *others = (
+        exported_card(tmp_path / name, tmp_path / f"hub_{name}").content for name in ("free", "bounded", "averaging")
+    )
     assert "output=model.ckpt` writes a file for the public client" in free
-    assert "The public client `tabicl` cannot express this network" in bounded and "output=model.ckpt" not in bounded
+    for card, setting in zip(others, ("model.scaling_bound (5.0)", "model.icl_scaling=ssa"), strict=True):
+        assert f"The public client `tabicl` cannot express this network, which has {setting}." in card
+        assert "output=model.ckpt" not in card
 
 
 @pytest.mark.parametrize(

@@ -204,8 +204,16 @@ def test_missing_or_misshapen_weights_are_named(file, tmp_path):
         load_public(tmp_path / "bad.ckpt")
 
 
-def test_a_bounded_model_is_not_exported(tmp_path):
-    network = small_network(scaling_bound=20.0)
-    with pytest.raises(ConfigError, match=r"the public format has no model\.scaling_bound"):
+@pytest.mark.parametrize(
+    "options, setting",
+    [
+        ({"scaling_bound": 20.0}, r"model\.scaling_bound \(20\.0\)"),
+        ({"col_scaling": "ssa"}, r"model\.col_scaling=ssa"),
+        ({"icl_scaling": "ssa_trainable"}, r"model\.icl_scaling=ssa_trainable"),
+    ],
+)
+def test_a_network_that_the_client_does_not_have_is_not_exported(options, setting, tmp_path):
+    network = small_network(**options)
+    with pytest.raises(ConfigError, match=rf"the public format has no {setting}; format=hub and format=onnx can"):
         save_public(network.config, network.state_dict(), tmp_path / "model.ckpt")
     assert not list(tmp_path.iterdir())

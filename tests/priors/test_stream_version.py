@@ -28,6 +28,7 @@ PRIORS = {
     "mlp_scm causal": ("mlp_scm", {"causal": True}),
     "tree_scm": ("tree_scm", {}),
     "mix_scm": ("mix_scm", {}),
+    "needle": ("needle", {}),
 }
 NUMERIC = " with a numeric target"
 SMALL, LARGE = TableSpec(40, 20, 3), TableSpec(150, 100, 12, 5, group_seed=(0, 1))

@@ -5,8 +5,10 @@ import csv
 import numpy as np
 import pandas as pd
 import pytest
+from invented_measures import attention_measures
 
 from tabicl_train.callbacks.diagnostics import BATCHES, SCALING
+from tabicl_train.report.attention_figure import draw_attention, draw_gates
 from tabicl_train.report.loss_groups_figure import draw_loss_groups
 from tabicl_train.report.multipliers_figure import draw_multipliers
 from tabicl_train.report.page import render, write_report
@@ -15,6 +17,7 @@ from tabicl_train.run_dir.records import Records
 
 ALT_TEXTS = {
     "scaling": "multipliers of the scalable softmax",
+    "gates": "gates of the scalable softmax",
     "rows": "loss by the rows of a table",
     "classes": "loss by the classes of a table",
 }
@@ -51,6 +54,35 @@ def test_multipliers_are_lines_from_the_smallest_to_the_largest_n(run_dir):
         assert axes.get_ylim()[1] > 220 and axes.get_xlim()[0] < 20 and axes.get_xlim()[1] > 60
 
 
+def test_attention_is_a_line_per_layer_and_a_band_over_heads():
+    grid = draw_attention(attention_measures()).axes
+    assert len(grid) == 15 and len(draw_attention(attention_measures(gate=False)).axes) == 12
+    assert [axes.get_title() for axes in grid[:3]] == [
+        "inducing points of the columns", "in context: labelled rows", "in context: query rows",
+    ]  # fmt: skip
+    for axes, layers in zip(grid[:3], (1, 2, 3), strict=True):
+        lines = axes.get_lines()
+        assert len(lines) == len(axes.collections) == layers
+        for layer, (line, band) in enumerate(zip(lines, axes.collections, strict=True)):
+            mean = 0.1 * (layer + 1) + 0.02  # over two heads and two tables
+            assert line.get_xydata().tolist() == [[100, pytest.approx(mean)], [1000, pytest.approx(mean)]]
+            low, high = band.get_paths()[0].get_extents().get_points()[:, 1]
+            assert (low, high) == (pytest.approx(mean - 0.01), pytest.approx(mean + 0.01))  # means over tables
+    labelled, queries = ([line.get_color() for line in axes.get_lines()] for axes in grid[1:3])
+    assert [*labelled, queries[-1]] == queries and len(set(queries)) == 3  # a layer has one color
+    assert [line.get_ydata().tolist() for line in grid[9].get_lines()] == [[2, 3]]
+
+
+def test_gates_are_drawn_where_a_layer_has_one():
+    rows = [(step, "a", layer, 2, 9, 1.0, 1.0, step / 10, 0.5) for step in (1, 2) for layer in ("column.0", "icl.0")]
+    scaling = pd.DataFrame(rows, columns=SCALING)
+    means, deviations = draw_gates(scaling).axes
+    assert [line.get_xydata().tolist() for line in means.get_lines()] == [[[1, 0.1], [2, 0.2]]] * 2
+    assert [line.get_ydata().tolist() for line in deviations.get_lines()] == [[0.5, 0.5]] * 2
+    assert draw_gates(scaling.assign(gate_mean=None)) is None
+    assert len(draw_gates(scaling.assign(gate_mean=[0.1, None, 0.2, None])).axes[0].get_lines()) == 1
+
+
 def test_losses_are_means_over_tables_by_rows(run_dir):
     with open(run_dir / "batches.csv") as file:
         rows = list(csv.DictReader(file))
@@ -85,7 +117,7 @@ def test_the_page_has_the_figures_of_the_files_that_there_are(run_dir):
     page = render([read_run(run_dir, "run")])
     assert all(f'alt="{alt}' in page for alt in ALT_TEXTS.values()) and "There is no scaling.csv" not in page
     pictures = [part.split('"')[0] for part in page.split('src="data:image/png;base64,')[1:]]
-    assert len(pictures) == 3 and all(len(picture) > 13_000 for picture in pictures)  # 10 kB
+    assert len(pictures) == 4 and all(len(picture) > 13_000 for picture in pictures)  # 10 kB
     (run_dir / "scaling.csv").unlink()  # as in a run without scalable softmax
     page = render([read_run(run_dir, "run")])
     assert ALT_TEXTS["scaling"] not in page and "There is no scaling.csv" in page

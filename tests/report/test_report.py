@@ -5,15 +5,16 @@ import math
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import matplotlib.image
 import numpy as np
 import pandas as pd
 import pytest
+from browser import BROWSER, browse
 from command_line import command
 from html_page import Page
+from invented_measures import attention_measures
 
 from tabicl_train import train as training
 from tabicl_train.config.compose import compose
@@ -27,11 +28,10 @@ from tabicl_train.report.training_curves import draw_training
 pytestmark = pytest.mark.slow
 
 SECTIONS = [
-    "overview", "configuration", "curriculum", "loss", "multipliers", "throughput", "incidents", "validation",
-    "real-data",
+    "overview", "configuration", "curriculum", "loss", "multipliers", "attention", "throughput", "incidents",
+    "validation", "real-data",
 ]  # fmt: skip
 TASKS = [f"task {i}" for i in range(5)]
-BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 
 
 def write_scores(run_dir: Path, lead: float, tasks: list[str] = TASKS) -> None:
@@ -59,6 +59,8 @@ def runs(tmp_path_factory) -> list[Path]:
             "validation.features=[2,4]", "validation.real_rows=50", "trainer.max_steps=9",
         ]))  # fmt: skip
         write_scores(folder, lead=0.1 * (seed + 1))
+        (folder / "entropy").mkdir()
+        attention_measures().to_csv(folder / "entropy" / "entropy.csv", index=False)
     incident = {"time": "now", "step": 4, "stage": "smoke", "reason": "the <loss> is not finite", "replay": "again"}
     fall = {"time": "then", "step": 8, "reason": "the mean ROC AUC on real data fell 3 times in a row"}
     (folders[0] / "incidents.jsonl").write_text(f"{json.dumps(incident)}\n{json.dumps(fall)}\n{{'torn': {{}}")
@@ -77,7 +79,7 @@ def pages(runs, tmp_path_factory) -> dict[int, Path]:
 def test_a_page_is_self_contained(pages):
     page = Page(pages[1])
     assert page.ids == SECTIONS and page.links == [f"#{name}" for name in SECTIONS]
-    assert len(page.pictures) == 7 and all(min(p.shape[:2]) > 200 and p.std() > 0.05 for p in page.pictures)
+    assert len(page.pictures) == 9 and all(min(p.shape[:2]) > 200 and p.std() > 0.05 for p in page.pictures)
     assert not re.search(r"https?:|url\(|@import|//[a-z]", re.sub(r"base64,[^\"]*", "", page.source))
     assert "default-src 'none'" in page.source and page.source.isascii()
 
@@ -161,7 +163,9 @@ def test_several_runs_side_by_side(pages):
     assert seeds == ["seed", "0", "1"]
     assert sum(t[-1][0] == "checkpoint_rows" for t in page.tables) == 1  # the runs have the same curriculum
     assert list(page.table("method", "ROC AUC")) == [*names, "random <forest>"]
-    assert len(page.pictures) == 10  # loss by rows, loss by classes and multipliers of each, the others for both
+    assert (
+        len(page.pictures) == 14
+    )  # loss by rows and by classes, multipliers, gates, attention of each, the others for both
     assert "two: " not in page.text
 
 
@@ -193,7 +197,8 @@ def test_missing_files_are_named(kept, runs, tmp_path):
     for name in ("config.yaml", "metrics.csv", "batches.csv"):
         assert (f"There is no {name}." in text) == (name not in kept)
     for what in ("There were no incidents", "There is no validation.csv", "There is no scaling.csv",
-                 "there is no evaluation.csv", "There is no provenance.jsonl"):  # fmt: skip
+                 "attention was not measured", "there is no evaluation.csv",
+                 "There is no provenance.jsonl"):  # fmt: skip
         assert what in text
 
 
@@ -207,13 +212,6 @@ def test_the_command(runs, tmp_path):
     assert (
         wrong.returncode == 2 and wrong.stderr.count("there is no run in it") == 2 and "Traceback" not in wrong.stderr
     )
-
-
-def browse(*arguments: str | Path) -> str:
-    settings = ["--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--host-resolver-rules=MAP * ~NOTFOUND"]
-    return subprocess.run(
-        [BROWSER, "--headless", *settings, *arguments], capture_output=True, text=True, timeout=120
-    ).stdout
 
 
 LOOK = """<script>document.title = JSON.stringify({
@@ -230,7 +228,7 @@ def test_a_browser_displays_it(width, pages, tmp_path):
     (tmp_path / "look.html").write_text(source.replace(policy, "").replace("</body>", LOOK))
     document = browse(f"--window-size={width},900", "--virtual-time-budget=10000", "--dump-dom", tmp_path / "look.html")
     seen = json.loads(re.search(r"<title>(.*?)</title>", document)[1])
-    assert seen["pictures"] == [True] * 10
+    assert seen["pictures"] == [True] * 14
     assert seen["overflow"] <= 0
     browse(f"--window-size={width},{seen['height']}", f"--screenshot={tmp_path}/page.png", pages[2])
     shown = matplotlib.image.imread(tmp_path / "page.png")[..., :3]

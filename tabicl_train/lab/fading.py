@@ -1,0 +1,140 @@
+"""fading: the weight of one relevant key among n - 1 others of equal score, in closed form for each scoring rule."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from omegaconf import MISSING
+
+from tabicl_train.errors import ConfigError
+from tabicl_train.lab.folder import Folder, markdown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+QUESTION = """
+An attention layer looks something up: it compares a query with n keys, turns the scores into weights that sum to one,
+and returns the mean of what stands behind the keys by these weights. If one key is the right one and its score exceeds
+that of all others by a fixed gap, its weight should stay near 1. Under the usual rule, softmax, it does not: the others
+are many, their small weights add up, and from some n on the right key is lost in the crowd. That is attention fading.
+The rules compared here let scores depend on n (SSMax, QASSMax) or replace the exponential (SSA).
+"""
+
+
+@dataclass
+class Options:
+    """tabicl-lab fading folder=DIR [gap=5] key=value ...
+
+    The weight of one relevant key among n - 1 others of equal score, for n from 10 to a million, under each rule.
+    """
+
+    folder: str = MISSING
+    """Folder to write."""
+    gap: float = 5.0
+    """By how much the score of the relevant key exceeds that of the others."""
+    scale: float = 0.43
+    """SSMax: s of the multiplier s log n."""
+    gates: list[float] = field(default_factory=lambda: [0.5, 1.5])
+    """QASSMax: gates of the query, between 0 and 2, by which the multiplier s log n is multiplied."""
+    others: list[float] = field(default_factory=lambda: [0.0, -2.5])
+    """SSA: scores of the other keys, since its weights depend on the scores, not only on their gap."""
+    exponent: float = 1.5
+    """SSA: exponent p, above 1."""
+    small: bool = False
+    """Fewer values of n."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, one line each."""
+        problems = [
+            f"{name} is {value}; it must be positive and finite"
+            for name, value in (("gap", self.gap), ("scale", self.scale))
+            if not 0 < value < math.inf
+        ]
+        problems += [f"gates has {gate}; a gate lies between 0 and 2" for gate in self.gates if not 0 < gate < 2]
+        if not 1 < self.exponent < math.inf:
+            problems.append(f"exponent is {self.exponent}; it must be above 1 and finite")
+        return problems
+
+
+def run(options: Options) -> None:
+    if problems := options.problems():
+        raise ConfigError(problems)
+    folder = Folder("fading", options)
+    frame = curves(options)
+    folder.csv("fading", frame)
+    folder.figure("fading", draw(frame, options.gap))
+    folder.page("Attention fading", QUESTION, findings(frame, options))
+
+
+def weight(n: np.ndarray, gap: float, multiplier: np.ndarray | float = 1.0) -> np.ndarray:
+    """Softmax weight of a key whose score is by `gap` above that of n - 1 others, scores times `multiplier`.
+
+    multiplier: 1 for softmax, s log n for SSMax, base(n) * gate for QASSMax whose elements are equal
+    """
+    return 1 / (1 + (n - 1) * np.exp(-gap * multiplier))
+
+
+def ssa_weight(n: np.ndarray, relevant: float, other: float, exponent: float, b: float = 1.0) -> np.ndarray:
+    """SSA weight of a key with score `relevant` among n - 1 keys with score `other`.
+
+    A score z counts (1 + b |z|)^(sgn(z) p), where softmax has exp(z).
+    """
+    odds = ssa_score(other, exponent, b) / ssa_score(relevant, exponent, b)
+    return 1 / (1 + (n - 1) * odds)
+
+
+def ssa_score(z: float, exponent: float, b: float) -> float:
+    return (1 + b * abs(z)) ** math.copysign(exponent, z)
+
+
+def curves(options: Options) -> pd.DataFrame:
+    """A row for each rule and n: rule, n, weight."""
+    n = np.unique(np.geomspace(10, 1e6, 6 if options.small else 51).round())
+    multiplier = options.scale * np.log(n)
+    rules = {"softmax": weight(n, options.gap), "SSMax": weight(n, options.gap, multiplier)}
+    for gate in options.gates:
+        rules[f"QASSMax, gate {gate:g}"] = weight(n, options.gap, gate * multiplier)
+    for other in options.others:
+        rules[f"SSA, others at {other:g}"] = ssa_weight(n, other + options.gap, other, options.exponent)
+    frames = [pd.DataFrame({"rule": rule, "n": n.astype(int), "weight": w}) for rule, w in rules.items()]
+    return pd.concat(frames, ignore_index=True)
+
+
+def draw(frame: pd.DataFrame, gap: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for rule, rows in frame.groupby("rule", sort=False):
+        style = {"Q": "--", "s": "-", "S": "-."}["S" if "SSA" in str(rule) else "Q" if "QA" in str(rule) else "s"]
+        axes.plot(rows["n"], rows["weight"], style, label=rule)
+    axes.set(xscale="log", ylim=(-0.02, 1.02), xlabel="keys n", ylabel="weight of the relevant key")
+    axes.set_title(f"one key {gap:g} above n - 1 equal ones")
+    axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def findings(frame: pd.DataFrame, options: Options) -> str:
+    shown = frame[frame["n"].isin([10**power for power in range(1, 7)])]
+    table = shown.pivot(index="rule", columns="n", values="weight").loc[frame["rule"].unique()].map("{:.4f}".format)
+    table.columns = pd.Index([f"n = {n:,}" for n in table.columns])
+    slope, half = options.scale * options.gap, 1 + math.exp(options.gap)
+    return f"""
+![weight of the relevant key by number of keys](fading.png)
+
+{markdown(table.reset_index())}
+
+- **softmax**: 1 / (1 + (n - 1) exp(-D)) with the gap D = {options.gap:g}. At n = 1 + exp(D) = {half:,.0f} the relevant
+  key has half of the weight; ten times as many keys leave it a tenth of its odds.
+- **SSMax**: scores are multiplied by s log n, so exp(-D) becomes n^(-sD). The weight tends to 1 if sD is above 1, to 0
+  if it is below; here sD = {slope:.3g}.
+- **QASSMax**: the multiplier is a learned function of log n, times a gate between 0 and 2 that each query sets for
+  itself. Here the function is that of SSMax, so the gate decides how fast the weight tends to its limit, and to which.
+- **SSA**: a score z counts (1 + b |z|)^(sgn(z) p), here with p = {options.exponent:g} and b = 1. That grows as a power
+  of z, not exponentially, so that no single score decides alone, and the relevant key fades earlier at equal scores. It
+  depends on both scores, not on their gap alone.
+"""

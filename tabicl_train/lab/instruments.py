@@ -1,0 +1,242 @@
+"""What attention does in a network at work: its entropy, its largest weight, the gaps between its logits, and the
+multipliers of its queries, at the two sites where rows are keys.
+
+column   the inducing points of a column attend to its labelled cells
+icl      in in-context learning, all rows of a table attend to its labelled rows
+
+Hooks record every call of these layers while the network predicts, so that the queries, keys and logits are its own.
+Logits are computed in blocks, in float64, and never kept: memory does not grow with the number of keys.
+
+Q queries, K keys, H heads, d elements of a head, n labelled rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from tabicl_train.model.attention import Attention
+from tabicl_train.model.kernels.ssa_attention import signed_log
+from tabicl_train.model.layout import Spans
+from tabicl_train.model.ssa import SSA
+from tabicl_train.model.tabicl import TabICL
+
+ROWS = 256  # queries of each kind that are measured of a table in in-context learning
+POINTS = 16  # inducing points that are measured of a column
+BLOCK = 64, 4096  # queries and keys of a block of logits: for 8 heads, 17 MB in float64
+INDUCING, LABELLED, QUERY = "inducing points", "labelled rows", "query rows"  # kinds of queries
+
+
+class Site(NamedTuple):
+    """An attention layer in which rows are keys; stage is column or icl."""
+
+    stage: str
+    layer: int
+    attention: Attention
+
+
+def sites(model: TabICL) -> list[Site]:
+    """The layers in which rows are keys, in the order of a forward pass."""
+    column, icl = (part["blocks"].children() for part in (model.col_embedder.tf_col, model.icl_predictor.tf_icl))
+    found = [Site("column", i, block.multihead_attn1.attn) for i, block in enumerate(column)]
+    return found + [Site("icl", i, block.attn) for i, block in enumerate(icl)]
+
+
+class Sequence(NamedTuple):
+    """Queries of one kind that attend to the same keys.
+
+    x, context: the tokens of queries and keys, (Q, E) and (K, E), from which the layer projects them
+    projected: (Q, H, d) queries before the length scaling; q: after it, as the layer's logits take them
+    k, v: (K, H, d)
+    """
+
+    kind: str
+    x: Tensor
+    context: Tensor
+    projected: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+
+@dataclass
+class Call:
+    """One call of an attention layer, for tables that have the same number of labelled rows.
+
+    Fields as in Sequence, but of all queries and keys; kv (K, 2, H, d).
+    """
+
+    x: Tensor
+    context: Tensor
+    projected: Tensor
+    q: Tensor
+    kv: Tensor
+    spans: Spans
+
+    def sequences(self) -> Iterator[Sequence]:
+        runs = self.spans.runs.tolist()
+        both = self.spans.uses == 2  # the runs of labelled rows, then those of query rows
+        start = 0
+        for number, (count, length, keys, first, _) in enumerate(runs):
+            for i in range(count):
+                own = slice(0, length) if self.spans.shares_queries else slice(start, start + length)
+                seen = slice(first + i * keys, first + (i + 1) * keys)
+                k, v = self.kv[seen].unbind(1)
+                kind = LABELLED if both and number < len(runs) // 2 else QUERY
+                kind = INDUCING if self.spans.shares_queries else kind
+                yield Sequence(kind, self.x[own], self.context[seen], self.projected[own], self.q[own], k, v)
+                start += length
+
+
+@contextlib.contextmanager
+def recorded(attentions: dict[Any, Attention], watch: Callable[[Any, Call], None]) -> Iterator[None]:
+    """Inside the context, `watch` gets the key of a layer and its call, before the layer computes its output.
+
+    The tables of a call need the same number of labelled rows, since shared queries are recorded with one factor.
+    """
+
+    def hook_of(key: Any) -> Callable:
+        def hook(attention: Attention, arguments: tuple) -> None:
+            x, context, spans, log_n, table = arguments
+            projected, kv = attention.project(x, context)
+            q = attention.scale(projected, log_n, table, spans)
+            watch(key, Call(x, context, projected, q[0] if spans.shares_queries else q, kv, spans))
+
+        return hook
+
+    handles = [attention.register_forward_pre_hook(hook_of(key)) for key, attention in attentions.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def logits(attention: Attention, q: Tensor, k: Tensor) -> Tensor:
+    """What the softmax of a layer is taken of, float64 (H, Q, K); q (Q, H, d) after the length scaling, k (K, H, d)."""
+    q, k = q.double().transpose(0, 1), k.double().permute(1, 2, 0)
+    z = q @ k / math.sqrt(q.shape[-1])
+    if (p := exponents(attention)) is None:
+        return z
+    return p.double()[:, None, None] * signed_log(z)
+
+
+def exponents(attention: Attention) -> Tensor | None:
+    """p of each head (H,) in a layer with signed averaging, see model/ssa.py; None in others."""
+    return attention.ssmax_layer.exponents() if isinstance(attention.ssmax_layer, SSA) else None
+
+
+class Shape(NamedTuple):
+    """What the weights of each query look like, float64 (Q, H) each.
+
+    entropy: -sum w log w, divided by log K, which even weights would have; nan for a single key
+    top: the largest weight
+    gap_second, gap_mean: the largest logit minus the second largest, and minus the mean of all
+    """
+
+    entropy: Tensor
+    top: Tensor
+    gap_second: Tensor
+    gap_mean: Tensor
+
+
+def shape(attention: Attention, q: Tensor, k: Tensor, block: tuple[int, int] = BLOCK) -> Shape:
+    """The weights of queries q (Q, H, d) over keys k (K, H, d), computed in blocks of so many queries and keys."""
+    parts = [shape_of_blocks((logits(attention, some, of) for of in k.split(block[1])), len(k)) for some in
+             q.split(block[0])]  # fmt: skip
+    return Shape(*(torch.cat(values) for values in zip(*parts, strict=True)))
+
+
+def shape_of_blocks(blocks: Iterator[Tensor], keys: int) -> Shape:
+    """The same from logits in blocks of keys, (H, Q, some) each: sums relative to the largest logit so far."""
+    largest, total, weighted, mean = None, 0.0, 0.0, 0.0
+    for z in blocks:
+        best = z.topk(min(2, z.shape[-1])).values
+        first = largest is None
+        largest, before = (best, best) if first else (torch.cat([largest, best], -1).topk(2).values, largest)
+        top = largest[..., 0]
+        w = (z - top[..., None]).exp()
+        fade = (before[..., 0] - top).exp()
+        total = total * fade + w.sum(-1)
+        weighted = weighted * fade + (w * z).sum(-1)  # sums of w and of w z
+        mean = mean + z.sum(-1) / keys
+    top = largest[..., 0]
+    entropy = (total.log() + top - weighted / total) / (math.log(keys) if keys > 1 else math.nan)
+    second = top - largest[..., 1] if keys > 1 else torch.full_like(top, math.nan)
+    return Shape(*(values.T for values in (entropy, 1 / total, second, top - mean)))
+
+
+def multipliers(attention: Attention, projected: Tensor, n: int) -> tuple[Tensor | None, Tensor | None]:
+    """The factors of the queries for n keys: base (H, 1 or d), and gate (Q, H, 1 or d); None where there is none.
+
+    With signed averaging, the base is its factor b, whatever n.
+    """
+    scaling = attention.ssmax_layer
+    if scaling is None:
+        return None, None
+    gate = getattr(scaling, "query_mlp", None)
+    return scaling.multipliers(n), None if gate is None else 1 + torch.tanh(gate(projected.float()))
+
+
+COLUMNS = (
+    *("stage", "layer", "queries", "head", "n", "measured", "entropy", "top_weight", "gap_second", "gap_mean"),
+    *("base", "base_largest", "gate_mean", "gate_std", "gate_low", "gate_high"),
+)
+"""Columns of `measure`. A row is a layer, a kind of queries and a head.
+
+queries       inducing points, labelled rows or query rows
+n             labelled rows, which are the keys
+measured      queries over which the row's numbers are averaged
+entropy, top_weight, gap_second, gap_mean      means of Shape
+base, base_largest                             |base(n)|, mean and largest over the elements of the head
+gate_mean, gate_std, gate_low, gate_high       of the gate over queries and elements; low and high: 5 % and 95 % of them
+
+Multipliers are nan where the layer's rule has none.
+"""
+
+
+@torch.no_grad()
+def measure(
+    model: TabICL, predict: Callable[[], Any], rows: int = ROWS, points: int = POINTS, seed: int = 0
+) -> pd.DataFrame:
+    """The instruments at every site while `predict` runs a table through the model; columns as in COLUMNS.
+
+    rows, points: queries that are measured, a random sample: of each kind in in-context learning, and of the inducing
+        points of each column
+    """
+    generator = torch.Generator().manual_seed(seed)
+    measured: dict[tuple, list[list[Tensor]]] = defaultdict(list)
+    bases: dict[tuple, tuple[int, Tensor]] = {}
+
+    def watch(site: Site, call: Call) -> None:
+        for sequence in call.sequences():
+            most = points if sequence.kind == INDUCING else rows
+            some = torch.randperm(len(sequence.q), generator=generator)[:most].sort().values.to(sequence.q.device)
+            base, gate = multipliers(site.attention, sequence.projected[some], len(sequence.k))
+            key = site.stage, site.layer, sequence.kind
+            bases[key] = len(sequence.k), torch.full((sequence.k.shape[1], 1), math.nan) if base is None else base.abs()
+            if gate is None:
+                gate = torch.full((len(some), sequence.k.shape[1], 1), math.nan)
+            measured[key].append([*shape(site.attention, sequence.q[some], sequence.k), gate])
+
+    with recorded({site: site.attention for site in sites(model)}, watch):
+        predict()
+    table = []
+    for key, parts in measured.items():
+        *values, gate = (torch.cat(of) for of in zip(*parts, strict=True))
+        n, base = bases[key]
+        for head in range(gate.shape[1]):
+            own = gate[:, head].flatten().double()
+            low, high = own.quantile(own.new_tensor([0.05, 0.95])).tolist()
+            means = (of[:, head].mean().item() for of in values)
+            row = base[head].mean().item(), base[head].max().item(), own.mean().item(), own.std(correction=0).item()
+            table.append((*key, head, n, len(gate), *means, *row, low, high))
+    return pd.DataFrame(table, columns=COLUMNS)

@@ -1,0 +1,44 @@
+"""Real tables for the experiments: a CSV file with a column of classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from tabicl_train.console import first_line
+from tabicl_train.errors import ConfigError
+from tabicl_train.model.tabicl import TabICL
+from tabicl_train.prediction.classifier import TabICLClassifier
+
+
+def read_table(path: str, target: str | None) -> tuple[pd.DataFrame, np.ndarray]:
+    """The columns of a CSV file and the classes in its column `target`, as text; by default, the last column.
+
+    Rows without a class are left out; the index counts the rows of the file. Raises ConfigError if there is no such
+    file or column.
+    """
+    if not Path(path).is_file():
+        raise ConfigError([f"table is {path!r}; there is no such file"])
+    try:
+        frame = pd.read_csv(path)
+    except (ValueError, OSError) as error:  # pandas' own errors are ValueErrors
+        raise ConfigError([f"table is {path!r}; it cannot be read ({first_line(error)})"]) from None
+    if frame.shape[1] < 2:
+        raise ConfigError([f"table is {path!r}; it has one column, and needs features and a target"])
+    target = frame.columns[-1] if target is None else target
+    if target not in frame:
+        raise ConfigError([f"target is {target!r}; {path} has the columns {', '.join(map(str, frame))}"])
+    frame = frame[frame[target].notna()]
+    y = frame.pop(target).astype(str).to_numpy()
+    return frame, y
+
+
+def plain_classifier(network: TabICL, X: pd.DataFrame, y: np.ndarray) -> TabICLClassifier:
+    """A classifier that sees the table once, as it is, on the CPU like drawn tables; raises ConfigError for too few or
+    too many classes."""
+    classes, most = len(np.unique(y)), network.config.max_classes
+    if not 2 <= classes <= most:
+        raise ConfigError([f"the {len(y)} labelled rows have {classes} classes; the network takes 2..{most} at once"])
+    return TabICLClassifier(network, n_estimators=1, norm_methods=("none",), device="cpu").fit(X, y)

@@ -1,0 +1,232 @@
+"""One query, step by step: against numpy, from the layer's tokens and weights, and against the network's output."""
+
+import json
+import math
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from command_line import command
+from scipy.special import erf
+from small_networks import small_network
+
+from tabicl_train import TabICLClassifier
+from tabicl_train.config.compose import compose
+from tabicl_train.config.schema import build_prior
+from tabicl_train.curriculum import plan_step
+from tabicl_train.errors import ConfigError
+from tabicl_train.lab.attention import Options, explain, page, real_scene, run, synthetic_scene
+from tabicl_train.lab.instruments import sites
+from tabicl_train.lab.one_query import Place
+from tabicl_train.model.config import SCALINGS, SSA
+from tabicl_train.model.pack import Pack
+from tabicl_train.prediction.export import load_model
+from tabicl_train.stream import draw_table
+
+
+def data_of(network, table, place, **options):
+    options = Options(folder="", checkpoint="", table=str(table), target="class", **options)
+    return json.loads(json.dumps(explain(real_scene(options, network), place), allow_nan=False))
+
+
+def numpy_mlp(weights, name, x):
+    hidden = x @ weights[f"{name}.0.weight"].T + weights[f"{name}.0.bias"]
+    hidden = 0.5 * hidden * (1 + erf(hidden / math.sqrt(2)))
+    return hidden @ weights[f"{name}.2.weight"].T + weights[f"{name}.2.bias"]
+
+
+def numpy_attention(attention, rule, head, query, keys, hidden):
+    """All steps in numpy from the tokens (E,), (K, E) and the weights of the layer; `hidden` keys follow, masked."""
+    weights = {name: w.detach().double().numpy() for name, w in attention.state_dict().items()}
+    H, d = attention.num_heads, attention.dim // attention.num_heads
+    own = [slice(part * attention.dim + head * d, part * attention.dim + (head + 1) * d) for part in range(3)]
+    (wq, bq), (wk, bk), (wv, bv) = ((weights["in_proj_weight"][at], weights["in_proj_bias"][at]) for at in own)
+    q, k, v = wq @ query + bq, keys @ wk.T + bk, keys @ wv.T + bv
+    log_n, base, gate = np.array([math.log(len(keys))]), None, None
+    if rule == "ssmax":
+        base = weights["ssmax_layer.scales"][head] * log_n
+    elif rule.startswith("ssmax_mlp"):
+        base = numpy_mlp(weights, "ssmax_layer.mlp", log_n).reshape(H, -1)[head]
+    elif rule.startswith("qassmax"):
+        base = numpy_mlp(weights, "ssmax_layer.base_mlp", log_n).reshape(H, -1)[head]
+        gate = 1 + np.tanh(numpy_mlp(weights, "ssmax_layer.query_mlp", q))
+    elif rule in SSA:
+        base = np.exp(weights["ssmax_layer.log_b"][[head]])
+    steps = {"score": k @ q, "divided": k @ q / math.sqrt(d)}
+    steps["based"] = k @ (q * (1 if base is None else base)) / math.sqrt(d)
+    scaled = q * (1 if base is None else base) * (1 if gate is None else gate)
+    z = steps["scaled"] = k @ scaled / math.sqrt(d)
+    if rule in SSA:
+        p = 1.5 if rule == "ssa" else 1 + math.exp(weights["ssmax_layer.log_excess"][head])
+        z = np.sign(z) * p * np.log1p(np.abs(z))
+    steps["logit"] = z
+    masked = np.append(z, np.full(hidden, -np.inf))
+    w = np.exp(masked - masked.max())
+    w /= w.sum()
+    return q, k, v, base, gate, scaled, steps, w
+
+
+@pytest.mark.parametrize("site, layer, head", [("icl", 0, 3), ("icl", 1, 1), ("column", 0, 2), ("column", 1, 0)])
+@pytest.mark.parametrize("rule", SCALINGS + SSA)
+def test_every_number_is_what_numpy_computes(rule, site, layer, head, table):
+    network = small_network(col_scaling=rule, icl_scaling=rule, max_classes=4)
+    data = data_of(network, table, Place(site, layer, head, 1), row=7, rows=11)
+    assert data["rule"] == rule and data["n"] == len(data["keys"]) == 11 and data["rest"] is None
+    (attention,) = [one.attention for one in sites(network) if one[:2] == (site, layer)]
+    keys = np.array([key["token"] for key in data["keys"]])
+    query = np.array(data["query"]["token"])
+    q, k, v, base, gate, scaled, steps, w = numpy_attention(attention, rule, head, query, keys, len(data["hidden"]))
+
+    def agrees(found, expected):
+        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5 * np.abs(expected).max())
+
+    agrees(data["query"]["q"], q)
+    for name, vectors in (("k", k), ("v", v)):
+        agrees([key[name] for key in data["keys"]], vectors)
+    for name, factor in (("base", base), ("gate", gate)):
+        assert (data["query"][name] is None) == (factor is None)
+        if factor is not None:
+            agrees(data["query"][name], np.broadcast_to(factor, len(q)))
+    agrees(data["query"]["scaled"], scaled)
+    for name, values in steps.items():
+        agrees([key[name] for key in data["keys"]], values)
+    weights = np.array([key["weight"] for key in data["keys"]])
+    agrees(weights, w[:11])
+    assert (np.diff(weights) <= 0).all() and math.isclose(weights.sum(), 1, rel_tol=1e-12)
+    assert [row["weight"] for row in data["hidden"]] == w[11:].tolist() == [0.0] * 4
+    assert data["root"] == math.sqrt(data["d"]) and data["log_n"] == math.log(11)
+    agrees(data["context"], w[:11] @ v)
+    assert math.isclose(data["entropy"], -(w[:11] * np.log(w[:11])).sum() / math.log(11), rel_tol=1e-4)
+    for one in data["by_label"]:
+        own = [key["weight"] for key in data["keys"] if key["label"] == one["label"]]
+        assert one["rows"] == len(own) and math.isclose(one["weight"], sum(own), rel_tol=1e-12)
+
+
+@pytest.mark.parametrize("rule", ["qassmax_elementwise", "ssa_trainable"])
+def test_the_context_vector_is_what_the_layer_hands_on(rule, table):
+    network = small_network(icl_scaling=rule, max_classes=4)
+    scene = real_scene(Options("", "", str(table), row=7, target="class"), network)
+    outputs = []
+    attention = scene.network.icl_predictor.tf_icl["blocks"][1].attn
+    handle = attention.out_proj.register_forward_pre_hook(lambda _, x: outputs.append(x[0]))
+    data = explain(scene, Place("icl", -1, 2))
+    handle.remove()
+    np.testing.assert_allclose(data["context"], outputs[0][0].unflatten(0, (4, -1))[2].detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("site", ["icl", "column"])
+def test_rows_and_prediction_are_those_of_the_table(site, table):
+    network = small_network(max_classes=4)
+    data = data_of(network, table, Place(site, 0, 0), row=7)
+    frame = pd.read_csv(table)
+    X, y = frame.drop(columns="class"), frame["class"]
+    hidden = [row["row"] for row in data["hidden"]]
+    assert hidden[0] == 7 and len(set(hidden)) == 4 and data["n"] == 76 and data["query"]["label"] == y[7]
+    labelled = [i for i in range(80) if i not in hidden]
+    plain = TabICLClassifier(network, n_estimators=1, norm_methods=("none",)).fit(X.iloc[labelled], y[labelled])
+    assert [one["label"] for one in data["prediction"]] == list(plain.classes_)
+    alone = plain.predict_proba(X.iloc[[7]])[0]  # query rows do not see each other
+    np.testing.assert_allclose([one["p"] for one in data["prediction"]], alone, atol=1e-6)
+    for key in data["keys"]:
+        assert key["label"] == y[key["row"]] and key["row"] in labelled
+        assert key["cells"][1] == X["color"][key["row"]] and key["cells"][0] == f"{X['height'][key['row']]:.4g}"
+
+
+@pytest.mark.parametrize(
+    "rule, steps",
+    [("none", []), ("ssmax", ["based"]), ("qassmax", ["based", "scaled"]), ("ssa_trainable", ["based", "logit"])],
+)
+def test_the_page_has_the_steps_of_the_rule(rule, steps, table):
+    source = page(data_of(small_network(icl_scaling=rule, max_classes=4), table, Place("icl", 0, 1), row=7))
+    found = re.findall(r'data-step="(\w+)"', source)
+    assert found == [
+        "tokens", "qkv", "score", "divided", *steps, "visibility", "weight", "context", "prediction",
+    ]  # fmt: skip
+    assert ("signed averaging" in source) == rule.startswith("ssa")
+    heads = {"based": "with b" if "logit" in steps else "with base", "scaled": "with gate", "logit": "signed logarithm"}
+    for step, head in heads.items():
+        assert (f"<th>{head}</th>" in source) == (step in steps)
+
+
+def test_many_keys_are_the_largest_two_others_and_the_rest_together(table):
+    network = small_network(max_classes=4)
+    data = data_of(network, table, Place("icl", 0, 1), row=7)
+    weights = [key["weight"] for key in data["keys"]]
+    assert len(weights) == 12 and sorted(weights, reverse=True) == weights and data["rest"]["count"] == 76 - 12
+    assert math.isclose(sum(weights) + data["rest"]["weight"], 1, rel_tol=1e-12)
+    assert math.isclose(sum(one["weight"] for one in data["by_label"]), 1, rel_tol=1e-12)
+    assert sum(one["rows"] for one in data["by_label"]) == 76
+    context = np.array(data["rest"]["context"]) + sum(key["weight"] * np.array(key["v"]) for key in data["keys"])
+    np.testing.assert_allclose(context, data["context"], atol=1e-6)
+    assert data["rest"]["weight"] <= 64 * weights[9]
+
+
+def test_the_inducing_point_is_the_one_that_the_cell_reads_most(table):
+    """By the same formulas, from the tokens of the layer in which cells attend to inducing points."""
+    network = small_network(max_classes=4)
+    scene = real_scene(Options("", "", str(table), row=7, target="class"), network)
+    block = scene.network.col_embedder.tf_col["blocks"][1]
+    inputs = []
+    handle = block.multihead_attn2.attn.register_forward_pre_hook(lambda _, x: inputs.append(x[:2]))
+    data = explain(scene, Place("column", 1, 2, 2))
+    handle.remove()
+    ((tokens, points),) = inputs  # 76 labelled cells of 3 columns, 4 query cells of each; 6 points of each
+    cell, own = tokens[3 * 76 + 2 * 4].detach().numpy(), points[2 * 6 : 3 * 6].detach().numpy()
+    *_, w = numpy_attention(block.multihead_attn2.attn, "none", 2, cell, own, 0)
+    assert data["point"] == w.argmax() and math.isclose(data["reading"], w.max(), rel_tol=1e-4)
+    token = block.multihead_attn1.norm1(block.ind_vectors)[data["point"]]
+    np.testing.assert_allclose(data["query"]["token"], token.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_synthetic_table_has_the_address_of_tabicl_prior(run_dir, tmp_path):
+    network = load_model(str(run_dir))
+    options = Options("", str(run_dir), "2", step=3)
+    scene = synthetic_scene(options, network)
+    config = compose(["experiment=smoke", "prior=dummy", f"run_dir={run_dir}"])
+    plan = plan_step(config.curriculum, network.config, config.seed, 3)
+    spec = next(group.spec for group in plan.groups if 2 in group.tables)
+    table = draw_table(build_prior(config), spec, config.seed, 3, 2)
+    assert scene.row == len(table.y) - 1 and scene.labelled == list(range(table.train_size))
+    data = explain(scene, Place("icl", -1, 0))
+    with torch.no_grad():
+        logits = network(Pack.of([(table.X, table.y, table.train_size)]))[-1, : int(table.y.max()) + 1]
+    np.testing.assert_allclose([one["p"] for one in data["prediction"]], torch.softmax(logits, 0), atol=1e-6)
+    assert data["query"]["label"] == f"class {table.y[-1]}"
+    assert data["query"]["cells"] == [f"{x:.4g}" for x in table.X[-1, :8].tolist()]
+    for key in data["keys"]:
+        assert key["label"] == f"class {table.y[key['row']]}" and key["row"] < table.train_size
+
+
+@pytest.mark.parametrize(
+    "settings, problem",
+    [
+        (["step=3", "table=999"], "table is 999; a step has the tables 0.."),
+        (["step=99999", "table=0"], "step is 99999; the run has steps 0.."),
+        (["step=3", "table=0", "row=0"], "row is 0; the query rows are"),
+        (["step=3", "table=FILE"], "with step, it is the number of a table in the step"),
+        (["table=FILE", "row=80"], "has the rows 0..79"),
+        (["table=FILE", "target=nothing"], "has the columns height, class, color, weight"),
+        (["table=FILE", "target=height"], "labelled rows have 76 classes"),
+        (["table=missing.csv"], "there is no such file"),
+        (["table=FILE", "head=2"], "the layer has the heads 0..1"),
+        (["table=FILE", "layer=2"], "icl has the layers 0..1"),
+        (["table=FILE", "site=row"], "site is 'row'"),
+        (["table=FILE", "target=class", "site=column", "column=3"], "the table has the columns 0..2"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(settings, problem, run_dir, table, tmp_path):
+    settings = [text.replace("FILE", str(table)) for text in settings]
+    result = command("lab", "attention", f"folder={tmp_path}/page", f"checkpoint={run_dir}", *settings)
+    assert result.returncode == 2 and problem in result.stderr and not (tmp_path / "page").exists()
+
+
+def test_only_a_run_knows_its_tables(table, tmp_path):
+    from tiny_network import TINY, tiny_network
+
+    from tabicl_train.prediction.public_format import save_public
+
+    save_public(TINY, tiny_network().state_dict(), f"{tmp_path}/tiny.ckpt")
+    with pytest.raises(ConfigError, match="only a run knows the tables of its steps"):
+        run(Options(f"{tmp_path}/page", f"{tmp_path}/tiny.ckpt", "0", step=0))

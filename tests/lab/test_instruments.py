@@ -1,0 +1,198 @@
+"""The instruments against a plain softmax in float64, from the layer's input and weights alone."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from small_networks import draw, small_network
+
+from tabicl_train.lab.instruments import INDUCING, LABELLED, QUERY, logits, measure, multipliers, recorded, shape, sites
+from tabicl_train.model.attention import Attention
+from tabicl_train.model.config import SCALINGS, SSA
+from tabicl_train.model.pack import Pack
+from tabicl_train.model.scaling import Scaling
+from tabicl_train.prediction.predict import forward
+
+N, n, M = 41, 23, 3
+RULES = SCALINGS + SSA
+
+
+def gelu_mlp(layers, x):
+    hidden = x @ layers[0].weight.double().T + layers[0].bias.double()
+    hidden = 0.5 * hidden * (1 + torch.erf(hidden / math.sqrt(2)))
+    return hidden @ layers[2].weight.double().T + layers[2].bias.double()
+
+
+def plain_logits(rule, attention, x, context):
+    """Logits (H, Q, K), base (H, 1 or d) and gate (Q, H, 1 or d), float64, from the formulas of the rules."""
+    E, H, d = attention.dim, attention.num_heads, attention.dim // attention.num_heads
+    weight, bias = attention.in_proj_weight.double(), attention.in_proj_bias.double()
+    q = (x.double() @ weight[:E].T + bias[:E]).unflatten(-1, (H, d))
+    k = (context.double() @ weight[E : 2 * E].T + bias[E : 2 * E]).unflatten(-1, (H, d))
+    layer, log_n = attention.ssmax_layer, torch.tensor([math.log(len(k))], dtype=torch.float64)
+    base = gate = None
+    if rule == "ssmax":
+        base = (layer.scales.double() * log_n)[:, None]
+    elif rule.startswith("ssmax_mlp"):
+        base = gelu_mlp(layer.mlp, log_n).view(H, -1)
+    elif rule.startswith("qassmax"):
+        base = gelu_mlp(layer.base_mlp, log_n).view(H, -1)
+        gate = 1 + torch.tanh(gelu_mlp(layer.query_mlp, q))
+    elif rule in SSA:
+        base = layer.log_b.double().exp()[:, None]
+    scaled = q * (1 if base is None else base) * (1 if gate is None else gate)
+    z = torch.einsum("qhd,khd->hqk", scaled, k) / math.sqrt(d)
+    if rule in SSA:
+        p = torch.full((H,), 1.5).double() if rule == "ssa" else 1 + layer.log_excess.double().exp()
+        z = ((1 + z.abs()) ** (z.sign() * p[:, None, None])).log()
+    return z, base, gate
+
+
+def plain_shape(z):
+    """entropy, top weight, gaps: (H, Q) each, from logits (H, Q, K)."""
+    w = torch.softmax(z, -1)
+    entropy = -(w * w.log()).sum(-1) / math.log(z.shape[-1])
+    first, second = z.sort(-1, descending=True).values[..., :2].unbind(-1)
+    return entropy, w.amax(-1), first - second, first - z.mean(-1)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@torch.no_grad()
+def test_the_logits_lead_to_the_output_of_the_layer(rule):
+    """Whatever kernel the layer uses, softmax of the recorded logits and its values give what it hands on."""
+    network = small_network(col_scaling=rule, icl_scaling=rule).eval()
+    calls, outputs = {}, {}
+    for site in sites(network):
+        site.attention.out_proj.register_forward_pre_hook(lambda _, x, key=site: outputs.setdefault(key, x[0]))
+    with recorded({site: site.attention for site in sites(network)}, calls.__setitem__):
+        predictor(network)()
+    assert len(calls) == 4
+    for site, call in calls.items():
+        parts = []
+        for one in call.sequences():
+            w = torch.softmax(logits(site.attention, one.q, one.k), -1)  # (H, Q, K)
+            parts.append(torch.einsum("hqk,khd->qhd", w, one.v.double()).flatten(1))
+        torch.testing.assert_close(torch.cat(parts), outputs[site].double(), rtol=1e-4, atol=1e-5)
+
+
+def predictor(network):
+    X, y_train, y_query = draw(1, N, M, n)
+    pack = Pack.of([(X[0], torch.cat([y_train, y_query], 1)[0], n)])
+    return lambda: forward(network, pack, 10, 1.0, 2**20)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@torch.no_grad()
+def test_measures_are_those_of_a_plain_softmax(rule):
+    network = small_network(col_scaling=rule, icl_scaling=rule).eval()
+    found = measure(network, predictor(network)).set_index(["stage", "layer", "queries", "head"])
+    inputs = {}
+
+    def keep(name):
+        def hook(_, arguments):
+            inputs.setdefault(name, []).append(arguments[:2])
+
+        return hook
+
+    for site in sites(network):
+        site.attention.register_forward_pre_hook(keep(site[:2]))
+    predictor(network)()
+    assert set(inputs) == {("column", 0), ("column", 1), ("icl", 0), ("icl", 1)}
+    for site in sites(network):
+        (x, context), *others = inputs[site[:2]]
+        assert not others
+        if site.stage == "column":
+            kinds = {INDUCING: [(x, own) for own in context.split(n)]}
+        elif site.layer == 0:
+            kinds = {LABELLED: [(x[:n], context)], QUERY: [(x[n:], context)]}
+        else:
+            kinds = {QUERY: [(x, context)]}
+        for kind, sequences in kinds.items():
+            assert len(sequences) == (M if kind == INDUCING else 1)
+            plain = [plain_logits(rule, site.attention, *sequence) for sequence in sequences]
+            expected = [torch.cat(of, 1).mean(1) for of in zip(*(plain_shape(z) for z, _, _ in plain), strict=True)]
+            rows = found.loc[(site.stage, site.layer, kind)]
+            names = ["entropy", "top_weight", "gap_second", "gap_mean"]
+            np.testing.assert_allclose(rows[names], torch.stack(expected, 1), rtol=1e-4)
+            assert set(rows["n"]) == {n} and set(rows["measured"]) == {sum(len(x) for x, _ in sequences)}
+            _, base, _ = plain[0]
+            assert rows["base"].isna().all() == (rule == "none")
+            if base is not None:
+                np.testing.assert_allclose(rows["base"], base.abs().mean(-1), rtol=1e-5)
+                np.testing.assert_allclose(rows["base_largest"], base.abs().amax(-1), rtol=1e-5)
+            assert rows["gate_mean"].isna().all() == (not rule.startswith("qassmax"))
+            if rule.startswith("qassmax"):
+                gate = torch.cat([gate for _, _, gate in plain]).transpose(0, 1).flatten(1)  # (H, ...)
+                low, high = np.quantile(gate, [0.05, 0.95], axis=1)
+                expected = np.stack([gate.mean(1), gate.std(1, correction=0), low, high], 1)
+                np.testing.assert_allclose(
+                    rows[["gate_mean", "gate_std", "gate_low", "gate_high"]], expected, rtol=1e-4
+                )
+
+
+@pytest.mark.parametrize("block", [(1, 1), (3, 7), (64, 22), (64, 23), (1000, 1000)])
+def test_blocks_do_not_change_the_numbers(block):
+    """Also for logits whose exponentials overflow, in any order of their sizes."""
+    torch.manual_seed(0)
+    attention = Attention(16, 2, "none", 0.0, False)
+    q, k = torch.randn(11, 2, 8), torch.randn(23, 2, 8)
+    k *= torch.logspace(-2, 3, 23)[torch.randperm(23)][:, None, None]
+    z = torch.einsum("qhd,khd->hqk", q.double(), k.double()) / math.sqrt(8)
+    assert z.max() > 800
+    w = torch.softmax(z, -1)
+    entropy, _, second, mean = plain_shape(z)
+    entropy = -torch.xlogy(w, w).sum(-1) / math.log(23)
+    for found, expected in zip(shape(attention, q, k, block), (entropy, w.amax(-1), second, mean), strict=True):
+        torch.testing.assert_close(found, expected.T, rtol=1e-10, atol=1e-11)
+
+
+def test_even_weights_and_a_single_key():
+    attention = Attention(16, 2, "none", 0.0, False)
+    even = shape(attention, torch.randn(3, 2, 8), torch.ones(10_000, 2, 8))
+    for found, expected in zip(even, (1, 1e-4, 0, 0), strict=True):
+        torch.testing.assert_close(
+            found, torch.full((3, 2), float(expected), dtype=torch.float64), rtol=1e-12, atol=1e-11
+        )
+    single = shape(attention, torch.randn(3, 2, 8), torch.ones(1, 2, 8))
+    assert single.top.eq(1).all() and single.gap_mean.eq(0).all()
+    assert single.entropy.isnan().all() and single.gap_second.isnan().all()
+
+
+@pytest.mark.parametrize("rule", RULES[1:])
+@torch.no_grad()
+def test_the_multipliers_explain_the_scaled_queries(rule):
+    network = small_network(col_scaling=rule, icl_scaling=rule).eval()
+    calls = []
+    with recorded({site: site.attention for site in sites(network)}, lambda *call: calls.append(call)):
+        logits = predictor(network)()
+    assert len(calls) == 4
+    for site, call in calls:
+        base, gate = multipliers(site.attention, call.projected, n)
+        scaled = call.projected * base * (1 if gate is None else gate)
+        torch.testing.assert_close(scaled, call.q, rtol=1e-5, atol=1e-6)
+    assert torch.equal(predictor(network)(), logits) and len(calls) == 4  # the hooks are gone
+
+
+def test_samples_of_queries_are_as_large_as_asked_for():
+    network = small_network().eval()
+    found = measure(network, predictor(network), rows=5, points=2)
+    assert dict(found.groupby("queries")["measured"].unique().explode()) == {INDUCING: 2 * M, LABELLED: 5, QUERY: 5}
+    assert found.equals(measure(network, predictor(network), rows=5, points=2))
+    assert not found["entropy"].equals(measure(network, predictor(network), rows=5, points=2, seed=1)["entropy"])
+
+
+def test_memory_does_not_grow_with_the_keys(monkeypatch):
+    """Blocks of logits hold as many numbers as they may, however many keys there are."""
+    from tabicl_train.lab import instruments
+
+    sizes, plain = [], instruments.logits
+    monkeypatch.setattr(instruments, "logits", lambda a, q, k: sizes.append((len(q), len(k))) or plain(a, q, k))
+    shape(Attention(16, 2, "none", 0.0, False), torch.randn(70, 2, 8), torch.randn(60_000, 2, 8))
+    assert max(q for q, _ in sizes) == 64 and max(k for _, k in sizes) == 4096 and len(sizes) == 2 * 15
+
+
+def test_sites_are_the_layers_with_a_scalable_softmax():
+    network = small_network()
+    assert [f"{site.stage}.{site.layer}" for site in sites(network)] == [name for name, _ in network.named_scalings()]
+    assert all(isinstance(site.attention.ssmax_layer, Scaling) for site in sites(network))

@@ -1,0 +1,276 @@
+"""Scaled signed averaging against its formula in float64, in memory that is not quadratic, and within the network."""
+
+import math
+
+import pytest
+import torch
+from small_networks import logits_of, small_network
+from test_kernels_runs import APART, SHARED, USED_TWICE, arguments
+from torch.nn.attention.flex_attention import flex_attention
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from tabicl_train.config.schema import OptimizerConfig
+from tabicl_train.model.attention import Attention, attend_ssa
+from tabicl_train.model.kernels import ssa_attention
+from tabicl_train.model.kernels.ssa_attention import attend_flex, attend_plain, attend_ssa_runs
+from tabicl_train.model.layout import Spans
+from tabicl_train.model.ssa import SSA
+from tabicl_train.optimizer import build_optimizer
+
+FINE = 1e-5  # relative
+
+
+def one_by_one(q, kv, exponents, runs, queries):
+    """By the formula of the weights, without logarithms, one sequence at a time."""
+    out, start = [], 0
+    for count, length, size, first, table in runs.tolist():
+        for sequence in range(count):
+            own = q[start : start + length] if q.dim() == 3 else q[table if len(q) > 1 else 0]
+            k, v = kv[first + sequence * size :][:size].unbind(1)
+            z = torch.einsum("lhd,khd->hlk", own, k) / q.shape[-1] ** 0.5
+            weights = (1 + z.abs()) ** (z.sign() * exponents[:, None, None])
+            out.append(torch.einsum("hlk,khd->lhd", weights / weights.sum(-1, keepdim=True), v))
+            start += length
+    return torch.cat(out)
+
+
+def results(function, q, kv, exponents, *rest):
+    """The output and the gradients for a fixed gradient of the output."""
+    inputs = [x.detach().requires_grad_() for x in (q, kv, exponents)]
+    out = function(*inputs, *rest)
+    slope = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out.dtype)
+    return [out.detach(), *torch.autograd.grad(out, inputs, slope)]
+
+
+def with_exponents(runs, heads, d, shared=0, dtype=torch.float32):
+    q, kv, *rest = arguments(runs, heads, d, shared, dtype)
+    return 4 * q, kv, torch.linspace(1.1, 2, heads, dtype=dtype), *rest  # scores of several units
+
+
+@pytest.mark.parametrize("scores", [1, 700, 2**18])
+@pytest.mark.parametrize("runs, shared", [(APART, 0), (USED_TWICE, 0), (SHARED, 2), (SHARED, 1)])
+@pytest.mark.parametrize("dtype, d", [(torch.float32, 8), (torch.float32, 5), (torch.float64, 8)])
+def test_values_and_gradients_are_those_of_the_formula(runs, shared, dtype, d, scores, monkeypatch):
+    """In chunks of few queries, of a part of the sequences, and of all of them."""
+    monkeypatch.setitem(ssa_attention.SCORES, "cpu", scores)
+    values = with_exponents(runs, 3, d, shared, dtype)
+    exact = results(one_by_one, *(x.double() if x.is_floating_point() else x for x in values[:-1]), values[-1])
+    for found, expected in zip(results(attend_ssa_runs, *values), exact, strict=True):
+        assert found.dtype == dtype
+        assert (found - expected).norm() <= (1e-12 if dtype == torch.float64 else FINE) * expected.norm()
+
+
+def test_half_precision_is_rounded_once():
+    q, kv, *rest = with_exponents(USED_TWICE, 3, 8)
+    q, kv = q.bfloat16(), kv.bfloat16()
+    exact = results(attend_ssa_runs, q.float(), kv.float(), *rest)
+    for found, expected in zip(results(attend_ssa_runs, q, kv, *rest), exact, strict=True):
+        assert (found.float() - expected).norm() <= 2**-8 * expected.norm()
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("attention", [attend_plain, attend_flex])
+def test_the_other_paths_agree(attention):
+    """For export, and for CUDA; flex attention has no backward pass on a CPU, so only its score is differentiated."""
+    q, kv, exponents, *rest = with_exponents([[3, 20, 33, 0, 0]], 2, 16)
+    expected, *gradients = results(attend_ssa_runs, q, kv, exponents, *rest)
+    by_sequence = [x.unflatten(0, (3, -1)).transpose(1, 2) for x in (q, *kv.unbind(1))]
+    options = {"flex": flex_attention} if attention is attend_flex else {}
+    found = attention(*by_sequence, exponents, **options).transpose(1, 2).flatten(0, 1)
+    torch.testing.assert_close(found, expected, rtol=FINE, atol=1e-6)
+    if attention is attend_plain:
+
+        def whole(q, kv, exponents, runs, queries):
+            return attend_ssa(q, kv, Spans(runs.tolist(), queries, runs, runs, 20, 33), exponents)
+
+        for one, other in zip(results(whole, q, kv, exponents, *rest)[1:], gradients, strict=True):
+            torch.testing.assert_close(one, other, rtol=FINE, atol=1e-5)
+
+
+def test_a_score_of_zero_has_the_slope_one():
+    q, k, v = torch.zeros(1, 1, 2, 4), torch.randn(1, 1, 3, 4), torch.randn(1, 1, 3, 4)
+    exponents, kv = torch.tensor([1.5]), torch.stack([k, v], 2).view(1, 2, 3, 4).permute(2, 1, 0, 3)
+    softmax = torch.func.grad(lambda q: (torch.softmax(1.5 * q @ k.mT / 2, -1) @ v).sum())(q)
+    torch.testing.assert_close(torch.func.grad(lambda q: attend_plain(q, k, v, exponents).sum())(q), softmax)
+    flat, run = q[0].transpose(0, 1).requires_grad_(), torch.tensor([[1, 2, 3, 0, 0]])
+    (found,) = torch.autograd.grad(attend_ssa_runs(flat, kv, exponents, run, 2).sum(), flat)
+    torch.testing.assert_close(found.transpose(0, 1)[None], softmax)
+
+
+@pytest.mark.parametrize("size", [1e4, 1e30])
+def test_large_queries_compare_keys_by_the_power_of_their_ratio(size):
+    """(b z1)^p / (b z2)^p, where softmax would see the largest key alone."""
+    kv = torch.zeros(3, 2, 1, 8)
+    kv[:, 0, 0, 0] = torch.tensor([3.0, 1.0, -2.0])
+    kv[:, 1, 0, :3] = torch.eye(3)  # the output shows the weights
+    q = torch.zeros(1, 1, 8)
+    q[..., 0] = size
+    run, exponents = torch.tensor([[1, 1, 3, 0, 0]]), torch.tensor([1.7])
+    out, *gradients = results(attend_ssa_runs, q, kv, exponents, run, 1)
+    first, second, negative = out[0, 0, :3].tolist()
+    assert first / second == pytest.approx(3**1.7, rel=1e-3) and negative < 1e-6
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+def test_sequences_without_keys_yield_zeros():
+    q, kv, exponents, _, queries = with_exponents([[2, 3, 0, 0, 0], [2, 3, 4, 0, 0]], 2, 8)
+    runs = torch.tensor([[2, 3, 0, 0, 0], [2, 3, 4, 0, 0]])
+    out, *gradients = results(attend_ssa_runs, q, kv, exponents, runs, queries)
+    assert not out[:6].any() and out[6:].all() and not gradients[0][:6].any()
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("keys", [1, 300])
+def test_queries_that_are_not_finite_show_in_their_own_results_alone(keys, bad):
+    q, kv, exponents, *rest = with_exponents([[2, 9, keys, 0, 0]], 2, 8)
+    q[3, 1, 2] = bad
+    finite = torch.ones(18, 2, dtype=torch.bool)
+    finite[3, 1] = False
+    out = attend_ssa_runs(q, kv, exponents, *rest)
+    assert torch.equal(out.isfinite(), finite[..., None].expand(-1, -1, 8))
+    by_sequence = [x.unflatten(0, (2, -1)).transpose(1, 2) for x in (q, *kv.unbind(1))]
+    assert torch.equal(
+        attend_plain(*by_sequence, exponents).isfinite(), out.unflatten(0, (2, 9)).transpose(1, 2).isfinite()
+    )
+
+
+class Largest(TorchDispatchMode):
+    """The most elements of a tensor that an operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        found = [x.numel() for x in (out if isinstance(out, tuple | list) else [out]) if isinstance(x, torch.Tensor)]
+        self.elements = max(self.elements, *found, 0)
+        return out
+
+
+def test_memory_does_not_grow_with_the_square_of_the_rows():
+    for n in (1000, 4000):
+        q, kv, exponents, runs, queries = with_exponents([[1, n, n, 0, 0]], 2, 8)
+        with Largest() as forward:
+            out = ssa_attention.ssa_attention._init_fn(q, kv, exponents, runs, queries)
+        with Largest() as backward:
+            ssa_attention.ssa_attention_backward._init_fn(out, q, kv, exponents, runs, out)
+        # with 4,000 rows there are 32 million scores
+        assert max(forward.elements, backward.elements) <= max(ssa_attention.SCORES["cpu"], q.numel(), kv.numel())
+        assert min(forward.elements, backward.elements) > n
+
+
+@pytest.mark.parametrize("shared", [0, 2])
+def test_it_is_a_sound_operation_of_torch(shared):
+    q, kv, exponents, *rest = with_exponents(SHARED, 2, 8, shared)
+    inputs = (x.requires_grad_() for x in (q, kv, exponents))
+    torch.library.opcheck(torch.ops.tabicl_train.ssa_attention, (*inputs, *rest))
+
+
+def test_flops_are_counted():
+    q, kv, *rest = with_exponents(SHARED, 2, 8, 2)
+    with FlopCounterMode(display=False) as counter:
+        attend_ssa_runs(q.requires_grad_(), kv, *rest).sum().backward()
+    assert counter.get_total_flops() == 3.5 * 4 * 2 * 8 * 20 * (3 * 33 + 2 * 4)
+
+
+def test_parameters_start_as_documented_and_stay_in_range():
+    fixed, trained = SSA(3, 1.5, False), SSA(3, 1.25, True)
+    assert {name for name, _ in fixed.named_parameters()} == {"log_b"}
+    assert torch.equal(fixed.multipliers(9), torch.ones(3, 1)) and torch.equal(fixed.exponents(), torch.full((3,), 1.5))
+    torch.testing.assert_close(trained.exponents(), torch.full((3,), 1.25))
+    for value in (-60.0, 20.0):  # whatever training does
+        with torch.no_grad():
+            trained.log_b.fill_(value), trained.log_excess.fill_(value)
+        assert (trained.multipliers(9) > 0).all() and (trained.exponents() >= 1).all()
+
+
+@pytest.mark.parametrize("name", ["log_b", "log_excess"])
+def test_slopes_of_the_parameters_are_those_of_finite_differences(name):
+    torch.manual_seed(0)
+    layer = Attention(16, 2, "ssa_trainable", 0.0, False, ssa_exponent=1.4).double()
+    torch.nn.init.normal_(layer.in_proj_bias)
+    x, spans = torch.randn(30, 16, dtype=torch.float64), Spans(torch.tensor([[3, 10, 10, 0, 0]]), 30, None, None, 0, 0)
+    weights, table = torch.randn(30, 16, dtype=torch.float64), torch.zeros(30, dtype=torch.int64)
+
+    def value():
+        q, kv = layer.project(x, x)
+        q = q * layer.ssmax_layer.log_b.exp()[:, None]  # `scale` rounds to float32
+        out = attend_ssa(q, kv, spans, layer.ssmax_layer.exponents())
+        return (layer.out_proj(out.flatten(1)) * weights).sum()
+
+    torch.testing.assert_close(layer.scale(*layer.project(x, x)[:1], None, table, spans), layer.project(x, x)[0])
+    parameter = getattr(layer.ssmax_layer, name)
+    (slope,) = torch.autograd.grad(value(), parameter)
+    layer.float()(x.float(), x.float(), spans, None, table).mul(weights.float()).sum().backward()
+    torch.testing.assert_close(getattr(layer.ssmax_layer, name).grad.double(), slope, rtol=1e-4, atol=1e-5)
+    layer.double()
+    for head in range(2):
+        found = []
+        for step in (1e-5, -1e-5):
+            with torch.no_grad():
+                getattr(layer.ssmax_layer, name)[head] += step
+                found.append(value().item())
+                getattr(layer.ssmax_layer, name)[head] -= step
+        assert (found[0] - found[1]) / 2e-5 == pytest.approx(slope[head].item(), rel=1e-6)
+
+
+def test_the_factor_b_scales_scores_and_multiplies_queries():
+    """With b and p, weights are (1 + b|z|)^(sgn(z) p): here from q and k, without the layer's own functions."""
+    torch.manual_seed(0)
+    layer = Attention(8, 1, "ssa", 0.0, False, ssa_exponent=2.0)
+    torch.nn.init.constant_(layer.ssmax_layer.log_b, math.log(5))
+    x, spans = torch.randn(6, 8), Spans(torch.tensor([[1, 6, 6, 0, 0]]), 6, None, None, 0, 0)
+    q, kv = layer.project(x, x)
+    z = (q[:, 0] @ kv[:, 0, 0].T / math.sqrt(8)).double()
+    weights = (1 + 5 * z.abs()) ** (2 * z.sign())
+    expected = layer.out_proj((weights / weights.sum(-1, keepdim=True) @ kv[:, 1, 0].double()).float())
+    found = layer(x, x, spans, None, torch.zeros(6, dtype=torch.int64))
+    torch.testing.assert_close(found, expected, rtol=FINE, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast_changes_no_bit_of_the_attention(dtype):
+    q, kv, *rest = with_exponents(USED_TWICE, 3, 8)
+    plain = results(attend_ssa_runs, q.to(dtype), kv.to(dtype), *rest)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = results(attend_ssa_runs, q.to(dtype), kv.to(dtype), *rest)
+    assert all(map(torch.equal, found, plain))
+
+
+def test_parameters_are_adamw_vectors_without_decay():
+    network = small_network(icl_scaling="ssa_trainable")
+    (layer,) = (layer for name, layer in network.named_scalings() if name == "icl.0")
+    groups = build_optimizer(network, OptimizerConfig(name="muon")).param_groups
+    for parameter in (layer.log_b, layer.log_excess):
+        (group,) = (group for group in groups if any(p is parameter for p in group["params"]))
+        assert group["kind"] == "adamw" and not group["decayed"]
+
+
+def test_factors_are_computed_in_float32_under_autocast():
+    layer = SSA(2, 1.5, True)
+    torch.nn.init.normal_(layer.log_b)
+    q = torch.randn(7, 2, 8).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = layer(q, None, torch.zeros(7, dtype=torch.int64))
+        assert layer.exponents().dtype == torch.float32
+    exact = q.double() * layer.log_b.double().exp()[:, None]
+    assert found.dtype == torch.bfloat16
+    assert ((found.double() - exact).abs() <= 2**-8 * exact.abs()).all()
+
+
+def test_the_rule_and_its_exponent_make_a_difference_in_each_stage():
+    X, y = torch.randn(2, 40, 3, generator=torch.Generator().manual_seed(0)), torch.arange(30).expand(2, -1) % 4
+    options = [
+        {},
+        {"col_scaling": "ssa"},
+        {"icl_scaling": "ssa"},
+        {"icl_scaling": "ssa_trainable", "ssa_exponent": 2.0},
+    ]
+    networks = [small_network(**{"col_scaling": "none", "icl_scaling": "none"} | each) for each in options]
+    assert [[name for name, _ in network.named_scalings()] for network in networks] == [
+        [], ["column.0", "column.1"], ["icl.0", "icl.1"], ["icl.0", "icl.1"]
+    ]  # fmt: skip
+    logits = [logits_of(network, X, y) for network in networks]
+    for i, one in enumerate(logits):
+        assert all((one - other).abs().max() > 1e-3 for other in logits[:i])
