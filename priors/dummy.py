@@ -29,6 +29,8 @@ class DummyPlan:
 class Dummy(Prior):
     """Gaussian noise with a uniform or Gaussian target that has nothing to do with it, for tests."""
 
+    numeric_targets = True
+
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> DummyPlan:
         num_classes = int(rng_at(seed, "plan").integers(2, spec.max_classes + 1)) if spec.max_classes else 0
         return DummyPlan(seed, spec.num_rows, spec.num_features, num_classes)
