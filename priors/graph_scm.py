@@ -21,6 +21,8 @@ RELEASED_CARDINALITY = 9  # largest number of categories of a feature in the rel
 class GraphSCM(Prior):
     """The graph prior of TabICLv2."""
 
+    numeric_targets = True
+
     preset: str = "corrected"
     """Either "released", which draws what tabicl 2.2.0 draws, or "corrected", which draws what was evidently meant: the
     choices within a table share random probabilities, warps act on columns but not on nodes, and cardinalities reach
@@ -74,7 +76,7 @@ class GraphSCM(Prior):
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> GraphPlan:
         released = self.preset == "released"
         scalars = Scalars(rng_at(seed, "plan"), skewed_choices=not released)
-        num_classes = scalars.integer(LOCAL, 2, spec.max_classes + 1)
+        num_classes = scalars.integer(LOCAL, 2, spec.max_classes + 1) if spec.max_classes else 0
         if released:
             limit = min(RELEASED_CARDINALITY, self.max_cardinality)
             limit = scalars.integer("cardinality_limit", 2, limit + 1, log=True)
@@ -94,8 +96,8 @@ class GraphSCM(Prior):
         )
 
     def execute(self, plan: GraphPlan) -> tuple[torch.Tensor, torch.Tensor, int]:
-        columns, labels = execute_plan(plan, self.device)
-        return columns, labels, plan.num_classes
+        columns, target = execute_plan(plan, self.device)
+        return columns, target, plan.num_classes
 
     def accept(self, table: Table, seed: tuple[int, ...]) -> None:
         if self.filter_unpredictable_tables or self.filter_trivial_tables:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -21,7 +21,11 @@ class Prior:
 
     A subclass implements `plan` and `execute`, and `accept` if it has filters; what priors share happens in `sample`.
     A subclass that gets its tables from elsewhere (mix_scm, disk) overrides `sample` instead.
+
+    numeric_targets: whether it also draws tables with a numeric target, which spec.max_classes = 0 asks for
     """
+
+    numeric_targets: ClassVar[bool] = False
 
     def problems(self) -> list[str]:
         """Everything wrong with the options, as messages for the user."""
@@ -36,8 +40,9 @@ class Prior:
         raise NotImplementedError
 
     def execute(self, plan: Any) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Compute a plan: raw columns float32 (num_rows, num_features), labels int64 (num_rows,), number of classes.
+        """Compute a plan: raw columns float32 (num_rows, num_features), target (num_rows,), number of classes.
 
+        The target is labels, int64, or, if spec.max_classes was 0, raw numbers, float32, and the number of classes 0.
         Raises Rejected with a one-word reason if the plan leads to no table.
         """
         raise NotImplementedError
@@ -52,14 +57,16 @@ class Prior:
         Raises PriorError if the spec is impossible, and after 1,000 rejected draws in a row.
         """
         spec.check()
+        if spec.max_classes == 0 and not self.numeric_targets:
+            raise PriorError("this prior draws classes only, but max_classes is 0, which asks for a numeric target")
         address = as_seed(seed)
         rejections: Counter[str] = Counter()
         for attempt in range(MAX_REJECTIONS):
             attempt_seed = (*address, attempt)
             try:
                 plan = self.plan(spec, attempt_seed)
-                columns, labels, num_classes = self.execute(plan)
-                table = finish(columns, labels, num_classes, spec.train_size, rng_at(attempt_seed, "finish"))
+                columns, target, num_classes = self.execute(plan)
+                table = finish(columns, target, num_classes, spec.train_size, rng_at(attempt_seed, "finish"))
                 self.accept(table, attempt_seed)
             except Rejected as rejected:
                 rejections[rejected.reason] += 1
@@ -80,4 +87,5 @@ def explain(rejections: Counter[str], spec: TableSpec) -> str:
         "labelled share towards one half, or lower max_classes",
         "unpredictable": "the filter of unpredictable tables rejects all: raise num_rows or switch the filter off",
         "trivial": "the filter of trivial tables rejects all: switch it off",
+        "target": "the numeric target is constant or not finite: raise num_rows, or use the prior's default options",
     }.get(reason, "raise num_rows or num_features, or use the prior's default options")
