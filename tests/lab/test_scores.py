@@ -37,7 +37,7 @@ def test_interval_counts_the_spread_of_seeds_and_that_of_tables():
 
 
 def test_three_seeds_that_agree_by_chance_are_no_claim():
-    """Without an effect, three seeds have the same sign in one case of four; an interval of 95 % may claim one in 20."""
+    """Without an effect, three seeds have the same sign in one case of four; intervals of 95 % may claim one in 20."""
     rng, claims = np.random.default_rng(3), 0
     for _ in range(400):
         claims += interval(rng.normal(size=(3, 1)) + 0.3 * rng.normal(size=(1, 12)) / 2 + rng.normal(size=(3, 12)) / 2
