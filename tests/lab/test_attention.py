@@ -141,6 +141,24 @@ def test_a_column_is_named_by_the_features_of_its_tokens(grouping, column, names
     assert f"whose tokens are made\nfrom {', '.join(names)})" in source
 
 
+@pytest.mark.parametrize("site", ["icl", "column"])
+def test_the_token_of_a_key_is_that_of_its_row(site, tmp_path):
+    """Two rows that are alike in the file have the same token, and no others do."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=14), "y": rng.normal(size=14), "class": np.arange(14) % 2})
+
+    def keys(frame):
+        frame.to_csv(tmp_path / "rows.csv", index=False)
+        found = data_of(small_network(max_classes=4), tmp_path / "rows.csv", Place(site, 0, 0), row=7)
+        return {key["row"]: key["token"] for key in found["keys"]}
+
+    first, *_, last = sorted(keys(frame))
+    frame.loc[last] = frame.loc[first]
+    tokens = keys(frame)
+    np.testing.assert_allclose(tokens[first], tokens.pop(last), rtol=1e-5, atol=1e-6)
+    assert len({tuple(np.round(token, 4)) for token in tokens.values()}) == len(tokens) == 9
+
+
 def test_numbers_that_float32_cannot_hold_are_refused(tmp_path):
     pd.DataFrame({"a": [1.0, 2, 3], "b": [1, np.inf, 0], "c": [1e300, 0, 0], "y": list("pqp")}).to_csv(
         tmp_path / "rows.csv", index=False

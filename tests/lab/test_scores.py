@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+import torch.nn.functional as F
 from scipy import stats
 
 from tabicl_train.config.compose import compose
@@ -94,6 +96,30 @@ def test_needle_claims_only_what_the_interval_supports():
     assert "- QASSMax is right in 80.5% of the cases, softmax in 50.5%: a difference whose interval excludes" in clear
     assert "which decides nothing" in needle.findings(needle_scores(gain=0.1, noise=0.2))
     assert "which decides nothing" not in clear
+    gaps = needle.differences(needle_scores(gain=0.3, noise=0.0))
+    assert list(gaps.index) == ["QASSMax"] and gaps.loc["QASSMax", 15_000].mean == pytest.approx(0.3, abs=0.01)
+
+
+def test_shorter_tables_have_the_same_query_rows_and_the_labelled_rows_before_them(monkeypatch):
+    rows = 40 + curriculum.QUERIES
+    table = curriculum.Table(torch.arange(rows, dtype=torch.float32)[:, None], torch.arange(rows) % 3)
+
+    def predict_logits(network, pack, classes):
+        assert pack.X.tolist() == list(range(30, rows)) and pack.shapes[0][:2] == (rows - 30, 10)
+        return 2.0 * F.one_hot(table.y[40:], classes)
+
+    monkeypatch.setattr(curriculum, "predict_logits", predict_logits)
+    found = curriculum.score(SimpleNamespace(config=SimpleNamespace(max_classes=5)), table, 10)
+    assert found == pytest.approx({"accuracy": 1.0, "log_loss": np.log(np.exp(2) + 4) - 2}, rel=1e-5)
+
+
+def test_query_rows_of_a_class_that_no_labelled_row_has_do_not_count(monkeypatch):
+    y = np.array(["a", "c"] * 4 + ["a", "b", "c", "c"] * (curriculum.QUERIES // 4))
+    p = np.tile([[0.75, 0.25]], (curriculum.QUERIES, 1))
+    classifier = SimpleNamespace(classes_=np.array(["a", "c"]), predict_proba=lambda X: p)
+    monkeypatch.setattr(curriculum, "plain_classifier", lambda *_: classifier)
+    found = curriculum.score(None, curriculum.Table(pd.DataFrame({"x": range(len(y))}), y), 8)
+    assert found == pytest.approx({"accuracy": 1 / 3, "log_loss": -(np.log(0.75) + 2 * np.log(0.25)) / 3})
 
 
 def curriculum_scores(change: dict[str, float]) -> pd.DataFrame:
