@@ -19,6 +19,10 @@ from tabicl_train.lab.folder import Folder
 from tabicl_train.lab.instruments import sites
 from tabicl_train.lab.one_query import Place, find, numbers, site_at
 from tabicl_train.lab.tables import plain_classifier, read_table
+from tabicl_train.model.column import feature_index
+from tabicl_train.model.config import TabICLConfig
+from tabicl_train.model.cost import token_groups
+from tabicl_train.model.layout import column_layout
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.export import load_model
@@ -71,7 +75,8 @@ class Options:
     head: int = 0
     """Head of the layer."""
     column: int = 0
-    """For site=column: the column, or the group of features, that is shown."""
+    """For site=column: the column that is shown, as the network counts them: features that are constant among the
+    labelled rows are left out, and a column may hold several features, which the page names."""
     small: bool = False
     """At most 50 labelled rows of a file."""
 
@@ -90,6 +95,7 @@ class Scene:
     cells: all rows of the table, whose index numbers them, and labels as text
     labelled, queries: positions of these rows in `cells`, in the order in which the network gets them; row is a query
     predict: -> probabilities of the query rows, (query rows, classes)
+    features: names of those that the network gets, in its order
     """
 
     name: str
@@ -101,6 +107,7 @@ class Scene:
     queries: list[int]
     row: int
     predict: Any
+    features: list[str]
 
 
 def run(options: Options) -> None:
@@ -142,8 +149,9 @@ def real_scene(options: Options, network: TabICL) -> Scene:
     def predict() -> np.ndarray:
         return classifier.predict_proba(X.iloc[queries])
 
-    classes = [str(label) for label in classifier.classes_]
-    return Scene(Path(options.table).name, classifier.network_, X, list(y), classes, labelled, queries, row, predict)
+    classes, name = [str(label) for label in classifier.classes_], Path(options.table).name
+    features = [str(feature) for feature in X.columns[classifier.encoder_.varying]] or ["no feature that varies"]
+    return Scene(name, classifier.network_, X, list(y), classes, labelled, queries, row, predict, features)
 
 
 def synthetic_scene(options: Options, network: TabICL) -> Scene:
@@ -163,7 +171,8 @@ def synthetic_scene(options: Options, network: TabICL) -> Scene:
     labels = [f"class {label}" for label in table.y.tolist()]
     names = [f"class {label}" for label in range(classes)]
     name = f"table {options.table} of step {options.step}"
-    return Scene(name, network, cells, labels, names, list(range(table.train_size)), queries, row, predict)
+    labelled = list(range(table.train_size))
+    return Scene(name, network, cells, labels, names, labelled, queries, row, predict, list(cells.columns))
 
 
 def table_at(checkpoint: str, step: int, index: int) -> Table:
@@ -208,6 +217,7 @@ def explain(scene: Scene, place: Place) -> dict[str, Any]:
         "heads": found.site.attention.num_heads,
         "layers": sum(site.stage == place.stage for site in sites(scene.network)),
         "column": place.column,
+        "group": [scene.features[j] for j in group(scene.network.config, place.column, len(scene.features))],
         "columns": [str(name) for name in scene.cells.columns[:CELLS]],
         "features": scene.cells.shape[1],
         "rule": getattr(scene.network.config, f"{'col' if place.stage == 'column' else 'icl'}_scaling"),
@@ -215,6 +225,14 @@ def explain(scene: Scene, place: Place) -> dict[str, Any]:
         "unlabelled": len(scene.queries),
         "prediction": [{"label": label, "p": float(of)} for label, of in zip(scene.classes, p, strict=True)],
     }
+
+
+def group(config: TabICLConfig, column: int, features: int) -> list[int]:
+    """The features that the tokens of a column see, in a table with so many."""
+    shape, tokens = (1, 1, features), (1, 1, token_groups(config, features))
+    columns = column_layout(torch.tensor([tokens]), [tokens], 1)
+    seen = feature_index(torch.tensor([shape]), [shape], columns, config.col_grouping, config.group_size)
+    return [j for j in dict.fromkeys(seen[column].tolist()) if j < features]  # disjoint groups may lack some
 
 
 def row_of(scene: Scene, row: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import time
 from dataclasses import dataclass, field
@@ -79,11 +80,11 @@ def run(options: Options) -> None:
     numbers, tables = ([4, 23], 1) if options.small else (sorted(set(options.classes)), options.tables)
     predict(network, *draw_table(most + 1, 2, 2, 0)[:3])  # compiles and allocates what later predictions share
 
-    def score(classes: int, table: int) -> list[Row]:
-        return [score_table(network, classes, options.rows, options.queries, table)]
+    def score(_: str, rows: int, queries: int, classes: int, table: int) -> list[Row]:
+        return [score_table(network, classes, rows, queries, table)]
 
-    units = itertools.product(numbers, range(tables))
-    scores = score_all(folder, "classes", ["classes", "table"], units, score)
+    units = itertools.product([name_of(network)], [options.rows], [options.queries], numbers, range(tables))
+    scores = score_all(folder, "classes", ["network", "rows", "queries", "classes", "table"], units, score)
     real = None if options.small else real_table()
     labels = {"57 classes": [str(label) for label in range(57)]}
     if real is not None:
@@ -94,6 +95,14 @@ def run(options: Options) -> None:
     folder.figure("decomposition", draw_decomposition(labels, most))
     parts = [findings(scores, most), "" if real is None else real_findings(network, *real)]
     folder.page("More classes than outputs", QUESTION, "\n\n".join(filter(None, parts)))
+
+
+def name_of(network: TabICL) -> str:
+    """A name that differs between networks, so that the scores of one are not kept as those of another."""
+    digest = hashlib.sha256(repr(network.config).encode())
+    for weights in network.state_dict().values():
+        digest.update(weights.numpy().tobytes())
+    return f"network-{digest.hexdigest()[:8]}"  # never read as a number
 
 
 def draw_table(

@@ -254,8 +254,8 @@ Steps and planned FLOPs of each run:
 {markdown(work)}
 
 configs/sweep/row_curriculum.yaml has every setting of the training; curriculum.csv has the log loss and accuracy of
-each run and table, and runs/ the runs. The intervals resample both seeds and tables. A longer version of a table has
-the same query rows, and the labelled rows of the shorter ones among its own. Real tables are read once, without an
+each run and table, and runs/ the runs. The intervals are for other seeds and other tables. A longer version of a table
+has the same query rows, and the labelled rows of the shorter ones among its own. Real tables are read once, without an
 ensemble.
 """
 
@@ -269,7 +269,7 @@ def section(kind: str, scores: pd.DataFrame) -> str:
 
 {verdict(found, FACTORS[-1]) if seeds >= FEWEST_SEEDS else NO_CLAIM}
 
-Log loss by labelled rows, with 95 % intervals over {counted(seeds, "seed")} and {tables} {what}:
+Log loss by labelled rows, with 95 % intervals from {counted(seeds, "seed")} and {tables} {what}:
 
 {shown(found.means.reset_index())}
 

@@ -16,6 +16,8 @@ from tabicl_train.lab.folder import Folder, markdown
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+LARGEST = 100  # of a score or an exponent: within it, no power or exponential overflows
+
 QUESTION = """
 An attention layer looks something up: it compares a query with n keys, turns the scores into weights that sum to one,
 and returns the mean of what stands behind the keys by these weights. If one key is the right one and its score exceeds
@@ -50,13 +52,16 @@ class Options:
     def problems(self) -> list[str]:
         """What is wrong with the values, one line each."""
         problems = [
-            f"{name} is {value}; it must be positive and finite"
+            f"{name} is {value}; it must be positive, and at most {LARGEST}"
             for name, value in (("gap", self.gap), ("scale", self.scale))
-            if not 0 < value < math.inf
+            if not 0 < value <= LARGEST
         ]
         problems += [f"gates has {gate}; a gate lies between 0 and 2" for gate in self.gates if not 0 < gate < 2]
-        if not 1 < self.exponent < math.inf:
-            problems.append(f"exponent is {self.exponent}; it must be above 1 and finite")
+        problems += [
+            f"others has {z}; a score lies within +-{LARGEST}" for z in self.others if not -LARGEST <= z <= LARGEST
+        ]
+        if not 1 < self.exponent <= LARGEST:
+            problems.append(f"exponent is {self.exponent}; it must be above 1, and at most {LARGEST}")
         return problems
 
 

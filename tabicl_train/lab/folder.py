@@ -7,8 +7,9 @@ import json
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pandas as pd
 
@@ -37,12 +38,19 @@ class Folder:
             raise ConfigError([f"folder is {options.folder!r}; it holds {found}; choose another name"])
         self.text(MARK, json.dumps({"experiment": experiment, "options": self.options}, indent=2) + "\n")
 
+    def write(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
+        """Let `fill` write a file; raises ConfigError if it cannot be written, for instance on a full disk."""
+        try:
+            write_atomically(self.path / name, fill)
+        except OSError as error:
+            raise ConfigError([f"{self.path / name} cannot be written ({error.strerror})"]) from None
+
     def text(self, name: str, text: str) -> None:
-        write_atomically(self.path / name, lambda file: file.write(text.encode()))
+        self.write(name, lambda file: file.write(text.encode()))
 
     def figure(self, name: str, figure: Figure) -> None:
         """Write NAME.png."""
-        write_atomically(self.path / f"{name}.png", lambda file: figure.savefig(file, format="png", dpi=110))
+        self.write(f"{name}.png", lambda file: figure.savefig(file, format="png", dpi=110))
 
     def csv(self, name: str, frame: pd.DataFrame) -> None:
         """Write NAME.csv."""
@@ -78,5 +86,6 @@ def what_else(path: Path, experiment: str) -> str | None:
 
 def markdown(frame: pd.DataFrame) -> str:
     """A table of a page; numbers have the form that the caller has given them."""
-    rows = [list(frame.columns), ["---"] * frame.shape[1], *frame.astype(str).to_numpy().tolist()]
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
+    cells = [list(map(str, frame.columns)), ["---"] * frame.shape[1], *frame.astype(str).to_numpy().tolist()]
+    rows = ([cell.replace("|", "\\|") for cell in row] for row in cells)
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -112,8 +112,9 @@ def score(folder: Folder, runs: list[Job], negatives: list[int], tables: int) ->
 
 
 def summary(scores: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Means with intervals: a row for each rule, a column for each number of negatives."""
-    means = {key: interval(by_seed_and_table(rows, column)) for key, rows in scores.groupby(["rule", "negatives"])}
+    """Means of shares with intervals: a row for each rule, a column for each number of negatives."""
+    groups = scores.groupby(["rule", "negatives"])
+    means = {key: interval(by_seed_and_table(rows, column), 0, 1) for key, rows in groups}
     return unstacked(means, scores)
 
 
@@ -157,7 +158,7 @@ def findings(scores: pd.DataFrame) -> str:
     return f"""
 ![accuracy and entropy by number of negatives](needle.png)
 
-Accuracy, with 95 % intervals over {seeds} of training and {tables}, both resampled:
+Accuracy, with 95 % intervals for other seeds of training and other test tables, from {seeds} and {tables}:
 
 {shown(means)}
 

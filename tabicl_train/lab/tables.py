@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from tabicl_train.console import first_line
+from tabicl_train.console import counted, first_line
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.classifier import TabICLClassifier
@@ -17,7 +17,7 @@ def read_table(path: str, target: str | None) -> tuple[pd.DataFrame, np.ndarray]
     """The columns of a CSV file and the classes in its column `target`, as text; by default, the last column.
 
     Rows without a class are left out; the index counts the rows of the file. Raises ConfigError if there is no such
-    file or column.
+    file or column, or if a number is infinite, or too large for float32.
     """
     if not Path(path).is_file():
         raise ConfigError([f"table is {path!r}; there is no such file"])
@@ -32,6 +32,9 @@ def read_table(path: str, target: str | None) -> tuple[pd.DataFrame, np.ndarray]
         raise ConfigError([f"target is {target!r}; {path} has the columns {', '.join(map(str, frame))}"])
     frame = frame[frame[target].notna()]
     y = frame.pop(target).astype(str).to_numpy()
+    numbers = frame.select_dtypes("number")
+    if large := list(numbers.columns[(numbers.abs() > np.finfo(np.float32).max).any()]):
+        raise ConfigError([f"{path}: numbers are infinite, or too large for float32, in {', '.join(map(str, large))}"])
     return frame, y
 
 
@@ -40,5 +43,6 @@ def plain_classifier(network: TabICL, X: pd.DataFrame, y: np.ndarray) -> TabICLC
     too many classes."""
     classes, most = len(np.unique(y)), network.config.max_classes
     if not 2 <= classes <= most:
-        raise ConfigError([f"the {len(y)} labelled rows have {classes} classes; the network takes 2..{most} at once"])
+        found = f"{counted(len(y), 'labelled row')}, classes among them: {classes}"
+        raise ConfigError([f"{found}; the network takes 2..{most} classes at once"])
     return TabICLClassifier(network, n_estimators=1, norm_methods=("none",), device="cpu").fit(X, y)

@@ -20,6 +20,7 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.lab.attention import Options, explain, page, real_scene, run, synthetic_scene
 from tabicl_train.lab.instruments import sites
 from tabicl_train.lab.one_query import Place
+from tabicl_train.lab.tables import read_table
 from tabicl_train.model.config import SCALINGS, SSA
 from tabicl_train.model.pack import Pack
 from tabicl_train.prediction.export import load_model
@@ -116,6 +117,56 @@ def test_the_context_vector_is_what_the_layer_hands_on(rule, table):
     np.testing.assert_allclose(data["context"], outputs[0][0].unflatten(0, (4, -1))[2].detach(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "grouping, column, names",
+    [("none", 1, ["y"]), ("circular", 0, ["y", "z"]), ("circular", 2, ["x", "y"]), ("disjoint", 1, ["z"])],
+)
+def test_a_column_is_named_by_the_features_of_its_tokens(grouping, column, names, tmp_path):
+    """Features that do not vary among the labelled rows are not seen; others change the tokens of their columns."""
+    rng = np.random.default_rng(0)
+    x, y, z = rng.normal(size=(3, 30))
+    frame = pd.DataFrame({"const": 1.0, "x": x, "empty": np.nan, "y": y, "z": z, "class": rng.integers(2, size=30)})
+    network = small_network(max_classes=4, col_grouping=grouping, col_group_size=2 if grouping == "disjoint" else 3)
+
+    def data(frame):
+        frame.to_csv(tmp_path / "rows.csv", index=False)
+        return data_of(network, tmp_path / "rows.csv", Place("column", 0, 0, column), row=7)
+
+    found = data(frame)
+    assert found["group"] == names
+    for name in ("x", "y", "z"):  # its rows in reverse, but for their mean and scale the same values
+        other = data(frame.assign(**{name: frame[name].to_numpy()[::-1]}))
+        assert ([key["token"] for key in other["keys"]] != [key["token"] for key in found["keys"]]) == (name in names)
+    source = page(found)
+    assert f"whose tokens are made\nfrom {', '.join(names)})" in source
+
+
+@pytest.mark.parametrize("site", ["icl", "column"])
+def test_the_token_of_a_key_is_that_of_its_row(site, tmp_path):
+    """Two rows that are alike in the file have the same token, and no others do."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=14), "y": rng.normal(size=14), "class": np.arange(14) % 2})
+
+    def keys(frame):
+        frame.to_csv(tmp_path / "rows.csv", index=False)
+        found = data_of(small_network(max_classes=4), tmp_path / "rows.csv", Place(site, 0, 0), row=7)
+        return {key["row"]: key["token"] for key in found["keys"]}
+
+    first, _, other, *_ = sorted(keys(frame))  # not symmetric, so that no reversed order would do
+    frame.loc[other] = frame.loc[first]
+    tokens = keys(frame)
+    np.testing.assert_allclose(tokens[first], tokens.pop(other), rtol=1e-5, atol=1e-6)
+    assert len({tuple(np.round(token, 4)) for token in tokens.values()}) == len(tokens) == 9
+
+
+def test_numbers_that_float32_cannot_hold_are_refused(tmp_path):
+    pd.DataFrame({"a": [1.0, 2, 3], "b": [1, np.inf, 0], "c": [1e300, 0, 0], "y": list("pqp")}).to_csv(
+        tmp_path / "rows.csv", index=False
+    )
+    with pytest.raises(ConfigError, match="too large for float32, in b, c"):
+        read_table(str(tmp_path / "rows.csv"), None)
+
+
 @pytest.mark.parametrize("site", ["icl", "column"])
 def test_rows_and_prediction_are_those_of_the_table(site, table):
     network = small_network(max_classes=4)
@@ -208,7 +259,7 @@ def test_a_synthetic_table_has_the_address_of_tabicl_prior(run_dir, tmp_path):
         (["step=3", "table=FILE"], "with step, it is the number of a table in the step"),
         (["table=FILE", "row=80"], "has the rows 0..79"),
         (["table=FILE", "target=nothing"], "has the columns height, class, color, weight"),
-        (["table=FILE", "target=height"], "labelled rows have 76 classes"),
+        (["table=FILE", "target=height"], "76 labelled rows, classes among them: 76"),
         (["table=missing.csv"], "there is no such file"),
         (["table=FILE", "head=2"], "the layer has the heads 0..1"),
         (["table=FILE", "layer=2"], "icl has the layers 0..1"),

@@ -1,5 +1,6 @@
 """The command, the folders that experiments write, and each experiment at its smallest size."""
 
+import copy
 import dataclasses
 import json
 import subprocess
@@ -8,12 +9,16 @@ from unittest import mock
 
 import pandas as pd
 import pytest
+import torch
 from command_line import command
 from forked_jobs import forked_jobs  # noqa: F401
+from small_networks import small_network
 
 from tabicl_train.config.arguments import help_text
 from tabicl_train.lab import EXPERIMENTS, needle
+from tabicl_train.lab.classes import name_of
 from tabicl_train.lab.experiments import load
+from tabicl_train.lab.folder import markdown
 from tabicl_train.lab.runs import Stopped
 from tabicl_train.sweep.journal import SweepFailed
 
@@ -60,10 +65,13 @@ def test_fading_writes_a_folder(tmp_path):
 
 
 def test_mistakes_in_the_options_are_told_at_once(tmp_path):
-    settings = ("gap=0", "exponent=1", "gates=[0.5,2]")
+    settings = ("gap=0", "exponent=1", "gates=[0.5,2]", "others=[nan]", "scale=1e300")
     result = command("lab", "fading", f"folder={tmp_path}/x", *settings)
     assert result.returncode == 2 and not (tmp_path / "x").exists()
-    assert all(word in result.stderr for word in ("gap is 0.0", "exponent is 1.0", "gates has 2.0"))
+    assert all(
+        word in result.stderr
+        for word in ("gap is 0.0", "exponent is 1.0", "gates has 2.0", "others has nan", "scale is 1e+300")
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,6 +88,25 @@ def test_a_folder_of_something_else_is_refused_and_kept(tmp_path, name, text, me
     result = command("lab", "fading", f"folder={tmp_path}")
     assert result.returncode == 2 and message in result.stderr and "choose another name" in result.stderr
     assert files(tmp_path) == {name} and (tmp_path / name).read_text() == text
+
+
+def test_the_scores_of_a_network_are_kept_under_its_own_name():
+    network = small_network()
+    name = name_of(network)
+    assert name == name_of(copy.deepcopy(network)) != name_of(small_network(icl_scaling="ssa"))
+    with torch.no_grad():
+        network.icl_predictor.ln.weight[0] += 1
+    assert name_of(network) != name
+
+
+def test_a_full_disk_is_told_in_a_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("tabicl_train.lab.folder.write_atomically", mock.Mock(side_effect=OSError(28, "no space")))
+    result = command("lab", "fading", f"folder={tmp_path}/x", "small=true")
+    assert result.returncode == 2 and "experiment.json cannot be written (no space)\n" in result.stderr
+
+
+def test_a_bar_within_a_cell_ends_no_cell():
+    assert markdown(pd.DataFrame({"a|b": ["c|d"]})) == "| a\\|b |\n| --- |\n| c\\|d |"
 
 
 @pytest.mark.multi_process
@@ -111,6 +138,9 @@ def test_classes_at_its_smallest_size(tmp_path, run_dir):
     page = run("classes", tmp_path / "classes", "small=true", f"checkpoint={run_dir}", "queries=20")
     scores = pd.read_csv(tmp_path / "classes" / "classes.csv")
     assert scores[["classes", "digits", "nodes"]].to_numpy().tolist() == [[4, 1, 1], [23, 2, 4]]
+    run("classes", tmp_path / "classes", "small=true", f"checkpoint={run_dir}", "queries=10")
+    again = pd.read_csv(tmp_path / "classes" / "classes.csv")  # scores of other tables are not taken for these
+    assert again["queries"].tolist() == [20, 20, 10, 10] and again["network"].nunique() == 1
     decomposition = pd.read_csv(tmp_path / "classes" / "decomposition-1.csv")
     assert decomposition.iloc[42].tolist() == [42, 42, 5, 2, 4]  # class, name, digits, group
     assert "![digits and groups" in page and "real labels" not in page

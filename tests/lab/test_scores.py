@@ -8,6 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+import torch.nn.functional as F
+from scipy import stats
 
 from tabicl_train.config.compose import compose
 from tabicl_train.lab import curriculum, needle, scores
@@ -18,11 +21,13 @@ from tabicl_train.lab.scores import interval, score_all
 from tabicl_train.planning.run_plan import expected_work
 
 
-def test_interval_of_tables_alone_is_that_of_their_mean():
-    values = np.random.default_rng(1).normal(size=(1, 500))
-    found, half = interval(values), 1.96 * values.std() / np.sqrt(500)
-    assert found.mean == pytest.approx(values.mean())
-    assert (found.high - found.low) / 2 == pytest.approx(half, rel=0.05)
+def test_interval_of_seeds_or_of_tables_alone_is_that_of_their_mean():
+    for values in np.random.default_rng(1).normal(size=3), np.random.default_rng(2).normal(size=50):
+        expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+        for layout in (values[None], values[:, None]):
+            assert interval(layout) == pytest.approx((values.mean(), *expected))
+        seeds = interval(np.broadcast_to(values[:, None], (len(values), 7)))  # tables that make no difference
+        assert seeds == pytest.approx((values.mean(), *expected))
 
 
 def test_interval_counts_the_spread_of_seeds_and_that_of_tables():
@@ -31,9 +36,23 @@ def test_interval_counts_the_spread_of_seeds_and_that_of_tables():
     found = interval(seeds + tables)
     half = 1.96 * np.sqrt(seeds.var() / 40 + tables.var() / 200)
     assert (found.high - found.low) / 2 == pytest.approx(half, rel=0.05)
-    assert interval(np.full((3, 9), 0.5)) == pytest.approx(
-        (0.5, 0.5, 0.5)
-    )  # the same difference on all tables is certain
+
+
+def test_three_seeds_that_agree_by_chance_are_no_claim():
+    """Without an effect, three seeds have the same sign in one case of four; intervals of 95 % may claim one in 20."""
+    rng, claims = np.random.default_rng(3), 0
+    for _ in range(400):
+        claims += interval(rng.normal(size=(3, 1)) + 0.3 * rng.normal(size=(1, 12)) / 2 + rng.normal(size=(3, 12)) / 2
+                           ).excludes_zero  # fmt: skip
+    assert claims <= 0.1 * 400
+
+
+def test_intervals_of_special_values():
+    assert interval(np.full((3, 9), 0.5)) == pytest.approx((0.5, 0.5, 0.5))  # the same on all tables is certain
+    assert interval(np.array([[0.9, 1.0], [0.8, 1.0]]), 0, 1).high == 1
+    for values in ([[0.5]], [[0.5, np.nan], [0.5, 0.5]]):
+        single = interval(np.array(values))
+        assert np.isnan([single.low, single.high]).all() and not single.excludes_zero
 
 
 @dataclass
@@ -71,12 +90,36 @@ def needle_scores(gain: float, noise: float) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(entropy=0.5)
 
 
-def test_needle_claims_only_what_no_seed_contradicts():
+def test_needle_claims_only_what_the_interval_supports():
     clear = needle.findings(needle_scores(gain=0.3, noise=0.1))
     assert "Among 15,000 negatives:" in clear
     assert "- QASSMax is right in 80.5% of the cases, softmax in 50.5%: a difference whose interval excludes" in clear
     assert "which decides nothing" in needle.findings(needle_scores(gain=0.1, noise=0.2))
     assert "which decides nothing" not in clear
+    gaps = needle.differences(needle_scores(gain=0.3, noise=0.0))
+    assert list(gaps.index) == ["QASSMax"] and gaps.loc["QASSMax", 15_000].mean == pytest.approx(0.3, abs=0.01)
+
+
+def test_shorter_tables_have_the_same_query_rows_and_the_labelled_rows_before_them(monkeypatch):
+    rows = 40 + curriculum.QUERIES
+    table = curriculum.Table(torch.arange(rows, dtype=torch.float32)[:, None], torch.arange(rows) % 3)
+
+    def predict_logits(network, pack, classes):
+        assert pack.X.tolist() == list(range(30, rows)) and pack.shapes[0][:2] == (rows - 30, 10)
+        return 2.0 * F.one_hot(table.y[40:], classes)
+
+    monkeypatch.setattr(curriculum, "predict_logits", predict_logits)
+    found = curriculum.score(SimpleNamespace(config=SimpleNamespace(max_classes=5)), table, 10)
+    assert found == pytest.approx({"accuracy": 1.0, "log_loss": np.log(np.exp(2) + 4) - 2}, rel=1e-5)
+
+
+def test_query_rows_of_a_class_that_no_labelled_row_has_do_not_count(monkeypatch):
+    y = np.array(["a", "c"] * 4 + ["a", "b", "c", "c"] * (curriculum.QUERIES // 4))
+    p = np.tile([[0.75, 0.25]], (curriculum.QUERIES, 1))
+    classifier = SimpleNamespace(classes_=np.array(["a", "c"]), predict_proba=lambda X: p)
+    monkeypatch.setattr(curriculum, "plain_classifier", lambda *_: classifier)
+    found = curriculum.score(None, curriculum.Table(pd.DataFrame({"x": range(len(y))}), y), 8)
+    assert found == pytest.approx({"accuracy": 1 / 3, "log_loss": -(np.log(0.75) + 2 * np.log(0.25)) / 3})
 
 
 def curriculum_scores(change: dict[str, float]) -> pd.DataFrame:
