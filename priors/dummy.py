@@ -1,4 +1,4 @@
-"""dummy: Gaussian features and independent uniform labels, for tests of everything that uses a prior."""
+"""dummy: Gaussian features and an independent target, for tests of everything that uses a prior."""
 
 from __future__ import annotations
 
@@ -21,19 +21,23 @@ class DummyPlan:
     num_classes: int
 
     def __str__(self) -> str:
-        return f"dummy {self.address}: {self.num_rows} rows, {self.num_features} features, {self.num_classes} classes"
+        target = f"{self.num_classes} classes" if self.num_classes else "numeric target"
+        return f"dummy {self.address}: {self.num_rows} rows, {self.num_features} features, {target}"
 
 
 @dataclass
 class Dummy(Prior):
-    """Gaussian noise with labels that have nothing to do with it, for tests."""
+    """Gaussian noise with a uniform or Gaussian target that has nothing to do with it, for tests."""
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> DummyPlan:
-        num_classes = int(rng_at(seed, "plan").integers(2, spec.max_classes + 1))
+        num_classes = int(rng_at(seed, "plan").integers(2, spec.max_classes + 1)) if spec.max_classes else 0
         return DummyPlan(seed, spec.num_rows, spec.num_features, num_classes)
 
     def execute(self, plan: DummyPlan) -> tuple[torch.Tensor, torch.Tensor, int]:
         rng = rng_at(plan.address, "execute")
         columns = rng.standard_normal((plan.num_rows, plan.num_features), dtype="float32")
-        labels = rng.integers(plan.num_classes, size=plan.num_rows)
-        return torch.from_numpy(columns), torch.from_numpy(labels), plan.num_classes
+        if plan.num_classes:
+            target = rng.integers(plan.num_classes, size=plan.num_rows)
+        else:
+            target = rng.standard_normal(plan.num_rows, dtype="float32")
+        return torch.from_numpy(columns), torch.from_numpy(target), plan.num_classes

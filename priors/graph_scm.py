@@ -74,7 +74,7 @@ class GraphSCM(Prior):
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> GraphPlan:
         released = self.preset == "released"
         scalars = Scalars(rng_at(seed, "plan"), skewed_choices=not released)
-        num_classes = scalars.integer(LOCAL, 2, spec.max_classes + 1)
+        num_classes = scalars.integer(LOCAL, 2, spec.max_classes + 1) if spec.max_classes else 0
         if released:
             limit = min(RELEASED_CARDINALITY, self.max_cardinality)
             limit = scalars.integer("cardinality_limit", 2, limit + 1, log=True)
@@ -94,8 +94,8 @@ class GraphSCM(Prior):
         )
 
     def execute(self, plan: GraphPlan) -> tuple[torch.Tensor, torch.Tensor, int]:
-        columns, labels = execute_plan(plan, self.device)
-        return columns, labels, plan.num_classes
+        columns, target = execute_plan(plan, self.device)
+        return columns, target, plan.num_classes
 
     def accept(self, table: Table, seed: tuple[int, ...]) -> None:
         if self.filter_unpredictable_tables or self.filter_trivial_tables:

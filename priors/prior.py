@@ -36,8 +36,9 @@ class Prior:
         raise NotImplementedError
 
     def execute(self, plan: Any) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Compute a plan: raw columns float32 (num_rows, num_features), labels int64 (num_rows,), number of classes.
+        """Compute a plan: raw columns float32 (num_rows, num_features), target (num_rows,), number of classes.
 
+        The target is labels, int64, or, if spec.max_classes was 0, raw numbers, float32, and the number of classes 0.
         Raises Rejected with a one-word reason if the plan leads to no table.
         """
         raise NotImplementedError
@@ -58,8 +59,8 @@ class Prior:
             attempt_seed = (*address, attempt)
             try:
                 plan = self.plan(spec, attempt_seed)
-                columns, labels, num_classes = self.execute(plan)
-                table = finish(columns, labels, num_classes, spec.train_size, rng_at(attempt_seed, "finish"))
+                columns, target, num_classes = self.execute(plan)
+                table = finish(columns, target, num_classes, spec.train_size, rng_at(attempt_seed, "finish"))
                 self.accept(table, attempt_seed)
             except Rejected as rejected:
                 rejections[rejected.reason] += 1
@@ -80,4 +81,5 @@ def explain(rejections: Counter[str], spec: TableSpec) -> str:
         "labelled share towards one half, or lower max_classes",
         "unpredictable": "the filter of unpredictable tables rejects all: raise num_rows or switch the filter off",
         "trivial": "the filter of trivial tables rejects all: switch it off",
+        "target": "the numeric target is constant or not finite: raise num_rows, or use the prior's default options",
     }.get(reason, "raise num_rows or num_features, or use the prior's default options")

@@ -25,7 +25,7 @@ class TableSpec:
     num_rows: labelled and query rows together, at least 10
     train_size: labelled rows, which come first
     num_features: columns to draw, of which constant ones are dropped afterwards
-    max_classes: the number of classes is drawn from 2..max_classes, at most 10
+    max_classes: the number of classes is drawn from 2..max_classes, at most 10; 0 for a numeric target (regression)
     group_seed: address of the hyper-parameters that the tables of a group of a step share, in priors that have
         them (mlp_scm, tree_scm, mix_scm); by default the table's own address
     """
@@ -45,8 +45,10 @@ class TableSpec:
             problems.append(f"train_size is {self.train_size}; it must lie in 1..num_rows-1 = 1..{self.num_rows - 1}")
         if self.num_features < 1:
             problems.append(f"num_features is {self.num_features}; at least 1 is needed")
-        if not 2 <= self.max_classes <= MAX_CLASSES:
-            problems.append(f"max_classes is {self.max_classes}; it must lie in 2..{MAX_CLASSES}")
+        if self.max_classes != 0 and not 2 <= self.max_classes <= MAX_CLASSES:
+            problems.append(
+                f"max_classes is {self.max_classes}; it must lie in 2..{MAX_CLASSES}, or be 0 for a numeric target"
+            )
         elif self.max_classes > min(self.train_size, self.num_rows - self.train_size):
             problems.append(
                 f"max_classes is {self.max_classes}, but each class needs a labelled and a query row "
@@ -65,15 +67,12 @@ class Table:
     """A finished table: standardised features, target, split.
 
     X: float32 (num_rows, M) with M <= num_features, since constant columns are dropped
-    y: int64 (num_rows,), labels in 0..num_classes-1; some may be absent, the same ones among labelled and query rows
+    y: int64 (num_rows,), labels in 0..num_classes-1; some may be absent, the same ones among labelled and query rows;
+        or, with a numeric target, float32 (num_rows,) of mean 0 and variance 1 over all rows
     train_size: labelled rows, which come first
-    num_classes: cardinality drawn for the target
+    num_classes: cardinality drawn for the target; 0 if it is numeric
     plan: the prior's description of the table; str(plan) is its text
     rejections: number of rejected draws before this one, by reason
-
-    All targets are classes. A prior's `execute` decides the type of the target, by the dtype of the labels that it
-    returns, and `priors.finish.finish` (split check, permutation of the classes) relies on it. Both would change for
-    a real-valued target, y float32; those who read a table go by `y.dtype`.
     """
 
     X: torch.Tensor

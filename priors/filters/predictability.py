@@ -5,8 +5,6 @@ The first filter is that of TabICLv2 (arXiv 2602.11139, appendix on the prior), 
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from priors.finish import Rejected
@@ -29,12 +27,15 @@ TRIVIAL_ERROR = 0.15
 def check_predictability(table: Table, rng: np.random.Generator, drop_unpredictable: bool, drop_trivial: bool) -> None:
     """Raise Rejected("unpredictable") or Rejected("trivial") if the table is to be dropped.
 
-    25 extremely randomised trees (depth 6, all features tried at each split, bootstrap samples) predict the one-hot
-    target out of bag. A table is unpredictable if in at least 5 % of 200 bootstrap resamples of its rows the trees'
-    squared error is not below that of the mean; it is trivial if the trees' squared error is below 15 % of that of the
-    mean.
+    25 extremely randomised trees (depth 6, all features tried at each split, bootstrap samples) predict the target
+    (the one-hot classes, or the number) out of bag. A table is unpredictable if in at least 5 % of 200 bootstrap
+    resamples of its rows the trees' squared error is not below that of the mean; it is trivial if the trees' squared
+    error is below 15 % of that of the mean.
     """
-    from priors.filters.trees import ExtraTrees
+    if table.num_classes:
+        from priors.filters.trees import ExtraTrees
+    else:
+        from priors.filters.numeric_trees import NumericExtraTrees as ExtraTrees
 
     X, y = table.X.cpu().numpy(), table.y.cpu().numpy()
     if not drop_trivial and len(y) > FIRST_ROWS:
@@ -49,11 +50,7 @@ def check_predictability(table: Table, rng: np.random.Generator, drop_unpredicta
         if z < HOPELESS and num_trees >= HOPELESS_AFTER and drop_unpredictable:
             raise Rejected("unpredictable")
     trees.grow(STAGES[-1] - trees.size)
-    if drop_unpredictable:
-        # The mean improvement of a resample is nearly normal, so the number of resamples in which it is not positive
-        # is drawn from a binomial instead of resampling.
-        failure = 0.5 * math.erfc(trees.z_score() / math.sqrt(2))
-        if rng.binomial(RESAMPLES, failure) >= MAX_FAILURES:
-            raise Rejected("unpredictable")
+    if drop_unpredictable and trees.failures(RESAMPLES) >= MAX_FAILURES:
+        raise Rejected("unpredictable")
     if drop_trivial and trees.relative_error() < TRIVIAL_ERROR:
         raise Rejected("trivial")

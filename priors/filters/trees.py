@@ -33,16 +33,27 @@ class ExtraTrees:
         self.size += trees
         return self
 
+    def sum_errors(self) -> tuple[float, float, float, float]:
+        """What the function `sum_errors` returns."""
+        return sum_errors(self.y, self.votes, self.counts)
+
+    def failures(self, resamples: int) -> int:
+        """In how many bootstrap resamples of the rows the trees' squared error is not below that of the mean.
+
+        The mean improvement of a resample is nearly normal, so the number is drawn from a binomial instead.
+        """
+        return self.rng.binomial(resamples, 0.5 * math.erfc(self.z_score() / math.sqrt(2)))
+
     def z_score(self) -> float:
         """By how much the trees' squared error is below that of the mean: mean over rows, in standard errors."""
-        count, mean, model, square = sum_errors(self.y, self.votes, self.counts)
+        count, mean, model, square = self.sum_errors()
         improvement = (mean - model) / count
         deviation = math.sqrt(max(square / count - improvement * improvement, 0.0))
         return improvement / max(deviation / math.sqrt(count), 1e-12)
 
     def relative_error(self) -> float:
         """Squared error of the trees, divided by that of the mean."""
-        _, mean, model, _ = sum_errors(self.y, self.votes, self.counts)
+        _, mean, model, _ = self.sum_errors()
         return model / mean
 
 
@@ -78,6 +89,64 @@ def next_random(state):
     return state, np.float32((state * np.uint64(2685821657736338717)) >> np.uint64(40)) * np.float32(2.0**-24)
 
 
+@njit(inline="always")
+def draw_bag(N, seed):
+    """How often a bootstrap sample holds each of N rows, float32 (N,), and the state of the random numbers."""
+    state = np.uint64(seed)
+    for _ in range(4):
+        state, _u = next_random(state)
+    weight = np.zeros(N, np.float32)
+    for _ in range(N):
+        state, u = next_random(state)
+        weight[min(int(np.float64(u) * N), N - 1)] += np.float32(1.0)
+    return weight, state
+
+
+@njit(inline="always")
+def draw_cuts(X, rows, state, low, high, cut):
+    """Fill (M,) with each feature's lowest and highest value in the rows and, unless it is constant, a random cut."""
+    M = X.shape[1]
+    low[:] = np.float32(np.inf)
+    high[:] = np.float32(-np.inf)
+    for j in range(len(rows)):
+        row = X[rows[j]]
+        for f in range(M):
+            low[f] = min(low[f], row[f])
+            high[f] = max(high[f], row[f])
+    for f in range(M):
+        if high[f] > low[f] + np.float32(1e-7):
+            state, u = next_random(state)
+            cut[f] = low[f] + u * (high[f] - low[f])
+            if cut[f] >= high[f]:
+                cut[f] = low[f]
+    return state
+
+
+@njit(inline="always")
+def partition(column, threshold, rows, spare):
+    """Move the rows whose value is at most the threshold to the front of `rows`; returns their number."""
+    a, b = 0, 0
+    for j in range(len(rows)):
+        row_index = rows[j]
+        if column[row_index] <= threshold:
+            rows[a] = row_index
+            a += 1
+        else:
+            spare[b] = row_index
+            b += 1
+    rows[a:] = spare[:b]
+    return a
+
+
+@njit(inline="always")
+def find_leaf(row, feature, threshold):
+    """The leaf that a row falls into."""
+    node = 0
+    while feature[node] >= 0:
+        node = 2 * node + (1 if row[feature[node]] <= threshold[node] else 2)
+    return node
+
+
 @njit("void(f4[:, ::1], i8[::1], u8, f4[:, ::1], i4[::1])", cache=True, fastmath={"contract", "nsz", "reassoc"})
 def grow_tree(X, y, seed, votes, counts):
     """Grow a tree on X (N, M) and y (N,), and add its out-of-bag predictions to votes (N, C) and counts (N,).
@@ -86,13 +155,7 @@ def grow_tree(X, y, seed, votes, counts):
     """
     N, M = X.shape
     C = votes.shape[1]
-    state = np.uint64(seed)
-    for _ in range(4):
-        state, _u = next_random(state)
-    weight = np.zeros(N, np.float32)
-    for _ in range(N):
-        state, u = next_random(state)
-        weight[min(int(np.float64(u) * N), N - 1)] += np.float32(1.0)
+    weight, state = draw_bag(N, seed)
 
     nodes = 2 ** (MAX_DEPTH + 1) - 1
     feature = np.full(nodes, -1, np.int64)
@@ -121,19 +184,7 @@ def grow_tree(X, y, seed, votes, counts):
         if (total > 0).sum() < 2 or node >= 2**MAX_DEPTH - 1:
             continue
 
-        low[:] = np.float32(np.inf)
-        high[:] = np.float32(-np.inf)
-        for j in range(start, stop):
-            row = X[rows[j]]
-            for f in range(M):
-                low[f] = min(low[f], row[f])
-                high[f] = max(high[f], row[f])
-        for f in range(M):
-            if high[f] > low[f] + np.float32(1e-7):
-                state, u = next_random(state)
-                cut[f] = low[f] + u * (high[f] - low[f])
-                if cut[f] >= high[f]:
-                    cut[f] = low[f]
+        state = draw_cuts(X, rows[start:stop], state, low, high, cut)
         left[:] = np.float32(0.0)
         for j in range(start, stop):
             row, w, of_class = X[rows[j]], weight[rows[j]], left[y[rows[j]]]
@@ -153,25 +204,13 @@ def grow_tree(X, y, seed, votes, counts):
                 best, feature[node], threshold[node] = gain, f, cut[f]
         if feature[node] < 0:
             continue
-        f = feature[node]
-        a, b = start, 0
-        for j in range(start, stop):
-            row_index = rows[j]
-            if X[row_index, f] <= threshold[node]:
-                rows[a] = row_index
-                a += 1
-            else:
-                spare[b] = row_index
-                b += 1
-        rows[a:stop] = spare[:b]
-        bounds[2 * node + 1, 0], bounds[2 * node + 1, 1] = start, a
-        bounds[2 * node + 2, 0], bounds[2 * node + 2, 1] = a, stop
+        middle = start + partition(X[:, feature[node]], threshold[node], rows[start:stop], spare)
+        bounds[2 * node + 1, 0], bounds[2 * node + 1, 1] = start, middle
+        bounds[2 * node + 2, 0], bounds[2 * node + 2, 1] = middle, stop
 
     for i in range(N):
         if weight[i] == 0:
-            node = 0
-            while feature[node] >= 0:
-                node = 2 * node + (1 if X[i, feature[node]] <= threshold[node] else 2)
+            node = find_leaf(X[i], feature, threshold)
             counts[i] += 1
             for k in range(C):
                 votes[i, k] += share[node, k]

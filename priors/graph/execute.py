@@ -13,12 +13,14 @@ from priors.graph.plan import TARGET, GraphPlan, Node
 
 
 def execute_plan(plan: GraphPlan, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
-    """Raw columns float32 (num_rows, num_features) and labels int64 (num_rows,).
+    """Raw columns float32 (num_rows, num_features) and labels int64 or, for a numeric target, float32 (num_rows,).
 
     Raises Rejected("split") if labelled and query rows cannot hold the same classes.
     """
     noise = Noise((plan.address, "execute"), device)
-    features = torch.empty(plan.num_features, plan.num_rows, device=noise.device)
+    numeric_target = plan.num_classes == 0
+    # A numeric target is the last column: its index, -1, modulo their number.
+    columns = torch.empty(plan.num_features + numeric_target, plan.num_rows, device=noise.device)
     labels = torch.empty(0)
     last_reader = {parent: node.index for node in plan.nodes for parent in node.parents}
     values: dict[int, torch.Tensor] = {}
@@ -29,7 +31,8 @@ def execute_plan(plan: GraphPlan, device: str = "cpu") -> tuple[torch.Tensor, to
             if numeric:
                 part = x[: len(numeric)]
                 raw, flow = convert_numeric(part, [column.converter for column in numeric], noise)
-                features.index_copy_(0, noise.tensor(np.array([column.index for column in numeric])), raw)
+                indices = np.array([column.index % len(columns) for column in numeric])
+                columns.index_copy_(0, noise.tensor(indices), raw)
                 if flow is not part:
                     part.copy_(flow)
             start = len(numeric)
@@ -40,7 +43,7 @@ def execute_plan(plan: GraphPlan, device: str = "cpu") -> tuple[torch.Tensor, to
                     labels = category
                     check_classes(labels)
                 else:
-                    features[column.index].copy_(category)
+                    columns[column.index].copy_(category)
                 if flow is not part:
                     part.copy_(flow)
                 start += column.converter.width
@@ -51,7 +54,7 @@ def execute_plan(plan: GraphPlan, device: str = "cpu") -> tuple[torch.Tensor, to
         for parent in node.parents:
             if last_reader[parent] == node.index:
                 del values[parent]
-    return features.T, labels
+    return (columns[:-1].T, columns[-1]) if numeric_target else (columns.T, labels)
 
 
 def check_classes(labels: torch.Tensor) -> None:

@@ -78,6 +78,7 @@ class Node:
 class GraphPlan:
     """All decisions about a table of graph_scm.
 
+    num_classes: 0 for a numeric target
     graph_nodes: nodes of the graph, including those that no column depends on, which are not computed
     nodes: the computed nodes, parents first, the target's node and its ancestors before all others: many tables are
         rejected for their labels, and then the other nodes need not be computed
@@ -91,9 +92,10 @@ class GraphPlan:
     nodes: list[Node]
 
     def __str__(self) -> str:
+        target = f"{self.num_classes} classes" if self.num_classes else "numeric target"
         head = (
             f"graph_scm {self.address}: {self.num_rows} rows, {self.num_features} features, "
-            f"{self.num_classes} classes; {len(self.nodes)} of {self.graph_nodes} nodes computed"
+            f"{target}; {len(self.nodes)} of {self.graph_nodes} nodes computed"
         )
         return "\n".join([head, *map(str, self.nodes)])
 
@@ -156,6 +158,7 @@ def draw_plan(
 ) -> GraphPlan:
     """Draw a plan.
 
+    num_classes: 0 for a numeric target
     cardinality_limit: largest number of categories of a feature
     nodes_range: smallest and largest number of nodes of the graph
     warp_flow: see Numeric
@@ -177,7 +180,7 @@ def draw_plan(
     needed |= masks[target_node]
 
     columns: list[list[Column]] = [[] for _ in range(num_nodes)]
-    for column in draw_columns(scalars, num_rows, num_features, [*cardinalities, num_classes], warp_flow):
+    for column in draw_columns(scalars, num_rows, num_features, cardinalities, num_classes, warp_flow):
         columns[target_node if column.index == TARGET else feature_nodes[column.index]].append(column)
 
     nodes: list[Node] = []
@@ -190,16 +193,18 @@ def draw_plan(
 
 
 def draw_columns(
-    scalars: Scalars, num_rows: int, num_features: int, cardinalities: list[int], warp_flow: bool
+    scalars: Scalars, num_rows: int, num_features: int, cardinalities: list[int], num_classes: int, warp_flow: bool
 ) -> list[Column]:
-    """The columns: numeric features, categorical features, target.
+    """Numeric columns, then categorical ones; of either kind the target is the last.
 
-    cardinalities: number of categories of the categorical features, which are the first ones, and of the target
+    cardinalities: number of categories of the categorical features, which are the first ones
+    num_classes: of the target; 0 for a numeric one
     """
-    *of_features, num_classes = cardinalities
-    numeric = [Column(i, Numeric.draw(scalars, warp_flow)) for i in range(len(of_features), num_features)]
-    categorical = [Column(i, Categorical.draw(scalars, size, num_rows)) for i, size in enumerate(of_features)]
-    return [*numeric, *categorical, Column(TARGET, Categorical.draw(scalars, num_classes, num_rows))]
+    numeric = [*range(len(cardinalities), num_features)] + ([TARGET] if num_classes == 0 else [])
+    categorical = [*enumerate(cardinalities)] + ([(TARGET, num_classes)] if num_classes else [])
+    return [Column(i, Numeric.draw(scalars, warp_flow)) for i in numeric] + [
+        Column(i, Categorical.draw(scalars, size, num_rows)) for i, size in categorical
+    ]
 
 
 def draw_node(

@@ -14,27 +14,40 @@ import torch
 
 from priors.prior import Prior
 from priors.random import one_thread, rng_at
-from priors.table import TableSpec
+from priors.table import MAX_CLASSES, TableSpec
 
-PlainTable = tuple[np.ndarray, np.ndarray, int]  # X float32 (num_rows, M), y int64 (num_rows,), train_size
+PlainTable = tuple[np.ndarray, np.ndarray, int]  # X float32 (num_rows, M), y as in Table (num_rows,), train_size
 
 
 def own_tables(
-    prior: Prior, num_rows: int, min_features: int = 1, max_features: int = 100, seed: int = 0
+    prior: Prior,
+    num_rows: int,
+    min_features: int = 1,
+    max_features: int = 100,
+    seed: int = 0,
+    max_classes: int = MAX_CLASSES,
 ) -> Iterator[PlainTable]:
-    """Tables of a prior with min_features..max_features features, of whose rows 10 % to 90 % are labelled."""
+    """Tables of a prior with min_features..max_features features, of whose rows 10 % to 90 % are labelled.
+
+    max_classes: 0 for numeric targets
+    """
     rng = rng_at("bench", seed)
     index = 0
     while True:
         train_size = int(rng.integers(num_rows // 10, num_rows * 9 // 10))
-        spec = TableSpec(num_rows, train_size, int(rng.integers(min_features, max_features + 1)))
+        spec = TableSpec(num_rows, train_size, int(rng.integers(min_features, max_features + 1)), max_classes)
         table = prior.sample(spec, (seed, index))
         yield table.X.cpu().numpy(), table.y.cpu().numpy(), train_size
         index += 1
 
 
 def released_tables(
-    name: str, num_rows: int, min_features: int = 1, max_features: int = 100, seed: int = 0
+    name: str,
+    num_rows: int,
+    min_features: int = 1,
+    max_features: int = 100,
+    seed: int = 0,
+    max_classes: int = MAX_CLASSES,
 ) -> Iterator[PlainTable]:
     """Tables of the released generator (tabicl 2.2.0) with the same settings, for graph_scm with its filters.
 
@@ -48,10 +61,12 @@ def released_tables(
     np.random.seed(seed)
     torch.manual_seed(seed)
     dataset = PriorDataset(
+        regression=max_classes == 0,
         batch_size=1,
         batch_size_per_gp=1,
         min_features=min_features,
         max_features=max_features,
+        max_classes=max_classes,
         max_seq_len=num_rows,
         prior_type=name,
         n_jobs=1,
@@ -62,7 +77,7 @@ def released_tables(
             warnings.simplefilter("ignore")
             X, y, num_features, _, train_size = dataset.get_batch()
         X = X[0, :, : int(num_features[0])]
-        yield X.numpy(), y[0].numpy().astype(np.int64), int(train_size[0])
+        yield X.numpy(), y[0].numpy().astype(np.int64 if max_classes else np.float32), int(train_size[0])
 
 
 @dataclass

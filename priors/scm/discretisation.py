@@ -1,4 +1,4 @@
-"""Regression to classification: the real target becomes classes, and some columns become categories.
+"""The real target becomes classes, unless it is to stay numeric, and some columns become categories.
 
 Shared by mlp_scm and tree_scm (TabICL, arXiv 2502.05564, appendix).
 """
@@ -38,6 +38,7 @@ class Discretisation:
 
     boundaries: between classes: "rank", the target's values in random rows, or "value", standard normal draws with
         which the standardised target is compared
+    num_classes: 0 for a target that stays numeric
     """
 
     boundaries: str
@@ -45,7 +46,9 @@ class Discretisation:
     categories: tuple[Category, ...]
 
     def __str__(self) -> str:
-        text = f"target cut into {self.num_classes} classes by {self.boundaries}"
+        text = "numeric target"
+        if self.num_classes:
+            text = f"target cut into {self.num_classes} classes by {self.boundaries}"
         if self.categories:
             text += "; columns cut into categories: " + ", ".join(
                 f"{category.column} ({category.levels} {category.order})" for category in self.categories
@@ -54,8 +57,10 @@ class Discretisation:
 
 
 def plan_discretisation(spec: TableSpec, seed: tuple[int, ...], boundaries: str) -> Discretisation:
-    rng = lasting_rng(seed[:-1], "classes", seed)
-    num_classes = 2 if rng.random() < 0.5 else int(rng.integers(2, spec.max_classes + 1))
+    num_classes = 0
+    if spec.max_classes:
+        rng = lasting_rng(seed[:-1], "classes", seed)
+        num_classes = 2 if rng.random() < 0.5 else int(rng.integers(2, spec.max_classes + 1))
     rng = rng_at(seed, "discretisation")
     categories = []
     if rng.random() < CATEGORICAL_SHARE:
@@ -74,6 +79,7 @@ def discretise(
 
     columns float32 (num_rows, M) are changed in place, target is float32 (num_rows,). Classes and shuffled categories
     without rows are left out of the numbering; the codes of ordered categories keep the gaps, as in tabicl 2.2.0.
+    A target that stays numeric is returned as it is, with 0 classes.
     Raises Rejected("one_class") if a single class has rows, and Rejected("nan") if the target is not finite.
     """
     rng = rng_at(seed, "categories")
@@ -87,6 +93,8 @@ def discretise(
             codes = category.levels - 1 - codes
         columns[:, category.column] = codes.to(columns.dtype)
 
+    if plan.num_classes == 0:
+        return columns, target, 0
     rng = rng_at(seed, "classes")
     target = clamp_and_standardise(target[:, None])[:, 0]
     if target.isnan().any():

@@ -55,7 +55,8 @@ def write_shard(
     }
     tensors = {}
     for address, (spec, table) in sorted(tables.items()):
-        X, y = table.X.cpu().numpy(), table.y.cpu().numpy().astype(np.uint8)
+        X, y = table.X.cpu().numpy(), table.y.cpu().numpy()
+        y = y.astype(np.uint8) if table.num_classes else y
         plan = np.frombuffer(str(table.plan).encode(), np.uint8)
         record = {**asdict(spec), "num_classes": table.num_classes, "rejections": dict(table.rejections)}
         record["checksum"] = checksum(record, X, y, plan)
@@ -157,7 +158,7 @@ class Shard:
             raise DamagedShard(f"shard {self.path} is damaged (table {name} does not have its checksum)")
         return Table(
             X=torch.from_numpy(X),
-            y=torch.from_numpy(y.astype(np.int64)),
+            y=torch.from_numpy(y.astype(np.int64) if record["num_classes"] else y),
             train_size=record["train_size"],
             num_classes=record["num_classes"],
             plan=plan.tobytes().decode(),

@@ -67,7 +67,7 @@ def show(config: RunConfig, args: Any) -> None:
     print(f"seed {config.seed}, step {args.step}, table {args.table} (stage {plan.stage}): {spec}")
     print(f"rejected draws before it: {dict(table.rejections) or 'none'}\n\n{table.plan}\n")
     for row, label in zip(table.X[:5].tolist(), table.y[:5].tolist(), strict=True):
-        print(f"y {label}   X " + " ".join(f"{value:8.3f}" for value in row[:12]) + (" ..." if len(row) > 12 else ""))
+        print(f"y {label:.4g}   X " + " ".join(f"{value:8.3f}" for value in row[:12]) + (" ..." if len(row) > 12 else ""))
 
 
 def bench(config: RunConfig, args: Any) -> None:
@@ -85,10 +85,11 @@ def bench(config: RunConfig, args: Any) -> None:
     name = config.prior["name"]
     released = f"{'released':>10}{'ratio':>8}" if args.peer else ""
     print(f"{'prior':12}{'rows':>8}{'tables/s':>10}{'cells/s':>12}{released}")
+    settings = {"seed": config.seed, "max_classes": config.model.max_classes}
     for rows in args.rows:
-        sources = [own_tables(build_prior(config), rows, *args.features, seed=config.seed)]
+        sources = [own_tables(build_prior(config), rows, *args.features, **settings)]
         if args.peer:
-            sources.append(released_tables(name, rows, *args.features, seed=config.seed))
+            sources.append(released_tables(name, rows, *args.features, **settings))
         own, *peer = measure(sources, args.tables or 10, args.rounds)
         line = f"{name:12}{rows:>8}{own.tables_per_s:>10.2f}{own.cells_per_s:>12.3g}"
         print(line + "".join(f"{p.tables_per_s:>10.2f}{own.tables_per_s / p.tables_per_s:>8.1f}" for p in peer))

@@ -1,6 +1,6 @@
 """Accepted tables per second of graph_scm and of the released generator: one thread, in turn, in one process.
 
-python tests/benchmarks/bench_prior.py [rows=1024] [tables=20] [rounds=7] [preset=released]
+python tests/benchmarks/bench_prior.py [rows=1024] [tables=20] [rounds=7] [preset=released] [task=classification]
 """
 
 from __future__ import annotations
@@ -14,11 +14,16 @@ from priors import build_prior
 from priors.inspection.bench import measure, own_tables, released_tables
 
 if __name__ == "__main__":
-    args = {"rows": "1024", "tables": "20", "rounds": "7", "preset": "released"}
+    args = {"rows": "1024", "tables": "20", "rounds": "7", "preset": "released", "task": "classification"}
     args |= dict(argument.split("=") for argument in sys.argv[1:])
     rows, tables, rounds = (int(args[name]) for name in ("rows", "tables", "rounds"))
     prior = build_prior("graph_scm", preset=args["preset"])
-    ours, released = measure([own_tables(prior, rows), released_tables("graph_scm", rows)], tables, rounds)
+    max_classes = {"classification": 10, "regression": 0}[args["task"]]
+    sources = [
+        own_tables(prior, rows, max_classes=max_classes),
+        released_tables("graph_scm", rows, max_classes=max_classes),
+    ]
+    ours, released = measure(sources, tables, rounds)
     for name, speed in (("graph_scm", ours), ("released", released)):
         print(f"{name:10} {speed.tables_per_s:8.2f} tables/s {speed.cells_per_s / 1e6:8.3f} M cells/s at {rows} rows")
     pairs = np.array([released.seconds, ours.seconds])
