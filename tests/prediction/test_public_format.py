@@ -36,6 +36,8 @@ def file(tmp_path):
         TabICLConfig.v1(),
         *(TabICLConfig(col_scaling=a, icl_scaling=b) for a, b in zip(SCALINGS, SCALINGS[1:] + SCALINGS, strict=False)),
         *(TabICLConfig(col_grouping=grouping, max_classes=7, bias_free_ln=True) for grouping in GROUPINGS),
+        TabICLConfig(max_classes=0, bias_free_ln=True),
+        TabICLConfig(max_classes=0, num_quantiles=99),
     ],
 )
 def test_configuration_survives_the_round_trip(config):
@@ -47,7 +49,6 @@ def test_configuration_survives_the_round_trip(config):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (dict(max_classes=0), "regression"),
         (dict(norm_first=False), "norm_first=False is not supported"),
         (dict(activation="relu"), "activation='relu' is not supported"),
         (dict(col_ssmax="softer"), "col_ssmax='softer' is not supported"),
