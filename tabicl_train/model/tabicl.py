@@ -97,9 +97,10 @@ class TabICL(Network):
 
     def _check(self, pack: Pack) -> None:
         regression = self.config.is_regression
-        expected = torch.float32 if regression else torch.int64
-        if pack.X.dtype != torch.float32 or pack.y.dtype != expected:
-            raise ValueError(f"X must be float32 and labels {expected}, are {pack.X.dtype} and {pack.y.dtype}")
+        kind = torch.float32 if regression else torch.int64
+        if pack.X.dtype != torch.float32 or pack.y.dtype != kind:
+            name = str(kind).removeprefix("torch.")
+            raise ValueError(f"X must be float32 and labels {name}, are {pack.X.dtype} and {pack.y.dtype}")
         for N, n, _ in pack.shapes:
             if not 1 <= n < N:
                 raise ValueError(f"of {N} rows {n} are labelled; at least one row must be, and one must not")
@@ -128,7 +129,7 @@ class Pinball(torch.autograd.Function):
     """Keeps the quantiles alone for the backward pass, and computes in parts of the rows: in one, the formula in
     fp32 would take over four times the memory of quantiles in bf16."""
 
-    PART = 2**22  # values, 16 MB in fp32
+    PART = 2**20  # values, 4 MB in fp32
 
     @staticmethod
     def forward(ctx, quantiles: Tensor, y: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ SHAPES = [  # model; tables
     (LONG, [(4096, 3200, 8)]),
     ({**LONG, "checkpoint_rows": 1000}, [(4096, 3200, 8)]),
     (LONG, MIXED * 3),
-    ({**SMALL, "max_classes": 0, "col_num_blocks": 1, "row_num_blocks": 1, "icl_num_blocks": 2}, [(1024, 300, 4)] * 8),
+    ({**SMALL, "max_classes": 0, "col_num_blocks": 1, "row_num_blocks": 1, "icl_num_blocks": 1}, [(8192, 800, 1)] * 2),
 ]
 # A process of its own for each, forked from one that has imported torch and taken a step.
 MEASURE = """
