@@ -29,6 +29,8 @@ class DummyPlan:
 class Dummy(Prior):
     """Gaussian noise with a uniform or Gaussian target that has nothing to do with it, for tests."""
 
+    numeric_targets = True
+
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> DummyPlan:
         num_classes = int(rng_at(seed, "plan").integers(2, spec.max_classes + 1)) if spec.max_classes else 0
         return DummyPlan(seed, spec.num_rows, spec.num_features, num_classes)
@@ -37,7 +39,7 @@ class Dummy(Prior):
         rng = rng_at(plan.address, "execute")
         columns = rng.standard_normal((plan.num_rows, plan.num_features), dtype="float32")
         if plan.num_classes:
-            target = rng.integers(plan.num_classes, size=plan.num_rows)
+            target = torch.from_numpy(rng.integers(plan.num_classes, size=plan.num_rows))
         else:
-            target = rng.standard_normal(plan.num_rows, dtype="float32")
-        return torch.from_numpy(columns), torch.from_numpy(target), plan.num_classes
+            target = torch.from_numpy(rng.standard_normal(plan.num_rows, dtype="float32"))
+        return torch.from_numpy(columns), target, plan.num_classes

@@ -21,6 +21,8 @@ RELEASED_CARDINALITY = 9  # largest number of categories of a feature in the rel
 class GraphSCM(Prior):
     """The graph prior of TabICLv2."""
 
+    numeric_targets = True
+
     preset: str = "corrected"
     """Either "released", which draws what tabicl 2.2.0 draws, or "corrected", which draws what was evidently meant: the
     choices within a table share random probabilities, warps act on columns but not on nodes, and cardinalities reach

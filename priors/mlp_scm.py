@@ -103,6 +103,8 @@ class Plan:
 class MLPSCM(Prior):
     """The multi-layer perceptron prior of TabICL v1."""
 
+    numeric_targets = True
+
     causal: bool = False
     """Whether features and target are hidden units, so that features depend on each other, instead of the independent
     causes and the network's output as in tabicl 2.2.0 (TabICL, arXiv 2502.05564, appendix)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -21,7 +21,11 @@ class Prior:
 
     A subclass implements `plan` and `execute`, and `accept` if it has filters; what priors share happens in `sample`.
     A subclass that gets its tables from elsewhere (mix_scm, disk) overrides `sample` instead.
+
+    numeric_targets: whether it also draws tables with a numeric target, which spec.max_classes = 0 asks for
     """
+
+    numeric_targets: ClassVar[bool] = False
 
     def problems(self) -> list[str]:
         """Everything wrong with the options, as messages for the user."""
@@ -53,6 +57,8 @@ class Prior:
         Raises PriorError if the spec is impossible, and after 1,000 rejected draws in a row.
         """
         spec.check()
+        if spec.max_classes == 0 and not self.numeric_targets:
+            raise PriorError("this prior draws classes only, but max_classes is 0, which asks for a numeric target")
         address = as_seed(seed)
         rejections: Counter[str] = Counter()
         for attempt in range(MAX_REJECTIONS):

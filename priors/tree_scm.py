@@ -54,6 +54,8 @@ class TreePlan:
 class TreeSCM(Prior):
     """The tree prior of TabICL v1."""
 
+    numeric_targets = True
+
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> TreePlan:
         group = group_rng(spec, seed)
         noise = LayerNoise(std=scaled_normal(group, 0.3, 1e-4), varies=choose(group, (True, False)))

@@ -290,9 +290,17 @@ def prior() -> None:
 def lab() -> None:
     """tabicl-lab EXPERIMENT key=value ..."""
     from tabicl_train.lab.experiments import run as run_experiment
+    from tabicl_train.lab.runs import Stopped
+    from tabicl_train.run_dir.lock import LostLock
+    from tabicl_train.sweep.journal import SweepFailed
 
     with config_errors():
-        run_experiment(sys.argv[1:])
+        try:
+            run_experiment(sys.argv[1:])
+        except Stopped:
+            sys.exit(PREEMPTED)
+        except (SweepFailed, LostLock) as error:
+            sys.exit(f"error: {error}")
 
 
 def arguments(options: type) -> Any:

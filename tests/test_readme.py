@@ -57,6 +57,7 @@ LESS = {
     "tabicl-prior bench": ["tables=2", "rounds=1"],
     "tabicl-prior show": [],
     "tabicl-prior dump": ["steps=10"],
+    "tabicl-lab": ["small=true"],
 }
 LONG = {rule.split()[0] for rule in LESS}
 

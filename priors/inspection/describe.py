@@ -18,42 +18,72 @@ QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 def statistics(table: Table) -> dict[str, float]:
     """Statistics of one table by name.
 
-    The skill of a model is its accuracy on the query rows, scaled to 0 for the commonest class and 1 for no errors.
+    The skill of a model is its accuracy on the query rows, scaled to 0 for the commonest class and 1 for no errors, or
+    for a numeric target R2, raised to 0 if it is below.
     """
     X, y = table.X.cpu().numpy(), table.y.cpu().numpy()
-    counts = np.bincount(y, minlength=table.num_classes)
     distinct = np.array([len(np.unique(column)) for column in X.T])
     return {
         "rows": len(y),
         "labelled share": table.train_size / len(y),
         "features": X.shape[1],
+        **(of_classes(y, table.num_classes) if table.num_classes else of_numbers(y)),
+        "categorical share": float((distinct <= FEW_VALUES).mean()),
+        **skills(X, y, table.train_size, table.num_classes == 0),
+    }
+
+
+def of_classes(y: np.ndarray, num_classes: int) -> dict[str, float]:
+    """Statistics of labels y (N,)."""
+    counts = np.bincount(y, minlength=num_classes)
+    return {
         "classes": int((counts > 0).sum()),
         "missing classes": int((counts == 0).sum()),
         "commonest class": counts.max() / len(y),
         "rarest class": counts[counts > 0].min() / len(y),
-        "categorical share": float((distinct <= FEW_VALUES).mean()),
-        **skills(X, y, table.train_size),
     }
 
 
-def skills(X: np.ndarray, y: np.ndarray, train_size: int) -> dict[str, float]:
+def of_numbers(y: np.ndarray) -> dict[str, float]:
+    """Statistics of a standardised target y (N,)."""
+    counts = np.unique(y, return_counts=True)[1]
+    return {
+        "distinct targets": len(counts),
+        "commonest target": counts.max() / len(y),
+        "lowest target": y.min(),
+        "highest target": y.max(),
+        "skewness of target": (y.astype(float) ** 3).mean(),
+        "kurtosis of target": (y.astype(float) ** 4).mean(),
+    }
+
+
+def skills(X: np.ndarray, y: np.ndarray, train_size: int, numeric: bool) -> dict[str, float]:
     """Skill of two models by name."""
-    from sklearn.ensemble import ExtraTreesClassifier
-    from sklearn.linear_model import LogisticRegression
+    from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
+    from sklearn.linear_model import LogisticRegression, Ridge
 
     train, query = slice(max(0, train_size - SCORED_ROWS), train_size), slice(train_size, train_size + SCORED_ROWS)
-    base = np.bincount(y[query]).max() / len(y[query])
-    models = {
-        "logistic regression": LogisticRegression(max_iter=200),
-        "extra trees": ExtraTreesClassifier(50, min_samples_leaf=2, random_state=0),
-    }
-    scores = {}
-    for name, model in models.items():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of 200 iterations, which are enough here
-            accuracy = (model.fit(X[train], y[train]).predict(X[query]) == y[query]).mean()
-        scores[f"skill of {name}"] = (accuracy - base) / (1 - base) if base < 1 else 0.0
-    return scores
+    trees = {"n_estimators": 50, "min_samples_leaf": 2, "random_state": 0}
+    if numeric:
+        models = {"ridge regression": Ridge(), "extra trees": ExtraTreesRegressor(**trees)}
+        score = r2
+    else:
+        models = {"logistic regression": LogisticRegression(max_iter=200), "extra trees": ExtraTreesClassifier(**trees)}
+        score = scaled_accuracy
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of 200 iterations, which are enough here
+        fitted = {name: model.fit(X[train], y[train]) for name, model in models.items()}
+    return {f"skill of {name}": score(y[query], model.predict(X[query])) for name, model in fitted.items()}
+
+
+def scaled_accuracy(y: np.ndarray, predicted: np.ndarray) -> float:
+    base = np.bincount(y).max() / len(y)
+    return ((predicted == y).mean() - base) / (1 - base) if base < 1 else 0.0
+
+
+def r2(y: np.ndarray, predicted: np.ndarray) -> float:
+    total = np.square(y - y.mean()).sum()
+    return max(1 - np.square(y - predicted).sum() / total, 0.0) if total > 0 else 0.0
 
 
 def describe(tables: Iterable[Table]) -> str:

@@ -1,4 +1,4 @@
-"""Pictures of tables: the two most informative columns, class balance, kinds of columns, and the causal graph."""
+"""Pictures of tables: the two most informative columns, the target, kinds of columns, and the causal graph."""
 
 from __future__ import annotations
 
@@ -20,19 +20,26 @@ PLAN_LINES = 12  # of a plan without a graph
 
 
 def informative_columns(X: np.ndarray, y: np.ndarray) -> list[int]:
-    """Indices of the columns of X (N, M) by mutual information with y (N,), best first.
+    """Indices of the columns of X (N, M) by mutual information with y (N,), labels or numbers, best first.
 
-    The information is estimated from at most 8 quantile bins per column.
+    The information is estimated from at most 8 quantile bins per column, and of numbers.
     """
+    if y.dtype.kind == "f":
+        y = bins(y)
     scores = []
     for column in X.T:
-        edges = np.unique(np.quantile(column, np.linspace(0, 1, BINS + 1)[1:-1]))
-        joint = np.zeros((len(edges) + 1, y.max() + 1))
-        np.add.at(joint, (np.searchsorted(edges, column), y), 1 / len(y))
+        codes = bins(column)
+        joint = np.zeros((codes.max() + 1, y.max() + 1))
+        np.add.at(joint, (codes, y), 1 / len(y))
         independent = joint.sum(1, keepdims=True) * joint.sum(0, keepdims=True)
         inside = joint > 0
         scores.append((joint[inside] * np.log(joint[inside] / independent[inside])).sum())
     return np.argsort(scores)[::-1].tolist()
+
+
+def bins(column: np.ndarray) -> np.ndarray:
+    """The quantile bin of each value, 0 to at most 7."""
+    return np.searchsorted(np.unique(np.quantile(column, np.linspace(0, 1, BINS + 1)[1:-1])), column)
 
 
 def save_gallery(tables: list[tuple[str, Table]], path: Path) -> list[Path]:
@@ -58,12 +65,17 @@ def plot_table(cell: Any, title: str, table: Table) -> None:
     """Fill a subfigure with the plots of one table."""
     X, y = table.X.cpu().numpy(), table.y.cpu().numpy()
     cell.suptitle(f"{title}: {len(y)} rows, {X.shape[1]} features", fontsize=10, fontweight="bold")
-    axes = cell.subplot_mosaic([["scatter", "plan"], ["scatter", "plan"], ["classes", "kinds"]], width_ratios=[1, 1.15])
-    plot_scatter(axes["scatter"], X, y)
-    counts = np.bincount(y, minlength=table.num_classes)
-    axes["classes"].bar(range(len(counts)), counts / len(y), color=[class_color(c) for c in range(len(counts))])
-    axes["classes"].set_xticks(range(len(counts)))
-    axes["classes"].set_title("class balance", fontsize=8)
+    axes = cell.subplot_mosaic([["scatter", "plan"], ["scatter", "plan"], ["target", "kinds"]], width_ratios=[1, 1.15])
+    if table.num_classes:
+        plot_scatter(axes["scatter"], X, y)
+        counts = np.bincount(y, minlength=table.num_classes)
+        axes["target"].bar(range(len(counts)), counts / len(y), color=[class_color(c) for c in range(len(counts))])
+        axes["target"].set_xticks(range(len(counts)))
+        axes["target"].set_title("class balance", fontsize=8)
+    else:
+        plot_target(axes["scatter"], X, y)
+        axes["target"].hist(y, bins=40)
+        axes["target"].set_title("target", fontsize=8)
     plot_kinds(axes["kinds"], X)
     plot_plan(axes["plan"], table.plan)
     for ax in axes.values():
@@ -83,6 +95,15 @@ def plot_scatter(ax: Any, X: np.ndarray, y: np.ndarray) -> None:
         ax.scatter(X[y == c, 0], second[y == c], s=8, alpha=0.7, linewidths=0, color=class_color(c))
     ax.set_xlabel(f"column {best[0]} of X", fontsize=8)
     ax.set_ylabel(f"column {best[1]} of X" if len(best) > 1 else "row", fontsize=8)
+
+
+def plot_target(ax: Any, X: np.ndarray, y: np.ndarray) -> None:
+    """A numeric target against the most informative column, coloured by the second."""
+    best = informative_columns(X, y)[:2]
+    X, y = spread(X[:POINTS, best]), y[:POINTS]
+    ax.scatter(X[:, 0], y, c=X[:, -1], s=8, alpha=0.7, linewidths=0)
+    ax.set_xlabel(f"column {best[0]} of X" + (f" (colour: column {best[1]})" if len(best) > 1 else ""), fontsize=8)
+    ax.set_ylabel("target", fontsize=8)
 
 
 def spread(X: np.ndarray) -> np.ndarray:
@@ -161,7 +182,8 @@ def as_html(tables: list[tuple[str, Table]], png: bytes) -> str:
         "<style>body{font:15px sans-serif;margin:2em}img{max-width:100%}pre{background:#f4f4f4;padding:1em;"
         "overflow-x:auto}</style>"
         f"<h1>{len(tables)} tables</h1>"
-        "<p>Left: the two columns most informative about the class, rows coloured by class, and the class balance. "
+        "<p>Left: the two columns most informative about the class, rows coloured by class, and the class balance; or "
+        "the numeric target against the most informative column, rows coloured by the second, and its histogram. "
         "Right: the causal graph (red: holds the target y; blue: holds features x; grey: neither) or the first "
         "lines of the plan, and the number of distinct values of each column. The columns of X are those of the plan "
         "in another order.</p>"

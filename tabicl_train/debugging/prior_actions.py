@@ -66,8 +66,9 @@ def show(config: RunConfig, args: Any) -> None:
     table = draw_table(build_prior(config), spec, config.seed, args.step, args.table)
     print(f"seed {config.seed}, step {args.step}, table {args.table} (stage {plan.stage}): {spec}")
     print(f"rejected draws before it: {dict(table.rejections) or 'none'}\n\n{table.plan}\n")
-    for row, label in zip(table.X[:5].tolist(), table.y[:5].tolist(), strict=True):
-        print(f"y {label:.4g}   X " + " ".join(f"{value:8.3f}" for value in row[:12]) + (" ..." if len(row) > 12 else ""))
+    for row, target in zip(table.X[:5].tolist(), table.y[:5].tolist(), strict=True):
+        values = " ".join(f"{value:8.3f}" for value in row[:12])
+        print(f"y {target:.4g}   X {values}" + (" ..." if len(row) > 12 else ""))
 
 
 def bench(config: RunConfig, args: Any) -> None:

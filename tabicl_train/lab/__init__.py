@@ -7,5 +7,8 @@ EXPERIMENTS = {
     "fading": "how much weight one relevant key keeps among more and more others",
     "entropy": "how even the attention of a network is on longer and longer tables",
     "attention": "one row of a table through one attention head, step by step",
-    "all": "all experiments that need no settings, one after another",
+    "needle": "which scoring rules still find one matching row among thousands of others",
+    "curriculum": "what training on tables of growing lengths does for tables longer than any of them",
+    "classes": "how a network of ten classes predicts a thousand, how well and how fast",
+    "all": "all of these, one after another",
 }

@@ -1,6 +1,6 @@
 """Does graph_scm draw from the distribution of the released generator? A classifier tries to tell their tables apart.
 
-    python tests/benchmarks/compare_graph_scm.py [tables=1000] [rows=1024]
+    python tests/benchmarks/compare_graph_scm.py [tables=1000] [rows=1024] [task=classification]
 
 Prints each statistic of both with its Kolmogorov-Smirnov distance, and the cross-validated ROC
 AUC of a gradient-boosted classifier on all statistics: 0.5 means indistinguishable.
@@ -14,11 +14,11 @@ from itertools import islice
 import numpy as np
 import torch
 from scipy.stats import ks_2samp
-from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingClassifier
 from sklearn.inspection import permutation_importance
-from sklearn.linear_model import RidgeClassifier
+from sklearn.linear_model import Ridge, RidgeClassifier
 from sklearn.model_selection import StratifiedKFold, cross_val_score
-from sklearn.neighbors import KNeighborsClassifier
+from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from sklearn.tree import DecisionTreeClassifier
 
 from priors import build_prior
@@ -39,15 +39,19 @@ def skill(model, X: np.ndarray, y: np.ndarray) -> float:
 def statistics(table: PlainTable) -> dict[str, float]:
     """The statistics of a table that are compared."""
     X, y, _ = table
+    Z = (X - X.mean(0)) / X.std(0).clip(1e-9)
+    of_target = class_statistics(X, Z, y) if y.dtype == np.int64 else number_statistics(X, Z, y)
+    return feature_statistics(X, Z) | of_target
+
+
+def feature_statistics(X: np.ndarray, Z: np.ndarray) -> dict[str, float]:
+    """Those of X (N, M) alone; Z: standardised X."""
     num_rows, num_features = X.shape
-    labels, y, counts = np.unique(y, return_inverse=True, return_counts=True)
-    shares = counts / num_rows
     distinct = np.array([len(np.unique(column)) for column in X.T])
     discrete = distinct <= FEW
     steps = [np.diff(np.unique(column)) for column in X.T[discrete & (distinct > 2)]]
     even = [step.max() < 1.01 * step.min() for step in steps]
     mode_share = np.array([np.unique(column, return_counts=True)[1].max() / num_rows for column in X.T])
-    Z = (X - X.mean(0)) / X.std(0).clip(1e-9)
     kurtosis, skewness = (Z**4).mean(0), np.abs((Z**3).mean(0))
     kept = np.linspace(0, num_features - 1, min(num_features, 40)).astype(int)
     correlation = np.abs(np.corrcoef(Z[:, kept].T).reshape(len(kept), -1)[np.triu_indices(len(kept), 1)])
@@ -56,17 +60,10 @@ def statistics(table: PlainTable) -> dict[str, float]:
     if not len(correlation):
         correlation = rank_correlation = np.zeros(1)
     eigenvalues = np.linalg.eigvalsh(Z[:, kept].T @ Z[:, kept] / num_rows)
-    class_means = np.stack([Z[y == k].mean(0) for k in range(len(labels))])
-    explained = (shares[:, None] * class_means**2).sum(0)  # of each feature's variance, by the class
     continuous = Z[:, ~discrete]
     quantiles = np.quantile(continuous, [0.01, 0.25, 0.75, 0.99], axis=0) if continuous.size else np.zeros((4, 1))
     return {
         "features": num_features,
-        "classes": len(labels),
-        "classes_missing": labels.max() + 1 - len(labels),
-        "class_entropy": -(shares * np.log(shares)).sum() / np.log(len(labels)),
-        "class_min": shares.min(),
-        "class_max": shares.max(),
         "discrete": discrete.mean(),
         "binary": (distinct == 2).mean(),
         "cardinality_mean": distinct[discrete].mean() if discrete.any() else 0,
@@ -91,14 +88,68 @@ def statistics(table: PlainTable) -> dict[str, float]:
         "rank_correlation_mean": rank_correlation.mean(),
         "copies": (correlation > 0.999).mean(),
         "effective_rank": eigenvalues.sum() ** 2 / (eigenvalues**2).sum() / len(kept),
+        "duplicate_rows": 1 - len(np.unique(X, axis=0)) / num_rows,
+    }
+
+
+def class_statistics(X: np.ndarray, Z: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    """Those of labels y (N,), and of how they depend on X."""
+    labels, y, counts = np.unique(y, return_inverse=True, return_counts=True)
+    shares = counts / len(y)
+    class_means = np.stack([Z[y == k].mean(0) for k in range(len(labels))])
+    explained = (shares[:, None] * class_means**2).sum(0)  # of each feature's variance, by the class
+    return {
+        "classes": len(labels),
+        "classes_missing": labels.max() + 1 - len(labels),
+        "class_entropy": -(shares * np.log(shares)).sum() / np.log(len(labels)),
+        "class_min": shares.min(),
+        "class_max": shares.max(),
         "explained_mean": explained.mean(),
         "explained_max": explained.max(),
         "explained_spread": explained.std(),
-        "duplicate_rows": 1 - len(np.unique(X, axis=0)) / num_rows,
         "neighbour_skill": skill(KNeighborsClassifier(1), X, y),
         "tree_skill": skill(DecisionTreeClassifier(max_depth=4, random_state=0), X, y),
         "linear_skill": skill(RidgeClassifier(), X, y),
     }
+
+
+def number_statistics(X: np.ndarray, Z: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    """Those of a numeric target y (N,), and of how it depends on X."""
+    z = (y - y.mean(dtype=float)) / y.std(dtype=float)
+    counts = np.unique(y, return_counts=True)[1]
+    correlation = np.abs(z @ Z) / len(z)
+    ranks, rank = Z.argsort(0).argsort(0), z.argsort().argsort()
+    rank_correlation = np.abs(np.corrcoef(ranks.T, rank)[-1, :-1])
+    trees = ExtraTreesRegressor(50, max_depth=6, bootstrap=True, oob_score=True, random_state=0).fit(X, z)
+    return {
+        "target_std": y.std(ddof=1, dtype=float),
+        "target_skewness": (z**3).mean(),
+        "target_skewness_size": np.abs((z**3).mean()),
+        "target_kurtosis": np.log1p((z**4).mean()),
+        "target_distinct": len(counts) / len(z),
+        "target_mode_share": counts.max() / len(z),
+        "target_lowest": z.min(),
+        "target_highest": z.max(),
+        "target_quantile_05": np.quantile(z, 0.05),
+        "target_median": np.median(z),
+        "target_quantile_95": np.quantile(z, 0.95),
+        "target_inner_range": np.quantile(z, 0.75) - np.quantile(z, 0.25),
+        "target_outliers": (np.abs(z) > 3).mean(),
+        "target_correlation_max": correlation.max(),
+        "target_correlation_mean": correlation.mean(),
+        "target_rank_correlation_max": rank_correlation.max(),
+        "target_rank_correlation_spread": rank_correlation.std(),
+        "out_of_bag_r2": trees.oob_score_,
+        "neighbour_r2": r2(KNeighborsRegressor(5), X, z),
+        "linear_r2": r2(Ridge(), X, z),
+    }
+
+
+def r2(model, X: np.ndarray, y: np.ndarray) -> float:
+    """R2 on the second half of the rows, at least -1."""
+    half = len(y) // 2
+    error = np.square(model.fit(X[:half], y[:half]).predict(X[half:]) - y[half:]).sum()
+    return max(1 - error / max(np.square(y[half:] - y[half:].mean()).sum(), 1e-9), -1.0)
 
 
 def tell_apart(ours: np.ndarray, released: np.ndarray) -> tuple[float, np.ndarray]:
@@ -137,7 +188,7 @@ if __name__ == "__main__":
     tables, rows = int(args.get("tables", 1000)), int(args.get("rows", 1024))
     torch.set_num_threads(1)
     prior = build_prior("graph_scm", preset="released")
-    report(
-        [statistics(table) for table in islice(own_tables(prior, rows), tables)],
-        [statistics(table) for table in islice(released_tables("graph_scm", rows), tables)],
-    )
+    max_classes = {"classification": 10, "regression": 0}[args.get("task", "classification")]
+    ours = own_tables(prior, rows, max_classes=max_classes)
+    released = released_tables("graph_scm", rows, max_classes=max_classes)
+    report(*([statistics(table) for table in islice(side, tables)] for side in (ours, released)))

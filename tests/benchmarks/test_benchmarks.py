@@ -52,9 +52,10 @@ def test_model_beside_the_client(run):
 
 
 @pytest.mark.slow
-def test_prior_beside_the_released_generator(run):
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_prior_beside_the_released_generator(task, run):
     pytest.importorskip("tabicl.prior")
-    printed = run("bench_prior.py", "rows=64", "tables=1", "rounds=1")
+    printed = run("bench_prior.py", "rows=64", "tables=1", "rounds=1", f"task={task}")
     assert re.search(r"^graph_scm +\d.*\nreleased +\d.*\nratio \d+\.\d \(median of 1 rounds of 1 tables", printed)
 
 
@@ -66,11 +67,18 @@ def test_local_workers_beside_ray_actors(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["compare_graph_scm.py", "compare_mlp_scm.py"])
-def test_statistics_beside_the_released_generator(script, run):
+@pytest.mark.parametrize(
+    ("script", "arguments", "statistics"),
+    [
+        ("compare_graph_scm.py", [], 37),
+        ("compare_graph_scm.py", ["task=regression"], 46),
+        ("compare_mlp_scm.py", [], 37),
+    ],
+)
+def test_statistics_beside_the_released_generator(script, arguments, statistics, run):
     pytest.importorskip("tabicl.prior")
-    printed = run(script, "tables=6", "rows=80")
-    assert len(printed.splitlines()) == 39  # a title, 37 statistics, the ROC AUC
+    printed = run(script, "tables=6", "rows=80", *arguments)
+    assert len(printed.splitlines()) == 2 + statistics  # a title and the ROC AUC
     assert re.search(r"^ROC AUC \d\.\d{3} on 6 against 6 tables$", printed, re.MULTILINE)
 
 

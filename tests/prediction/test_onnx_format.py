@@ -19,9 +19,9 @@ pytest.importorskip("onnxruntime")
 NETWORKS = {  # the presets, apart from their sizes, and the other scalings and groupings
     "tabicl_v1": ["model=tabicl_v1"],
     "unbounded": ["model.col_scaling=ssmax", "model.icl_scaling=ssmax_mlp", "model.col_grouping=disjoint"],
-    "averaging": ["model.col_scaling=ssa", "model.icl_scaling=ssa_trainable", "model.ssa_exponent=1.2"],
+    "averaging": ["model.col_scaling=ssmax_mlp_elementwise", "model.icl_scaling=ssa", "model.ssa_exponent=1.2"],
     "bounded": [
-        "model.col_scaling=ssmax_mlp_elementwise", "model.icl_scaling=qassmax", "model.scaling_bound=3",
+        "model.col_scaling=ssa_trainable", "model.icl_scaling=qassmax", "model.scaling_bound=3",
         "model.col_grouping=none", "model.bias_free_ln=true", "model.max_classes=7",
     ],
 }  # fmt: skip
@@ -42,7 +42,10 @@ def assert_agreement(file: Path, checkpoint: Path, classes: int) -> None:
 
 
 @pytest.mark.slow  # torch's exporter takes ten seconds for the smallest network
-@pytest.mark.parametrize("network", ["tabicl_v1", "bounded", pytest.param("unbounded", marks=pytest.mark.campaign)])
+@pytest.mark.parametrize(
+    "network",
+    ["tabicl_v1", "bounded", *(pytest.param(name, marks=pytest.mark.campaign) for name in ("unbounded", "averaging"))],
+)
 def test_onnxruntime_agrees_with_torch(network, tmp_path):
     make_run(tmp_path / "run", *NETWORKS[network])
     export(str(tmp_path / "run"), str(tmp_path / "m.onnx"))

@@ -83,6 +83,53 @@ def test_a_spread_below_1e_6_is_not_magnified():
     np.testing.assert_allclose(X, values / 1e-6, rtol=1e-5)
 
 
+def numeric_target(kind: str, num_rows: int, seed: int) -> torch.Tensor:
+    return torch.from_numpy(raw_columns([kind], num_rows, seed)[:, 0])
+
+
+@quick
+@given(st.sampled_from(sorted(KINDS)), sizes, seeds)
+def test_a_numeric_target_is_clamped_and_standardised(kind, num_rows, seed):
+    raw = numeric_target(kind, num_rows, seed)
+    rows = torch.arange(num_rows, dtype=torch.float32)[:, None]
+    if (raw == raw[0]).all():
+        with pytest.raises(Rejected, match="target"):
+            finish(rows, raw, 0, num_rows // 2, rng_at(seed))
+        return
+    table = finish(rows, raw, 0, num_rows // 2, rng_at(seed))
+    assert table.y.dtype == torch.float32 and table.num_classes == 0 and table.train_size == num_rows // 2
+    assert (table.X[:, 0].diff() > 0).all(), "rows stay in place"
+    values = np.array(raw.tolist())
+    expected = np.array(standardised((values - values.mean()) / values.std(ddof=1)))  # bounds do not depend on scale
+    expected = (expected - expected.mean()) / expected.std(ddof=1)
+    # A column of one outlier among equal values is clamped to 4e-6 beside them, of which float32 keeps five digits.
+    np.testing.assert_allclose(table.y, expected, atol=1e-3 if kind == "rare" else 2e-5)
+    y = table.y.double()
+    assert abs(y.mean()) < 1e-5 and y.std() == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e12, -3.0])
+def test_a_numeric_target_has_no_scale(scale):
+    rows = torch.arange(80.0)[:, None]
+    raw = numeric_target("heavy", 80, 3)
+    one, other = (finish(rows, target, 0, 40, rng_at(0)).y for target in (raw, raw * scale))
+    torch.testing.assert_close(other, one if scale > 0 else -one, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_target_that_is_not_finite_rejects_the_table(value):
+    raw = numeric_target("normal", 50, 0)
+    raw[17] = value
+    with pytest.raises(Rejected, match="target"):
+        finish(torch.arange(50.0)[:, None], raw, 0, 25, rng_at(0))
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.1, 1e30, -1e-30])
+def test_a_constant_target_rejects_the_table(constant):
+    with pytest.raises(Rejected, match="target"):
+        finish(torch.arange(50.0)[:, None], torch.full((50,), constant), 0, 25, rng_at(0))
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_value_that_is_not_finite_rejects_the_table(value):
     raw = raw_columns(["normal", "category", "normal"], 50, 0)

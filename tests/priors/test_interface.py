@@ -5,7 +5,7 @@ import random
 import re
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,9 @@ from priors.finish import Rejected
 
 LIVE = [name for name in prior_names() if name != "disk"]  # disk serves what others drew
 SPEC = TableSpec(num_rows=90, train_size=50, num_features=5, max_classes=4, group_seed=(3, 0))
+SPECS = {"classes": SPEC, "numbers": replace(SPEC, max_classes=0)}
+NUMERIC = [name for name in LIVE if name != "needle"]
+CASES = [f"{name} classes" for name in LIVE] + [f"{name} numbers" for name in NUMERIC]
 SEEDS = [7, (7, 1), (2**40, 0)]
 
 
@@ -26,7 +29,13 @@ def digest(table) -> str:
 
 
 def digests() -> dict[str, list[str]]:
-    return {name: [digest(build_prior(name).sample(SPEC, seed)) for seed in SEEDS] for name in LIVE}
+    return {case: [digest(draw(case, seed)) for seed in SEEDS] for case in CASES}
+
+
+def draw(case: str, seed):
+    """The table of a prior with classes or numbers as target."""
+    name, target = case.split()
+    return build_prior(name).sample(SPECS[target], seed)
 
 
 @pytest.fixture(scope="module")
@@ -56,25 +65,23 @@ def test_another_process_with_another_hash_seed_draws_the_same_tables(drawn):
     assert json.loads(result.stdout) == drawn
 
 
-@pytest.mark.parametrize("name", LIVE)
-def test_tables_do_not_depend_on_the_order_nor_on_global_random_state(name, drawn):
-    prior = build_prior(name)
+@pytest.mark.parametrize("case", CASES)
+def test_tables_do_not_depend_on_the_order_nor_on_global_random_state(case, drawn):
     random.seed(1)
     np.random.seed(1)
     torch.manual_seed(1)
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    backwards = [digest(prior.sample(SPEC, seed)) for seed in reversed(SEEDS)]
-    assert backwards[::-1] == drawn[name] and len(set(backwards)) == len(SEEDS)
+    backwards = [digest(draw(case, seed)) for seed in reversed(SEEDS)]
+    assert backwards[::-1] == drawn[case] and len(set(backwards)) == len(SEEDS)
     after = random.getstate(), np.random.get_state(), torch.get_rng_state()
     assert before[0] == after[0] and (before[1][1] == after[1][1]).all() and before[1][2] == after[1][2]
     assert torch.equal(before[2], after[2])
 
 
-@pytest.mark.parametrize("name", LIVE)
-def test_seed_7_is_the_address_7_and_no_address_is_padded(name, drawn):
-    prior = build_prior(name)
-    assert digest(prior.sample(SPEC, (7,))) == digest(prior.sample(SPEC, np.int64(7))) == drawn[name][0]
-    others = [digest(prior.sample(SPEC, seed)) for seed in (1, (1, 0), (0, 1), 2**32 + 1)]
+@pytest.mark.parametrize("case", CASES)
+def test_seed_7_is_the_address_7_and_no_address_is_padded(case, drawn):
+    assert digest(draw(case, (7,))) == digest(draw(case, np.int64(7))) == drawn[case][0]
+    others = [digest(draw(case, seed)) for seed in (1, (1, 0), (0, 1), 2**32 + 1)]
     assert len(set(others)) == 4
 
 
@@ -93,14 +100,28 @@ def test_tables_have_the_documented_shapes_types_and_ranges(name):
         assert len(str(table.plan)) > 10 and " object at 0x" not in str(table.plan)
 
 
+@pytest.mark.parametrize("name", NUMERIC)
+def test_numeric_targets_have_the_documented_shapes_types_and_moments(name):
+    prior = build_prior(name)
+    for seed in range(8):
+        spec = TableSpec(120 + seed, 60 + 7 * seed, 1 + seed, max_classes=0)
+        table = prior.sample(spec, seed)
+        assert table.y.dtype == torch.float32 and table.num_classes == 0 and table.y.is_contiguous()
+        assert table.X.shape[0] == len(table.y) == spec.num_rows and table.train_size == spec.train_size
+        assert table.X.dtype == torch.float32 and table.X.isfinite().all() and table.y.isfinite().all()
+        y = table.y.double()
+        assert abs(y.mean()) < 1e-6 and abs(y.std() - 1) < 1e-6 and len(y.unique()) >= 2
+        assert "numeric target" in str(table.plan)
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
         (TableSpec(100, 50, 0), "num_features is 0; at least 1 is needed"),
         (TableSpec(9, 5, 3, 2), "num_rows is 9; at least 10 are needed"),
         (TableSpec(100, 100, 3), "train_size is 100; it must lie in 1..num_rows-1 = 1..99"),
-        (TableSpec(100, 50, 3, 11), "max_classes is 11; it must lie in 2..10"),
-        (TableSpec(100, 50, 3, 1), "max_classes is 1; it must lie in 2..10"),
+        (TableSpec(100, 50, 3, 11), "max_classes is 11; it must lie in 2..10, or be 0 for a numeric target"),
+        (TableSpec(100, 50, 3, 1), "max_classes is 1; it must lie in 2..10, or be 0 for a numeric target"),
         (TableSpec(12, 8, 3, 5), "each class needs a labelled and a query row (8 labelled, 4 query rows)"),
     ],
 )
@@ -110,9 +131,17 @@ def test_the_error_for_an_impossible_spec_is_one_line(spec, message):
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_a_prior_of_classes_refuses_numeric_targets():
+    message = "this prior draws classes only, but max_classes is 0"
+    with pytest.raises(PriorError, match=message):
+        build_prior("needle").sample(SPECS["numbers"], 0)
+    with pytest.raises(PriorError, match=f"component needle: {message}"):
+        build_prior("mix_scm", components={"needle": {"weight": 1}}).sample(SPECS["numbers"], 0)
+
+
 def test_all_problems_of_a_spec_are_reported_at_once():
-    with pytest.raises(PriorError, match=r"num_rows is 3.*train_size is 5.*num_features is -1.*max_classes is 0"):
-        build_prior("dummy").sample(TableSpec(3, 5, -1, 0), 0)
+    with pytest.raises(PriorError, match=r"num_rows is 3.*train_size is 5.*num_features is -1.*max_classes is 1"):
+        build_prior("dummy").sample(TableSpec(3, 5, -1, 1), 0)
 
 
 def test_the_error_for_an_unknown_prior_lists_the_known_ones():
@@ -198,6 +227,7 @@ def test_other_errors_of_a_prior_are_not_swallowed():
         ("unpredictable", "filter of unpredictable tables"),
         ("trivial", "filter of trivial tables"),
         ("nan", "num_features"),
+        ("target", "the numeric target is constant or not finite"),
     ],
 )
 def test_after_1000_rejections_the_setting_to_change_is_named(reason, setting):

@@ -23,8 +23,6 @@ from tabicl_train.model.kernels.run_attention import pieces
 
 SCORES = {"cpu": 2**18, "cuda": 2**24}  # of a chunk; on a CPU, 1 MB of float32 stays in the second cache
 QUERIES = 16  # of a chunk at least: with fewer, products would read the keys from memory for little work
-
-
 FLEX_HEAD = 16  # values of a head that flex attention needs
 FLEX_GRAPHS = 64  # 1 is no symbolic size: two each for sequences, queries, keys, dtypes, and with gradients or without
 # Only the kernel for many queries, and there NaN, not 0, where all scores are -inf, which only infinite inputs give.

@@ -1,0 +1,77 @@
+"""needle: each query has one matching labelled row, which hides among negatives.
+
+The stress test of attention in TabICLv2 (arXiv 2602.11139), whose tables are not published; these are our own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from priors.prior import Prior
+from priors.random import rng_at
+from priors.table import MAX_CLASSES, TableSpec
+
+CROWD = 2.0  # radius of the ball that holds the negatives
+DISTANCE = 3.0  # of a needle from its centre; 3 standard deviations of a negative with 2 features, 3.7 with 4
+NOISE = 0.2  # standard deviation of a query around its needle; they are 4.2 apart
+
+
+@dataclass
+class NeedlePlan:
+    """The sizes of a table, and where its needles lie; all other values follow from the address.
+
+    directions: (needles, num_features), orthogonal or opposite unit vectors
+    """
+
+    address: tuple[int, ...]
+    negatives: int
+    queries: int
+    directions: np.ndarray
+
+    def __str__(self) -> str:
+        needles, features = self.directions.shape
+        sizes = f"{needles} needles, {self.negatives} negatives, {self.queries} queries, {features} features"
+        return f"needle {self.address}: {sizes}\ndirections of the needles: {self.directions.round(2).tolist()}"
+
+
+@dataclass
+class Needle(Prior):
+    """Needles in a haystack: one labelled row for each class lies outside a crowd of negatives, and queries beside it.
+
+    All negatives have the class of the first needle, and lie in a ball around the origin, uniformly. A query has the
+    class of its needle, so only one labelled row tells it, however many negatives there are.
+    """
+
+    needles: int = 4
+    """Needles, each of its own class; fewer in tables with fewer classes, or with fewer than half as many features."""
+
+    def problems(self) -> list[str]:
+        if not 2 <= self.needles <= MAX_CLASSES:
+            return [f"needles is {self.needles}; it must lie in 2..{MAX_CLASSES}"]
+        return []
+
+    def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> NeedlePlan:
+        queries = spec.num_rows - spec.train_size
+        needles = min(self.needles, spec.max_classes, 2 * spec.num_features)
+        rng = rng_at(seed, "plan")
+        axes = np.linalg.qr(rng.standard_normal((spec.num_features, spec.num_features)))[0]
+        directions = rng.permutation(np.concatenate([axes, -axes]))[:needles]
+        return NeedlePlan(seed, spec.train_size - needles, queries, directions)
+
+    def execute(self, plan: NeedlePlan) -> tuple[torch.Tensor, torch.Tensor, int]:
+        rng = rng_at(plan.address, "execute")
+        needles, features = plan.directions.shape
+        crowd = rng.standard_normal((plan.negatives, features))
+        radius = CROWD * rng.random((plan.negatives, 1)) ** (1 / features)
+        crowd *= radius / np.linalg.norm(crowd, axis=1, keepdims=True)
+        labelled = np.concatenate([DISTANCE * plan.directions, crowd])  # (train_size, M)
+        classes = np.concatenate([np.arange(needles), np.zeros(plan.negatives, np.int64)])  # (train_size,)
+        order = rng.permutation(len(labelled))
+        # Each needle has as many queries as the others, give or take one: a class without a query would be rejected.
+        asked = rng.permutation(np.arange(plan.queries) % needles)  # (queries,)
+        queries = DISTANCE * plan.directions[asked] + NOISE * rng.standard_normal((plan.queries, features))
+        columns = np.concatenate([labelled[order], queries]).astype(np.float32)  # (N, M)
+        return torch.from_numpy(columns), torch.from_numpy(np.concatenate([classes[order], asked])), needles

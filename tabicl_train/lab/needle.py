@@ -1,0 +1,197 @@
+"""needle: small networks of each scoring rule, trained on short tables, look for one row among more and more negatives.
+
+The task is priors/needle.py, and training is configs/sweep/needle.yaml, with all of its settings.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from omegaconf import MISSING
+
+from priors import TableSpec, build_prior
+from tabicl_train.config.checks import at_least
+from tabicl_train.console import counted
+from tabicl_train.errors import ConfigError
+from tabicl_train.lab.folder import Folder, markdown
+from tabicl_train.lab.instruments import QUERY, measure
+from tabicl_train.lab.runs import trained_runs
+from tabicl_train.lab.scores import FEWEST_SEEDS, NO_CLAIM, Row, by_seed_and_table, interval, score_all
+from tabicl_train.model import TabICL
+from tabicl_train.model.pack import Pack
+from tabicl_train.prediction.export import load_model
+from tabicl_train.prediction.predict import predict_logits
+from tabicl_train.sweep.results import Job
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FEATURES, NEEDLES, QUERIES = 2, 4, 32  # of a test table; training has as many features and needles
+LONGEST = 224  # negatives of the longest table of training: 95 % of 240 rows, without the needles
+HELD_OUT = -1  # in place of a run's seed, which is at least 0
+CLAIM = 15_000  # negatives at which the paper's claim is made
+
+QUESTION = """
+Each table is a haystack: all of its labelled rows but four are negatives, which lie in a crowd and share a class. The
+four others, the needles, lie outside of the crowd, in different directions, and each has a class of its own. The row to
+be classified lies beside one of the needles, so a single labelled row tells its class, however many negatives there
+are. Small networks that differ only in how they turn scores into attention weights learn this on tables with at most
+224 negatives. Who still finds the needle among thousands? A network that no longer finds it answers with the class of
+the negatives, and is right in one case of four.
+"""
+
+
+@dataclass
+class Options:
+    """tabicl-lab needle folder=DIR [negatives=[100,15000]] key=value ...
+
+    Trains small networks of each scoring rule to find one row among few negatives, and tests them on many. It takes
+    about 25 minutes on two CPU cores; when it is stopped, the same command continues it.
+    """
+
+    folder: str = MISSING
+    """Folder to write; the runs are inside, in runs/."""
+    negatives: list[int] = field(default_factory=lambda: [100, 300, 1000, 3000, 10000, 15000, 30000])
+    """Negatives of the tables that networks are tested on."""
+    tables: int = 12
+    """Test tables for each number of negatives, each with 32 rows to be classified."""
+    small: bool = False
+    """Two steps of training, one seed, and two short tables."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, one line each."""
+        problems = at_least(1, tables=self.tables)
+        problems += [problem for number in self.negatives for problem in at_least(1, negatives=number)]
+        return problems + ([] if self.negatives else ["negatives is empty; name at least one number"])
+
+
+SMALL = ["seed=0", *(f"curriculum.stages.stage1.{value}" for value in ("steps=2", "rows=[20,40]", "tables=2"))]
+
+
+def run(options: Options) -> None:
+    if problems := options.problems():
+        raise ConfigError(problems)
+    folder = Folder("needle", options)
+    runs = trained_runs(["sweep=needle", *(SMALL if options.small else [])], folder.path / "runs")
+    scores = score(folder, runs, *(([20, 60], 2) if options.small else (sorted(options.negatives), options.tables)))
+    folder.figure("needle", draw(scores))
+    folder.page("Needles in haystacks", QUESTION, findings(scores))
+
+
+def score(folder: Folder, runs: list[Job], negatives: list[int], tables: int) -> pd.DataFrame:
+    """A row for each run and test table: run, negatives, table, rule, seed, accuracy, entropy."""
+    prior, of_name = build_prior("needle", needles=NEEDLES), {run.name: run for run in runs}
+
+    @functools.lru_cache(maxsize=1)
+    def network(folder: Path) -> TabICL:
+        return load_model(str(folder))
+
+    def score_one(name: str, negatives: int, number: int) -> list[Row]:
+        labelled, run = negatives + NEEDLES, of_name[name]
+        spec = TableSpec(labelled + QUERIES, labelled, FEATURES, NEEDLES)
+        table = prior.sample(spec, (HELD_OUT, negatives, number))
+        model, pack = network(run.folder), Pack.of([(table.X, table.y, labelled)])
+        correct: list[float] = []
+
+        def predict() -> None:
+            predicted = predict_logits(model, pack, NEEDLES).argmax(-1)
+            correct.append((predicted == table.y[labelled:]).double().mean().item())
+
+        shapes = measure(model, predict, rows=QUERIES, points=1)
+        entropy = shapes.loc[shapes["queries"] == QUERY, "entropy"].mean()
+        return [{"rule": run.params["rule"], "seed": run.seed, "accuracy": correct[0], "entropy": entropy}]
+
+    units = itertools.product(of_name, negatives, range(tables))
+    return score_all(folder, "needle", ["run", "negatives", "table"], units, score_one)
+
+
+def summary(scores: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Means with intervals: a row for each rule, a column for each number of negatives."""
+    means = {key: interval(by_seed_and_table(rows, column)) for key, rows in scores.groupby(["rule", "negatives"])}
+    return unstacked(means, scores)
+
+
+def unstacked(means: dict, scores: pd.DataFrame) -> pd.DataFrame:
+    frame = pd.Series(list(means.values()), pd.MultiIndex.from_tuples(means), dtype=object).unstack()
+    return frame.reindex([rule for rule in scores["rule"].unique() if rule in frame.index])
+
+
+def differences(scores: pd.DataFrame) -> pd.DataFrame:
+    """Accuracy of each rule minus that of the first one on the same tables, as `summary`."""
+    first, *others = scores["rule"].unique()
+    means = {}
+    for negatives, rows in scores.groupby("negatives"):
+        values = {rule: by_seed_and_table(own, "accuracy") for rule, own in rows.groupby("rule")}
+        means |= {(rule, negatives): interval(values[rule] - values[first]) for rule in others}
+    return unstacked(means, scores)
+
+
+def draw(scores: pd.DataFrame) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    titles = {"accuracy": "accuracy (dotted: by chance)", "entropy": "entropy of attention / log n"}
+    for axes, (column, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
+        for rule, means in summary(scores, column).iterrows():
+            low, high = ([getattr(mean, end) for mean in means] for end in ("low", "high"))
+            (line,) = axes.plot(means.index, [mean.mean for mean in means], marker="o", label=rule)
+            axes.fill_between(means.index, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+        if (most := scores["negatives"].max()) > LONGEST:
+            axes.axvspan(LONGEST, most, color="0.95", zorder=0)
+        axes.set(xscale="log", ylim=(-0.02, 1.02), xlabel="negatives (grey: more than in training)", title=title)
+    figure.axes[0].axhline(1 / NEEDLES, color="0.5", linestyle=":")
+    figure.axes[0].legend()
+    return figure
+
+
+def findings(scores: pd.DataFrame) -> str:
+    means, gaps, entropies = summary(scores, "accuracy"), differences(scores), summary(scores, "entropy")
+    seeds, tables = counted(scores["seed"].nunique(), "seed"), counted(scores["table"].nunique(), "test table")
+    first = means.index[0]
+    return f"""
+![accuracy and entropy by number of negatives](needle.png)
+
+Accuracy, with 95 % intervals over {seeds} of training and {tables}, both resampled:
+
+{shown(means)}
+
+Accuracy minus that of {first}, on the same tables:
+
+{shown(gaps, signed=True)}
+
+{verdict(means, gaps, scores["seed"].nunique())}
+
+Entropy of the attention of the rows to be classified, over log n, mean over the layers and heads of in-context
+learning: 0 if it looks at one row, 1 if at all rows alike.
+
+{shown(entropies)}
+
+How it was done: configs/sweep/needle.yaml has every setting of the training, which is the same for all rules;
+needle.csv has the scores of each run and table, and runs/ the runs.
+"""
+
+
+def shown(means: pd.DataFrame, signed: bool = False) -> str:
+    frame = means.map(lambda mean: mean.signed if signed else str(mean))
+    frame.columns = pd.Index([f"{negatives:,}" for negatives in means.columns])
+    return markdown(frame.rename_axis("rule").reset_index())
+
+
+def verdict(means: pd.DataFrame, gaps: pd.DataFrame, seeds: int) -> str:
+    """A sentence for each rule whose difference from the first one at the number of the claim excludes zero."""
+    if seeds < FEWEST_SEEDS:
+        return NO_CLAIM
+    at = min(gaps.columns, key=lambda negatives: abs(np.log(negatives / CLAIM)))
+    first, lines = means.index[0], []
+    for rule, gap in gaps[at].items():
+        right = f"{rule} is right in {means.loc[rule, at].mean:.1%} of the cases, {first} in "
+        right += f"{means.loc[first, at].mean:.1%}"
+        end = "a difference whose interval excludes zero" if gap.excludes_zero else "which decides nothing"
+        lines.append(f"- {right}: {end}.")
+    return "\n".join([f"Among {at:,} negatives:", "", *lines])

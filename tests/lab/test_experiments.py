@@ -1,0 +1,135 @@
+"""The command, the folders that experiments write, and each experiment at its smallest size."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from unittest import mock
+
+import pandas as pd
+import pytest
+from command_line import command
+from forked_jobs import forked_jobs  # noqa: F401
+
+from tabicl_train.config.arguments import help_text
+from tabicl_train.lab import EXPERIMENTS, needle
+from tabicl_train.lab.experiments import load
+from tabicl_train.lab.runs import Stopped
+from tabicl_train.sweep.journal import SweepFailed
+
+
+def files(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+def run(name, folder, *settings):
+    result = command("lab", name, f"folder={folder}", *settings)
+    assert result.returncode == 0, result.stderr
+    page = (folder / "README.md").read_text()
+    assert f"folder={folder}" in page and f"{folder / 'README.md'}\n" in result.stdout
+    for figure in folder.glob("*.png"):
+        assert f"({figure.name})" in page
+    return page
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_has_a_folder_a_smallest_size_and_help(name):
+    options = load(name).Options
+    assert {"folder", "small"} <= {field.name for field in dataclasses.fields(options)}
+    assert help_text(options).startswith(f"usage: tabicl-lab {name} folder=DIR")
+    result = command("lab", name, "--help")
+    assert result.returncode == 0 and help_text(options) in result.stdout
+
+
+def test_the_command_without_an_experiment_lists_them():
+    result = command("lab")
+    assert result.returncode == 0 and all(question in result.stdout for question in EXPERIMENTS.values())
+    result = command("lab", "fadding")
+    assert result.returncode == 2 and "there is no experiment 'fadding'; there are fading, " in result.stderr
+
+
+@pytest.mark.multi_process  # git, for the page
+def test_fading_writes_a_folder(tmp_path):
+    folder = tmp_path / "new" / "fading"
+    page = run("fading", folder, "small=true", "gap=3")
+    assert files(folder) == {"experiment.json", "fading.csv", "fading.png", "README.md"}
+    assert page.startswith("# Attention fading\n\nAn attention layer") and "| gap | 3.0 |" in page
+    assert json.loads((folder / "experiment.json").read_text())["options"]["gap"] == 3
+    again = run("fading", folder, "small=true", "gap=4")  # replaces what it wrote
+    assert "| gap | 4.0 |" in again and files(folder) == {"experiment.json", "fading.csv", "fading.png", "README.md"}
+
+
+def test_mistakes_in_the_options_are_told_at_once(tmp_path):
+    settings = ("gap=0", "exponent=1", "gates=[0.5,2]")
+    result = command("lab", "fading", f"folder={tmp_path}/x", *settings)
+    assert result.returncode == 2 and not (tmp_path / "x").exists()
+    assert all(word in result.stderr for word in ("gap is 0.0", "exponent is 1.0", "gates has 2.0"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("notes.txt", "mine", "holds notes.txt, which is of no experiment"),
+        ("experiment.json", '{"experiment": "needle"}', "holds the experiment needle"),
+        ("experiment.json", "[]", "holds a damaged experiment.json"),
+        ("experiment.json", "{", "holds a damaged experiment.json"),
+    ],
+)
+def test_a_folder_of_something_else_is_refused_and_kept(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    result = command("lab", "fading", f"folder={tmp_path}")
+    assert result.returncode == 2 and message in result.stderr and "choose another name" in result.stderr
+    assert files(tmp_path) == {name} and (tmp_path / name).read_text() == text
+
+
+@pytest.mark.multi_process
+@pytest.mark.usefixtures("forked_jobs")
+def test_needle_at_its_smallest_size_twice(tmp_path):
+    page = run("needle", tmp_path, "small=true")
+    scores = pd.read_csv(tmp_path / "needle.csv")
+    assert set(scores["rule"]) == {"softmax", "SSMax", "QASSMax", "SSA"} and len(scores) == 4 * 2 * 2
+    assert scores["accuracy"].between(0, 1).all() and scores["entropy"].between(0, 1).all()
+    assert "No claim is made with fewer than 3 seeds" in page and len(list((tmp_path / "runs").glob("rule-*"))) == 4
+    scores.iloc[:9].to_csv(tmp_path / "needle.csv", index=False)  # as if it had been stopped there
+    run("needle", tmp_path, "small=true")
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "needle.csv"), scores)
+    assert len((tmp_path / "runs" / "jobs.jsonl").read_text().split('"started"')) == 1 + 4  # none was trained again
+
+
+@pytest.mark.multi_process
+@pytest.mark.usefixtures("forked_jobs")
+def test_curriculum_at_its_smallest_size(tmp_path):
+    page = run("curriculum", tmp_path, "small=true")
+    scores = pd.read_csv(tmp_path / "curriculum.csv")
+    assert len(scores) == 2 * 3 * 2 * 5 and set(scores["data"]) == {"synthetic"}
+    assert sorted(set(scores["n"])) == [16, 32, 64, 128, 256]
+    assert "| growing_rows | QASSMax | 3 |" in page and "Real tables" not in page.partition("## How")[0]
+
+
+@pytest.mark.multi_process  # git, for the page
+def test_classes_at_its_smallest_size(tmp_path, run_dir):
+    page = run("classes", tmp_path / "classes", "small=true", f"checkpoint={run_dir}", "queries=20")
+    scores = pd.read_csv(tmp_path / "classes" / "classes.csv")
+    assert scores[["classes", "digits", "nodes"]].to_numpy().tolist() == [[4, 1, 1], [23, 2, 4]]
+    decomposition = pd.read_csv(tmp_path / "classes" / "decomposition-1.csv")
+    assert decomposition.iloc[42].tolist() == [42, 42, 5, 2, 4]  # class, name, digits, group
+    assert "![digits and groups" in page and "real labels" not in page
+
+
+@pytest.mark.campaign
+def test_all_experiments_at_their_smallest_size(tmp_path):
+    lab = "import sys; sys.argv[0] = 'tabicl-lab'; from tabicl_train.commands import lab; lab()"
+    subprocess.run([sys.executable, "-c", lab, "all", f"folder={tmp_path}", "small=true"], check=True)
+    names = set(EXPERIMENTS) - {"all"}
+    assert files(tmp_path) == {*names, "experiment.json", "README.md"}
+    assert all((tmp_path / name / "README.md").is_file() for name in names)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"), [(Stopped(), 75, ""), (SweepFailed("no disk"), 1, "error: no disk")]
+)
+def test_exit_codes_are_those_of_a_sweep(tmp_path, monkeypatch, error, code, text):
+    monkeypatch.setattr(needle, "trained_runs", mock.Mock(side_effect=error))
+    result = command("lab", "needle", f"folder={tmp_path}")
+    assert result.returncode == code and text in result.stderr
+    assert files(tmp_path) == {"experiment.json"}  # the same command goes on

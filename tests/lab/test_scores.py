@@ -1,0 +1,115 @@
+"""Intervals against closed forms, scores that go on after a stop, and claims on invented scores."""
+
+import contextlib
+import itertools
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tabicl_train.config.compose import compose
+from tabicl_train.lab import curriculum, needle, scores
+from tabicl_train.lab.classes import nodes
+from tabicl_train.lab.folder import Folder
+from tabicl_train.lab.runs import Stopped
+from tabicl_train.lab.scores import interval, score_all
+from tabicl_train.planning.run_plan import expected_work
+
+
+def test_interval_of_tables_alone_is_that_of_their_mean():
+    values = np.random.default_rng(1).normal(size=(1, 500))
+    found, half = interval(values), 1.96 * values.std() / np.sqrt(500)
+    assert found.mean == pytest.approx(values.mean())
+    assert (found.high - found.low) / 2 == pytest.approx(half, rel=0.05)
+
+
+def test_interval_counts_the_spread_of_seeds_and_that_of_tables():
+    rng = np.random.default_rng(2)
+    seeds, tables = rng.normal(size=(40, 1)), 3 * rng.normal(size=(1, 200))
+    found = interval(seeds + tables)
+    half = 1.96 * np.sqrt(seeds.var() / 40 + tables.var() / 200)
+    assert (found.high - found.low) / 2 == pytest.approx(half, rel=0.05)
+    assert interval(np.full((3, 9), 0.5)) == pytest.approx(
+        (0.5, 0.5, 0.5)
+    )  # the same difference on all tables is certain
+
+
+@dataclass
+class Options:
+    folder: str
+
+
+def test_scores_go_on_where_they_were_stopped(tmp_path, monkeypatch):
+    stop, made = SimpleNamespace(asked=False), []
+    monkeypatch.setattr(scores, "watch_signals", lambda: contextlib.nullcontext(stop))
+    folder, units = Folder("test", Options(str(tmp_path))), [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+
+    def score(name, table):
+        made.append((name, table))
+        stop.asked = len(made) == 3
+        return [{"value": len(made), "part": part} for part in (1, 2)]
+
+    with pytest.raises(Stopped):
+        score_all(folder, "scores", ["name", "table"], units, score)
+    assert made == units[:3] and len(pd.read_csv(tmp_path / "scores.csv")) == 6
+    stop.asked = False
+    found = score_all(folder, "scores", ["name", "table"], units, score)
+    assert made == units and found["value"].tolist() == [1, 1, 2, 2, 3, 3, 4, 4]
+    fewer = score_all(folder, "scores", ["name", "table"], units[2:], score)  # others stay in the file
+    assert fewer["value"].tolist() == [3, 3, 4, 4] and len(pd.read_csv(tmp_path / "scores.csv")) == 8
+
+
+def needle_scores(gain: float, noise: float) -> pd.DataFrame:
+    """Accuracy 0.5 of softmax, and of QASSMax by `gain` more, by more or less in each run."""
+    rng, rows = np.random.default_rng(0), []
+    for seed, negatives, table in itertools.product(range(3), (100, 15_000), range(6)):
+        for rule, accuracy in (("softmax", 0.5), ("QASSMax", 0.5 + gain + noise * (seed - 1))):
+            accuracy += rng.uniform(0, 0.01)
+            rows.append({"rule": rule, "seed": seed, "negatives": negatives, "table": table, "accuracy": accuracy})
+    return pd.DataFrame(rows).assign(entropy=0.5)
+
+
+def test_needle_claims_only_what_no_seed_contradicts():
+    clear = needle.findings(needle_scores(gain=0.3, noise=0.1))
+    assert "Among 15,000 negatives:" in clear
+    assert "- QASSMax is right in 80.5% of the cases, softmax in 50.5%: a difference whose interval excludes" in clear
+    assert "which decides nothing" in needle.findings(needle_scores(gain=0.1, noise=0.2))
+    assert "which decides nothing" not in clear
+
+
+def curriculum_scores(change: dict[str, float]) -> pd.DataFrame:
+    """Log loss 1 of every rule, changed by growing rows as told."""
+    rng, rows = np.random.default_rng(0), []
+    for seed, n, table, rule in itertools.product(range(3), (256, 4096), range(8), curriculum.RULES):
+        for name in (curriculum.FIXED, curriculum.GROWING):
+            loss = 1 + table / 10 + (change[rule] if name == curriculum.GROWING else 0) + rng.uniform(0, 0.01)
+            rows.append({"curriculum": name, "rule": rule, "seed": seed, "n": n, "table": table, "log_loss": loss})
+    return pd.DataFrame(rows).assign(data="synthetic")
+
+
+def test_curriculum_answers_in_two_sentences():
+    found = curriculum.effects(curriculum_scores({"softmax": 0.0, "SSMax": 0.1, "QASSMax": -0.2}))
+    assert found.means.loc[("growing_rows", "QASSMax"), 4096].mean == pytest.approx(1.155, abs=0.003)
+    assert [found.growing.loc[rule, 4096].mean for rule in curriculum.RULES] == pytest.approx([0, 0.1, -0.2], abs=0.003)
+    text = curriculum.verdict(found, 16)
+    assert text.startswith("On tables 16 times as long") and text.endswith("so the curriculum favours QASSMax.")
+    worse = curriculum.effects(curriculum_scores({"softmax": 0.0, "SSMax": -0.1, "QASSMax": 0.2}))
+    assert curriculum.verdict(worse, 16).endswith("so the curriculum favours SSMax.")
+    same = curriculum.effects(curriculum_scores(dict.fromkeys(curriculum.RULES, 0.1)))
+    assert "which decides nothing" in curriculum.verdict(same, 16)
+
+
+@pytest.mark.parametrize("rule", ["none", "ssmax", "qassmax_elementwise"])
+def test_both_curricula_take_the_same_flops_in_each_stage(rule):
+    flops = []
+    for name in (curriculum.FIXED, curriculum.GROWING):
+        settings = ["model=small", "prior=mlp_scm_causal", f"curriculum={name}"]
+        config = compose([*settings, f"model.col_scaling={rule}", f"model.icl_scaling={rule}"])
+        flops.append([expected_work(config, stage, 200)[1] for stage in config.curriculum.stages.values()])
+    assert np.divide(*flops) == pytest.approx(1, abs=0.04)
+
+
+def test_the_tree_of_classes_has_a_node_for_each_prediction():
+    assert [nodes(classes, 10) for classes in (2, 10, 11, 57, 100, 101, 1000)] == [1, 1, 3, 7, 11, 13, 111]
