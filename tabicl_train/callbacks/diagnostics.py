@@ -2,8 +2,8 @@
 
 Two files beside metrics.csv, written by rank 0 at the logged steps, about its share of the step:
 
-batches.csv   a row per kind of table: rows, labelled rows n, features, classes (0 of regression), number of tables, mean
-              loss, and the mean loss of guessing the frequencies or quantiles of the labels (see guess_loss)
+batches.csv   a row per kind of table: rows, labelled rows n, features, classes (0 for regression), number of tables,
+              mean loss, and the mean loss of guessing the frequencies or quantiles of the labels (see guess_loss)
 scaling.csv   a row per layer: for the smallest and the largest n of the step the base multiplier, max |base(n)| over
               heads and elements, and the mean and standard deviation of the gate 1 + tanh(MLP(q)) over all queries,
               each pack with the same weight; empty if the layer's rule has no gate

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 
 import torch
-from torch import Tensor
 
 from tabicl_train.callbacks.diagnostics import guess_loss
 from tabicl_train.model import TabICL
