@@ -26,8 +26,8 @@ class LabelEncoder(Linear):
 
 
 def label_values(y: Tensor, width: int) -> Tensor:
-    """What is read of labels (rows,): of classes, int64, whether they are 0, 1, ..., (rows, width); numbers, float32, as
-    they are, (rows, 1)."""
+    """What is read of labels (rows,): of classes, int64, whether they are 0, 1, ..., as (rows, width); of numbers,
+    float32, themselves, as (rows, 1)."""
     return y[:, None] if y.is_floating_point() else y[:, None] == torch.arange(width, device=y.device)
 
 
