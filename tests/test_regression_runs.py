@@ -1,6 +1,5 @@
 """Runs that predict numbers: the same line as for classes, from the tables to the exports."""
 
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +39,8 @@ def test_a_run_in_two_parts_is_the_run_in_one(folder, tmp_path):
     for steps in (6, 16):
         run(tmp_path / "run", *NUMBERS, *VALIDATED, "prior=mlp_scm_causal", f"trainer.max_steps={steps}")
     assert_same_end(tmp_path / "run", folder / "numbers")
-    assert read(tmp_path / "run/validation.csv") == read(folder / "numbers/validation.csv")
+    rows = [row for row in read(tmp_path / "run/validation.csv") if row["step"] != "6"]  # the last one of its part
+    assert rows == read(folder / "numbers/validation.csv")
 
 
 def scores_of(network, tables) -> dict[str, float]:
@@ -99,26 +99,16 @@ def test_a_step_is_replayed(folder, capsys):
     assert f"loss {float(row['loss']):.6g}, gradient norm {float(row['grad_norm']):.4g}" in capsys.readouterr().out
 
 
-def test_training_on_a_line_approaches_its_noise(tmp_path):
-    """mlp_scm's tables are learnable: the loss falls below that of guessing."""
-    run(tmp_path, "task=regression", "prior=mlp_scm_causal", "curriculum.stages.smoke.steps=250",
-        "curriculum.stages.smoke.learning_rate=0.01", "trainer.log_every=50", "checkpoint.every=250")  # fmt: skip
-    with open(tmp_path / "batches.csv", newline="") as file:
-        late = [row for row in csv.DictReader(file) if int(row["step"]) > 100]
-    loss, guess = (np.mean([float(row[key]) for row in late]) for key in ("loss", "guess_loss"))
-    assert loss < 0.97 * guess
-
-
-@pytest.mark.parametrize(("other", "settings"), [("classes", NUMBERS), ("numbers", ("model.num_quantiles=999",))])
-def test_a_run_of_one_task_does_not_start_from_the_other(other, settings, folder, tmp_path):
-    kinds = ("a classifier", "a regressor") if other == "classes" else ("a regressor", "a classifier")
-    weights = tmp_path / "weights.ckpt"
-    export(str(folder / other), str(weights)) if other == "classes" else None
-    start = weights if other == "classes" else folder / other
-    with pytest.raises(ConfigError) as caught:
-        run(tmp_path / "run", *settings, f"init_weights={start}")
-    (problem,) = caught.value.problems
-    assert problem.startswith(f"init_weights: the file's model is {kinds[0]}; this run trains {kinds[1]}")
+def test_a_run_of_one_task_does_not_start_from_the_other(folder, tmp_path):
+    export(str(folder / "classes"), str(tmp_path / "classes.ckpt"))
+    kinds = "a classifier", "a regressor"
+    for start, settings, (one, other) in (
+        (tmp_path / "classes.ckpt", NUMBERS, kinds), (folder / "numbers", (), kinds[::-1])
+    ):  # fmt: skip
+        with pytest.raises(ConfigError) as caught:
+            run(tmp_path / "run", *settings, f"init_weights={start}")
+        (problem,) = caught.value.problems
+        assert problem.startswith(f"init_weights: the file's model is {one}; this run trains {other}")
 
 
 def test_a_run_does_not_continue_with_the_other_task(folder):

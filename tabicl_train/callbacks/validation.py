@@ -48,7 +48,8 @@ from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.workers import Loader
 
-COLUMNS = ("step", "data", "rows")  # and CLASS_SCORES or NUMBER_SCORES
+COLUMNS = ("step", "data", "rows", *CLASS_SCORES)
+NUMBER_COLUMNS = ("step", "data", "rows", *NUMBER_SCORES)  # of regression
 TABLES = ("rows", "tables", "features", "real_rows")  # the settings that decide which tables are scored
 HELD_OUT = -1  # in place of a run's seed, which is at least 0: no step has these tables, and all runs share them
 LONG = 60.0  # seconds of waiting before the first line about it; the next ones after twice, four times, ... that
@@ -73,8 +74,7 @@ class Validation(L.Callback):
         self.records, self.best = records, records.folder / "checkpoints" / "best.ckpt"
         self.processes, self.stop = processes, stop
         self.postponed = False  # whether the last validation was left to the next start of the run
-        self.scores = NUMBER_SCORES if config.model.is_regression else CLASS_SCORES
-        self.columns = (*COLUMNS, *self.scores)
+        self.columns = NUMBER_COLUMNS if config.model.is_regression else COLUMNS
 
     @contextlib.contextmanager
     def drawing(self) -> Iterator[None]:
@@ -215,13 +215,13 @@ class Validation(L.Callback):
     def score_synthetic(self, network: TabICL, module: Pretraining, item: StepItem) -> Row:
         score = score_numbers if network.config.is_regression else score_classes
         scores = score(network, module, [pack.to(module.device) for pack in item.packs])
-        return SYNTHETIC, item.packs[0].shapes[0][0], *map(scores.get, self.scores)
+        return SYNTHETIC, item.packs[0].shapes[0][0], *map(scores.get, self.columns[3:])
 
     def score_real(self, network: TabICL, module: Pretraining, task) -> Row:
         if network.config.is_regression:
             name, pack = task
             scores = score_numbers(network, module, [pack.to(module.device)])
-            return name, pack.shapes[0][0], *map(scores.get, self.scores)
+            return name, pack.shapes[0][0], *map(scores.get, self.columns[3:])
         from tabicl_train.evaluation.evaluate import score_task
         from tabicl_train.prediction.classifier import TabICLClassifier
 
