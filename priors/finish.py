@@ -80,8 +80,8 @@ def split_rows(labels: np.ndarray, num_classes: int, train_size: int, rng: np.ra
 def standardise_target(target: torch.Tensor) -> torch.Tensor:
     """Numbers (N,) as float32 with outliers clamped, mean 0 and variance 1 (ddof 1).
 
-    The bounds of outliers do not depend on the scale: about 4 % of the targets of graph_scm have a standard deviation
-    below MIN_STD. The variance is also 1 where a value is so common that clamping leaves little of the others.
+    The bounds of outliers do not depend on the scale of the numbers, as some targets of graph_scm have a standard
+    deviation below MIN_STD. The variance is also 1 where a value is so common that clamping leaves little of the others.
     Raises Rejected("target") if the numbers are constant or not finite.
     """
     clamped = clamp_and_standardise(unit_variance(target.double()).float()[:, None])[:, 0]

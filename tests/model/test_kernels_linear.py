@@ -5,7 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from tabicl_train.model.kernels import linear as module
 from tabicl_train.model.kernels.linear import linear
+
+
+@pytest.fixture(autouse=True)
+def small_products_too(monkeypatch):
+    monkeypatch.setattr(module, "ENOUGH", 1)
 
 
 def draw(shape, outputs, dtype=torch.float32):
@@ -30,6 +36,14 @@ def test_values_and_gradients_equal_those_in_float64(shape, outputs, with_bias):
     wide = [None if value is None else value.double() for value in values]
     for value, exact in zip(results(linear, *values), results(F.linear, *wide), strict=True):
         assert (value - exact).norm() <= 1e-6 * exact.norm()
+
+
+def test_small_products_are_left_to_torch(monkeypatch):
+    """Since oneDNN compiles code for each new size."""
+    monkeypatch.setattr(module, "ENOUGH", 20 * 8 * 6)
+    for rows, compiled in ((19, False), (20, True)):
+        out = linear(*draw((rows, 8), 6))
+        assert (out.grad_fn.name() == "_LinearBackward") == compiled
 
 
 def test_views_are_taken():

@@ -23,6 +23,14 @@ def test_the_number_of_classes_is_uniform():
     assert counts.sum() == 300 and counts.min() > 70
 
 
+def test_numeric_targets_are_independent_noise():
+    table = build_prior("dummy").sample(TableSpec(4000, 2500, 12, max_classes=0), 3)
+    together = np.corrcoef(np.column_stack([table.X, table.y]).T)
+    assert np.abs(together[-1, :-1]).max() < 5 / np.sqrt(4000)
+    assert abs((table.y**4).mean() - 3) < 0.4  # as of a normal distribution
+    assert str(table.plan) == "dummy (3, 0): 4000 rows, 12 features, numeric target"
+
+
 def test_the_plan_reads_as_text():
     table = build_prior("dummy").sample(SPEC, (1, 2))
     assert str(table.plan) == f"dummy (1, 2, 0): 4000 rows, 12 features, {table.num_classes} classes"

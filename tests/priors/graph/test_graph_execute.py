@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from graph_draws import draw_plans, draw_points, draw_scalars
+from graph_draws import columns_of, draw_plans, draw_points, draw_scalars
 
+from priors import TableSpec
 from priors.finish import Rejected
+from priors.graph.converters import convert_numeric
 from priors.graph.execute import check_classes, combine, compute_node, execute_plan, scale
 from priors.graph.functions import Linear
 from priors.graph.noise import Noise
@@ -79,6 +81,25 @@ def test_noise_and_importance_reach_the_children(monkeypatch):
                 ratios.append(norms[node.index] / node.importance)
     # Where all features are nearly constant, the 1e-8 and float32 count.
     assert len(ratios) > 100 and np.mean(np.abs(np.array(ratios) - 1) < 2e-3) > 0.9
+
+
+def test_a_numeric_target_is_its_column_and_the_others_are_the_features(monkeypatch):
+    converted = {}
+
+    def record(x, converters, noise):
+        raw, flow = convert_numeric(x, converters, noise)
+        converted.update({id(converter): column.clone() for converter, column in zip(converters, raw, strict=True)})
+        return raw, flow
+
+    monkeypatch.setattr("priors.graph.execute.convert_numeric", record)
+    for plan in draw_plans(30, TableSpec(60, 30, 8, max_classes=0)):
+        columns, target = execute_plan(plan)
+        assert columns.shape == (60, 8) and target.shape == (60,) and target.dtype == torch.float32
+        for _, column in columns_of(plan):
+            if id(column.converter) in converted:
+                drawn = target if column.index == TARGET else columns[:, column.index]
+                assert torch.equal(drawn, converted[id(column.converter)])
+        assert any(id(column.converter) in converted for _, column in columns_of(plan) if column.index == TARGET)
 
 
 def test_tables_whose_labels_cannot_be_split_are_rejected_at_the_target():

@@ -1,10 +1,11 @@
 """The plan: graph, columns, text."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from graph_draws import PRESETS, columns_of, draw_plans, draw_scalars
+from graph_draws import PRESETS, SPEC, columns_of, draw_plans, draw_scalars
 from scipy.special import expit
 
 from priors.graph.converters import (
@@ -144,6 +145,22 @@ def test_every_column_sits_on_one_node_that_is_wide_enough(preset: str):
             if node.parents:
                 assert len(node.functions) == (1 if node.combine == "concat" else len(node.parents))
     assert min(spare) == 1 and 25 < max(spare) <= 31
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_numeric_target_has_a_numeric_converter_before_the_categorical_ones(preset: str):
+    modes = set()
+    for plan in draw_plans(100, replace(SPEC, max_classes=0), preset=preset):
+        assert sorted(column.index for _, column in columns_of(plan)) == [TARGET, *range(8)]
+        target = next(column.converter for _, column in columns_of(plan) if column.index == TARGET)
+        assert isinstance(target, Numeric)
+        modes.add((target.mode, target.warp_flow))
+        for node in plan.nodes:
+            numeric = [isinstance(column.converter, Numeric) for column in node.columns]
+            assert numeric == sorted(numeric, reverse=True)
+        assert plan.num_classes == 0 and "8 features, numeric target;" in str(plan).splitlines()[0]
+        assert connected(plan)
+    assert modes == {("identity", False), ("warp", preset == "released")}
 
 
 def test_a_plan_reads_as_text():

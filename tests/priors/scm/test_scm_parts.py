@@ -1,4 +1,5 @@
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import expon, kstest, norm
 
+from priors import build_prior
 from priors.finish import Rejected
 from priors.random import rng_at
 from priors.scm.causes import plan_causes, sample_categorical, sample_causes, sample_zipf
@@ -190,6 +192,25 @@ def test_a_table_keeps_its_number_of_classes_when_it_is_drawn_again():
     assert len({plan.num_classes for plan in plans[:100]}) == 1
     assert len({plan.categories for plan in plans[:100]}) > 1
     assert len({plan_discretisation(SPEC, (7, 100 * k), "rank").num_classes for k in range(20)}) > 1
+
+
+@pytest.mark.parametrize(("name", "options"), [("mlp_scm", {}), ("mlp_scm", {"causal": True}), ("tree_scm", {})])
+def test_a_numeric_target_is_the_one_that_is_cut_into_classes(name, options):
+    prior = build_prior(name, **options)
+    cut_columns = 0
+    for seed in range(12):
+        plans = [prior.plan(replace(SPEC, max_classes=most), (seed, 0)) for most in (10, 0)]
+        try:
+            (columns, labels, num_classes), (same, target, none) = map(prior.execute, plans)
+        except Rejected:
+            continue
+        assert torch.equal(columns, same) and num_classes >= 2 and none == 0
+        assert target.dtype == torch.float32 and len(target.unique()) > SPEC.num_rows / 2
+        assert (labels[target.argsort()].diff() >= 0).all()
+        text = str(plans[1]).splitlines()[-1]
+        assert text.startswith("numeric target") and "classes" not in text
+        cut_columns += "columns cut into categories" in text
+    assert cut_columns > 0
 
 
 def test_categories_cut_a_column_by_rank(rng):

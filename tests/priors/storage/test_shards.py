@@ -29,6 +29,18 @@ def test_stored_tables_equal_drawn_ones(dumped):
     assert_serves(dumped, requested[::-7])
 
 
+@pytest.mark.parametrize("name", ["graph_scm", "mlp_scm", "dummy"])
+def test_stored_numeric_targets_equal_drawn_ones(name, tmp_path):
+    requested = [(address, dataclasses.replace(spec, max_classes=0)) for address, spec in requests(0, 3)]
+    prior = build_prior(name)
+    assert dump(prior, requested, tmp_path, shard_size=2) == {"written": 2}
+    assert_serves(tmp_path, requested, prior)
+    assert dump(prior, requested, tmp_path, shard_size=2) == {"kept": 2}
+    (address, spec), *_ = requests(0, 1)
+    with pytest.raises(PriorError, match=r"is from another curriculum: it is stored as .*max_classes=0"):
+        build_prior("disk", folder=str(tmp_path)).sample(spec, address)
+
+
 def test_a_shard_describes_itself(dumped):
     with safe_open(dumped / "steps-00000004.safetensors", framework="np") as file:
         metadata, names = file.metadata(), set(file.keys())
