@@ -274,8 +274,7 @@ class RunConfig:
             if self.prior["name"] == "disk" and self.validation.every and self.validation.rows:
                 problems.append("validation.rows must be [] with prior=disk, which only has the tables of steps")
             if self.model.is_regression and not prior.numeric_targets:
-                name = self.prior["name"]
-                problems.append(f"prior={name} draws classes only, but model.max_classes is 0, which is regression")
+                problems.append(f"prior={self.prior['name']} draws classes only, but model.max_classes=0 is regression")
         no_start = self.init_weights is not None and not Path(self.init_weights).exists() and not self.has_checkpoint
         if no_start and is_first(self.trainer.nodes):  # which reads it for all
             problems.append(f"init_weights is {self.init_weights!r}; there is no such file or run directory")

@@ -77,7 +77,7 @@ def test_a_folder_of_own_configurations_is_searched_too(own_configs):
         with pytest.raises(ConfigError) as caught:
             compose([*overrides, "model.embed_dm=3", "curriculum.stages.only.steps=4"], **options)
         assert caught.value.problems == ["model.embed_dm: no such setting; did you mean model.embed_dim?"]
-        with pytest.raises(ConfigError, match="there are demo, demo_long, mini_v2, own, smoke"):
+        with pytest.raises(ConfigError, match="there are demo, demo_long, demo_regression, mini_v2, own, smoke"):
             compose([*overrides, "experiment=ow"], **options)
     assert compose(["experiment=own"], "short", **option).total_steps == 2
     for arguments, words in (
@@ -113,7 +113,7 @@ def test_the_task_is_a_property_of_the_model():
     ("overrides", "problem"),
     [
         (["model.num_quantiles=99"], "model.num_quantiles has no effect, since max_classes is 10; regression has 0"),
-        (["task=regression", "prior=needle"], "prior=needle draws classes only, but model.max_classes is 0"),
+        (["task=regression", "prior=needle"], "prior=needle draws classes only, but model.max_classes=0 is"),
         (["task=regression", "prior=mix_scm", "+prior.components.needle.weight=1"], "prior=mix_scm draws classes only"),
         (["task=both"], "task=both: there is no such choice; there are classification, regression"),
     ],
