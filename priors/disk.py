@@ -18,6 +18,8 @@ from priors.table import PriorError, Table, TableSpec
 class Disk(Prior):
     """Stored tables."""
 
+    numeric_targets = True  # if tables of them were dumped
+
     folder: str = ""
     """The folder that `tabicl-prior dump output=FOLDER` wrote the tables to."""
 

@@ -50,6 +50,10 @@ class MixSCM(Prior):
         """The components, sorted by name, so that no draw depends on the order in which they are configured."""
         return {name: build_component(name, self.components[name]) for name in sorted(self.components)}
 
+    @property
+    def numeric_targets(self) -> bool:  # type: ignore[override]
+        return all(prior.numeric_targets for prior in self.priors.values())
+
     def sample(self, spec: TableSpec, seed: Seed) -> Table:
         address = as_seed(seed if spec.group_seed is None else spec.group_seed)
         weights = np.cumsum([self.components[name]["weight"] for name in self.priors])

@@ -63,6 +63,10 @@ def initial_weights(config: RunConfig) -> dict[str, torch.Tensor]:
         file_config, weights = load_checkpoint(config.init_weights)
     except ConfigError as error:
         raise ConfigError([f"init_weights: {problem}" for problem in error.problems]) from None
+    if file_config.is_regression != config.model.is_regression:
+        kinds = ("a classifier", "a regressor") if config.model.is_regression else ("a regressor", "a classifier")
+        why = "whose labels are read by other weights"
+        raise ConfigError([f"init_weights: the file's model is {kinds[0]}; this run trains {kinds[1]}, {why}"])
     if different := [
         f"init_weights: the file's model has {key}={value}, the configuration model.{key}={configured}"
         for key, value in dataclasses.asdict(file_config).items()

@@ -70,7 +70,7 @@ class StepStream:
         return item
 
     def size(self, step: int) -> int:
-        """Upper bound of the bytes of a step's item: float32 features and int64 labels."""
+        """Upper bound of the bytes of a step's item: float32 features, and labels of at most 8 bytes."""
         plan = plan_step(self.curriculum, self.model, self.seed, step)
         shares = ((len(group.tables), group.spec) for group in plan.assign(self.ranks)[self.rank])
         return sum(tables * spec.num_rows * (4 * spec.num_features + 8) for tables, spec in shares)

@@ -2,8 +2,8 @@
 
 Two files beside metrics.csv, written by rank 0 at the logged steps, about its share of the step:
 
-batches.csv   a row per kind of table: rows, labelled rows n, features, classes, number of tables, mean loss, and the
-              mean loss of guessing the frequencies of the labels (see guess_loss)
+batches.csv   a row per kind of table: rows, labelled rows n, features, classes (0 for regression), number of tables,
+              mean loss, and the mean loss of guessing the frequencies or quantiles of the labels (see guess_loss)
 scaling.csv   a row per layer: for the smallest and the largest n of the step the base multiplier, max |base(n)| over
               heads and elements, and the mean and standard deviation of the gate 1 + tanh(MLP(q)) over all queries,
               each pack with the same weight; empty if the layer's rule has no gate
@@ -18,6 +18,8 @@ import lightning as L
 import torch
 
 from tabicl_train.callbacks.metrics import is_logged
+from tabicl_train.model.config import TabICLConfig
+from tabicl_train.model.tabicl import levels
 from tabicl_train.module import Pretraining
 from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem
@@ -84,17 +86,36 @@ def gate_statistics(sums: torch.Tensor) -> tuple[float, float] | tuple[str, str]
 
 
 def num_classes(y: torch.Tensor) -> int:
-    """The number of different labels of a table; y: (N,) on the CPU."""
-    return len(y.unique())
+    """The number of different labels of a table, 0 if they are numbers; y: (N,) on the CPU."""
+    return 0 if y.is_floating_point() else len(y.unique())
 
 
 def guess_loss(y: torch.Tensor, train_size: int) -> float:
-    """Cross entropy of a table if every query row is predicted from the frequencies of the labels.
+    """The loss of a table if every query row is predicted from the frequencies of the labels, or from the quantiles of
+    labels that are numbers. y: (N,) on the CPU, labelled rows first.
 
     A class of n_c among the n labelled rows gets the probability (n_c + 1) / (n + C) in a table of C classes, so that
-    a class which occurs in query rows only is not impossible. y: (N,) on the CPU, labelled rows first.
+    a class which occurs in query rows only is not impossible.
     """
     labelled, queries = y[:train_size], y[train_size:]
+    if y.is_floating_point():
+        return marginal_pinball(labelled.double(), queries.double())
     counts = labelled.bincount(minlength=int(y.max()) + 1)
     p = (counts + 1) / (train_size + num_classes(y))
     return -p.log()[queries].mean().item()
+
+
+def marginal_pinball(labelled: torch.Tensor, queries: torch.Tensor) -> float:
+    """Mean pinball loss of the quantiles of labelled numbers (n,) for queries (N - n,), float64.
+
+    From sums over the quantiles below and above each query: a matrix of all of them would have 12 million values for a
+    table of stage 3, and a step has 64 such tables.
+    """
+    a = levels(TabICLConfig.num_quantiles).double()
+    q = labelled.quantile(a)  # (Q,), ascending
+    below = torch.searchsorted(q, queries)  # (N - n,), how many
+    sums = [torch.cat([x.new_zeros(1), x.cumsum(0)]) for x in (a, a * q, 1 - a, (1 - a) * q)]  # of the first k
+    weight, weighted = (x[below] for x in sums[:2])
+    rest, rest_weighted = (x[-1] - x[below] for x in sums[2:])
+    losses = queries * weight - weighted + rest_weighted - queries * rest
+    return losses.mean().item() / len(a)

@@ -104,7 +104,7 @@ class LoggedValues:
         values = {key: value for row in self.metrics.take(step) for key, value in row.items() if key != "step"}
         batches, layers = self.batches.take(step), self.scaling.take(step)
         if values and batches:
-            values |= {key: mean for by in GROUPS for key, mean in losses_by(by, batches).items()}
+            values |= {key: mean for by in GROUPS if batches[0][by] for key, mean in losses_by(by, batches).items()}
         values |= {f"multiplier/{row['layer']}": row["at_largest"] for row in layers} if values else {}
         return values, validation_values(self.validation.take(step))
 

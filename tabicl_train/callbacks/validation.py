@@ -8,6 +8,13 @@ rows            rows of a table
 loss, accuracy  of the query rows: mean cross entropy, share of correct predictions; means over synthetic tables
 roc_auc         one versus rest, for real tables
 guess_loss      of guessing the frequencies of the labels, for synthetic tables; see diagnostics.guess_loss
+
+Of regression, in units of the target's standard deviation (see scores.score_numbers):
+
+loss, crps      pinball loss, continuous ranked probability score
+rmse, r2        of the mean of the quantiles: root of the mean squared error, share of the variance that is explained
+coverage        share of the targets between the quantiles 0.1 and 0.9
+guess_loss      of guessing the quantiles of the labelled rows
 """
 
 from __future__ import annotations
@@ -27,12 +34,12 @@ import torch
 
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.checkpoints import to_host
-from tabicl_train.callbacks.diagnostics import guess_loss
+from tabicl_train.callbacks.scores import diabetes, score_classes, score_numbers
+from tabicl_train.config.monitoring import CLASS_SCORES, NUMBER_SCORES, REAL_SCORES
 from tabicl_train.config.schema import SYNTHETIC, CurriculumConfig, RunConfig, StageConfig, build_prior
 from tabicl_train.console import first_line, say, tell
 from tabicl_train.model import TabICL
 from tabicl_train.module import Pretraining
-from tabicl_train.prediction.predict import predict_logits
 from tabicl_train.processes.processes import Processes
 from tabicl_train.processes.signals import Stop
 from tabicl_train.run_dir.atomic import save_atomically
@@ -41,14 +48,15 @@ from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.workers import Loader
 
-COLUMNS = ("step", "data", "rows", "loss", "accuracy", "roc_auc", "guess_loss")
+COLUMNS = ("step", "data", "rows", *CLASS_SCORES)
+NUMBER_COLUMNS = ("step", "data", "rows", *NUMBER_SCORES)  # of regression
 TABLES = ("rows", "tables", "features", "real_rows")  # the settings that decide which tables are scored
 HELD_OUT = -1  # in place of a run's seed, which is at least 0: no step has these tables, and all runs share them
 LONG = 60.0  # seconds of waiting before the first line about it; the next ones after twice, four times, ... that
 DONE, STOP = "validation/{}", "validation/stop"  # keys in the store: a step is validated; a process is to stop
-FALLS = 3  # consecutive falls of the mean ROC AUC on real data after which there is a warning
+FALLS = 3  # consecutive falls of the mean score on real data after which there is a warning
 
-Row = tuple[str, int, float, float, float | None, float | None]  # COLUMNS without the step
+Row = tuple[str, int, *tuple[float | None, ...]]  # the columns without the step
 
 
 class Validation(L.Callback):
@@ -66,6 +74,7 @@ class Validation(L.Callback):
         self.records, self.best = records, records.folder / "checkpoints" / "best.ckpt"
         self.processes, self.stop = processes, stop
         self.postponed = False  # whether the last validation was left to the next start of the run
+        self.columns = NUMBER_COLUMNS if config.model.is_regression else COLUMNS
 
     @contextlib.contextmanager
     def drawing(self) -> Iterator[None]:
@@ -85,6 +94,9 @@ class Validation(L.Callback):
 
     @cached_property
     def tasks(self) -> list:
+        """Real tables, as score_real takes them."""
+        if self.config.model.is_regression:
+            return [("diabetes", diabetes(self.settings.real_rows))] if self.settings.real_rows else []
         from tabicl_train.evaluation.suites import load_suite  # scikit-learn and pandas, a second or two
 
         return list(load_suite("sklearn", None, self.settings.real_rows)) if self.settings.real_rows else []
@@ -106,7 +118,7 @@ class Validation(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, module: Pretraining) -> None:
         if self.processes.rank == 0 and self.settings.every:
-            self.records.rewind("validation.csv", trainer.global_step, COLUMNS)
+            self.records.rewind("validation.csv", trainer.global_step, self.columns)
             if trainer.global_step == 0:
                 self.best_scores = None  # an existing file belongs to another run
         self.validate_if_due(trainer, module)  # the run may have been killed between save and validation
@@ -186,33 +198,30 @@ class Validation(L.Callback):
                 tell(f"validation step {step}: left to the next start, since the run was asked to stop")
                 return
             results.append(score(network, module, part))
-        rows = [dict(zip(COLUMNS, (step, *row), strict=True)) for row in results]
+        rows = [dict(zip(self.columns, (step, *row), strict=True)) for row in results]
         scores = read_scores(rows)[step]
         if is_better(scores, self.best_scores, self.settings.best):
             self.keep(step, module, averages, scores)
         self.records.append_rows("validation.csv", *rows)
         means = [f"loss {scores['synthetic']:.4f}"] if self.items else []
-        means += [f"ROC AUC on real data {scores['real']:.4f}"] if self.tasks else []
+        means += [f"{real_score(rows)} on real data {scores['real']:.4f}"] if self.tasks else []
         tell(f"validation step {step}: {', '.join(means)} ({time.perf_counter() - started:.1f} s)")
         history = read_scores(self.records.rows("validation.csv"))
-        if step in history and (fall := falling(history)) is not None:
+        if step in history and (fall := falling(history, real_score(rows))) is not None:
             tell(f"warning   step {step}: {fall}")
             line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "step": step - 1, "reason": fall}
             self.records.append_line("incidents.jsonl", line)
 
     def score_synthetic(self, network: TabICL, module: Pretraining, item: StepItem) -> Row:
-        losses, accuracies, guesses = [], [], []
-        for pack in item.packs:
-            on_device = pack.to(module.device)
-            with module.precision.autocast(module.device.type):
-                logits = predict_logits(network, on_device, network.config.max_classes).float()  # (query rows, C)
-            losses += network.losses(logits, on_device).tolist()
-            accuracies += on_device.means((logits.argmax(-1) == on_device.queries()).float()).tolist()
-            guesses += [guess_loss(y, n) for _, y, n in pack.tables()]
-        loss, accuracy, guess = map(statistics.fmean, (losses, accuracies, guesses))
-        return SYNTHETIC, pack.shapes[0][0], loss, accuracy, None, guess
+        score = score_numbers if network.config.is_regression else score_classes
+        scores = score(network, module, [pack.to(module.device) for pack in item.packs])
+        return SYNTHETIC, item.packs[0].shapes[0][0], *map(scores.get, self.columns[3:])
 
     def score_real(self, network: TabICL, module: Pretraining, task) -> Row:
+        if network.config.is_regression:
+            name, pack = task
+            scores = score_numbers(network, module, [pack.to(module.device)])
+            return name, pack.shapes[0][0], *map(scores.get, self.columns[3:])
         from tabicl_train.evaluation.evaluate import score_task
         from tabicl_train.prediction.classifier import TabICLClassifier
 
@@ -257,30 +266,36 @@ def held_out_stream(config: RunConfig) -> StepStream:
 
 def read_scores(rows: list[dict[str, str]]) -> dict[int, dict[str, float]]:
     """Scores by step, from the rows of validation.csv: the mean loss on synthetic tables (`synthetic`) and the mean
-    ROC AUC on real ones (`real`); nan if there are none."""
+    ROC AUC or R2 on real ones (`real`); nan if there are none."""
+    column = next((column for column in REAL_SCORES if rows and column in rows[0]), "")
     by_step: dict[int, dict[str, list[float]]] = {}
     for row in rows:
         scores = by_step.setdefault(int(row["step"]), {"synthetic": [], "real": []})
         if row["data"] == SYNTHETIC:
             scores["synthetic"].append(float(row["loss"]))
         else:
-            scores["real"].append(float(row["roc_auc"]))
+            scores["real"].append(float(row[column]))
     return {
         step: {kind: statistics.fmean(values) if values else math.nan for kind, values in scores.items()}
         for step, scores in by_step.items()
     }
 
 
+def real_score(rows: list[dict]) -> str:
+    """The name of the score by which these rows of validation.csv judge real data."""
+    return next(name for column, name in REAL_SCORES.items() if column in rows[0])
+
+
 def is_better(scores: dict[str, float], best: dict[str, float] | None, kind: str) -> bool:
-    """Whether scores beat the best ones so far: a lower loss, or a higher ROC AUC."""
+    """Whether scores beat the best ones so far: a lower loss, or a higher score on real data."""
     if not math.isfinite(scores[kind]) or best is None or not math.isfinite(best[kind]):
         return math.isfinite(scores[kind])
     return scores[kind] < best[kind] if kind == SYNTHETIC else scores[kind] > best[kind]
 
 
-def falling(scores: dict[int, dict[str, float]]) -> str | None:
-    """The warning if the ROC AUC on real data fell in each of the last validations."""
+def falling(scores: dict[int, dict[str, float]], name: str) -> str | None:
+    """The warning if the score on real data, which has this name, fell in each of the last validations."""
     last = [score["real"] for score in scores.values()][-FALLS - 1 :]
     if len(last) <= FALLS or not all(a > b for a, b in itertools.pairwise(last)):
         return None
-    return f"the mean ROC AUC on real data fell {FALLS} times in a row: {', '.join(f'{v:.4f}' for v in last)}"
+    return f"the mean {name} on real data fell {FALLS} times in a row: {', '.join(f'{v:.4f}' for v in last)}"

@@ -14,6 +14,10 @@ SYNTHETIC = "synthetic"  # held-out synthetic tables, as opposed to real ones
 
 BEST = ("real", SYNTHETIC)
 
+CLASS_SCORES = ("loss", "accuracy", "roc_auc", "guess_loss")  # columns of validation.csv; of regression, the next ones
+NUMBER_SCORES = ("loss", "crps", "rmse", "r2", "coverage", "guess_loss")
+REAL_SCORES = {"roc_auc": "ROC AUC", "r2": "R2"}  # those by which the network is judged on real data, one a task
+
 WANDB_MODES = ("disabled", "offline", "online")
 WANDB_FORBIDDEN = "/\\#?%:"  # in the name of a project
 
@@ -104,7 +108,8 @@ class ValidationConfig:
     features: list[int] = field(default_factory=lambda: [2, 30])
     """Range [lowest, highest] of the features of the synthetic tables, drawn uniformly."""
     real_rows: int = 200
-    """Largest number of rows to use of each of scikit-learn's four bundled data sets; 0 leaves real data out."""
+    """Largest number of rows to use of each of scikit-learn's four bundled data sets, or for regression of its set
+    diabetes; 0 leaves real data out."""
     best: str = "real"
     """Which score decides the weights kept in checkpoints/best.ckpt: real or synthetic."""
 

@@ -267,12 +267,14 @@ class RunConfig:
         if self.tensorboard and not is_installed("tensorboard"):
             problems.append(f"tensorboard is true, but it is not installed: {install('tensorboard', 'tensorboard')}")
         try:
-            build_prior(self)
+            prior = build_prior(self)
         except priors.PriorError as error:
             problems.append(str(error) if str(error).startswith("prior ") else f"prior: {error}")
         else:
             if self.prior["name"] == "disk" and self.validation.every and self.validation.rows:
                 problems.append("validation.rows must be [] with prior=disk, which only has the tables of steps")
+            if self.model.is_regression and not prior.numeric_targets:
+                problems.append(f"prior={self.prior['name']} draws classes only, but model.max_classes=0 is regression")
         no_start = self.init_weights is not None and not Path(self.init_weights).exists() and not self.has_checkpoint
         if no_start and is_first(self.trainer.nodes):  # which reads it for all
             problems.append(f"init_weights is {self.init_weights!r}; there is no such file or run directory")

@@ -37,7 +37,8 @@ class SweepConfig:
     """Each point is run with each of these seeds, and judged by the mean."""
     metric: str | None = None
     """What jobs are compared by: real/loss, real/roc_auc, real/accuracy, synthetic/loss, synthetic/accuracy, or loss
-    (of training); null takes real/loss, or loss without validation on real data."""
+    (of training); for regression also real/r2 and synthetic/r2, but no ROC AUC and accuracy. null takes real/loss,
+    or loss without validation on real data."""
     pruner: str = "none"
     """Stops jobs that do worse than others at the same step: none, median, or halving (successive halving)."""
     jobs: int | None = None

@@ -18,12 +18,17 @@ from tabicl_train.model.pack import Pack, Shape
 
 
 class LabelEncoder(Linear):
-    """A linear map of the one-hot label."""
+    """A linear map of the one-hot label, or of a number."""
 
     def forward(self, y: Tensor) -> Tensor:
-        """y (rows,) int64 in [0, C) -> (rows, out_features)."""
-        one_hot = y.unsqueeze(-1) == torch.arange(self.in_features, device=y.device)
-        return super().forward(one_hot.to(self.weight.dtype))
+        """y (rows,), int64 in [0, C) or float32 -> (rows, out_features)."""
+        return super().forward(label_values(y, self.in_features).to(self.weight.dtype))
+
+
+def label_values(y: Tensor, width: int) -> Tensor:
+    """What is read of labels (rows,): of classes, int64, whether they are 0, 1, ..., as (rows, width); of numbers,
+    float32, themselves, as (rows, 1)."""
+    return y[:, None] if y.is_floating_point() else y[:, None] == torch.arange(width, device=y.device)
 
 
 class InducedAttention(nn.Module):
@@ -56,7 +61,7 @@ class ColumnEmbedding(nn.Module):
         self.in_linear = Linear(c.group_size, c.embed_dim)
         self.tf_col = nn.ModuleDict({"blocks": nn.ModuleList(InducedAttention(c) for _ in range(c.col_num_blocks))})
         if c.col_target_aware:
-            self.y_encoder = LabelEncoder(c.max_classes, c.embed_dim)
+            self.y_encoder = LabelEncoder(c.label_width, c.embed_dim)
         if c.col_affine:
             self.out_w, self.out_b = Linear(c.embed_dim, c.embed_dim), Linear(c.embed_dim, c.embed_dim)
             self.ln_w, self.ln_b = (LayerNorm(c.embed_dim, bias=not c.bias_free_ln) for _ in range(2))
@@ -68,15 +73,16 @@ class ColumnEmbedding(nn.Module):
 
     def read(self, pack: Pack, columns: Columns, labels: Tensor) -> Tensor:
         """What each token knows of its cell, (tokens, K): the features of its group and, if the network is
-        target-aware, of a labelled row the one-hot label and a 1; 0 otherwise. labels: (labelled tokens,)"""
-        size, classes = self.config.group_size, self.config.max_classes
+        target-aware, of a labelled row the label (see label_values) and a 1; 0 otherwise. labels: (labelled
+        tokens,)"""
+        size, width = self.config.group_size, self.config.label_width
         index = feature_index(pack.sizes, pack.shapes, columns, self.config.col_grouping, size)  # (tokens, size)
         X = F.pad(pack.X, (0, max(N for N, _, _ in pack.shapes))) if self.config.col_grouping == "disjoint" else pack.X
         if not self.config.col_target_aware:
             return X[index]
-        cells = X.new_zeros(len(index), size + classes + 1)
+        cells = X.new_zeros(len(index), size + width + 1)
         cells[:, :size] = X[index]
-        cells[: columns.labelled, size:-1] = labels[:, None] == torch.arange(classes, device=X.device)
+        cells[: columns.labelled, size:-1] = label_values(labels, width)
         cells[: columns.labelled, -1] = 1
         return cells
 

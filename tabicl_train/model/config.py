@@ -7,7 +7,7 @@ SCALINGS = ("none", "ssmax", "ssmax_mlp", "ssmax_mlp_elementwise", "qassmax", "q
 SSA = ("ssa", "ssa_trainable")  # signed averaging, where the others scale the queries of softmax
 GROUPINGS = ("none", "circular", "disjoint")
 COUNTS = (
-    *("embed_dim", "col_num_blocks", "col_num_heads", "col_num_inducing", "col_group_size"),
+    *("num_quantiles", "embed_dim", "col_num_blocks", "col_num_heads", "col_num_inducing", "col_group_size"),
     *("row_num_blocks", "row_num_heads", "row_num_cls", "icl_num_blocks", "icl_num_heads", "ff_factor"),
 )
 PARTS = {"column": "col_embedder", "row": "row_interactor", "icl": "icl_predictor"}  # a stage can freeze; their modules
@@ -16,10 +16,14 @@ SCALING_HIDDEN = 64  # hidden width of the scalable softmax's MLPs, that of the 
 
 @dataclass
 class TabICLConfig:
-    """Architecture of the classifier. The defaults are TabICLv2 (arXiv 2602.11139); `v1()` is TabICL (2502.05564)."""
+    """Architecture of the network. The defaults are the classifier of TabICLv2 (arXiv 2602.11139); `v1()` is TabICL
+    (2502.05564)."""
 
     max_classes: int = 10
-    """Number of logits, 2..10; for tables with more classes, the digits of their labels are predicted."""
+    """Number of logits, 2..10; for tables with more classes, the digits of their labels are predicted. 0 is regression:
+    the target is a number, and quantiles of it are predicted."""
+    num_quantiles: int = 999
+    """Quantiles that regression predicts, at levels 1/(num_quantiles+1), 2/(num_quantiles+1), ..."""
 
     # column embedding
     embed_dim: int = 128
@@ -96,6 +100,20 @@ class TabICLConfig:
         )
 
     @property
+    def is_regression(self) -> bool:
+        return self.max_classes == 0
+
+    @property
+    def outputs(self) -> int:
+        """Values predicted for a query row: logits or quantiles."""
+        return self.num_quantiles if self.is_regression else self.max_classes
+
+    @property
+    def label_width(self) -> int:
+        """Values that a label is read as: a one-hot class, or the number itself."""
+        return 1 if self.is_regression else self.max_classes
+
+    @property
     def row_dim(self) -> int:
         """D, the width of a row representation and of the in-context learner."""
         return self.row_num_cls * self.embed_dim
@@ -111,8 +129,10 @@ class TabICLConfig:
         for name in COUNTS:
             if getattr(self, name) < 1:
                 problems.append(f"{name} is {getattr(self, name)}, must be at least 1")
-        if not 2 <= self.max_classes <= 10:
-            problems.append(f"max_classes is {self.max_classes}, must be between 2 and 10")
+        if self.max_classes != 0 and not 2 <= self.max_classes <= 10:
+            problems.append(f"max_classes is {self.max_classes}, must be between 2 and 10, or 0 for regression")
+        if self.num_quantiles != type(self).num_quantiles and not self.is_regression:
+            problems.append(f"num_quantiles has no effect, since max_classes is {self.max_classes}; regression has 0")
         if not 0 <= self.dropout < 1:
             problems.append(f"dropout is {self.dropout}, must be at least 0 and below 1")
         if not self.row_rope_base > 0:

@@ -1,7 +1,7 @@
 """What a table costs a TabICL: arithmetic and memory, counted from the configuration.
 
 N rows of which n are labelled, M features, G feature groups, E embedding, I inducing points, T tokens of a row,
-D row representation, C classes.
+D row representation.
 """
 
 import torch
@@ -69,8 +69,8 @@ def icl_flops(config: TabICLConfig, N: int, n: int) -> float:
     scaling, heads = config.icl_scaling, config.icl_num_heads
     inner = block_flops(config, D, N, n) + gate_flops(scaling, D, heads, N)
     last = block_flops(config, D, queries, n) + gate_flops(scaling, D, heads, queries)  # query rows only
-    decoder = 2 * queries * (D * 2 * D + 2 * D * config.max_classes)
-    labels = 2 * n * config.max_classes * D
+    decoder = 2 * queries * (D * 2 * D + 2 * D * config.outputs)
+    labels = 2 * n * config.label_width * D
     return (config.icl_num_blocks - 1) * inner + last + decoder + labels
 
 
@@ -78,13 +78,13 @@ def kept_values(
     config: TabICLConfig, num_rows: int, train_size: int, num_features: int, recomputed: bool = False
 ) -> float:
     """Values of one table in memory at the peak of the backward pass: what is kept for it, and the gradients of the
-    largest block; a block that is recomputed is there twice besides (measured).
+    largest block, or of quantiles; a block that is recomputed is there twice besides (measured).
 
     recomputed: whether the activations of the blocks are computed again in the backward pass
     """
     kept = sum(kept_by_part(config, num_rows, train_size, num_features, recomputed).values())
     largest = max(map(max, block_values(config, num_rows, train_size, num_features).values()))
-    return kept + (3 if recomputed else 1) * largest
+    return kept + max((3 if recomputed else 1) * largest, quantile_values(config, num_rows - train_size))
 
 
 def kept_by_part(
@@ -93,16 +93,17 @@ def kept_by_part(
     """Values of one table that each part keeps for the backward pass, the arguments as in `kept_values`.
 
     What is computed outside of blocks is kept in any case: the cells and labels that the column stage reads, the rows
-    before their last norm, and the decoder's values. Of a recomputed block, only the input is kept.
+    before their last norm, the decoder's values and, for the loss, the quantiles. Of a recomputed block, only the input
+    is kept.
     """
     c, N, n = config, num_rows, train_size
     G, E, D = token_groups(config, num_features), c.embed_dim, c.row_dim
     T = G + c.row_num_cls
-    cells = c.group_size + (c.max_classes + 1 if c.col_target_aware else 0)
+    cells = c.group_size + (c.label_width + 1 if c.col_target_aware else 0)
     outside = {
         "column": G * N * (cells + (3 * E if c.col_affine else 0)),
         "row": N * D,
-        "icl": 6 * (N - n) * D,
+        "icl": 6 * (N - n) * D + quantile_values(c, N - n),
     }
     blocks: dict[str, float]
     if recomputed:
@@ -116,6 +117,11 @@ def kept_by_part(
         values = block_values(c, N, n, num_features)
         blocks = {part: (counts[part] - 1) * inner + last for part, (inner, last) in values.items()}
     return {part: outside[part] + blocks[part] for part in blocks}
+
+
+def quantile_values(config: TabICLConfig, queries: int) -> int:
+    """Quantiles of the query rows; the few logits of a classifier are not counted."""
+    return queries * config.num_quantiles if config.is_regression else 0
 
 
 def block_values(

@@ -27,7 +27,7 @@ from tabicl_train.model.ssa import SSA
 class NetworkConfig(Protocol):
     """The settings of a network: all that is needed to build it and to know its cost.
 
-    max_classes: the most classes of a table in training
+    max_classes: the most classes of a table in training; 0 for regression, whose targets are numbers
     checkpoint_rows: recompute activations in the backward pass of packs with a longer table; 0 = never
     """
 
@@ -65,9 +65,7 @@ class Network(nn.Module, ABC):
     def losses(self, predictions: Tensor, pack: Pack) -> Tensor:
         """predictions (query rows, outputs) -> loss of each table (B,) float32, mean over its query rows.
 
-        The type of the targets is decided here: labels arrive as the prior drew them (int64 classes), and nothing
-        between the prior and this method looks at their type. A family for float targets takes them here and in
-        `forward`.
+        Targets arrive as the prior drew them: int64 classes or, if the settings' max_classes is 0, float32 numbers.
         """
 
     @staticmethod

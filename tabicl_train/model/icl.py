@@ -1,6 +1,6 @@
-"""Stage 3, in-context learning: all rows attend to the labelled rows, and query rows become logits.
+"""Stage 3, in-context learning: all rows attend to the labelled rows, and query rows become predictions.
 
-Rows of all tables lie one after another, see layout.Context. B tables, D row representation, C classes.
+Rows of all tables lie one after another, see layout.Context. B tables, D row representation, C logits or quantiles.
 """
 
 import torch
@@ -24,11 +24,11 @@ class InContextLearner(nn.Module):
         blocks = (Block(c.row_dim, c.icl_num_heads, c.ff_factor, c.icl_scaling, *rest) for _ in range(c.icl_num_blocks))
         self.tf_icl = nn.ModuleDict({"blocks": nn.ModuleList(blocks)})
         self.ln = LayerNorm(c.row_dim, bias=not c.bias_free_ln)
-        self.y_encoder = LabelEncoder(c.max_classes, c.row_dim)
-        self.decoder = nn.Sequential(Linear(c.row_dim, 2 * c.row_dim), nn.GELU(), Linear(2 * c.row_dim, c.max_classes))
+        self.y_encoder = LabelEncoder(c.label_width, c.row_dim)
+        self.decoder = nn.Sequential(Linear(c.row_dim, 2 * c.row_dim), nn.GELU(), Linear(2 * c.row_dim, c.outputs))
 
     def forward(self, rows: Tensor, y: Tensor, context: Context, log_n: Tensor, recompute: bool = False) -> Tensor:
-        """Logits of the query rows (query rows, C).
+        """Predictions for the query rows (query rows, C).
 
         rows: (rows, D) in the order of `context`, labels y (labelled rows,), log_n (B,)
         """

@@ -8,6 +8,7 @@ from tabicl_train.model.config import SSA, TabICLConfig
 # our names -> the client's
 NAMES = {
     "max_classes": "max_classes",
+    "num_quantiles": "num_quantiles",
     "embed_dim": "embed_dim",
     "col_num_blocks": "col_num_blocks",
     "col_num_heads": "col_nhead",
@@ -30,8 +31,8 @@ NAMES = {
     "bias_free_ln": "bias_free_ln",
     "zero_init": "zero_init",
 }
-# what the client can vary and we do not: a classifier, pre-norm, GELU
-FIXED = {"num_quantiles": 999, "activation": "gelu", "norm_first": True, "recompute": False}
+# what the client can vary and we do not: pre-norm, GELU
+FIXED = {"activation": "gelu", "norm_first": True, "recompute": False}
 GROUPINGS: dict[str, str | bool] = {"none": False, "circular": "same", "disjoint": "valid"}
 SCALINGS: dict[str, str | bool] = {
     "none": "none",
@@ -73,8 +74,6 @@ def from_public(public: dict[str, Any]) -> TabICLConfig:
     missing = [key for key in (*NAMES.values(), *FIXED) if key not in public]
     if missing:
         raise ConfigError([f"the configuration lacks {', '.join(missing)}"])
-    if public["max_classes"] == 0:
-        raise ConfigError(["this is a regression model (max_classes=0); only classifiers are supported"])
     problems = []
     for key in ("activation", "norm_first"):
         if public[key] != FIXED[key]:
@@ -99,6 +98,8 @@ def from_public(public: dict[str, Any]) -> TabICLConfig:
         raise ConfigError(problems)
     if values["col_grouping"] == "none":
         del values["col_group_size"]  # it has no effect there
+    if values["max_classes"] != 0:
+        del values["num_quantiles"]  # nor has this
     config = TabICLConfig(**values)
     if problems := config.problems():
         raise ConfigError(problems)

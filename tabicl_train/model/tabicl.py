@@ -1,6 +1,6 @@
-"""The whole network: from tables to the logits of their query rows.
+"""The whole network: from tables to predictions for their query rows, and their loss.
 
-B tables, N rows of which the first n are labelled (train_size), M features, C classes.
+B tables, N rows of which the first n are labelled (train_size), M features, C logits, Q quantiles.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,9 @@ from tabicl_train.model.ssa import SSA
 
 
 class TabICL(Network):
-    """Tabular in-context classifier, TabICLv2 (arXiv 2602.11139) or v1 (arXiv 2502.05564) by configuration.
+    """Tabular in-context learner, TabICLv2 (arXiv 2602.11139) or v1 (arXiv 2502.05564) by configuration.
+
+    It predicts logits of classes or, with max_classes=0, quantiles of a number, whose order nothing enforces.
 
     Raises ValueError with every problem of the configuration.
     """
@@ -44,12 +46,12 @@ class TabICL(Network):
         self.icl_predictor = InContextLearner(config)
 
     def forward(self, pack: Pack, checkpoint_rows: int | None = None) -> Tensor:
-        """Logits of the query rows of all tables, one table after the other, (query rows, C).
+        """Predictions for the query rows of all tables, one table after the other, (query rows, C) or (query rows, Q).
 
         checkpoint_rows: recompute activations in the backward pass of packs with a longer table, 0 = never; by default
             the configuration's value
 
-        Raises ValueError for impossible sizes, other dtypes, and labels outside 0..C-1 on a CPU; on a GPU, looking at
+        Raises ValueError for impossible sizes, other dtypes, and classes outside 0..C-1 on a CPU; on a GPU, looking at
         them would make the host wait.
         """
         self._check(pack)
@@ -74,7 +76,10 @@ class TabICL(Network):
         return sizes, shapes
 
     def losses(self, predictions: Tensor, pack: Pack) -> Tensor:
-        """Cross entropy of logits (query rows, C), mean over the query rows of each table, (B,) float32."""
+        """Cross entropy of logits (query rows, C), or pinball loss of quantiles (query rows, Q), mean over the query
+        rows of each table, (B,) float32."""
+        if self.config.is_regression:
+            return pack.means(pinball(predictions, pack.queries()))
         losses = F.cross_entropy(predictions.float(), pack.queries(), reduction="none")  # (query rows,)
         return pack.means(losses)
 
@@ -91,12 +96,60 @@ class TabICL(Network):
                 yield from ((f"{stage}.{i}", layer) for layer in block.modules() if isinstance(layer, Scaling | SSA))
 
     def _check(self, pack: Pack) -> None:
-        if pack.X.dtype != torch.float32 or pack.y.dtype != torch.int64:
-            raise ValueError(f"X must be float32 and labels int64, are {pack.X.dtype} and {pack.y.dtype}")
+        regression = self.config.is_regression
+        kind = torch.float32 if regression else torch.int64
+        if pack.X.dtype != torch.float32 or pack.y.dtype != kind:
+            name = str(kind).removeprefix("torch.")
+            raise ValueError(f"X must be float32 and labels {name}, are {pack.X.dtype} and {pack.y.dtype}")
         for N, n, _ in pack.shapes:
             if not 1 <= n < N:
                 raise ValueError(f"of {N} rows {n} are labelled; at least one row must be, and one must not")
-        if pack.y.device.type == "cpu" and not 0 <= pack.y.min() <= pack.y.max() < self.config.max_classes:
+        if regression or pack.y.device.type != "cpu":
+            return
+        if not 0 <= pack.y.min() <= pack.y.max() < self.config.max_classes:
             raise ValueError(
                 f"labels must be in 0..{self.config.max_classes - 1}, are in {pack.y.min()}..{pack.y.max()}"
             )
+
+
+def levels(num_quantiles: int, device: torch.device | None = None) -> Tensor:
+    """The levels of quantiles, float32 (Q,): evenly spaced in (0, 1), both ends left out."""
+    return torch.arange(1, num_quantiles + 1, device=device) / (num_quantiles + 1)
+
+
+def pinball(quantiles: Tensor, y: Tensor) -> Tensor:
+    """The pinball loss of quantiles (rows, Q) for targets y (rows,), mean over the levels, (rows,) float32.
+
+    Of a quantile q at level a it is max(a (y - q), (a - 1) (y - q)), in fp32 under any precision.
+    """
+    return Pinball.apply(quantiles, y)
+
+
+class Pinball(torch.autograd.Function):
+    """Keeps the quantiles alone for the backward pass, and computes in parts of the rows: in one, the formula in
+    fp32 would take over four times the memory of quantiles in bf16."""
+
+    PART = 2**20  # values, 4 MB in fp32
+
+    @staticmethod
+    def forward(ctx, quantiles: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_backward(quantiles, y)
+        a = levels(quantiles.shape[1], y.device)
+        size = max(1, Pinball.PART // len(a))
+        parts = zip(quantiles.split(size), y[:, None].split(size), strict=True)
+        return torch.cat([slopes(q > own, a).mul_(q - own).mean(1) for q, own in parts])
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        quantiles, y = ctx.saved_tensors
+        a, found = levels(quantiles.shape[1], y.device), torch.empty_like(quantiles)
+        size, weights = max(1, Pinball.PART // len(a)), grad[:, None] / len(a)  # (rows, 1)
+        columns = (values.split(size) for values in (found, quantiles, y[:, None], weights))
+        for part, q, own, weight in zip(*columns, strict=True):
+            part.copy_(slopes(q > own, a).mul_(weight))  # rounded at the end: 0.999 is 1 in bf16
+        return found, None
+
+
+def slopes(above: Tensor, a: Tensor) -> Tensor:
+    """Derivatives of the pinball loss by quantiles: 1 - a of one above the target, else -a, (rows, Q) float32."""
+    return torch.where(above, 1 - a, -a)

@@ -30,9 +30,9 @@ NAMES = "FILE.ckpt, .pt or .pth (tabicl), FOLDER (hub) or FILE.onnx (onnx)"
 
 # Of the tables on which an export is compared: tables, rows, labelled rows, columns.
 SHAPES = ((2, 21, 13, 6), (1, 9, 1, 1), (3, 40, 39, 3), (1, 150, 100, 17))
-TOLERANCE = {"tabicl": 1e-5, "hub": 1e-5, "onnx": 1e-4}  # of logits; another runtime sums in another order
+TOLERANCE = {"tabicl": 1e-5, "hub": 1e-5, "onnx": 1e-4}  # of predictions; another runtime sums in another order
 
-Predictor = Callable[[Tensor, Tensor], Tensor]  # X (B, N, M), y_train (B, n) -> logits (B, N - n, C)
+Predictor = Callable[[Tensor, Tensor], Tensor]  # X (B, N, M), y_train (B, n) -> logits or quantiles (B, N - n, C)
 
 
 def load_checkpoint(checkpoint: str, weights: str = "trained") -> tuple[TabICLConfig, dict[str, Tensor]]:
@@ -102,7 +102,7 @@ def build_model(config: TabICLConfig, weights: dict[str, Tensor]) -> TabICL:
 def export(
     checkpoint: str, output: str, weights: str = "trained", format: str | None = None, classes: int | None = None
 ) -> str:
-    """Write a file or folder, and compare its logits with the network's before it takes its place.
+    """Write a file or folder, and compare its predictions with the network's before it takes its place.
 
     ExportOptions in config/options.py explains the arguments.
     returns: a line that says what was written
@@ -111,29 +111,38 @@ def export(
     format = check_output(output, format, classes)
     pretrained = read_weights(checkpoint, weights)
     network = build_model(pretrained.config, pretrained.tensors)
-    most = pretrained.config.max_classes
-    classes = classes or most
-    if not 2 <= classes <= most:
-        raise ConfigError([f"classes is {classes}; it must lie in 2..{most}, for which the network was trained"])
+    outputs = chosen_outputs(pretrained.config, classes)
+    kind = "Regressor" if pretrained.config.is_regression else "Classifier"
 
     def check(written: Path) -> None:
         predict = onnx_predictor(written) if format == "onnx" else predictor(load_model(str(written)))
-        if problem := disagreement(network, predict, classes, TOLERANCE[format]):
+        if problem := disagreement(network, predict, outputs, TOLERANCE[format]):
             raise ConfigError([f"{output} is not written: {problem}"])
 
     count = f"{output}: {sum(tensor.numel() for tensor in pretrained.tensors.values()):,} parameters"
     try:
         if format == "hub":
             save_hub(pretrained, Path(output), check)
-            return f"{count}, loads with tabicl_train.TabICLClassifier({output!r}); its README.md is the model card"
+            return f"{count}, loads with tabicl_train.TabICL{kind}({output!r}); its README.md is the model card"
         if format == "onnx":
             tell("converting to ONNX, which takes 10 seconds to a minute")
-            save_onnx(network, Path(output), classes, pretrained.summary, check)
-            return f"{count}, X and y_train -> logits of {classes} classes, agrees in onnxruntime"
+            save_onnx(network, Path(output), outputs, pretrained.summary, check)
+            what = "quantiles" if pretrained.config.is_regression else "logits of {} classes"
+            return f"{count}, X and y_train -> {what.format(outputs)}, agrees in onnxruntime"
         save_public(pretrained.config, pretrained.tensors, output, pretrained.origin, check)
     except OSError as error:
         raise ConfigError([f"output is {output!r}; it cannot be written ({first_line(error)})"]) from None
-    return f"{count}, loads with tabicl.TabICLClassifier(model_path={output!r})"
+    return f"{count}, loads with tabicl.TabICL{kind}(model_path={output!r})"
+
+
+def chosen_outputs(config: TabICLConfig, classes: int | None) -> int:
+    """How many values an export predicts for a row; raises ConfigError for an impossible number of classes."""
+    most = config.max_classes
+    if config.is_regression and classes is not None:
+        raise ConfigError([f"classes is {classes}; the network is a regressor, which has none"])
+    if classes is not None and not 2 <= classes <= most:
+        raise ConfigError([f"classes is {classes}; it must lie in 2..{most}, for which the network was trained"])
+    return config.outputs if classes is None else classes
 
 
 def check_output(output: str, format: str | None, classes: int | None) -> str:
@@ -176,17 +185,21 @@ def predictor(network: TabICL) -> Predictor:
 
 
 @torch.no_grad()
-def disagreement(network: TabICL, predict: Predictor, classes: int, tolerance: float) -> str | None:
-    """How far the logits of an export are from the network's on random tables; None if they agree."""
+def disagreement(network: TabICL, predict: Predictor, outputs: int, tolerance: float) -> str | None:
+    """How far the logits or quantiles of an export are from the network's on random tables; None if they agree."""
+    what = "quantiles" if network.config.is_regression else "logits"
     generator = torch.Generator().manual_seed(0)
     for tables, rows, labelled, columns in SHAPES:
         X = torch.randn(tables, rows, columns, generator=generator)
-        y_train = torch.randint(0, classes, (tables, labelled), generator=generator)
-        expected = predictor(network)(X, y_train)[..., :classes]
+        if network.config.is_regression:
+            y_train = torch.randn(tables, labelled, generator=generator)
+        else:
+            y_train = torch.randint(0, outputs, (tables, labelled), generator=generator)
+        expected = predictor(network)(X, y_train)[..., :outputs]
         if not expected.isfinite().all():
-            return "the network's logits are not finite"
+            return f"the network's {what} are not finite"
         actual = predict(X, y_train)
         if not (actual.shape == expected.shape and (difference := (actual - expected).abs().max()) <= tolerance):
             size = f"by {difference:.1e}" if actual.shape == expected.shape else f"in shape, {tuple(actual.shape)}"
-            return f"its logits differ from the network's {size} (tables of {rows} rows and {columns} columns)"
+            return f"its {what} differ from the network's {size} (tables of {rows} rows and {columns} columns)"
     return None

@@ -6,17 +6,18 @@ import shlex
 from collections.abc import Iterable
 from typing import Any
 
+from tabicl_train.config.monitoring import CLASS_SCORES, NUMBER_SCORES
 from tabicl_train.model.public_config import beyond_public
 from tabicl_train.prediction.origin import SCORES, Pretrained
 
 LIBRARY = "tabicl-train"
-FRONT_MATTER = f"""---
+FRONT_MATTER = """---
 license: bsd-3-clause
-library_name: {LIBRARY}
-pipeline_tag: tabular-classification
+library_name: {library}
+pipeline_tag: tabular-{task}
 tags:
 - tabular
-- tabular-classification
+- tabular-{task}
 - tabicl
 - in-context-learning
 - foundation-model
@@ -34,34 +35,44 @@ KINDS = {
 def model_card(name: str, pretrained: Pretrained) -> str:
     """The card of a model with this name, in Markdown; sections of which nothing is known are left out."""
     origin = pretrained.origin
-    sections = [FRONT_MATTER + f"\n# {name}", introduction(pretrained), usage(pretrained)]
+    head = FRONT_MATTER.format(library=LIBRARY, task=task_of(pretrained))
+    sections = [f"{head}\n# {name}", introduction(pretrained), usage(pretrained)]
     if origin:
-        sections += [training(origin), data(origin), *scores(origin)]
+        sections += [training(origin), data(origin), *scores(pretrained)]
     sections.append(limits(pretrained))
     if origin:
         sections.append("## Versions\n\n" + table(["package", "version"], origin["versions"].items()))
     return "\n\n".join(sections) + "\n"
 
 
+def task_of(pretrained: Pretrained) -> str:
+    return "regression" if pretrained.config.is_regression else "classification"
+
+
 def introduction(pretrained: Pretrained) -> str:
     parameters = sum(tensor.numel() for tensor in pretrained.tensors.values())
+    quantiles = f"{pretrained.config.num_quantiles} quantiles of "
     return (
-        "A TabICL-style tabular foundation model for classification. It reads a table with some labelled rows and "
-        "predicts the labels of the remaining rows in one forward pass, without being trained on that table. It has "
-        f"{parameters:,} parameters and was pretrained with `{LIBRARY}`."
+        f"A TabICL-style tabular foundation model for {task_of(pretrained)}. It reads a table with some labelled rows "
+        f"and predicts {quantiles if pretrained.config.is_regression else ''}the labels of the remaining rows in one "
+        f"forward pass, without being trained on that table. It has {parameters:,} parameters and was pretrained with "
+        f"`{LIBRARY}`."
     )
 
 
 def usage(pretrained: Pretrained) -> str:
+    kind, result, predict = "Classifier", "probabilities", "predict_proba"
+    if pretrained.config.is_regression:
+        kind, result, predict = "Regressor", "means", "predict"
     text = f"""## Use
 
 ```python
 from huggingface_hub import snapshot_download
-from tabicl_train import TabICLClassifier
+from tabicl_train import TabICL{kind}
 
 folder = snapshot_download("OWNER/NAME")  # or the path of a copy of this folder
-classifier = TabICLClassifier(folder).fit(X, y)
-probabilities = classifier.predict_proba(queries)
+{kind.lower()} = TabICL{kind}(folder).fit(X, y)
+{result} = {kind.lower()}.{predict}(queries)
 ```
 
 The package `{LIBRARY}` is needed. X may be an array or a data frame, with numbers, strings, categories, booleans, times
@@ -118,13 +129,14 @@ def data(origin: dict) -> str:
     return text + (f" with these options:\n\n{options}" if prior else ".")
 
 
-def scores(origin: dict) -> list[str]:
+def scores(pretrained: Pretrained) -> list[str]:
     """The sections about validation and evaluation, if there are any."""
-    sections = []
+    sections, origin = [], pretrained.origin
     if rows := origin["validation"]:
         step = rows[0]["step"]
         others = "" if origin["weights"] in ("trained", "best") else ", of the weights as trained rather than these"
-        columns = ["data", "rows", "loss", "accuracy", "roc_auc"]
+        of_task = NUMBER_SCORES if pretrained.config.is_regression else CLASS_SCORES
+        columns = ["data", "rows", *(score for score in of_task if score != "guess_loss")]
         sections.append(
             f"## Validation\n\nAfter step {step:,}{others}, on held-out synthetic tables and on scikit-learn's bundled "
             "data sets.\n\n" + table(columns, ([row.get(column, "") for column in columns] for row in rows))
@@ -140,10 +152,14 @@ def scores(origin: dict) -> list[str]:
 
 
 def limits(pretrained: Pretrained) -> str:
-    most = pretrained.config.max_classes
+    config = pretrained.config
+    target = f"Up to {config.max_classes} classes in one pass; tables with more are split into several predictions."
+    if config.is_regression:
+        lowest = 1 / (config.num_quantiles + 1)
+        target = f"Quantiles at levels from {lowest:g} to {1 - lowest:g}; beyond them the tails are a guess."
     points = [
-        "Classification only.",
-        f"Up to {most} classes in one pass; tables with more are split into several predictions.",
+        f"{task_of(pretrained).capitalize()} only.",
+        target,
         "Labelled rows and features are read at once, so memory and time grow with the table.",
     ]
     if trained := pretrained.trained_range:

@@ -1,10 +1,15 @@
-"""The ONNX format: the network for a fixed number of classes, with symbolic numbers of tables, rows and columns.
+"""The ONNX format: a classifier for a fixed number of classes, or a regressor, with symbolic numbers of tables, rows
+and columns.
 
 Inputs are tables as the network reads them, with standardized columns and without missing values:
 
 X        (tables, rows, columns) float32
 y_train  (tables, labelled_rows) int64, labels in 0..classes-1 of the first rows
 logits   (tables, rows - labelled_rows, classes) float32
+
+Of a regressor, y_train is float32, the standardized target, and the output is
+
+quantiles  (tables, rows - labelled_rows, quantiles) float32
 """
 
 from __future__ import annotations
@@ -32,15 +37,16 @@ PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 class WithSymbolicSizes(nn.Module):
     """The network's forward pass for tables of equal shape, whose sizes remain symbols.
 
-    B tables, N rows of which the first n are labelled, M features, G feature groups, K features of a group, C classes.
+    B tables, N rows of which the first n are labelled, M features, G feature groups, K features of a group, C logits or
+    quantiles.
     """
 
-    def __init__(self, network: TabICL, classes: int) -> None:
+    def __init__(self, network: TabICL, outputs: int) -> None:
         super().__init__()
-        self.network, self.classes = network, classes
+        self.network, self.outputs = network, outputs
 
     def forward(self, X: Tensor, y_train: Tensor) -> Tensor:
-        """X (B, N, M), y_train (B, n) -> logits (B, N - n, C)."""
+        """X (B, N, M), y_train (B, n) -> logits or quantiles (B, N - n, C)."""
         column, row, learner = self.network.col_embedder, self.network.row_interactor, self.network.icl_predictor
         config, (B, N, _), n = self.network.config, X.shape, y_train.shape[1]
         log_n = torch.ones_like(y_train[0], dtype=torch.float32).sum().log()[None]  # (1,); math.log would fix n
@@ -50,8 +56,12 @@ class WithSymbolicSizes(nn.Module):
         G = groups.shape[1]
         cells = split_rows(groups, n)  # (B * G * N, K), labelled rows first
         if config.col_target_aware:
-            marks = F.one_hot(y_train, config.max_classes + 1)  # the last class marks labelled rows
-            marks = marks.index_fill(2, torch.tensor([config.max_classes]), 1).float()[:, None].expand(-1, G, -1, -1)
+            if config.is_regression:
+                marks = torch.stack([y_train, torch.ones_like(y_train)], 2)
+            else:
+                marks = F.one_hot(y_train, config.max_classes + 1)  # the last class marks labelled rows
+                marks = marks.index_fill(2, torch.tensor([config.max_classes]), 1).float()
+            marks = marks[:, None].expand(-1, G, -1, -1)
             marks = torch.cat([marks.flatten(0, 2), marks.new_zeros(B * G * (N - n), marks.shape[-1])])
             cells = torch.cat([cells, marks], 1)
         to_inducing = spans([[B * G, inducing, n, 0, 0]], B * G * inducing, shared=True)
@@ -72,8 +82,8 @@ class WithSymbolicSizes(nn.Module):
         table = torch.zeros(B * N, dtype=torch.int64)  # all tables have the same n
         all_rows = spans([[B, n, n, 0, 0], [B, N - n, n, 0, 0]], B * N)
         context = Context(B * n, table, table, all_rows, spans([[B, N - n, n, 0, 0]], B * (N - n)))
-        logits = learner(split_rows(rows.view(B, N, -1), n), y_train.flatten(), context, log_n)
-        return logits.view(B, N - n, -1)[..., : self.classes]
+        predictions = learner(split_rows(rows.view(B, N, -1), n), y_train.flatten(), context, log_n)
+        return predictions.view(B, N - n, -1)[..., : self.outputs]
 
 
 def spans(runs: list[list[int]], queries: int, shared: bool = False) -> Spans:
@@ -106,10 +116,11 @@ def missing_packages() -> list[str]:
 
 
 def save_onnx(
-    network: TabICL, path: Path, classes: int, metadata: dict[str, str], check: Callable[[Path], None]
+    network: TabICL, path: Path, outputs: int, metadata: dict[str, str], check: Callable[[Path], None]
 ) -> None:
     """Write a network in evaluation mode.
 
+    outputs: values that it predicts for a row: classes, or quantiles
     metadata: for the file's metadata_props
     check: called with the file before it takes its place; what it raises leaves everything as it was
     Raises OSError.
@@ -117,20 +128,21 @@ def save_onnx(
     tables, labelled, columns = map(torch.export.Dim, ("tables", "labelled_rows", "columns"))
     rows = torch.export.Dim("rows", min=4)  # the exporter tells one query row from more; the file serves any number
     # The values are arbitrary, but sizes of 1, and equal ones, would be taken for fixed.
-    example = torch.zeros(2, 11, 5), torch.zeros(2, 7, dtype=torch.int64)
+    regression = network.config.is_regression
+    example = torch.zeros(2, 11, 5), torch.zeros(2, 7, dtype=torch.float32 if regression else torch.int64)
     with silence():
         program = torch.onnx.export(
-            WithSymbolicSizes(network, classes).eval(),
+            WithSymbolicSizes(network, outputs).eval(),
             example,
             dynamo=True,
             dynamic_shapes={"X": {0: tables, 1: rows, 2: columns}, "y_train": {0: tables, 1: labelled}},
             input_names=["X", "y_train"],
-            output_names=["logits"],
+            output_names=["quantiles" if regression else "logits"],
             verbose=False,
         )
     assert program is not None  # as it always is with dynamo
     model = program.model_proto
-    for key, value in {**metadata, "classes": str(classes)}.items():
+    for key, value in {**metadata, "quantiles" if regression else "classes": str(outputs)}.items():
         model.metadata_props.add(key=key, value=value)
 
     def write(file: BinaryIO) -> None:
@@ -142,7 +154,7 @@ def save_onnx(
 
 
 def onnx_predictor(path: Path) -> Callable[[Tensor, Tensor], Tensor]:
-    """What computes logits with the file of a network, in onnxruntime on the CPU."""
+    """What predicts with the file of a network, in onnxruntime on the CPU."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])

@@ -1,7 +1,7 @@
-"""Predictions for tables of any size and any number of classes, in bounded memory.
+"""Predictions for tables of any size and any number of classes, and of numbers, in bounded memory.
 
 B tables, N rows of which the first n are labelled, M features, G feature groups, E embedding, D row representation,
-C classes.
+C classes, Q quantiles.
 """
 
 from __future__ import annotations
@@ -37,6 +37,18 @@ def predict_logits(
     return torch.cat(logits)
 
 
+@torch.no_grad()
+def predict_quantiles(model: TabICL, pack: Pack, tokens: int = 2**22) -> Tensor:
+    """Quantiles of the query rows of all tables, one table after the other, (query rows, Q), at `tabicl.levels`.
+
+    They are as the network predicts them: nothing keeps them from crossing.
+
+    pack: the labels of labelled rows are standardized numbers, float32
+    tokens: as in predict_logits
+    """
+    return torch.cat([forward(model, part, 0, 1.0, tokens) for part in parts(pack, tokens)])
+
+
 def parts(pack: Pack, tokens: int) -> list[Pack]:
     """The pack in parts of so many tokens; a longer table is there several times, each time with other query rows."""
     found: list[list[tuple[Tensor, Tensor, int]]] = []
@@ -55,7 +67,7 @@ def parts(pack: Pack, tokens: int) -> list[Pack]:
 
 
 def forward(model: TabICL, pack: Pack, num_classes: int, temperature: float, tokens: int) -> Tensor:
-    """What predict_logits returns, for all query rows at once."""
+    """What predict_logits returns, or with num_classes=0 predict_quantiles, for all query rows at once."""
     config = model.config
     sizes, shapes = model.groups(pack)
     part = tokens if pack.X.is_cuda else min(tokens, CPU_PART // config.embed_dim)
@@ -66,8 +78,8 @@ def forward(model: TabICL, pack: Pack, num_classes: int, temperature: float, tok
     if num_classes <= config.max_classes:
         context = context_layout(sizes, shapes)
         labels = pack.y.index_select(0, context.labels)
-        logits = model.icl_predictor(represented, labels, context, log_counts(sizes))
-        return logits[:, :num_classes] / temperature
+        predictions = model.icl_predictor(represented, labels, context, log_counts(sizes))
+        return predictions[:, :num_classes] / temperature if num_classes > 0 else predictions
     labelled, queries = represented.split([sum(n for _, n, _ in shapes), sum(N - n for N, n, _ in shapes)])
     own = zip(labelled.split([n for _, n, _ in shapes]), queries.split([N - n for N, n, _ in shapes]), strict=True)
     p = [
@@ -84,7 +96,8 @@ def embed(model: TabICL, pack: Pack, columns: Columns, shapes: list[Shape], num_
     """
     config, column = model.config, model.col_embedder
     labels = pack.y.index_select(0, columns.labels)
-    views = label_digits(labels, num_classes, config.max_classes) if config.col_target_aware else [labels]
+    many = config.col_target_aware and num_classes > config.max_classes
+    views = label_digits(labels, num_classes, config.max_classes) if many else [labels]
     read = [column.read(pack, columns, view) for view in views]
     embedded = read[0].new_empty(len(read[0]), config.embed_dim)
     labelled, queries = 0, columns.labelled  # where the next columns start

@@ -14,7 +14,8 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from tabicl_train.config.schema import SYNTHETIC, RunConfig, flatten
+from tabicl_train.config.monitoring import REAL_SCORES, SYNTHETIC
+from tabicl_train.config.schema import RunConfig, flatten
 from tabicl_train.evaluation.scores import by_task, summarize
 from tabicl_train.evaluation.scores_figure import draw_scores
 from tabicl_train.report.attention_figure import draw_attention, draw_gates
@@ -174,11 +175,13 @@ def training(runs: list[Run]) -> Figure | None:
 
 
 def losses(run: Run) -> dict[str, tuple[Figure, pd.DataFrame]] | None:
-    """Loss by rows and by classes."""
+    """Loss by rows and, of classification, by classes."""
     if run.batches is None:
         return None
     parts = {}
     for by, (_, name_of) in GROUPS.items():
+        if not run.batches[by].any():
+            continue
         means = stage_end_losses(run.batches, by)
         means.index = [f"{name_of(group)} {by}" for group in means.index]
         parts[by] = draw_loss_groups(run.batches, by), means
@@ -218,8 +221,9 @@ def validation_scores(run: Run) -> tuple[pd.DataFrame, list[str]] | None:
 def validation_means(rows: pd.DataFrame) -> dict[str, pd.Series]:
     """Mean scores by step, of the kinds of tables that were scored."""
     synthetic = rows[rows["data"] == SYNTHETIC].groupby("step")["loss"].mean()
-    real = rows[rows["data"] != SYNTHETIC].groupby("step")["roc_auc"].mean()
-    means = {"loss on synthetic tables": synthetic, "ROC AUC on real data": real}
+    means = {"loss on synthetic tables": synthetic}
+    of_real = rows[rows["data"] != SYNTHETIC].groupby("step")
+    means |= {f"{name} on real data": of_real[score].mean() for score, name in REAL_SCORES.items() if score in rows}
     return {name: values for name, values in means.items() if len(values)}
 
 

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from tabicl_train.config.schema import SYNTHETIC
+from tabicl_train.config.monitoring import REAL_SCORES, SYNTHETIC
 
 WINDOWS = 40  # a smoothed curve is a moving average over one fortieth of the longest run
 RATIO_WINDOWS = 20  # the same for the ratio of losses
@@ -47,8 +47,8 @@ def label_steps(axes: Axes, title: str) -> None:
 
 
 def loss_ratios(rows: pd.DataFrame) -> pd.DataFrame:
-    """By step, sums over tables of the loss and of the loss of guessing by class frequency, and their ratio, which is
-    comparable between tables of few and of many classes."""
+    """By step, sums over tables of the loss and of the loss of guessing, and their ratio, which is comparable between
+    tables of few and of many classes."""
     sums = rows[["loss", "guess_loss"]].mul(rows["tables"], axis=0).groupby(rows["step"]).sum(min_count=1)
     sums = sums[np.isfinite(sums).all(axis=1)]
     return sums.assign(ratio=sums["loss"] / sums["guess_loss"])
@@ -72,7 +72,7 @@ def draw_ratios(axes: Axes, names: list[str], ratios: Runs, points: Runs) -> Non
     # The first steps lose up to three times as much as guessing; the axis is made for the second half of the runs.
     late = [rows["ratio"][rows.index > rows.index.max() / 2].median() for rows in ratios.values()]
     axes.set_ylim(top=min(high, 1.3 * np.nanmax([1, *late])))
-    label_steps(axes, "loss relative to guessing by class frequency")
+    label_steps(axes, "loss relative to guessing from the labels alone")
     axes.legend(fontsize="small")
 
 
@@ -105,16 +105,17 @@ def draw_curves(axes: Axes, runs: Runs, column: str, smooth: bool = True) -> Non
 
 
 def draw_validation(runs: Runs) -> Figure:
-    """Loss on synthetic tables and ROC AUC on real ones, from validation.csv: means, and for a single run also every
-    set of tables."""
+    """Loss on synthetic tables and ROC AUC or R2 on real ones, from validation.csv: means, and for a single run also
+    every set of tables."""
+    scores = {score: name for score, name in REAL_SCORES.items() if any(score in rows for rows in runs.values())}
     figure = Figure(figsize=(11, 3.6), layout="constrained")
-    losses, scores = figure.subplots(1, 2)
-    for axes, column, is_synthetic in ((losses, "loss", True), (scores, "roc_auc", False)):
-        draw_sets(
-            axes, {name: rows[(rows["data"] == SYNTHETIC) == is_synthetic] for name, rows in runs.items()}, column
-        )
+    losses, *others = figure.subplots(1, 1 + len(scores))
+    draw_sets(losses, {name: rows[rows["data"] == SYNTHETIC] for name, rows in runs.items()}, "loss")
     label_steps(losses, "loss on held-out synthetic tables")
-    label_steps(scores, "ROC AUC on real data")
+    for axes, (score, title) in zip(others, scores.items(), strict=True):
+        real = {name: rows[rows["data"] != SYNTHETIC] for name, rows in runs.items() if score in rows}
+        draw_sets(axes, real, score)
+        label_steps(axes, f"{title} on real data")
     return figure
 
 

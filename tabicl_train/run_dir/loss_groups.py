@@ -1,4 +1,4 @@
-"""Mean losses over groups of tables: by rows, in powers of two, or by classes."""
+"""Mean losses over groups of tables: by rows, in powers of two, or by classes (0 of regression, not a group)."""
 
 from __future__ import annotations
 

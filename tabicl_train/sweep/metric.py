@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tabicl_train.config.monitoring import CLASS_SCORES, NUMBER_SCORES
 from tabicl_train.config.schema import SYNTHETIC, RunConfig
 from tabicl_train.config.suggestions import closest
 from tabicl_train.run_dir.records import Records, number
@@ -15,22 +16,27 @@ from tabicl_train.run_dir.records import Records, number
 METRICS = {
     "real/roc_auc": "mean ROC AUC on real data",
     "real/accuracy": "mean accuracy on real data",
+    "real/r2": "mean R2 on real data",
     "real/loss": "mean loss on real data",
     "synthetic/loss": "mean loss on held-out synthetic tables",
     "synthetic/accuracy": "mean accuracy on held-out synthetic tables",
+    "synthetic/r2": "mean R2 on held-out synthetic tables",
     "loss": "mean training loss over the last tenth of the steps",
 }
 
 
 def problem(metric: str, config: RunConfig) -> str | None:
     """Why a run with this configuration would never write the metric; None if it does."""
-    kind, settings = metric.partition("/")[0], config.validation
+    (kind, _, score), settings = metric.partition("/"), config.validation
     if metric not in METRICS:
         near = closest(metric, METRICS)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(METRICS)}"
         return f"metric is {metric!r}; there is no such metric; {hint}"
     if metric == "loss":
         return None
+    if score not in (NUMBER_SCORES if config.model.is_regression else CLASS_SCORES):
+        task = "regression" if config.model.is_regression else "classification"
+        return f"metric is {metric!r}, which runs of task={task} do not have"
     if not settings.every:
         return f"metric is {metric!r}, but validation.every is 0; set the number of steps between validations"
     if kind == "real" and not settings.real_rows:

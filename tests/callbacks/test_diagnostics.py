@@ -61,6 +61,14 @@ def test_guessing_the_frequencies_of_the_labels():
     assert guess_loss(torch.tensor([3, 3, 1, 3]), 3) == pytest.approx(-math.log(3 / 5))  # of two classes
 
 
+def test_guessing_the_quantiles_of_numbers():
+    y = torch.randn(60, generator=torch.Generator().manual_seed(0))
+    a = torch.arange(1, 1000).double() / 1000
+    error = y[40:, None].double() - y[:40].double().quantile(a)
+    assert guess_loss(y, 40) == pytest.approx(torch.maximum(a * error, (a - 1) * error).mean().item(), rel=1e-6)
+    assert guess_loss(torch.tensor([2.0, 2.0, 5.0, 2.0]), 2) == pytest.approx(3 / 4)  # half of 3, and 0
+
+
 @pytest.mark.slow
 def test_every_row_has_the_loss_of_guessing_its_tables(tmp_path):
     train(tmp_path)

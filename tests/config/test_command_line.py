@@ -74,7 +74,7 @@ def test_questions_about_the_command(monkeypatch, capfd):
     assert exit_code(monkeypatch, "train", "-sc", "install=bash") == 0
     assert "hydra_bash_completion tabicl-train" in capfd.readouterr().out
     for line, completions in (
-        ("experiment=demo", "experiment=demo experiment=demo_long"),
+        ("experiment=demo", "experiment=demo experiment=demo_long experiment=demo_regression"),
         ("experiment=demo curriculum.stages.short.lea", "curriculum.stages.short.learning_rate="),
     ):
         monkeypatch.setenv("COMP_LINE", f"tabicl-train {line}")
@@ -109,7 +109,7 @@ def test_help_is_short_and_names_every_group_and_the_reference(monkeypatch, capf
     text = capfd.readouterr().out
     assert len(text.splitlines()) < 60
     assert "usage: tabicl-train experiment=NAME run_dir=DIR" in text
-    assert "demo, demo_long, mini_v2, own, smoke, tabicl_v1, tabicl_v2" in text
+    assert "demo, demo_long, demo_regression, mini_v2, own, smoke, tabicl_v1, tabicl_v2" in text
     for group in ("model", "prior", "curriculum", "optimizer", "trainer"):
         assert f"\n  {group} " in text
     assert "Steps between checkpoints. (default: 500)" in text

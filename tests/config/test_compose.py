@@ -6,6 +6,7 @@ from omegaconf import OmegaConf
 from tabicl_train.config.compose import CONFIG_DIR, compose
 from tabicl_train.config.schema import StageConfig
 from tabicl_train.errors import ConfigError
+from tabicl_train.model.config import TabICLConfig
 
 GROUPS = sorted(d.name for d in CONFIG_DIR.iterdir() if d.is_dir() and d.name != "sweep")  # in tests/sweep/test_plan.py
 CHOICES = [(g, f.stem) for g in GROUPS for f in sorted((CONFIG_DIR / g).glob("*.yaml"))]
@@ -16,7 +17,7 @@ CHOICES.remove(("prior", "disk"))  # does not compose without a folder of tables
 def test_every_yaml_composes(group, choice):
     config = compose([f"{group}={choice}"])
     values = OmegaConf.load(CONFIG_DIR / group / f"{choice}.yaml")
-    if group != "experiment":
+    if group not in ("experiment", "task"):
         part = config.prior if group == "prior" else dataclasses.asdict(getattr(config, group))
         values.pop("defaults", None)
         assert values.items() <= part.items() or group == "curriculum"
@@ -76,7 +77,7 @@ def test_a_folder_of_own_configurations_is_searched_too(own_configs):
         with pytest.raises(ConfigError) as caught:
             compose([*overrides, "model.embed_dm=3", "curriculum.stages.only.steps=4"], **options)
         assert caught.value.problems == ["model.embed_dm: no such setting; did you mean model.embed_dim?"]
-        with pytest.raises(ConfigError, match="there are demo, demo_long, mini_v2, own, smoke"):
+        with pytest.raises(ConfigError, match="there are demo, demo_long, demo_regression, mini_v2, own, smoke"):
             compose([*overrides, "experiment=ow"], **options)
     assert compose(["experiment=own"], "short", **option).total_steps == 2
     for arguments, words in (
@@ -95,3 +96,30 @@ def test_values_that_hydra_cannot_read_are_quoted():
         assert compose(["experiment=smoke", override]).run_dir == override.removeprefix("run_dir=")
     config = compose(["experiment=smoke", "name=a(b)"])
     assert (config.name, config.run_dir) == ("a(b)", "runs/a(b)")
+
+
+def test_the_task_is_a_property_of_the_model():
+    config = compose(["experiment=demo", "task=regression"])
+    assert config.model.is_regression and config.model.embed_dim == 32
+    guard = config.guard
+    assert compose(["experiment=demo_regression", "guard.loss=0.3"]).guard == dataclasses.replace(guard, loss=0.3)
+    assert compose(["task=regression", "validation.real_rows=0", "model.num_quantiles=9"]).model.outputs == 9
+    published = compose(["experiment=tabicl_v2_regression"])
+    assert published.model == TabICLConfig(max_classes=0, bias_free_ln=True) and published.guard == guard
+    assert published.curriculum == compose(["experiment=tabicl_v2"]).curriculum
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["model.num_quantiles=99"], "model.num_quantiles has no effect, since max_classes is 10; regression has 0"),
+        (["task=regression", "prior=needle"], "prior=needle draws classes only, but model.max_classes=0 is"),
+        (["task=regression", "prior=mix_scm", "+prior.components.needle.weight=1"], "prior=mix_scm draws classes only"),
+        (["task=both"], "task=both: there is no such choice; there are classification, regression"),
+    ],
+)
+def test_contradictions_of_the_task_are_refused(overrides, problem):
+    with pytest.raises(ConfigError) as caught:
+        compose(["experiment=smoke", *overrides])
+    (found,) = caught.value.problems
+    assert found.startswith(problem)

@@ -24,7 +24,12 @@ V1 = dict(
 def run(network, X, y_train, y_query, compute=logits_of):
     X = X.clone().requires_grad_()
     logits = compute(network, X, y_train)
-    F.cross_entropy(logits.flatten(0, 1), y_query.flatten()).backward()
+    if y_query.is_floating_point():
+        levels = torch.linspace(0, 1, logits.shape[-1] + 2)[1:-1]
+        error = y_query[..., None] - logits
+        torch.maximum(levels * error, (levels - 1) * error).mean().backward()
+    else:
+        F.cross_entropy(logits.flatten(0, 1), y_query.flatten()).backward()
     gradients = {name: p.grad for name, p in network.named_parameters() if p.requires_grad}
     return logits.detach(), {"X": X.grad, **gradients}
 
@@ -83,6 +88,10 @@ def test_rows_and_splits(options, B, N, n):
         dict(col_target_aware=False),
         dict(col_target_aware=True, **{k: v for k, v in V1.items() if k != "col_target_aware"}),
         dict(max_classes=4),
+        dict(max_classes=0),
+        dict(max_classes=0, num_quantiles=20, bias_free_ln=True, row_rope_interleaved=True),
+        dict(max_classes=0, col_grouping="disjoint", col_scaling="none", icl_scaling="ssmax"),
+        dict(max_classes=0, **V1),
         dict(row_num_cls=3, icl_num_heads=6),
         dict(ff_factor=3),
         dict(col_num_blocks=1, row_num_blocks=1, icl_num_blocks=1),
@@ -93,18 +102,21 @@ def test_other_options(options):
     assert_agreement(small_network(**options), draw(2, 20, 6, 13, classes=options.get("max_classes", 10)))
 
 
-@pytest.mark.parametrize("config", [TabICLConfig.v1(), TabICLConfig()], ids=["v1", "v2"])
+REGRESSION = TabICLConfig(max_classes=0, bias_free_ln=True)
+
+
+@pytest.mark.parametrize("config", [TabICLConfig.v1(), TabICLConfig(), REGRESSION], ids=["v1", "v2", "regression"])
 def test_full_size(config):
     torch.manual_seed(0)
     network = TabICL(config)
     randomise(network)
-    X, y_train, _ = draw(1, 30, 5, 20)
+    X, y_train, _ = draw(1, 30, 5, 20, classes=config.max_classes)
     with torch.no_grad():
         difference = (logits_of(network, X, y_train) - peer_of(network)(X, y_train)).abs().max()
     assert difference < 1e-4  # logits of these 27 M random weights are an order larger than those of the small networks
 
 
-@pytest.mark.parametrize("config", [TabICLConfig.v1(), TabICLConfig()], ids=["v1", "v2"])
+@pytest.mark.parametrize("config", [TabICLConfig.v1(), TabICLConfig(), REGRESSION], ids=["v1", "v2", "regression"])
 def test_parameters_have_the_names_and_shapes_of_the_client(config):
     from tabicl._model.tabicl import TabICL as Peer
 

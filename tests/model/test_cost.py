@@ -19,11 +19,21 @@ SSA = replace(SMALL, col_scaling="ssa", icl_scaling="ssa_trainable")
 
 @pytest.mark.parametrize(
     "config",
-    [SMALL, V1_LIKE, replace(SMALL, col_grouping="disjoint", icl_scaling="qassmax"), replace(SMALL, ff_factor=3), SSA],
+    [
+        SMALL,
+        V1_LIKE,
+        replace(SMALL, col_grouping="disjoint", icl_scaling="qassmax"),
+        replace(SMALL, ff_factor=3),
+        SSA,
+        replace(SMALL, max_classes=0, num_quantiles=300),
+    ],
 )
 @pytest.mark.parametrize(("rows", "train", "features"), [(200, 120, 9), (64, 10, 25), (300, 290, 2)])
 def test_flops_agree_with_a_count_of_the_kernels(config, rows, train, features):
-    X, y = torch.zeros(4, rows, features), torch.zeros(4, train, dtype=torch.int64)
+    X, y = (
+        torch.zeros(4, rows, features),
+        torch.zeros(4, train, dtype=torch.float32 if config.is_regression else torch.int64),
+    )
     model = TabICL(config)
     with FlopCounterMode(display=False) as counter:
         model(Pack.stack(X, y))

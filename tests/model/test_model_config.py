@@ -12,6 +12,7 @@ from tabicl_train.model import TabICL, TabICLConfig
 def test_the_presets_have_no_problems():
     assert TabICLConfig().problems() == []
     assert TabICLConfig.v1().problems() == []
+    assert TabICLConfig(max_classes=0, num_quantiles=99).problems() == []
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,9 @@ def test_the_presets_have_no_problems():
             dict(col_scaling="none", icl_scaling="ssa_trainable", scaling_bound=9.0),
             ["scaling_bound has no effect, since col_scaling is none and icl_scaling is ssa_trainable"],
         ),
-        (dict(max_classes=0, dropout=-1.0, col_scaling="x"), ["max_classes", "dropout", "col_scaling"]),
+        (dict(num_quantiles=99), ["num_quantiles has no effect, since max_classes is 10; regression has 0"]),
+        (dict(max_classes=0, num_quantiles=0), ["num_quantiles is 0, must be at least 1"]),
+        (dict(max_classes=-1, dropout=-1.0, col_scaling="x"), ["max_classes", "dropout", "col_scaling"]),
     ],
 )
 def test_problems(options, expected):

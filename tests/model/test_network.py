@@ -9,17 +9,21 @@ from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.model.column import feature_index
 from tabicl_train.model.layout import column_layout
 from tabicl_train.model.pack import Pack
+from tabicl_train.model.tabicl import Pinball, levels, pinball
+from tabicl_train.module import query_losses
 
 V1 = dict(col_affine=True, col_grouping="none", col_target_aware=False, col_scaling="none", icl_scaling="none")
 SSA = dict(col_scaling="ssa", icl_scaling="ssa_trainable")
+NUMBERS = dict(max_classes=0, num_quantiles=30)
 both_versions = pytest.mark.parametrize("options", [{}, V1], ids=["v2", "v1"])
+and_numbers = pytest.mark.parametrize("options", [{}, V1, SSA, NUMBERS], ids=["v2", "v1", "ssa", "numbers"])
 and_averaging = pytest.mark.parametrize("options", [{}, V1, SSA], ids=["v2", "v1", "ssa"])
 
 
-@and_averaging
+@and_numbers
 def test_a_query_row_does_not_see_another(options):
     network = small_network(**options)
-    X, y_train, _ = draw(2, 20, 4, 12)
+    X, y_train, _ = draw(2, 20, 4, 12, classes=network.config.max_classes)
     changed = X.clone()
     changed[0, 15] += 1.0  # the fourth query row of the first table
     with torch.no_grad():
@@ -31,10 +35,10 @@ def test_a_query_row_does_not_see_another(options):
     assert difference.max() == 0
 
 
-@and_averaging
+@and_numbers
 def test_order_of_labelled_rows_does_not_matter_but_their_labels_do(options):
     network = small_network(**options)
-    X, y_train, _ = draw(2, 20, 4, 12)
+    X, y_train, _ = draw(2, 20, 4, 12, classes=network.config.max_classes)
     order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
     permuted = torch.cat([X[:, :12][:, order], X[:, 12:]], 1)
     with torch.no_grad():
@@ -137,6 +141,55 @@ def test_every_parameter_learns():
             assert not p.requires_grad or p.grad.abs().max() > 0, name
 
 
+def pinball_in_float64(quantiles, y):
+    """Losses (rows,), by the definition."""
+    a = torch.arange(1, quantiles.shape[1] + 1).double() / (quantiles.shape[1] + 1)
+    error = y.double()[:, None] - quantiles
+    return torch.maximum(a * error, (a - 1) * error).mean(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("quantiles", [1, 999])
+def test_pinball_loss_and_gradient_are_those_of_its_definition(quantiles, dtype, monkeypatch):
+    monkeypatch.setattr(Pinball, "PART", 5 * quantiles)  # the last of three parts has two rows
+    generator = torch.Generator().manual_seed(0)
+    q = (2 * torch.randn(12, quantiles, generator=generator)).to(dtype).requires_grad_()
+    y, weights = torch.randn(12, generator=generator), torch.rand(12, generator=generator)
+    exact = q.detach().double().requires_grad_()
+    expected = pinball_in_float64(exact, y)
+    (expected * weights).sum().backward()
+    losses = pinball(q, y)
+    (losses * weights).sum().backward()
+    assert losses.dtype == torch.float32 and q.grad.dtype == dtype
+    torch.testing.assert_close(losses.double(), expected, rtol=1e-6, atol=1e-6)
+    rounding = {"rtol": max(torch.finfo(dtype).eps, 1e-5), "atol": 1e-7 if dtype == torch.float16 else 1e-10}
+    torch.testing.assert_close(q.grad.double(), exact.grad, **rounding)
+
+
+def test_the_quantiles_of_a_sample_minimise_the_pinball_loss():
+    y = torch.randn(23, generator=torch.Generator().manual_seed(0))
+    a = levels(9)
+    best = y.sort().values[(23 * a).ceil().long() - 1]  # (9,): no 23 a is an integer, so there is one minimum
+    for shift, sign in ((-1e-5, -1), (1e-5, 1)):
+        constant = (best + shift).requires_grad_()
+        pinball(constant.expand(23, 9), y).mean().backward()
+        assert (constant.grad.sign() == sign).all()
+
+
+def test_losses_are_means_over_the_query_rows_of_each_table_in_fp32():
+    network = small_network(**NUMBERS)
+    shapes = [(20, 8, 3), (9, 8, 1), (30, 12, 5)]
+    generator = torch.Generator().manual_seed(0)
+    tables = [(torch.randn(N, M, generator=generator), torch.randn(N, generator=generator), n) for N, n, M in shapes]
+    pack = Pack.of(tables)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        losses, predictions = query_losses(network, pack), network(pack)
+    assert predictions.dtype == torch.bfloat16 and losses.dtype == torch.float32 and losses.shape == (3,)
+    found = predictions.double().split([N - n for N, n, _ in shapes])
+    expected = [pinball_in_float64(q, y[n:]).mean() for q, (_, y, n) in zip(found, tables, strict=True)]
+    torch.testing.assert_close(losses.double(), torch.stack(expected), rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize(
     "X, y_train, message",
     [
@@ -156,3 +209,8 @@ def test_wrong_input_is_refused(X, y_train, message):
     with pytest.raises(ValueError) as error:
         logits_of(small_network(), X, y_train)
     assert message in str(error.value)
+
+
+def test_labels_of_the_other_task_are_refused():
+    with pytest.raises(ValueError, match=r"labels float32, are torch\.float32 and torch\.int64"):
+        logits_of(small_network(**NUMBERS), torch.zeros(2, 9, 3), torch.zeros(2, 4).long())

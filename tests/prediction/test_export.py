@@ -170,6 +170,10 @@ def test_every_preset_loads_in_both_formats_and_in_the_client(model, tmp_path):
         assert config == load_checkpoint(str(tmp_path / "run"))[0]
         assert all(torch.equal(tensor, weights[name]) for name, tensor in tensors.items())
     X, y = np.random.default_rng(0).uniform(-1, 1, size=(30, 3)), np.arange(20) % 3
+    if config.is_regression:
+        network = tabicl.TabICLRegressor(model_path=tmp_path / "m.ckpt", allow_auto_download=False, device="cpu")
+        assert np.ptp(network.fit(X[:20], y).predict(X[20:])) > 1e-3
+        return
     client = tabicl.TabICLClassifier(
         model_path=tmp_path / "m.ckpt", allow_auto_download=False, n_estimators=1, norm_methods="none",
         feat_shuffle_method="none", class_shuffle_method="none", device="cpu",

@@ -77,6 +77,20 @@ def test_scores_of_other_weights_are_not_passed_off_as_theirs(tmp_path, monkeypa
     assert "After step 10, of the weights as trained rather than these, on held-out" in ema
 
 
+def test_that_of_a_regressor_says_so(tmp_path):
+    make_run(tmp_path / "run", "task=regression", "model.num_quantiles=99")
+    card = exported_card(tmp_path / "run", tmp_path / "m")
+    assert card.data.pipeline_tag == "tabular-regression" and "tabular-classification" not in card.data.tags
+    for line in (
+        "A TabICL-style tabular foundation model for regression.",
+        "regressor = TabICLRegressor(folder).fit(X, y)\n",
+        "- Regression only.\n- Quantiles at levels from 0.01 to 0.99;",
+        "| data | rows | loss | crps | rmse | r2 | coverage |",
+    ):
+        assert line in card.content, line
+    assert "lassifi" not in card.content.replace("tabular-classification", "")
+
+
 def test_it_leaves_out_what_is_not_known(tmp_path):
     save_public(TINY, tiny_network().state_dict(), tmp_path / "released.ckpt")
     card = exported_card(tmp_path / "released.ckpt", tmp_path / "m").content

@@ -20,6 +20,7 @@ NETWORKS = {  # the presets, apart from their sizes, and the other scalings and 
     "tabicl_v1": ["model=tabicl_v1"],
     "unbounded": ["model.col_scaling=ssmax", "model.icl_scaling=ssmax_mlp", "model.col_grouping=disjoint"],
     "averaging": ["model.col_scaling=ssmax_mlp_elementwise", "model.icl_scaling=ssa", "model.ssa_exponent=1.2"],
+    "regression": ["model=tabicl_v2_regression", "model.num_quantiles=30"],
     "bounded": [
         "model.col_scaling=ssa_trainable", "model.icl_scaling=qassmax", "model.scaling_bound=3",
         "model.col_grouping=none", "model.bias_free_ln=true", "model.max_classes=7",
@@ -36,7 +37,7 @@ def assert_agreement(file: Path, checkpoint: Path, classes: int) -> None:
     for B, N, M, n in SIZES:
         X, y_train, _ = draw(B, N, M, n, classes=classes)
         with torch.no_grad():
-            expected = logits_of(network, X, y_train)[..., :classes]
+            expected = logits_of(network, X, y_train)[..., : classes or None]
         torch.testing.assert_close(predict(X, y_train), expected, rtol=0, atol=1e-4)
         assert N - n == 1 or expected.std(dim=1).max() > 1e-3
 
@@ -44,13 +45,20 @@ def assert_agreement(file: Path, checkpoint: Path, classes: int) -> None:
 @pytest.mark.slow  # torch's exporter takes ten seconds for the smallest network
 @pytest.mark.parametrize(
     "network",
-    ["tabicl_v1", "bounded", *(pytest.param(name, marks=pytest.mark.campaign) for name in ("unbounded", "averaging"))],
+    [
+        "tabicl_v1",
+        "bounded",
+        "regression",
+        *(pytest.param(name, marks=pytest.mark.campaign) for name in ("unbounded", "averaging")),
+    ],
 )
 def test_onnxruntime_agrees_with_torch(network, tmp_path):
     make_run(tmp_path / "run", *NETWORKS[network])
     export(str(tmp_path / "run"), str(tmp_path / "m.onnx"))
     classes = load_checkpoint(str(tmp_path / "run"))[0].max_classes
     assert_agreement(tmp_path / "m.onnx", tmp_path / "run", classes)
+    (output,) = onnx.load(tmp_path / "m.onnx").graph.output
+    assert output.name == ("quantiles" if classes == 0 else "logits")
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_iris, load_wine
+from sklearn.datasets import load_diabetes, load_iris, load_wine
 from small_networks import draw, logits_of, peer_of, small_network
 
 from tabicl_train.errors import ConfigError
@@ -36,6 +36,8 @@ def file(tmp_path):
         TabICLConfig.v1(),
         *(TabICLConfig(col_scaling=a, icl_scaling=b) for a, b in zip(SCALINGS, SCALINGS[1:] + SCALINGS, strict=False)),
         *(TabICLConfig(col_grouping=grouping, max_classes=7, bias_free_ln=True) for grouping in GROUPINGS),
+        TabICLConfig(max_classes=0, bias_free_ln=True),
+        TabICLConfig(max_classes=0, num_quantiles=99),
     ],
 )
 def test_configuration_survives_the_round_trip(config):
@@ -47,7 +49,6 @@ def test_configuration_survives_the_round_trip(config):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (dict(max_classes=0), "regression"),
         (dict(norm_first=False), "norm_first=False is not supported"),
         (dict(activation="relu"), "activation='relu' is not supported"),
         (dict(col_ssmax="softer"), "col_ssmax='softer' is not supported"),
@@ -110,7 +111,25 @@ def test_the_client_predicts_with_our_file_as_we_do(options, data, tmp_path):
     assert client.predict(X[100:]).shape == y[100:].shape
 
 
-@pytest.mark.parametrize("options", [{}, V1], ids=["v2", "v1"])
+def test_the_clients_regressor_predicts_with_our_file_as_we_do(tmp_path):
+    from tabicl import TabICLRegressor
+
+    network = small_network(max_classes=0, bias_free_ln=True).eval()
+    save_public(network.config, network.state_dict(), tmp_path / "model.ckpt")
+    X, y = load_diabetes(return_X_y=True)
+    client = TabICLRegressor(
+        model_path=tmp_path / "model.ckpt", allow_auto_download=False, n_estimators=1, norm_methods="none",
+        feat_shuffle_method="none", use_amp=False, device="cpu",
+    ).fit(X[:100], y[:100])  # fmt: skip
+    means = client.predict(X[100:150])
+    ((prepared, labels),) = client.ensemble_generator_.transform(client.X_encoder_.transform(X[100:150])).values()
+    with torch.no_grad():
+        (quantiles,) = logits_of(network, torch.from_numpy(prepared).float(), torch.from_numpy(labels).float())
+    ours = y[:100].mean() + y[:100].std() * quantiles.mean(1).numpy()
+    assert np.abs(ours - means).max() < 1e-4 * y[:100].std() and means.std() > 0.1
+
+
+@pytest.mark.parametrize("options", [{}, V1, dict(max_classes=0)], ids=["v2", "v1", "regression"])
 def test_a_file_of_the_client_loads_here(options, tmp_path):
     peer = peer_of(small_network(**options))
     public = to_public(small_network(**options).config)
@@ -119,7 +138,7 @@ def test_a_file_of_the_client_loads_here(options, tmp_path):
     config, weights = load_public(path)
     network = TabICL(config)
     network.load_state_dict(weights)
-    X, y_train, _ = draw(2, 20, 4, 12)
+    X, y_train, _ = draw(2, 20, 4, 12, classes=config.max_classes)
     with torch.no_grad():
         torch.testing.assert_close(logits_of(network, X, y_train), peer(X, y_train), rtol=0, atol=1e-5)
 

@@ -40,10 +40,11 @@ def randomise(network: nn.Module) -> None:
 
 
 def draw(B: int, N: int, M: int, n: int, seed: int = 1, classes: int = 10) -> tuple[Tensor, Tensor, Tensor]:
-    """X (B, N, M), y_train (B, n), y_query (B, N - n)."""
+    """X (B, N, M), y_train (B, n), y_query (B, N - n); with classes=0, y are numbers."""
     generator = torch.Generator().manual_seed(seed)
     X = torch.randn(B, N, M, generator=generator)
-    y = torch.randint(0, classes, (B, N), generator=generator)
+    numbers = classes == 0
+    y = torch.randn(B, N, generator=generator) if numbers else torch.randint(0, classes, (B, N), generator=generator)
     return X, y[:, :n], y[:, n:]
 
 
@@ -57,5 +58,5 @@ def peer_of(network: TabICL) -> nn.Module:
 
 
 def logits_of(network: TabICL, X: Tensor, y_train: Tensor) -> Tensor:
-    """X (B, N, M), y_train (B, n) -> logits (B, N - n, C)."""
+    """X (B, N, M), y_train (B, n) -> logits or quantiles (B, N - n, C)."""
     return network(Pack.stack(X, y_train)).unflatten(0, (len(X), -1))

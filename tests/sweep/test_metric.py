@@ -103,7 +103,15 @@ def test_problems_name_what_keeps_a_run_from_writing_the_metric():
     assert problem("loss", config) is None
     assert "validation.every is 0" in problem("real/roc_auc", config)
     config.validation.every = 10
-    assert all(problem(metric, config) is None for metric in METRICS)
+    of_task = {metric: problem(metric, config) for metric in METRICS}
+    assert {metric for metric, found in of_task.items() if found} == {"real/r2", "synthetic/r2"}
+    assert of_task["real/r2"] == "metric is 'real/r2', which runs of task=classification do not have"
+    config.model.max_classes = 0
+    of_task = {metric: problem(metric, config) for metric in METRICS}
+    assert {metric for metric, found in of_task.items() if found} == {
+        "real/roc_auc", "real/accuracy", "synthetic/accuracy"
+    }  # fmt: skip
+    config.model.max_classes = 10
     config.validation.real_rows = 0
     assert "validation.real_rows is 0" in problem("real/loss", config) and problem("synthetic/loss", config) is None
     config.validation.rows = []

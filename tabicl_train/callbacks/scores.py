@@ -1,0 +1,79 @@
+"""What a validation measures on held-out tables, synthetic or real, of classes and of numbers."""
+
+from __future__ import annotations
+
+import statistics
+
+import torch
+
+from tabicl_train.callbacks.diagnostics import guess_loss
+from tabicl_train.model import TabICL
+from tabicl_train.model.pack import Pack
+from tabicl_train.model.tabicl import pinball
+from tabicl_train.module import Pretraining
+from tabicl_train.prediction.predict import predict_logits, predict_quantiles
+
+QUERY_SHARE = 0.3  # of the rows of a real table
+INTERVAL = (0.1, 0.9)  # levels of the ends of the interval whose coverage is measured
+
+
+def score_classes(network: TabICL, module: Pretraining, packs: list[Pack]) -> dict[str, float]:
+    """The columns loss, accuracy and guess_loss of CLASS_SCORES, means over the tables."""
+    losses, accuracies = [], []
+    for pack in packs:
+        with module.precision.autocast(module.device.type):
+            logits = predict_logits(network, pack, network.config.max_classes).float()  # (query rows, C)
+        losses += network.losses(logits, pack).tolist()
+        accuracies += pack.means((logits.argmax(-1) == pack.queries()).float()).tolist()
+    return {
+        "loss": statistics.fmean(losses),
+        "accuracy": statistics.fmean(accuracies),
+        "guess_loss": mean_guess(packs),
+    }
+
+
+def score_numbers(network: TabICL, module: Pretraining, packs: list[Pack]) -> dict[str, float]:
+    """The columns of NUMBER_SCORES, over the tables with equal weight.
+
+    loss is of the quantiles as the network predicts them, all others of the sorted ones: crps (twice the pinball loss),
+    rmse and r2 of their mean, and coverage, the share of targets in the interval between two of them
+    """
+    measures = []  # (tables, 6)
+    for pack in packs:
+        with module.precision.autocast(module.device.type):
+            quantiles = predict_quantiles(network, pack).float()  # (query rows, Q)
+        y = pack.queries()
+        in_order = quantiles.sort(1).values
+        low, high = (in_order[:, place(level, in_order.shape[1])] for level in INTERVAL)
+        rows = (
+            *(pinball(quantiles, y), 2 * pinball(in_order, y), (in_order.mean(1) - y).square()),
+            *(y, y.square(), ((low <= y) & (y <= high)).float()),
+        )
+        measures.append(torch.stack([pack.means(values) for values in rows], 1).double())
+    loss, crps, error, mean, square, coverage = torch.cat(measures).unbind(1)  # (tables,)
+    variance = (square - mean.square()).mean()
+    scores = (loss.mean(), crps.mean(), error.mean().sqrt(), 1 - error.mean() / variance, coverage.mean())
+    names = ("loss", "crps", "rmse", "r2", "coverage")
+    found = {name: score.item() for name, score in zip(names, scores, strict=True)}
+    return found | {"guess_loss": mean_guess(packs)}
+
+
+def place(level: float, num_quantiles: int) -> int:
+    """The place of the quantile whose level is nearest."""
+    return min(max(round(level * (num_quantiles + 1)) - 1, 0), num_quantiles - 1)
+
+
+def mean_guess(packs: list[Pack]) -> float:
+    return statistics.fmean(guess_loss(y.cpu(), n) for pack in packs for _, y, n in pack.tables())
+
+
+def diabetes(rows: int) -> Pack:
+    """scikit-learn's set diabetes, at most so many rows of it, standardised by its labelled rows."""
+    from sklearn.datasets import load_diabetes  # a second or two
+
+    X, y = (torch.from_numpy(values) for values in load_diabetes(return_X_y=True))
+    chosen = torch.randperm(len(X), generator=torch.Generator().manual_seed(0))[:rows]
+    table = torch.cat([X, y[:, None]], 1)[chosen]  # (rows, features and target)
+    n = len(table) - round(QUERY_SHARE * len(table))
+    table = ((table - table[:n].mean(0)) / table[:n].std(0)).float()
+    return Pack.of([(table[:, :-1], table[:, -1], n)])

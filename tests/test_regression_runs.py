@@ -1,0 +1,116 @@
+"""Runs that predict numbers: the same line as for classes, from the tables to the exports."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from runs import assert_same_end, metrics, read
+from short_runs import run
+
+from tabicl_train.callbacks.diagnostics import guess_loss
+from tabicl_train.callbacks.validation import held_out_stream
+from tabicl_train.config.compose import compose
+from tabicl_train.debugging.replay import replay
+from tabicl_train.errors import ConfigError
+from tabicl_train.model.pack import Pack
+from tabicl_train.prediction.export import export, load_model
+from tabicl_train.report.page import write_report
+
+pytestmark = pytest.mark.slow
+
+NUMBERS = ("task=regression", "model.num_quantiles=99")
+VALIDATED = (
+    "validation.every=8", "validation.rows=[40,60]", "validation.tables=5", "validation.features=[2,4]",
+    "validation.real_rows=80",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A validated run of 16 steps and a run of classes."""
+    folder = tmp_path_factory.mktemp("runs")
+    run(folder / "numbers", *NUMBERS, *VALIDATED, "prior=mlp_scm_causal")
+    run(folder / "classes", "trainer.max_steps=4")
+    return folder
+
+
+def test_a_run_in_two_parts_is_the_run_in_one(folder, tmp_path):
+    for steps in (6, 16):
+        run(tmp_path / "run", *NUMBERS, *VALIDATED, "prior=mlp_scm_causal", f"trainer.max_steps={steps}")
+    assert_same_end(tmp_path / "run", folder / "numbers")
+    rows = [row for row in read(tmp_path / "run/validation.csv") if row["step"] != "6"]  # the last one of its part
+    assert rows == read(folder / "numbers/validation.csv")
+
+
+def scores_of(network, tables) -> dict[str, float]:
+    """The scores of regression by their definitions, in float64."""
+    a = np.arange(1, 100) / 100
+    losses, crps, errors, variances, covered, guesses = [], [], [], [], [], []
+    for X, y, n in tables:
+        with torch.no_grad():
+            q = network(Pack.of([(X, y, n)])).double().numpy()  # (query rows, 99)
+        queries = y[n:, None].double().numpy()
+        losses.append(np.maximum(a * (queries - q), (a - 1) * (queries - q)).mean())
+        q = np.sort(q, axis=1)
+        crps.append(2 * np.maximum(a * (queries - q), (a - 1) * (queries - q)).mean())
+        errors.append(((q.mean(1) - queries[:, 0]) ** 2).mean())
+        variances.append(queries.var())
+        covered.append(((q[:, 9] <= queries[:, 0]) & (queries[:, 0] <= q[:, 89])).mean())
+        guesses.append(guess_loss(y, n))
+    return {
+        "loss": np.mean(losses),
+        "crps": np.mean(crps),
+        "rmse": np.mean(errors) ** 0.5,
+        "r2": 1 - np.mean(errors) / np.mean(variances),
+        "coverage": np.mean(covered),
+        "guess_loss": np.mean(guesses),
+    }
+
+
+def test_validation_scores_are_those_of_their_definitions(folder):
+    rows = read(folder / "numbers/validation.csv")
+    assert [(row["step"], row["data"], row["rows"]) for row in rows] == [
+        (step, *of) for step in ("8", "16") for of in (("synthetic", "40"), ("synthetic", "60"), ("diabetes", "80"))
+    ]
+    network = load_model(str(folder / "numbers"))
+    stream = held_out_stream(compose(["experiment=smoke", "prior=mlp_scm_causal", *NUMBERS, *VALIDATED]))
+    for row, item in zip(rows[3:5], stream, strict=True):
+        expected = scores_of(network, [table for pack in item.packs for table in pack.tables()])
+        assert {key: float(row[key]) for key in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        assert "accuracy" not in row
+    best = torch.load(folder / "numbers/checkpoints/best.ckpt", weights_only=True)
+    assert best["scores"]["real"] == max(float(row["r2"]) for row in rows[2::3])
+
+
+def test_tables_of_numbers_have_no_classes(folder, tmp_path):
+    rows = read(folder / "numbers/batches.csv")
+    assert {row["classes"] for row in rows} == {"0"}
+    assert all(0.05 < float(row["guess_loss"]) < 0.6 for row in rows)
+    write_report([folder / "numbers"], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "loss by the rows of a table" in page and "loss by the classes of a table" not in page
+    assert "R2 on real data" in page and "ROC AUC on real data" not in page
+
+
+def test_a_step_is_replayed(folder, capsys):
+    replay(str(folder / "numbers"), 9)
+    row = metrics(folder / "numbers")[9]
+    assert f"loss {float(row['loss']):.6g}, gradient norm {float(row['grad_norm']):.4g}" in capsys.readouterr().out
+
+
+def test_a_run_of_one_task_does_not_start_from_the_other(folder, tmp_path):
+    export(str(folder / "classes"), str(tmp_path / "classes.ckpt"))
+    kinds = "a classifier", "a regressor"
+    for start, settings, (one, other) in (
+        (tmp_path / "classes.ckpt", NUMBERS, kinds), (folder / "numbers", (), kinds[::-1])
+    ):  # fmt: skip
+        with pytest.raises(ConfigError) as caught:
+            run(tmp_path / "run", *settings, f"init_weights={start}")
+        (problem,) = caught.value.problems
+        assert problem.startswith(f"init_weights: the file's model is {one}; this run trains {other}")
+
+
+def test_a_run_does_not_continue_with_the_other_task(folder):
+    with pytest.raises(ConfigError, match=r"is another run: model\.max_classes was 10, is 0; choose a new run_dir"):
+        run(folder / "classes", "task=regression")
