@@ -81,7 +81,7 @@ def standardise_target(target: torch.Tensor) -> torch.Tensor:
     """Numbers (N,) as float32 with outliers clamped, mean 0 and variance 1 (ddof 1).
 
     The bounds of outliers do not depend on the scale of the numbers, as some targets of graph_scm have a standard
-    deviation below MIN_STD. The variance is also 1 where a value is so common that clamping leaves little of the others.
+    deviation below MIN_STD. The variance is also 1 where a value is so common that clamping leaves little of the rest.
     Raises Rejected("target") if the numbers are constant or not finite.
     """
     clamped = clamp_and_standardise(unit_variance(target.double()).float()[:, None])[:, 0]
