@@ -55,6 +55,8 @@ def evaluate(
         raise ConfigError(problems)
     tasks = sources(suite, folder)
     pretrained = read_weights(checkpoint)
+    if pretrained.config.is_regression:
+        raise ConfigError([f"checkpoint is {checkpoint!r}; it predicts numbers, and the tasks have classes"])
     network, trained = build_model(pretrained.config, pretrained.tensors), pretrained.trained_range
     methods = competitors(network, n_estimators, client_weights)
 

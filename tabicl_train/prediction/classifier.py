@@ -149,9 +149,14 @@ class TabICLClassifier(ClassifierMixin, BaseEstimator):
 
 
 def load(model: str | Path | TabICL) -> TabICL:
-    """The network in a file, or a copy of a network, so that its owner may go on training it."""
+    """The network in a file, or a copy of a network, so that its owner may go on training it; ValueError for one that
+    predicts numbers."""
     if isinstance(model, TabICL):
-        return copy.deepcopy(model)
-    from tabicl_train.prediction.export import load_model
+        network = copy.deepcopy(model)
+    else:
+        from tabicl_train.prediction.export import load_model
 
-    return load_model(str(model))
+        network = load_model(str(model))
+    if network.config.is_regression:
+        raise ValueError("The network predicts numbers, and this is a classifier.")
+    return network

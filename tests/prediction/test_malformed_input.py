@@ -1,11 +1,17 @@
 """What the classifier says about malformed tables and parameters."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 from scipy import sparse
 from sklearn.model_selection import cross_val_score
 from tiny_classifier import ROWS, classifier, table
+from tiny_network import TINY
+
+from tabicl_train import TabICLClassifier
+from tabicl_train.model import TabICL
 
 X, Y = table()
 FAULTS = {
@@ -74,6 +80,12 @@ def test_malformed_queries_are_refused(fault):
     model = classifier().fit(X, Y)
     with pytest.raises(ValueError, match=words):
         model.predict(query)
+
+
+def test_a_network_that_predicts_numbers_is_refused():
+    network = TabICL(replace(TINY, max_classes=0))
+    with pytest.raises(ValueError, match="predicts numbers"):
+        TabICLClassifier(network).fit(X, Y)
 
 
 def test_wrong_width_is_refused():
