@@ -267,14 +267,13 @@ def held_out_stream(config: RunConfig) -> StepStream:
 def read_scores(rows: list[dict[str, str]]) -> dict[int, dict[str, float]]:
     """Scores by step, from the rows of validation.csv: the mean loss on synthetic tables (`synthetic`) and the mean
     ROC AUC or R2 on real ones (`real`); nan if there are none."""
-    column = next((column for column in REAL_SCORES if rows and column in rows[0]), "")
     by_step: dict[int, dict[str, list[float]]] = {}
     for row in rows:
         scores = by_step.setdefault(int(row["step"]), {"synthetic": [], "real": []})
         if row["data"] == SYNTHETIC:
             scores["synthetic"].append(float(row["loss"]))
         else:
-            scores["real"].append(float(row[column]))
+            scores["real"].append(float(next(row[column] for column in REAL_SCORES if column in row)))
     return {
         step: {kind: statistics.fmean(values) if values else math.nan for kind, values in scores.items()}
         for step, scores in by_step.items()
