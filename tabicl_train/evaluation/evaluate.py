@@ -23,6 +23,7 @@ from tabicl_train.evaluation.suites import Source, Task, sources
 from tabicl_train.model import TabICL
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.export import build_model, read_weights
+from tabicl_train.prediction.origin import Pretrained
 from tabicl_train.prediction.trained_range import TrainedRange
 from tabicl_train.run_dir.outputs import output_problems
 from tabicl_train.run_dir.records import Records
@@ -54,9 +55,7 @@ def evaluate(
     if problems := arg_problems(splits, rows, n_estimators, client_weights, output, figure):
         raise ConfigError(problems)
     tasks = sources(suite, folder)
-    pretrained = read_weights(checkpoint)
-    if pretrained.config.is_regression:
-        raise ConfigError([f"checkpoint is {checkpoint!r}; it predicts numbers, and the tasks have classes"])
+    pretrained = read_classifier(checkpoint)
     network, trained = build_model(pretrained.config, pretrained.tensors), pretrained.trained_range
     methods = competitors(network, n_estimators, client_weights)
 
@@ -82,6 +81,13 @@ def evaluate(
     if errors:
         sys.exit("\n".join(f"error: {error}" for error in errors))
     return results
+
+
+def read_classifier(checkpoint: str) -> Pretrained:
+    pretrained = read_weights(checkpoint)
+    if pretrained.config.is_regression:
+        raise ConfigError([f"checkpoint is {checkpoint!r}; it predicts numbers, and the tasks have classes"])
+    return pretrained
 
 
 def arg_problems(
