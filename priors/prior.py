@@ -23,9 +23,13 @@ class Prior:
     A subclass that gets its tables from elsewhere (mix_scm, disk) overrides `sample` instead.
 
     numeric_targets: whether it also draws tables with a numeric target, which spec.max_classes = 0 asks for
+    classes: whether it draws tables with classes
+    raw: whether its columns and targets are tables as they are, in this order and on this scale
     """
 
     numeric_targets: ClassVar[bool] = False
+    classes: ClassVar[bool] = True
+    raw: ClassVar[bool] = False
 
     def problems(self) -> list[str]:
         """Everything wrong with the options, as messages for the user."""
@@ -59,6 +63,8 @@ class Prior:
         spec.check()
         if spec.max_classes == 0 and not self.numeric_targets:
             raise PriorError("this prior draws classes only, but max_classes is 0, which asks for a numeric target")
+        if spec.max_classes and not self.classes:
+            raise PriorError(f"this prior draws numeric targets only, but max_classes is {spec.max_classes}, not 0")
         address = as_seed(seed)
         rejections: Counter[str] = Counter()
         for attempt in range(MAX_REJECTIONS):
@@ -66,7 +72,10 @@ class Prior:
             try:
                 plan = self.plan(spec, attempt_seed)
                 columns, target, num_classes = self.execute(plan)
-                table = finish(columns, target, num_classes, spec.train_size, rng_at(attempt_seed, "finish"))
+                if self.raw:
+                    table = Table(columns, target, spec.train_size, num_classes)
+                else:
+                    table = finish(columns, target, num_classes, spec.train_size, rng_at(attempt_seed, "finish"))
                 self.accept(table, attempt_seed)
             except Rejected as rejected:
                 rejections[rejected.reason] += 1

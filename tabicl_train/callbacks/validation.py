@@ -38,7 +38,7 @@ from tabicl_train.callbacks.scores import diabetes, score_classes, score_numbers
 from tabicl_train.config.monitoring import CLASS_SCORES, NUMBER_SCORES, REAL_SCORES
 from tabicl_train.config.schema import SYNTHETIC, CurriculumConfig, RunConfig, StageConfig, build_prior
 from tabicl_train.console import first_line, say, tell
-from tabicl_train.model import TabICL
+from tabicl_train.model.family import Network
 from tabicl_train.module import Pretraining
 from tabicl_train.processes.processes import Processes
 from tabicl_train.processes.signals import Stop
@@ -212,12 +212,12 @@ class Validation(L.Callback):
             line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "step": step - 1, "reason": fall}
             self.records.append_line("incidents.jsonl", line)
 
-    def score_synthetic(self, network: TabICL, module: Pretraining, item: StepItem) -> Row:
+    def score_synthetic(self, network: Network, module: Pretraining, item: StepItem) -> Row:
         score = score_numbers if network.config.is_regression else score_classes
         scores = score(network, module, [pack.to(module.device) for pack in item.packs])
         return SYNTHETIC, item.packs[0].shapes[0][0], *map(scores.get, self.columns[3:])
 
-    def score_real(self, network: TabICL, module: Pretraining, task) -> Row:
+    def score_real(self, network: Network, module: Pretraining, task) -> Row:
         if network.config.is_regression:
             name, pack = task
             scores = score_numbers(network, module, [pack.to(module.device)])

@@ -11,10 +11,11 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from tabicl_train.model.family import Network
 from tabicl_train.model.layout import Columns, Rows, column_layout, context_layout, log_counts, row_layout
-from tabicl_train.model.many_class import class_probabilities, label_digits
 from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.model.tabicl import TabICL
+from tabicl_train.prediction.many_class import class_probabilities, label_digits
 
 SMALLEST = 1e-6  # added to the probabilities of many classes before their logarithm is taken
 CPU_PART = 2**19  # embedding values computed at once on a CPU: 2 MB stay in its cache, 1.3 to 1.7 times faster
@@ -144,3 +145,14 @@ def interact(model: TabICL, embedded: Tensor, rows: Rows, part: int) -> Tensor:
             own = spans._replace(runs=torch.tensor([[count, T]]), starts=starts)
             found.append(stage.interact(some, (starts[:-1, None] + cls).flatten(), own))
     return torch.cat(found)
+
+
+@torch.no_grad()
+def predict(network: Network, pack: Pack) -> Tensor:
+    """What a network of any family predicts for the query rows of a pack, see `Network.forward`; a TabICL in bounded
+    memory."""
+    if not isinstance(network, TabICL):
+        return network(pack)
+    if network.config.is_regression:
+        return predict_quantiles(network, pack)
+    return predict_logits(network, pack, network.config.max_classes)
