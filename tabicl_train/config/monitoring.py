@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from priors.table import MIN_ROWS
 from tabicl_train.config.checks import at_least, one_of, ordered_pair
 from tabicl_train.errors import install, is_installed
+from tabicl_train.model.families import family_of
+from tabicl_train.model.family import NetworkConfig
 
 GUARD_ACTIONS = ("warn", "stop", "rewind")
 
@@ -122,6 +124,16 @@ class ValidationConfig:
         if self.every and not (self.real_rows if self.best == "real" else self.rows):
             empty = "real_rows is 0" if self.best == "real" else "rows is empty"
             problems.append(f"best is {self.best!r}, but {empty}")
+        return problems
+
+    def unfit(self, model: NetworkConfig) -> list[str]:
+        """What a validation asks of a network that its family cannot do."""
+        if not self.every:
+            return []
+        family = family_of(model)
+        problems = [line for rows in self.rows if (line := family.size_problem(model, rows, self.features[-1]))]
+        if self.real_rows and not family.predicts_real_tables:
+            problems.append(f"real_rows is {self.real_rows}; it must be 0, since this model predicts no real tables")
         return problems
 
 

@@ -241,12 +241,13 @@ class RunConfig:
                 problems.append("validation.rows must be [] with prior=disk, which only has the tables of steps")
             if self.model.is_regression and not prior.numeric_targets:
                 problems.append(f"prior={self.prior['name']} draws classes only, but model.max_classes=0 is regression")
+            if not self.model.is_regression and not prior.classes:
+                problems.append(f"prior={self.prior['name']} draws numbers only, which needs model.max_classes=0")
         no_start = self.init_weights is not None and not Path(self.init_weights).exists() and not self.has_checkpoint
         if no_start and is_first(self.trainer.nodes):  # which reads it for all
             problems.append(f"init_weights is {self.init_weights!r}; there is no such file or run directory")
-            if not self.model.is_regression and not prior.classes:
-                problems.append(f"prior={self.prior['name']} draws numbers only, which needs model.max_classes=0")
         problems += [f"curriculum.{problem}" for problem in self.curriculum.unfit(self.model)]
+        problems += [f"validation.{problem}" for problem in self.validation.unfit(self.model)]
         if self.trainer.compile and self.model.dropout > 0:
             problems.append(f"trainer.compile is true, which needs model.dropout=0; it is {self.model.dropout}")
         return problems + self.too_few_tables((self.trainer.devices or 1) * (self.trainer.nodes or 1))

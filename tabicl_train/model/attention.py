@@ -147,11 +147,11 @@ def attend_causally(qkv: Tensor, spans: CausalSpans, rule: SSA | None, dropout: 
     q, k, v = qkv.unbind(1)
     parts = torch.stack([q if rule is None else rule(q)[0], k, v]).split([count * T for count, T in spans.runs], 1)
     for (count, T), part in zip(spans.runs, parts, strict=True):
-        some = part.unflatten(1, (count, T)).transpose(2, 3).unbind()  # q, k, v, each (count, H, T, head_dim)
+        q, k, v = part.unflatten(1, (count, T)).transpose(2, 3).unbind()  # (count, H, T, head_dim)
         if rule is None:
-            out = F.scaled_dot_product_attention(*some, dropout_p=dropout, is_causal=True)
+            out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         else:
-            out = attend_plain(*some, rule.exponents(), causal=True)
+            out = attend_plain(q, k, v, rule.exponents(), causal=True)
         outs.append(out.transpose(1, 2).flatten(0, 1))
     return torch.cat(outs)
 

@@ -145,7 +145,8 @@ class Sequence(Network):
         for (count, N, M), x, y in zip(groups, cells, labels, strict=True):
             rows = x.view(count, M, N, -1).transpose(1, 2)  # (count, N, M, E)
             grid = torch.cat([rows, y.view(count, N, 1, -1)], 2).flatten(1, 2)  # (count, T, E)
-            tokens.append((grid + self.embedding["position"].weight[: N * (M + 1)]).flatten(0, 1))
+            position = self.embedding["position"](torch.arange(grid.shape[1], device=grid.device))  # (T, E)
+            tokens.append((grid + position).flatten(0, 1))
         return torch.cat(tokens)
 
     def losses(self, predictions: Tensor, pack: Pack) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.config import TabICLConfig
+from tabicl_train.model.families import settings_of
 from tabicl_train.prediction.trained_range import TrainedRange, trained_range
 from tabicl_train.run_dir.records import Records, number
 
@@ -27,7 +27,7 @@ class Pretrained:
     origin: what `origin_of` returns; empty where nothing is known, as for files of the public client
     """
 
-    config: TabICLConfig
+    config: Any  # the settings of any family, see model/family.py
     tensors: dict[str, Tensor]
     origin: dict = field(default_factory=dict)
 
@@ -48,15 +48,19 @@ class Pretrained:
         return {key: str(value) for key, value in entries.items() if value is not None}
 
 
-def network_config(source: Path, settings: dict) -> TabICLConfig:
+def network_config(source: Path, settings: dict) -> Any:
     """The settings of a network from their values in a file; those that it lacks take their defaults.
 
     Raises ConfigError that names the file if this version of the program does not have all of them.
     """
-    known = {f.name for f in dataclasses.fields(TabICLConfig)}
+    try:
+        cls = settings_of(settings)
+    except ConfigError as error:
+        raise ConfigError([f"{source}: {problem}" for problem in error.problems]) from None
+    known = {f.name for f in dataclasses.fields(cls)}
     if unknown := [f"model.{name}={value}" for name, value in settings.items() if name not in known]:
         raise ConfigError([f"{source} has {', '.join(unknown)}, which this version of tabicl-train does not have"])
-    return TabICLConfig(**settings)
+    return cls(**settings)
 
 
 def origin_of(path: Path, content: dict, weights: str) -> dict:
