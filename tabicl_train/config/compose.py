@@ -59,19 +59,19 @@ def register() -> None:
     installed_folders()
     Plugins.instance().register(InstalledConfigs)
     try:
-        store_schemas(tuple((name, priors.prior_class(name)) for name in priors.prior_names()))
+        store_schemas(tuple((name, priors.prior_class(name)) for name in priors.prior_names()), tuple(FAMILIES))
     except priors.PriorError as error:
         raise ConfigError([str(error)]) from error
 
 
 @functools.lru_cache(maxsize=1)  # a quarter of the time of a composition, of which a sweep makes hundreds
-def store_schemas(classes: tuple[tuple[str, type], ...]) -> None:
+def store_schemas(classes: tuple[tuple[str, type], ...], families: tuple[type, ...]) -> None:
     store = ConfigStore.instance()
     run = OmegaConf.structured(RunConfig)
     run.model = MISSING  # its schema is that of a family, which a file of the group `model` may replace by another
     store.store(name="run", node=run)
     store.store(name="run_schema", node={"defaults": ["run", {"model/schema@model": FIRST}, "_self_"]})
-    for settings in FAMILIES:
+    for settings in families:
         store.store(group="model/schema", name=family_name(settings), node=settings)
     store.store(name="sweep_schema", node=SweepRoot)
     store.store(name="sweep_root", node={"defaults": ["sweep_schema", {"sweep": None}, "_self_"]})

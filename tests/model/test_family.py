@@ -1,8 +1,10 @@
 """Training, planning and export ask nothing of a network but the interface of a family."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
+import pandas as pd
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -13,13 +15,19 @@ from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
 from tabicl_train.module import Pretraining
 from tabicl_train.planning.run_plan import run_plan
+from tabicl_train.prediction.export import load_network
 from tabicl_train.prediction.public_format import save_public
+from tabicl_train.train import train
 
 
 @dataclass
 class LineConfig:
-    max_classes: int = 10
+    family: str = "line"
+    max_classes: int = 0
+    dropout: float = 0.0
     checkpoint_rows: int = 0
+    is_regression: ClassVar[bool] = True
+    outputs: ClassVar[int] = 1
 
     def problems(self) -> list[str]:
         return []
@@ -32,7 +40,12 @@ class Line(Network):
 
     def __init__(self, config: LineConfig):
         super().__init__(config)
+        self.config = config
         self.slope, self.intercept = nn.Linear(1, 1), nn.Linear(1, 1)
+
+    @staticmethod
+    def guess_loss(y: Tensor, train_size: int) -> float:
+        return y[train_size:].var().item()
 
     @staticmethod
     def forward_flops(config: LineConfig, num_rows: int, train_size: int, num_features: int) -> float:
@@ -60,8 +73,28 @@ class Line(Network):
         return pack.means((predictions[:, 0] - pack.queries()).square())
 
 
-def test_another_family_is_trained_planned_and_exported(tmp_path, monkeypatch):
+@pytest.fixture
+def line(monkeypatch, tmp_path):
+    """A third family: a class in FAMILIES, and a YAML file in the folder that is returned."""
     monkeypatch.setitem(FAMILIES, LineConfig, Line)
+    (tmp_path / "configs/model").mkdir(parents=True)
+    file = "defaults:\n  - override /model/schema@_global_.model: line\n"
+    (tmp_path / "configs/model/line.yaml").write_text(file)
+    return str(tmp_path / "configs")
+
+
+def test_another_family_is_chosen_trained_and_continued(line, tmp_path):
+    short = [f"curriculum.stages.smoke.{value}" for value in ("steps=4", "rows=[12,20]", "features=[1,1]")]
+    settings = ["experiment=smoke", "model=line", "prior=linear_functions", *short, "stream.num_workers=0"]
+    config = compose([*settings, f"run_dir={tmp_path}/run", "trainer.accelerator=cpu"], config_dir=line)
+    assert config.model == LineConfig()
+    assert train(replace(config, trainer=replace(config.trainer, max_steps=2))) == train(config) == "finished"
+    batches = pd.read_csv(tmp_path / "run" / "batches.csv")
+    assert batches["step"].max() == 4 and (batches["guess_loss"] > 0).all()
+    assert isinstance(load_network(f"{tmp_path}/run"), Line)
+
+
+def test_another_family_is_trained_planned_and_exported(line, tmp_path):
     smoke = compose(["experiment=smoke", "trainer.accelerator=cpu"])
     config = replace(smoke, model=LineConfig())
     module = Pretraining(config)
