@@ -131,7 +131,8 @@ class ValidationConfig:
         if not self.every:
             return []
         family = family_of(model)
-        problems = [line for rows in self.rows if (line := family.size_problem(model, rows, self.features[-1]))]
+        sizes = (family.size_problem(model, rows, self.features[-1]) for rows in self.rows if self.features)
+        problems = [f"rows is {list(self.rows)}; {line}" for line in sizes if line]
         if self.real_rows and not family.predicts_real_tables:
             problems.append(f"real_rows is {self.real_rows}; it must be 0, since this model predicts no real tables")
         return problems

@@ -150,9 +150,9 @@ class CurriculumConfig:
             found = [line for part in stage.frozen for line in one_of("frozen", part, tuple(family.parts))]
             if set(stage.frozen) == set(family.parts):
                 found.append("frozen names every part; nothing would be trained")
-            rows = max([stage.rows[-1:], stage.small_rows[-1:]][: 1 + (stage.small_share > 0)])
-            if rows and stage.features and (line := family.size_problem(model, rows[0], stage.features[-1])):
-                found.append(line)
+            for key, rows in {"rows": stage.rows, "small_rows": stage.small_rows * (stage.small_share > 0)}.items():
+                if rows and stage.features and (line := family.size_problem(model, rows[-1], stage.features[-1])):
+                    found.append(f"{key} is {list(rows)}; {line}")
             problems += [f"stages.{name}.{line}" for line in found]
         return problems
 

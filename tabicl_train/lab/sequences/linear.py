@@ -11,22 +11,22 @@ import pandas as pd
 
 from tabicl_train.console import counted
 from tabicl_train.lab.folder import Folder, markdown
-from tabicl_train.lab.scores import FEWEST_SEEDS, NO_CLAIM, Mean, Row, interval
+from tabicl_train.lab.scores import FEWEST_SEEDS, NO_CLAIM, Row
 from tabicl_train.lab.sequences.shared import (
-    TRAINED,
+    SHIFT,
     SequenceOptions,
+    comparison,
+    contrast,
     heat_maps,
-    mean_error,
+    places,
     predicted,
     scored,
     sequences,
     trained,
-    values,
 )
 from tabicl_train.model.family import Network
 
 KNOWN = 2  # rows that tell a linear function; errors are of those after them
-SHIFT, LONG = 5, 5 * TRAINED  # sigma and rows at which the rules are compared
 WITH_MLP, WITHOUT = "with MLP", "without MLP"
 CLAIM = 0.5  # the paper's SSA has at most this share of softmax's squared error, from SHIFT on
 PAPER = {  # squared errors at sigma 1 to 10, tables 1 and 4 of arXiv 2508.14685
@@ -76,7 +76,7 @@ def run(options: Options) -> None:
 
 
 def findings(scores: pd.DataFrame) -> str:
-    length = nearest(scores["length"], TRAINED)
+    length = places(scores)[0][1]
     seeds, blocks = counted(scores["seed"].nunique(), "seed"), counted(scores["block"].nunique(), "block")
     return f"""
 ![squared error by sigma and length](linear.png)
@@ -89,17 +89,13 @@ Mean squared error over all points after the second, by sigma, for sequences of 
 
 With 95 % intervals for other seeds of training and other functions, from {seeds} and {blocks} of test sequences:
 
-{comparison(scores, length)}
+{comparison(scores, {"error": ""}, ".3g")}
 
 The paper's networks have 12 layers, 8 heads and width 256, and were trained for 500,000 steps
 (`experiment=linear_functions`); its errors are sums over 38 points divided by 40. configs/sweep/linear.yaml has every
 setting of the training here, which is the same for both rules; linear.csv has the scores of each run and block, and
 runs/ the runs.
 """
-
-
-def nearest(column: pd.Series, wanted: int) -> int:
-    return min(column.unique(), key=lambda value: abs(value - wanted))
 
 
 def by_sigma(scores: pd.DataFrame, length: int) -> str:
@@ -115,37 +111,14 @@ def by_sigma(scores: pd.DataFrame, length: int) -> str:
     return markdown(pd.DataFrame(rows, columns=["network", *map(str, sigmas)]))
 
 
-def comparison(scores: pd.DataFrame, length: int) -> str:
-    """Errors with intervals where sequences are from larger functions, longer, or both."""
-    longest, largest = nearest(scores["length"], LONG), nearest(scores["sigma"], SHIFT)
-    smallest = min(scores["sigma"])
-    places = [(smallest, length), (largest, length), (smallest, longest), (largest, longest)]
-    rows = []
-    for (variation, rule), own in scores.groupby(["variation", "rule"], sort=False):
-        means = [mean_error(own, "error", sigma=sigma, length=rows_) for sigma, rows_ in places]
-        rows.append([f"{rule}, {variation}", *(short(mean) for mean in means)])
-    header = ["network", *(f"sigma {sigma}, {rows_} points" for sigma, rows_ in places)]
-    return markdown(pd.DataFrame(rows, columns=header))
-
-
-def short(mean: Mean) -> str:
-    return f"{mean.mean:.3g} [{mean.low:.3g}, {mean.high:.3g}]"
-
-
-def excess(scores: pd.DataFrame, variation: str, sigma: int, length: int) -> Mean:
-    """SSA's squared error minus CLAIM times that of softmax on the same sequences."""
-    place = {"variation": variation, "sigma": sigma, "length": length}
-    softmax, ssa = (values(scores, "error", rule=rule, **place) for rule in ("softmax", "SSA"))
-    return interval(ssa - CLAIM * softmax)
-
-
 def verdict(scores: pd.DataFrame, length: int) -> str:
     """Whether the paper's claim holds here, for each kind of network."""
     if scores["seed"].nunique() < FEWEST_SEEDS:
         return NO_CLAIM
     sigmas, lines = sorted(sigma for sigma in scores["sigma"].unique() if sigma >= SHIFT), []
     for variation in scores["variation"].unique():
-        means = {sigma: excess(scores, variation, sigma, length) for sigma in sigmas}
+        where = {"variation": variation, "length": length}
+        means = {sigma: contrast(scores, "error", CLAIM, sigma=sigma, **where) for sigma in sigmas}
         below = [sigma for sigma, mean in means.items() if mean.high < 0]
         above = [sigma for sigma, mean in means.items() if mean.low > 0]
         if len(below) == len(sigmas):

@@ -13,23 +13,22 @@ from priors.quantifiers import QUANTIFIERS
 from tabicl_train.config.checks import one_of
 from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
-from tabicl_train.lab.folder import Folder, markdown
-from tabicl_train.lab.scores import FEWEST_SEEDS, NO_CLAIM, Mean, Row, interval
+from tabicl_train.lab.folder import Folder
+from tabicl_train.lab.scores import FEWEST_SEEDS, NO_CLAIM, Row
 from tabicl_train.lab.sequences.shared import (
-    TRAINED,
     SequenceOptions,
+    comparison,
+    contrast,
     heat_maps,
-    mean_error,
+    places,
     predicted,
     scored,
     sequences,
     trained,
-    values,
 )
 from tabicl_train.model.family import Network
 
-SHIFT, LONG = 5, 5 * TRAINED  # sigma and rows at which the rules are compared
-KINDS = {"drawn": ", as drawn", "undecided": ", undecided until the last number"}
+KINDS = {"drawn": ", as drawn", "undecided": ", the last number decides"}
 
 QUESTION = """
 Each sequence is a string of numbers, and after each number the truth of a sentence about all numbers so far: "every
@@ -88,7 +87,7 @@ def findings(scores: pd.DataFrame) -> str:
 Share of wrong answers after the last number, with 95 % intervals for other seeds of training and other sequences, from
 {seeds} and {blocks} of test sequences:
 
-{comparison(scores)}
+{comparison(scores, KINDS, ".3f", 1.0)}
 
 {verdict(scores)}
 
@@ -99,30 +98,6 @@ both rules; quantifiers.csv has the scores of each run and block, and runs/ the 
 """
 
 
-def places(scores: pd.DataFrame) -> list[tuple[int, int]]:
-    """(sigma, length): as in training, larger numbers, longer sequences, and both."""
-    sigmas = min(scores["sigma"]), min(scores["sigma"].unique(), key=lambda value: abs(value - SHIFT))
-    lengths = (min(scores["length"].unique(), key=lambda value: abs(value - wanted)) for wanted in (TRAINED, LONG))
-    return [(sigma, length) for length in lengths for sigma in sigmas]
-
-
-def comparison(scores: pd.DataFrame) -> str:
-    rows = []
-    for (variation, rule), own in scores.groupby(["variation", "rule"], sort=False):
-        for kind, title in KINDS.items():
-            means = [mean_error(own, kind, 0, 1, sigma=sigma, length=length) for sigma, length in places(scores)]
-            rows.append([f"{rule}: {variation}{title}", *map(str, means)])
-    header = ["network", *(f"sigma {sigma}, {length} numbers" for sigma, length in places(scores))]
-    return markdown(pd.DataFrame(rows, columns=header))
-
-
-def difference(scores: pd.DataFrame, variation: str, kind: str, sigma: int, length: int) -> Mean:
-    """SSA's error minus that of softmax on the same sequences."""
-    place = {"variation": variation, "sigma": sigma, "length": length}
-    softmax, ssa = (values(scores, kind, rule=rule, **place) for rule in ("softmax", "SSA"))
-    return interval(ssa - softmax)
-
-
 def verdict(scores: pd.DataFrame) -> str:
     """What SSA changes where numbers are larger and sequences longer than in training."""
     if scores["seed"].nunique() < FEWEST_SEEDS:
@@ -131,7 +106,7 @@ def verdict(scores: pd.DataFrame) -> str:
     lines = [f"SSA's error minus that of softmax, at sigma {sigma} and {length} numbers:", ""]
     for variation in scores["variation"].unique():
         for kind, title in KINDS.items():
-            gap = difference(scores, variation, kind, sigma, length)
+            gap = contrast(scores, kind, 1.0, variation=variation, sigma=sigma, length=length)
             end = "whose interval excludes zero" if gap.excludes_zero else "which decides nothing"
             lines.append(f"- {variation}{title}: {gap.signed}, {end}.")
     return "\n".join(lines)

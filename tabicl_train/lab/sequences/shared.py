@@ -16,7 +16,7 @@ from omegaconf import MISSING
 from priors import TableSpec, build_prior
 from tabicl_train.config.checks import at_least
 from tabicl_train.errors import ConfigError
-from tabicl_train.lab.folder import Folder
+from tabicl_train.lab.folder import Folder, markdown
 from tabicl_train.lab.runs import trained_runs
 from tabicl_train.lab.scores import Mean, Row, by_seed_and_table, interval, score_all
 from tabicl_train.model.family import Network
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TRAINED = 40  # rows of the longest sequence of training
+SHIFT, LONG = 5, 5 * TRAINED  # sigma and rows at which the rules are compared
 BLOCKS = 10  # of test sequences, whose means the intervals are taken from
 HELD_OUT = -1  # in place of a run's seed, which is at least 0
 SMALL = [
@@ -70,7 +71,7 @@ class SequenceOptions:
 def trained(folder: Folder, options: SequenceOptions, sweep: str, variations: dict[str, list[str]]) -> Runs:
     """The runs of a sweep under each variation of its settings, see runs.trained_runs."""
     runs: Runs = {}
-    for name, settings in variations.items():
+    for name, settings in list(variations.items())[: 1 if options.small else None]:
         place = folder.path / "runs" / name.replace(" ", "_")
         jobs = trained_runs([f"sweep={sweep}", *settings, *(SMALL if options.small else [])], place)
         runs |= {f"{name}/{job.name}": (name, job) for job in jobs}
@@ -111,15 +112,39 @@ def predicted(network: Network, pack: Pack) -> torch.Tensor:
     return predict(network, pack).double().unflatten(0, (len(pack), -1))
 
 
-def mean_error(scores: pd.DataFrame, column: str, lowest: float = 0.0, highest: float = np.inf, **where) -> Mean:
-    """A mean error with its interval, of the rows whose columns have the values `where`."""
-    return interval(values(scores, column, **where), lowest, highest)
-
-
 def values(scores: pd.DataFrame, column: str, **where) -> np.ndarray:
     """The errors of the rows whose columns have the values `where`, (seeds, blocks)."""
     chosen = scores[np.logical_and.reduce([scores[name] == value for name, value in where.items()])]
     return by_seed_and_table(chosen, column, "block")
+
+
+def places(scores: pd.DataFrame) -> list[tuple[int, int]]:
+    """(sigma, length): about as in training, at SHIFT, at LONG, and at both."""
+
+    def nearest(column: str, wanted: int) -> int:
+        return min(scores[column].unique(), key=lambda value: abs(value - wanted))
+
+    both = itertools.product((nearest("length", TRAINED), nearest("length", LONG)), (1, SHIFT))
+    return list(dict.fromkeys((nearest("sigma", sigma), length) for length, sigma in both))
+
+
+def comparison(scores: pd.DataFrame, columns: dict[str, str], form: str, highest: float = np.inf) -> str:
+    """Mean errors with intervals at `places`, a row for each variation, rule and column; columns: with their titles."""
+    rows = []
+    for (variation, rule), own in scores.groupby(["variation", "rule"], sort=False):
+        for column, title in columns.items():
+            found = [values(own, column, sigma=sigma, length=length) for sigma, length in places(scores)]
+            cells = ([format(number, form) for number in interval(means, 0.0, highest)] for means in found)
+            texts = (f"{mean} [{low}, {high}]" for mean, low, high in cells)
+            rows.append([f"{rule}, {variation}{title}", *texts])
+    header = ["network", *(f"sigma {sigma}, {length} rows" for sigma, length in places(scores))]
+    return markdown(pd.DataFrame(rows, columns=header))
+
+
+def contrast(scores: pd.DataFrame, column: str, share: float, **where) -> Mean:
+    """SSA's error minus this share of softmax's on the same sequences, in the rows that have the values `where`."""
+    softmax, ssa = (values(scores, column, rule=rule, **where) for rule in ("softmax", "SSA"))
+    return interval(ssa - share * softmax)
 
 
 def heat_maps(scores: pd.DataFrame, columns: dict[str, str], logarithmic: bool) -> Figure:
@@ -147,6 +172,6 @@ def heat_maps(scores: pd.DataFrame, columns: dict[str, str], logarithmic: bool) 
             image = axes.imshow(mean, aspect="auto", origin="lower", cmap="viridis", vmin=low, vmax=high)
             axes.set_xticks(range(mean.shape[1]), mean.columns)
             axes.set_yticks(range(mean.shape[0]), mean.index)
-            axes.set(title=f"{rule}: {variation}{columns[column]}", xlabel="sigma", ylabel="rows")
+            axes.set(title=f"{rule}, {variation}{columns[column]}", xlabel="sigma", ylabel="rows")
     figure.colorbar(image, ax=figure.axes, label="log10 of the error" if logarithmic else "error", shrink=0.6)
     return figure
