@@ -191,12 +191,12 @@ class Sequence(Network):
     def kept_values(
         config: SequenceConfig, num_rows: int, train_size: int, num_features: int, recomputed: bool = False
     ) -> float:
-        """A block keeps its input and, without feed-forward network, six more vectors of a token: the norm's output,
-        queries, keys, values, once more for the kernel, and the result; with signed averaging also the scores."""
+        """Of each token a block keeps seven vectors and 2 + 2 ff_factor for its feed-forward network; signed averaging
+        keeps the queries once more, and 2.5 values for each score, or 3.5 to learn the exponent (measured)."""
         c, T = config, num_rows * (num_features + 1)
-        block: float = T * c.width * (9 + (2 + 2 * c.ff_factor if c.ff_factor else 0))
+        block: float = T * c.width * (7 + (2 + 2 * c.ff_factor if c.ff_factor else 0))
         if c.scaling in SSA_RULES:
-            block += T * c.width + 4 * c.num_heads * T * T
+            block += T * c.width + (2.5 if c.scaling == "ssa" else 3.5) * c.num_heads * T * T
         kept = c.num_blocks * (T * c.width if recomputed else block)
         return kept + (3 if recomputed else 1) * block + 2 * T * c.width
 

@@ -1,6 +1,8 @@
 """Training, planning and export ask nothing of a network but the interface of a family."""
 
+import ast
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pandas as pd
@@ -8,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import tabicl_train
 from tabicl_train.config.compose import compose
 from tabicl_train.gradients import Gradients
 from tabicl_train.model.families import FAMILIES
@@ -83,6 +86,7 @@ def line(monkeypatch, tmp_path):
     return str(tmp_path / "configs")
 
 
+@pytest.mark.multi_process  # git, for the provenance
 def test_another_family_is_chosen_trained_and_continued(line, tmp_path):
     short = [f"curriculum.stages.smoke.{value}" for value in ("steps=4", "rows=[12,20]", "features=[1,1]")]
     settings = ["experiment=smoke", "model=line", "prior=linear_functions", *short, "stream.num_workers=0"]
@@ -117,3 +121,23 @@ def test_another_family_is_trained_planned_and_exported(line, tmp_path):
         content["config"] == {"family": "line"}
         and content["state_dict"].keys() == dict(module.model.named_parameters()).keys()
     )
+
+
+TRAINER = [
+    *(f"{name}.py" for name in ("module", "train", "stream", "resume", "workers", "gradients", "optimizer")),
+    *("curriculum.py", "callbacks", "sweep", "report", "planning", "run_dir", "processes", "remote"),
+]
+
+
+def test_nothing_in_the_trainer_names_a_family():
+    package = Path(tabicl_train.__file__).parent
+    files = [
+        file for part in TRAINER for file in ([package / part] if ".py" in part else (package / part).rglob("*.py"))
+    ]
+    assert len(files) > 60
+    names = {cls.__name__ for pair in FAMILIES.items() for cls in pair}
+    modules = {cls.__module__ for pair in FAMILIES.items() for cls in pair} | {"tabicl_train.model"}
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            assert not (isinstance(node, ast.Name | ast.Attribute) and getattr(node, "id", None) in names), file
+            assert not (isinstance(node, ast.ImportFrom) and node.module in modules), (file, node.module)
