@@ -6,14 +6,14 @@ import pytest
 import torch
 from command_line import command
 from forked import exit_code, ranks, train
-from runs import assert_same_end, exact, metrics, read
+from runs import assert_same_end, assert_same_state, exact, metrics, read
 from short_runs import run
 
 from tabicl_train.callbacks.validation import held_out_stream
 from tabicl_train.config.compose import compose, from_values
 from tabicl_train.debugging.replay import replay
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.sequence import Sequence
+from tabicl_train.model.sequence import SequenceModel
 from tabicl_train.prediction.export import export, load_model, load_network
 from tabicl_train.report.page import write_report
 from tabicl_train.run_dir.changes import up_to_date
@@ -93,17 +93,11 @@ def test_an_export_is_the_network_and_other_formats_refuse_it(folder, tmp_path):
     source = str(folder / "linear_functions")
     assert "load_network" in export(source, str(tmp_path / "hub"))
     network = load_network(str(tmp_path / "hub"))
-    assert isinstance(network, Sequence) and network.config == load_network(source).config
-    for (name, weight), other in zip(
-        network.state_dict().items(), load_network(source).state_dict().values(), strict=True
-    ):
-        assert torch.equal(weight, other), name
+    assert isinstance(network, SequenceModel) and network.config == load_network(source).config
+    assert_same_state(dict(network.state_dict()), dict(load_network(source).state_dict()))
     card = (tmp_path / "hub" / "README.md").read_text()
     assert "load_network" in card and "TabICL" not in card and "`linear_functions`" in card
-    for output, words in (
-        ("a.ckpt", "the public format has no networks over sequences"),
-        ("a.onnx", "is for a TabICL"),
-    ):
+    for output, words in (("a.ckpt", "public format has no networks over sequences"), ("a.onnx", "is for a TabICL")):
         with pytest.raises(ConfigError, match=words):
             export(source, str(tmp_path / output))
     with pytest.raises(ConfigError, match="of the family sequence; only a TabICL predicts real tables"):
@@ -123,7 +117,7 @@ def test_reports_replays_and_plans_need_no_family(folder, tmp_path, capsys):
 def test_a_run_of_one_family_neither_continues_nor_starts_from_the_other(folder, tmp_path):
     with pytest.raises(ConfigError, match="the file's model is of the family sequence; this run trains tabicl"):
         run(tmp_path / "run", f"init_weights={folder}/quantifiers")
-    with pytest.raises(ConfigError, match="is another run: model.family was sequence, "):
+    with pytest.raises(ConfigError, match=r"is another run: model\.family was sequence, "):
         run(folder / "quantifiers")
 
 
@@ -147,5 +141,5 @@ def test_mistakes_are_told_before_the_run(tmp_path):
     assert any("real_rows is 200; it must be 0, since this model predicts no real tables" in line for line in found)
     with pytest.raises(ConfigError, match=r"model\.embed_dim: no such setting"):
         compose(["experiment=smoke", *settings("quantifiers"), "model.embed_dim=8"])
-    with pytest.raises(ConfigError, match="prior=linear_functions draws numbers only, which needs model.max_classes=0"):
+    with pytest.raises(ConfigError, match="prior=linear_functions draws numbers only, which needs"):
         compose(["experiment=smoke", "prior=linear_functions"])

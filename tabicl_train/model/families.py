@@ -5,10 +5,10 @@ from typing import Any
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.family import Network, NetworkConfig
-from tabicl_train.model.sequence import Sequence, SequenceConfig
+from tabicl_train.model.sequence import SequenceConfig, SequenceModel
 from tabicl_train.model.tabicl import TabICL
 
-FAMILIES: dict[type, type[Network]] = {TabICLConfig: TabICL, SequenceConfig: Sequence}
+FAMILIES: dict[type, type[Network]] = {TabICLConfig: TabICL, SequenceConfig: SequenceModel}
 FIRST = "tabicl"  # the family whose settings do not name it
 
 

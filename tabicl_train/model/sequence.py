@@ -96,7 +96,7 @@ class SequenceConfig:
         return problems
 
 
-class Sequence(Network):
+class SequenceModel(Network):
     """A causal transformer that predicts the label of every row from the rows before it; see the module.
 
     A number x is embedded as x times a vector, which keeps the order of numbers, a label by a linear map of its own,

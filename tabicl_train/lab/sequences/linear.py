@@ -49,8 +49,8 @@ class Options(SequenceOptions):
     """tabicl-lab linear folder=DIR [without_mlp=false] key=value ...
 
     Trains small transformers with softmax and with signed averaging (SSA) on linear functions, and tests them on larger
-    functions and longer sequences. It takes about 40 minutes on two CPU cores; when it is stopped, the same command
-    continues it.
+    functions and longer sequences. It takes an hour on two CPU cores; when it is stopped, the same command continues
+    it.
     """
 
     without_mlp: bool = True

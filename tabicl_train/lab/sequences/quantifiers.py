@@ -46,8 +46,8 @@ class Options(SequenceOptions):
     """tabicl-lab quantifiers folder=DIR [quantifiers=[every,some]] key=value ...
 
     Trains small transformers with softmax and with signed averaging (SSA) on the truth of sentences about numbers, and
-    tests them on larger numbers and longer sequences. It takes about 45 minutes on two CPU cores; when it is stopped,
-    the same command continues it.
+    tests them on larger numbers and longer sequences. It takes an hour on two CPU cores; when it is stopped, the same
+    command continues it.
     """
 
     quantifiers: list[str] = field(default_factory=lambda: list(QUANTIFIERS))
