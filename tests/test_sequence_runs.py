@@ -58,8 +58,8 @@ def test_two_ranks_draw_the_same_tables_and_continue_to_the_bit(tmp_path):
     base = ["experiment=smoke", *settings("linear_functions"), f"{STAGE}steps=4", "trainer.devices=2"]
     whole, torn = ([*base, f"run_dir={tmp_path}/{name}"] for name in ("whole", "torn"))
     for arguments in (whole, [*torn, "trainer.max_steps=2"], torn):
-        with ranks(train, *arguments) as processes:
-            assert [exit_code(process) for process in processes] == [0, 0]
+        with ranks(train, *arguments, folder=tmp_path) as processes:
+            assert [exit_code(process) for process in processes] == [0, 0], (tmp_path / "stderr.0").read_text()
     assert_same_end(tmp_path / "torn", tmp_path / "whole")
     one = tmp_path / "one"
     run(one, *base[1:-1], settings=["experiment=smoke", "trainer.accelerator=cpu", "stream.num_workers=0"])
@@ -73,7 +73,8 @@ def test_validation_scores_are_those_of_their_definitions(folder):
         row = read(folder / task / "validation.csv")[-1]
         config = compose(["experiment=smoke", *settings(task), *VALIDATED])
         network, (item,) = load_network(str(folder / task)), list(held_out_stream(config))
-        losses, hits, squares, y = [], [], [], torch.cat([pack.y for pack in item.packs])
+        losses, hits, squares = [], [], []
+        spreads = [y.double().var(correction=0) for pack in item.packs for _, y, _ in pack.tables()]
         with torch.no_grad():
             for pack in item.packs:
                 predictions = network(pack)
@@ -86,7 +87,7 @@ def test_validation_scores_are_those_of_their_definitions(folder):
         else:
             error = torch.cat(squares).mean().item()
             assert float(row["rmse"]) == pytest.approx(error**0.5, rel=1e-5) and row["crps"] == row["coverage"] == ""
-            assert float(row["r2"]) == pytest.approx(1 - error / y.double().var(correction=0).item(), rel=1e-5)
+            assert float(row["r2"]) == pytest.approx(1 - error / torch.stack(spreads).mean().item(), rel=1e-4)
 
 
 def test_an_export_is_the_network_and_other_formats_refuse_it(folder, tmp_path):
@@ -117,7 +118,7 @@ def test_reports_replays_and_plans_need_no_family(folder, tmp_path, capsys):
 def test_a_run_of_one_family_neither_continues_nor_starts_from_the_other(folder, tmp_path):
     with pytest.raises(ConfigError, match="the file's model is of the family sequence; this run trains tabicl"):
         run(tmp_path / "run", f"init_weights={folder}/quantifiers")
-    with pytest.raises(ConfigError, match=r"is another run: model\.family was sequence, "):
+    with pytest.raises(ConfigError, match=r"is another run: model\.family was sequence"):
         run(folder / "quantifiers")
 
 

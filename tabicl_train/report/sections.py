@@ -18,6 +18,7 @@ from tabicl_train.config.monitoring import REAL_SCORES, SYNTHETIC
 from tabicl_train.config.schema import RunConfig, flatten
 from tabicl_train.evaluation.scores import by_task, summarize
 from tabicl_train.evaluation.scores_figure import draw_scores
+from tabicl_train.model.families import settings_of
 from tabicl_train.report.attention_figure import draw_attention, draw_gates
 from tabicl_train.report.loss_groups_figure import draw_loss_groups, stage_end_losses
 from tabicl_train.report.multipliers_figure import draw_multipliers
@@ -141,7 +142,9 @@ def settings(runs: list[Run]) -> dict[str, pd.DataFrame] | None:
     if not configs:
         return None
     keys = dict.fromkeys(key for config in configs.values() for key in config if not key.startswith(STAGES))
-    defaults = flatten(dataclasses.asdict(RunConfig()))
+    first = next(iter(configs.values()))
+    family = {"family": first["model.family"]} if "model.family" in first else {}
+    defaults = flatten(dataclasses.asdict(RunConfig(model=settings_of(family)())))
     rows = {key: [config.get(key) for config in configs.values()] for key in keys}
     changed = [key for key, row in rows.items() if any(v != row[0] or v != defaults.get(key) for v in row)]
     shown = {key: [str(value) for value in row] for key, row in rows.items()}
