@@ -9,15 +9,16 @@ from tabicl_train.config.documentation import field_docs, type_text
 from tabicl_train.config.folders import CONFIG_DIR
 from tabicl_train.config.reference import first_sentence, reference
 from tabicl_train.config.schema import RunConfig, StageConfig
-from tabicl_train.model.sequence import SequenceConfig
+from tabicl_train.model.families import FAMILIES
 
 PARTS = [f.default_factory for f in dataclasses.fields(RunConfig) if dataclasses.is_dataclass(f.default_factory)]
+PARTS += [settings for settings in FAMILIES if settings not in PARTS]
 PRIORS = [priors.prior_class(name) for name in priors.prior_names()]
 COMMANDS = [cls for cls in vars(options).values() if dataclasses.is_dataclass(cls)]
 
 
 @pytest.mark.parametrize(
-    "cls", [RunConfig, StageConfig, SequenceConfig, *PARTS, *PRIORS, *COMMANDS], ids=lambda cls: cls.__name__
+    "cls", [RunConfig, StageConfig, *PARTS, *PRIORS, *COMMANDS], ids=lambda cls: cls.__name__
 )
 def test_every_option_has_a_sentence(cls):
     docs = field_docs(cls)
