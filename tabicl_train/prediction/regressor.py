@@ -115,7 +115,8 @@ def finite_numbers(y: Any) -> np.ndarray:
     if other:
         kind = type(other[0]).__name__
         raise ValueError(f"y must hold numbers, but holds values of the type {kind}, for example {str(other[0])!r}")
-    values = np.where(missing, np.nan, y).astype(float)
+    with np.errstate(over="ignore"):
+        values = np.where(missing, np.nan, y).astype(float)
     for faulty, what in (
         (missing, "NaN or missing values"),
         (np.isinf(values), "infinity or a value too large for dtype('float64')"),
