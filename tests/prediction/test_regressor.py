@@ -137,7 +137,7 @@ def test_memory_limit_changes_nothing_but_the_size_of_parts(monkeypatch):
     found = []
     for gb, part in ((4.0, 4 * 300), (5e-3, 300), (5e-4, LABELLED)):
         sizes.clear()
-        monkeypatch.setattr(module, "PART", 999 * 70 if gb < 1e-3 else 2**20)
+        monkeypatch.setattr(module, "PART", 999 * 70 if gb < 1e-3 else 2**20)  # rows that are averaged at a time
         model = regressor(**options, memory_gb=gb).fit(X[:LABELLED], y)
         found.append(model.predict_quantiles(X[LABELLED:], LEVELS))
         assert max(sizes) == part and sum(sizes) == 4 * 300
