@@ -71,7 +71,7 @@ class Ensemble(BaseEstimator):
         }
         rows, features = next(iter(tables.values())).shape
         config = self.network_.config
-        width = EMBEDDINGS_PER_TOKEN * config.embed_dim + config.outputs / features  # 999 quantiles of a row count
+        width = EMBEDDINGS_PER_TOKEN * config.embed_dim + config.outputs / features  # 999 quantiles are as many values
         tokens = int(self.memory_gb * 2**30 / (4 * width))
         size = max(1, tokens // (rows * features))
         for start in range(0, len(self.views_), size):
