@@ -71,7 +71,7 @@ class Ensemble(BaseEstimator):
         }
         rows, features = next(iter(tables.values())).shape
         config = self.network_.config
-        width = EMBEDDINGS_PER_TOKEN * config.embed_dim + config.outputs / features  # 999 quantiles are as many values
+        width = EMBEDDINGS_PER_TOKEN * config.embed_dim + config.outputs / features  # a row also keeps 999 quantiles
         tokens = int(self.memory_gb * 2**30 / (4 * width))
         size = max(1, tokens // (rows * features))
         for start in range(0, len(self.views_), size):
