@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from priors.table import MIN_ROWS
@@ -20,6 +21,11 @@ REAL_SCORES = {"roc_auc": "ROC AUC", "r2": "R2"}  # those by which the network i
 
 WANDB_MODES = ("disabled", "offline", "online")
 WANDB_FORBIDDEN = "/\\#?%:"  # in the name of a project
+
+
+def judged_by(columns: Iterable[str]) -> str:
+    """Which of the REAL_SCORES a table of scores with these columns has."""
+    return next(score for score in REAL_SCORES if score in set(columns))
 
 
 @dataclass
