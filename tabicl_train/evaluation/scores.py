@@ -104,6 +104,7 @@ def summarize(results: pd.DataFrame) -> pd.DataFrame:
     else:
         pinball, coverage = by_task(results, "pinball"), by_task(results, "coverage")
         summary = summary.assign(r2=table.mean(), r2_median=table.median(), relative_rmse=relative_rmse(results).mean())
+        summary["below_marginal"] = np.nan
         for method in pinball.columns[pinball.notna().all()]:
             summary.loc[method, ["coverage_low", "coverage_high"]] = bootstrap(coverage[method].to_numpy())
             if MARGINAL in pinball and method != MARGINAL:

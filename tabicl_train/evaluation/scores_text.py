@@ -15,7 +15,7 @@ Columns = dict[str, tuple[str, int, str]]  # heading, width and format of each s
 TASK_COLUMNS: dict[str, Columns] = {  # by what judged_by returns
     "roc_auc": {"roc_auc": ("ROC AUC", 7, ".4f"), "log_loss": ("log loss", 10, ".3f"), "accuracy": ("acc.", 7, ".3f")},
     "r2": {
-        "r2": ("R2", 7, ".3f"), "relative_rmse": ("RMSE", 7, ".3f"), "pinball": ("pinball", 9, ".3f"),
+        "r2": ("R2", 7, ".3f"), "relative_rmse": ("rel. RMSE", 11, ".3f"), "pinball": ("pinball", 9, ".3f"),
         "coverage": ("cov.", 6, ".2f"),
     },
 }  # fmt: skip
@@ -26,7 +26,7 @@ SUMMARY_COLUMNS: dict[str, Columns] = {
         "mean_rank": ("rank", 7, ".2f"),
     },
     "r2": {
-        "r2": ("R2", 7, ".3f"), "r2_median": ("median", 8, ".3f"), "relative_rmse": ("RMSE", 7, ".3f"),
+        "r2": ("R2", 7, ".3f"), "r2_median": ("median", 8, ".3f"), "relative_rmse": ("rel. RMSE", 11, ".3f"),
         "pinball": ("pinball", 9, ".3f"), "below_marginal": ("below marginal", 16, ".2f"),
         "width": ("width", 7, ".2f"), "coverage": ("coverage", 20, ".2f"), "mean_rank": ("rank", 7, ".2f"),
     },
