@@ -70,8 +70,8 @@ def draw_intervals(axes: Axes, table: pd.DataFrame) -> None:
 def draw_coverage(axes: Axes, results: pd.DataFrame) -> None:
     draw_intervals(axes, by_task(results, "coverage"))
     axes.axvline(COVERAGE, color="grey", linewidth=1)
-    axes.set_title(f"mean coverage of {COVERAGE:.0%} intervals")
-    axes.set_xlabel("with 95% intervals over tasks")
+    axes.set_title(f"coverage of {COVERAGE:.0%} intervals")
+    axes.set_xlabel("means with 95% intervals over tasks")
 
 
 def draw_wins(axes: Axes, results: pd.DataFrame) -> None:
@@ -110,7 +110,7 @@ def draw_buckets(axes: Axes, results: pd.DataFrame, quantity: str) -> None:
     for i, method in enumerate(table):
         axes.plot(range(len(table)), table[method], "o-", color=f"C{i}", label=method)
     labels = [f"{bucket}\n({count} task{'s' if count > 1 else ''})" for bucket, count in tasks.items()]
-    axes.set_xticks(range(len(table)), labels, fontsize="small")
+    axes.set_xticks(range(len(table)), labels, fontsize="x-small")
     axes.margins(x=0.12)
     axes.set_title(f"mean {score_name(results)} by {quantity}")
     axes.legend(fontsize="small")
