@@ -17,6 +17,8 @@ BEST = ("real", SYNTHETIC)
 
 CLASS_SCORES = ("loss", "accuracy", "roc_auc", "guess_loss")  # columns of validation.csv; of regression, the next ones
 NUMBER_SCORES = ("loss", "crps", "rmse", "r2", "coverage", "guess_loss")
+INTERVAL = (0.1, 0.9)  # levels of the ends of the interval whose coverage is measured
+QUERY_SHARE = 0.3  # of the rows of a real table
 REAL_SCORES = {"roc_auc": "ROC AUC", "r2": "R2"}  # those by which the network is judged on real data, one a task
 
 WANDB_MODES = ("disabled", "offline", "online")

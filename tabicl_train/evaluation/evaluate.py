@@ -15,6 +15,7 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from tabicl_train.config.checks import at_least
+from tabicl_train.config.monitoring import QUERY_SHARE
 from tabicl_train.console import first_line, tell
 from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, public_client
@@ -30,7 +31,6 @@ from tabicl_train.prediction.trained_range import TrainedRange
 from tabicl_train.run_dir.outputs import output_problems
 from tabicl_train.run_dir.records import Records
 
-QUERY_SHARE = 0.3
 Methods = dict[str, Callable[[], BaseEstimator]]  # by name, what makes an estimator
 
 

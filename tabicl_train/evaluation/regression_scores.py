@@ -6,12 +6,13 @@ import numpy as np
 import torch
 from sklearn.metrics import r2_score, root_mean_squared_error
 
+from tabicl_train.config.monitoring import INTERVAL
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.tabicl import pinball
 
 NUMBER_METRICS = ("r2", "rmse", "pinball", "coverage", "width")
-LEVELS = np.arange(1, 10) / 10  # of the pinball loss; the outermost ones are the ends of the interval
-COVERAGE = LEVELS[-1] - LEVELS[0]  # of the interval, if the quantiles are right
+LEVELS = np.linspace(*INTERVAL, 9)  # 0.1, 0.2, ..., 0.9, of the pinball loss
+COVERAGE = INTERVAL[1] - INTERVAL[0]  # if the quantiles are right
 MARGINAL = "marginal quantiles"  # the method that predicts those of the labelled rows
 
 
@@ -29,7 +30,7 @@ def score_numbers(y: np.ndarray, mean: np.ndarray, quantiles: np.ndarray | None)
 
     mean: (rows,); r2 and rmse judge it
     quantiles: (rows, levels) at LEVELS; pinball is the mean over them, coverage the share of targets from the first to
-        the last one, width the mean distance of these two. The three are nan without quantiles.
+        the last one, width the mean distance between these two. The three are nan without quantiles.
     """
     scores = dict.fromkeys(NUMBER_METRICS, float("nan"))
     scores |= {"r2": float(r2_score(y, mean)), "rmse": float(root_mean_squared_error(y, mean))}

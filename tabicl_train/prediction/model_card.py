@@ -179,5 +179,7 @@ def table(header: list[str], rows: Iterable[Iterable[Any]]) -> str:
 
 
 def cell(value: Any) -> str:
+    if value == "nan":  # as origin.py writes it
+        return ""
     text = f"{value:.4f}" if isinstance(value, float) else str(value)
     return text.replace("|", r"\|").replace("\n", " ")
