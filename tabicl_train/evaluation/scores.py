@@ -103,6 +103,7 @@ def summarize(results: pd.DataFrame) -> pd.DataFrame:
         summary["normalized_accuracy"] = accuracy.sub(low, axis=0).div(high - low, axis=0).fillna(1.0).mean()
     else:
         pinball, coverage = by_task(results, "pinball"), by_task(results, "coverage")
+        summary = summary.drop(columns="rmse")  # relative_rmse says more
         summary = summary.assign(r2=table.mean(), r2_median=table.median(), relative_rmse=relative_rmse(results).mean())
         summary["below_marginal"] = np.nan
         for method in pinball.columns[pinball.notna().all()]:

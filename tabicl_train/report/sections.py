@@ -43,7 +43,6 @@ SUMMARY = {
     "normalized_accuracy": "normalized accuracy",
     "r2": "R2",
     "r2_median": "median R2",
-    "rmse": "RMSE",
     "relative_rmse": "RMSE relative to the best",
     "pinball": "pinball loss",
     "below_marginal": "share below marginal quantiles",

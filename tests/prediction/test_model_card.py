@@ -1,5 +1,8 @@
 """What a model card says, and that the Hub reads it."""
 
+import re
+
+import numpy as np
 import pytest
 from made_run import make_run
 from tiny_network import TINY, tiny_network
@@ -113,6 +116,21 @@ def test_it_tells_the_scores_of_a_regressor(tmp_path):
         "| inside | ridge regression | 1 | 0.5000 |  |  |",
     ):
         assert line in card, line
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_its_code_runs(task, tmp_path, monkeypatch):
+    make_run(tmp_path / "run", f"task={task}")
+    card = exported_card(tmp_path / "run", tmp_path / "m")
+    (code,) = re.findall(r"^```python\n(.*?)^```", card.content, flags=re.DOTALL | re.MULTILINE)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", {"OWNER/NAME": tmp_path / "m"}.__getitem__)
+    rng = np.random.default_rng(0)
+    names = {"X": rng.normal(size=(20, 3)), "y": np.arange(20) % 3, "queries": rng.normal(size=(5, 3))}
+    exec(code, names)
+    if task == "regression":
+        assert names["means"].shape == (5,)
+    else:
+        assert names["probabilities"].shape == (5, 3)
 
 
 def test_it_leaves_out_what_is_not_known(tmp_path):
