@@ -208,19 +208,20 @@ def test_scores_of_regression(runs, tmp_path):
 
 @pytest.mark.parametrize("kept", [["config.yaml"], ["metrics.csv"], ["config.yaml", "metrics.csv", "batches.csv"]])
 def test_missing_files_are_named(kept, runs, tmp_path):
-    (tmp_path / "run").mkdir()
+    run_dir = tmp_path / "a run"
+    run_dir.mkdir()
     for name in kept:
-        shutil.copy(runs[0] / name, tmp_path / "run")
+        shutil.copy(runs[0] / name, run_dir)
         if name.endswith(".csv"):
-            with open(tmp_path / "run" / name, "a") as file:
+            with open(run_dir / name, "a") as file:
                 file.write("10,smoke,0.")  # killed while writing
-    write_report([tmp_path / "run"], tmp_path / "page.html")
+    write_report([run_dir], tmp_path / "page.html")
     text = Page(tmp_path / "page.html").text
     for name in ("config.yaml", "metrics.csv", "batches.csv"):
         assert (f"There is no {name}." in text) == (name not in kept)
     for what in ("There were no incidents", "There is no validation.csv", "There is no scaling.csv",
                  "attention was not measured", "there is no evaluation.csv",
-                 "There is no provenance.jsonl"):  # fmt: skip
+                 "There is no provenance.jsonl", f"tabicl-lab entropy 'checkpoint={run_dir}'"):  # fmt: skip
         assert what in text
 
 
