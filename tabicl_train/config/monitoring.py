@@ -26,8 +26,9 @@ WANDB_FORBIDDEN = "/\\#?%:"  # in the name of a project
 
 
 def judged_by(columns: Iterable[str]) -> str:
-    """Which of the REAL_SCORES a table of scores with these columns has."""
-    return next(score for score in REAL_SCORES if score in set(columns))
+    """Which of the REAL_SCORES a table of scores with these columns has; raises ValueError if it is not one."""
+    (score,) = REAL_SCORES.keys() & set(columns)
+    return score
 
 
 @dataclass

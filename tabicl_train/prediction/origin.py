@@ -111,7 +111,7 @@ def evaluation_means(records: Records) -> list[dict]:
             scores = SCORES[judged_by(row)]
             tasks = groups.setdefault((row["trained_range"], row["method"]), {})
             tasks.setdefault(row["data"], []).append({score: float(row[score] or math.nan) for score in scores})
-    except (KeyError, ValueError, StopIteration):
+    except (KeyError, ValueError):
         return []  # a file of another program
 
     def of_task(rows: list[dict], score: str) -> float:
