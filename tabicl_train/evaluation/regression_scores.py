@@ -21,7 +21,7 @@ def standardize(y: np.ndarray, labelled: np.ndarray) -> np.ndarray:
     these are equal."""
     if y[labelled].min() == y[labelled].max():
         raise ConfigError([f"the target of all {len(labelled)} labelled rows of a split is {y[labelled][0]:g}"])
-    y = y / np.abs(y).max()  # or squares of large and small numbers would overflow and underflow
+    y = y / np.abs(y[labelled]).max()  # or squares of large and small numbers would overflow and underflow
     return (y - y[labelled].mean()) / y[labelled].std()
 
 
