@@ -7,14 +7,12 @@ import statistics
 import torch
 
 from tabicl_train.callbacks.diagnostics import guess_loss
+from tabicl_train.config.monitoring import INTERVAL, QUERY_SHARE
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import pinball
 from tabicl_train.module import Pretraining
 from tabicl_train.prediction.predict import predict_logits, predict_quantiles
-
-QUERY_SHARE = 0.3  # of the rows of a real table
-INTERVAL = (0.1, 0.9)  # levels of the ends of the interval whose coverage is measured
 
 
 def score_classes(network: TabICL, module: Pretraining, packs: list[Pack]) -> dict[str, float]:
