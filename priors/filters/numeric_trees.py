@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from priors.filters.trees import MAX_DEPTH, ExtraTrees, draw_bag, draw_cuts, find_leaf, next_random, partition
+from priors.filters.trees import MAX_DEPTH, ExtraTrees, draw_bag, draw_cuts, find_leaf, first_state, next_random, split
 
 LEAST_VARIANCE = 0.5
 
@@ -54,9 +54,7 @@ class NumericExtraTrees(ExtraTrees):
 def count_failures(improvement, resamples, seed):
     """In how many bootstrap resamples the improvement (N,) has no positive mean."""
     N = len(improvement)
-    state = np.uint64(seed)
-    for _ in range(4):
-        state, _u = next_random(state)
+    state = first_state(seed)
     failures = 0
     for _ in range(resamples):
         total = 0.0
@@ -121,9 +119,7 @@ def grow_numeric_tree(X, y, seed, votes, counts):
                 best, feature[node], threshold[node] = gain, f, cut[f]
         if feature[node] < 0:
             continue
-        middle = start + partition(X[:, feature[node]], threshold[node], rows[start:stop], spare)
-        bounds[2 * node + 1, 0], bounds[2 * node + 1, 1] = start, middle
-        bounds[2 * node + 2, 0], bounds[2 * node + 2, 1] = middle, stop
+        split(node, X[:, feature[node]], threshold[node], rows, spare, bounds)
 
     for i in range(N):
         if weight[i] == 0:

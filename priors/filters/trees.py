@@ -90,11 +90,18 @@ def next_random(state):
 
 
 @njit(inline="always")
-def draw_bag(N, seed):
-    """How often a bootstrap sample holds each of N rows, float32 (N,), and the state of the random numbers."""
+def first_state(seed):
+    """The state of the random numbers of a seed, after the first four, in which similar seeds still look alike."""
     state = np.uint64(seed)
     for _ in range(4):
         state, _u = next_random(state)
+    return state
+
+
+@njit(inline="always")
+def draw_bag(N, seed):
+    """How often a bootstrap sample holds each of N rows, float32 (N,), and the state of the random numbers."""
+    state = first_state(seed)
     weight = np.zeros(N, np.float32)
     for _ in range(N):
         state, u = next_random(state)
@@ -136,6 +143,15 @@ def partition(column, threshold, rows, spare):
             b += 1
     rows[a:] = spare[:b]
     return a
+
+
+@njit(inline="always")
+def split(node, column, threshold, rows, spare, bounds):
+    """Give a node's part of `rows` to its two children."""
+    start, stop = bounds[node]
+    middle = start + partition(column, threshold, rows[start:stop], spare)
+    bounds[2 * node + 1, 0], bounds[2 * node + 1, 1] = start, middle
+    bounds[2 * node + 2, 0], bounds[2 * node + 2, 1] = middle, stop
 
 
 @njit(inline="always")
@@ -204,9 +220,7 @@ def grow_tree(X, y, seed, votes, counts):
                 best, feature[node], threshold[node] = gain, f, cut[f]
         if feature[node] < 0:
             continue
-        middle = start + partition(X[:, feature[node]], threshold[node], rows[start:stop], spare)
-        bounds[2 * node + 1, 0], bounds[2 * node + 1, 1] = start, middle
-        bounds[2 * node + 2, 0], bounds[2 * node + 2, 1] = middle, stop
+        split(node, X[:, feature[node]], threshold[node], rows, spare, bounds)
 
     for i in range(N):
         if weight[i] == 0:

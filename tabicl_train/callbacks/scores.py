@@ -6,14 +6,12 @@ import statistics
 
 import torch
 
+from tabicl_train.config.monitoring import INTERVAL, QUERY_SHARE
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.quantiles import pinball
 from tabicl_train.module import Pretraining
 from tabicl_train.prediction.predict import predict
-
-QUERY_SHARE = 0.3  # of the rows of a real table
-INTERVAL = (0.1, 0.9)  # levels of the ends of the interval whose coverage is measured
 
 
 def score_classes(network: Network, module: Pretraining, packs: list[Pack]) -> dict[str, float]:

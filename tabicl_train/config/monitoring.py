@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from priors.table import MIN_ROWS
@@ -18,10 +19,18 @@ BEST = ("real", SYNTHETIC)
 
 CLASS_SCORES = ("loss", "accuracy", "roc_auc", "guess_loss")  # columns of validation.csv; of regression, the next ones
 NUMBER_SCORES = ("loss", "crps", "rmse", "r2", "coverage", "guess_loss")
+INTERVAL = (0.1, 0.9)  # levels of the ends of the interval whose coverage is measured
+QUERY_SHARE = 0.3  # of the rows of a real table
 REAL_SCORES = {"roc_auc": "ROC AUC", "r2": "R2"}  # those by which the network is judged on real data, one a task
 
 WANDB_MODES = ("disabled", "offline", "online")
 WANDB_FORBIDDEN = "/\\#?%:"  # in the name of a project
+
+
+def judged_by(columns: Iterable[str]) -> str:
+    """Which of the REAL_SCORES a table of scores with these columns has; raises ValueError if it is not one."""
+    (score,) = REAL_SCORES.keys() & set(columns)
+    return score
 
 
 @dataclass

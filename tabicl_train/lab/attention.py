@@ -18,14 +18,13 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.lab.folder import Folder
 from tabicl_train.lab.instruments import sites
 from tabicl_train.lab.one_query import Place, find, numbers, site_at
-from tabicl_train.lab.tables import plain_classifier, read_table
+from tabicl_train.lab.tables import load_classifier, plain_classifier, read_table
 from tabicl_train.model.column import feature_index
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.cost import token_groups
 from tabicl_train.model.layout import column_layout
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
-from tabicl_train.prediction.export import load_model
 from tabicl_train.prediction.predict import predict_logits
 from tabicl_train.report.page import fill
 
@@ -113,7 +112,7 @@ class Scene:
 def run(options: Options) -> None:
     if problems := options.problems():
         raise ConfigError(problems)
-    network = load_model(options.checkpoint)
+    network = load_classifier(options.checkpoint)
     place = Place(options.site, options.layer, options.head, options.column)
     site_at(network, place)
     scene = synthetic_scene(options, network) if options.step is not None else real_scene(options, network)

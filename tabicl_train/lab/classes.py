@@ -21,8 +21,8 @@ from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.evaluation.baselines import BASELINES
 from tabicl_train.lab.folder import Folder, markdown
 from tabicl_train.lab.scores import Row, score_all
+from tabicl_train.lab.tables import load_classifier
 from tabicl_train.model.tabicl import TabICL
-from tabicl_train.prediction.export import load_model
 from tabicl_train.prediction.many_class import label_digits, split_classes
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Options:
 def run(options: Options) -> None:
     if problems := options.problems():
         raise ConfigError(problems)
-    network = load_model(options.checkpoint)
+    network = load_classifier(options.checkpoint)
     folder, most = Folder("classes", options), network.config.max_classes
     numbers, tables = ([4, 23], 1) if options.small else (sorted(set(options.classes)), options.tables)
     predict(network, *draw_table(most + 1, 2, 2, 0)[:3])  # compiles and allocates what later predictions share

@@ -20,7 +20,7 @@ from tabicl_train.console import tell
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.folder import Folder, markdown
 from tabicl_train.lab.instruments import POINTS, ROWS, measure
-from tabicl_train.lab.tables import plain_classifier, read_table
+from tabicl_train.lab.tables import load_classifier, plain_classifier, read_table
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.export import load_model
@@ -82,7 +82,7 @@ class Options:
 def run(options: Options) -> None:
     if problems := options.problems():
         raise ConfigError(problems)
-    network = load_model(options.checkpoint)
+    network = (load_classifier if options.table else load_model)(options.checkpoint)
     passes = real_tables(options, network) if options.table else drawn_tables(options, network)
     folder, found = Folder("entropy", options), []
     for n, table, model, predict in passes:

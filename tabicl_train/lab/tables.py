@@ -1,4 +1,4 @@
-"""Real tables for the experiments: a CSV file with a column of classes."""
+"""Real tables for the experiments, CSV files with a column of classes, and networks that predict classes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,15 @@ from tabicl_train.console import counted, first_line
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.classifier import TabICLClassifier
+from tabicl_train.prediction.export import load_model
+
+
+def load_classifier(checkpoint: str) -> TabICL:
+    """The network of a checkpoint; raises ConfigError if it predicts numbers."""
+    network = load_model(checkpoint)
+    if network.config.is_regression:
+        raise ConfigError([f"checkpoint is {checkpoint!r}; its network predicts numbers, and here classes are needed"])
+    return network
 
 
 def read_table(path: str, target: str | None) -> tuple[pd.DataFrame, np.ndarray]:

@@ -10,7 +10,7 @@ from tabicl_train.config.monitoring import CLASS_SCORES, NUMBER_SCORES
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.families import family_of
 from tabicl_train.model.public_config import beyond_public
-from tabicl_train.prediction.origin import SCORES, Pretrained
+from tabicl_train.prediction.origin import Pretrained
 
 LIBRARY = "tabicl-train"
 FRONT_MATTER = """---
@@ -164,11 +164,11 @@ def scores(pretrained: Pretrained) -> list[str]:
             "data sets.\n\n" + table(columns, ([row.get(column, "") for column in columns] for row in rows))
         )
     if rows := origin["evaluation"]:
-        columns = ["trained_range", "method", "tasks", *SCORES]
+        below = " An R2 below 0 counts as 0." if "r2" in rows[0] else ""
         sections.append(
             "## Evaluation\n\nMeans over tasks of real data, from `tabicl-evaluate`, perhaps of another step of the "
-            "run. `this model` is the pretrained network.\n\n"
-            + table(columns, ([row[column] for column in columns] for row in rows))
+            f"run. `this model` is the pretrained network.{below}\n\n"
+            + table(list(rows[0]), (row.values() for row in rows))
         )
     return sections
 
@@ -201,5 +201,7 @@ def table(header: list[str], rows: Iterable[Iterable[Any]]) -> str:
 
 
 def cell(value: Any) -> str:
+    if value == "nan":  # as origin.py writes it
+        return ""
     text = f"{value:.4f}" if isinstance(value, float) else str(value)
     return text.replace("|", r"\|").replace("\n", " ")

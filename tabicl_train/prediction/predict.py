@@ -6,6 +6,7 @@ C classes, Q quantiles.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import reduce
 
 import torch
@@ -38,7 +39,6 @@ def predict_logits(
     return torch.cat(logits)
 
 
-@torch.no_grad()
 def predict_quantiles(model: TabICL, pack: Pack, tokens: int = 2**22) -> Tensor:
     """Quantiles of the query rows of all tables, one table after the other, (query rows, Q), at `tabicl.levels`.
 
@@ -47,7 +47,14 @@ def predict_quantiles(model: TabICL, pack: Pack, tokens: int = 2**22) -> Tensor:
     pack: the labels of labelled rows are standardized numbers, float32
     tokens: as in predict_logits
     """
-    return torch.cat([forward(model, part, 0, 1.0, tokens) for part in parts(pack, tokens)])
+    return torch.cat(list(quantile_parts(model, pack, tokens)))
+
+
+@torch.no_grad()
+def quantile_parts(model: TabICL, pack: Pack, tokens: int) -> Iterator[Tensor]:
+    """The same for some rows at a time, in their order: 999 quantiles of all of them can be more than the memory."""
+    for part in parts(pack, tokens):
+        yield forward(model, part, 0, 1.0, tokens)
 
 
 def parts(pack: Pack, tokens: int) -> list[Pack]:

@@ -6,6 +6,7 @@ import base64
 import io
 import numbers
 import os
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def render(runs: list[Run]) -> str:
 
 
 def fill(template: Path, **variables: Any) -> str:
-    """A page that extends the layout of this folder, with the filters `table` and `png`."""
+    """A page that extends the layout of this folder, with the filters `table`, `png` and `command`."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([template.parent, Path(__file__).parent]),
         autoescape=True,
@@ -50,7 +51,7 @@ def fill(template: Path, **variables: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"table": table, "png": png}
+    environment.filters |= {"table": table, "png": png, "command": shlex.join}
     written = time.strftime("%Y-%m-%d %H:%M")
     return environment.get_template(template.name).render(written=written, **variables)
 

@@ -17,9 +17,7 @@ PRIORS = [priors.prior_class(name) for name in priors.prior_names()]
 COMMANDS = [cls for cls in vars(options).values() if dataclasses.is_dataclass(cls)]
 
 
-@pytest.mark.parametrize(
-    "cls", [RunConfig, StageConfig, *PARTS, *PRIORS, *COMMANDS], ids=lambda cls: cls.__name__
-)
+@pytest.mark.parametrize("cls", [RunConfig, StageConfig, *PARTS, *PRIORS, *COMMANDS], ids=lambda cls: cls.__name__)
 def test_every_option_has_a_sentence(cls):
     docs = field_docs(cls)
     assert [f.name for f in dataclasses.fields(cls) if f.name not in docs] == []

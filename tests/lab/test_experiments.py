@@ -12,6 +12,7 @@ import pytest
 import torch
 from command_line import command
 from forked_jobs import forked_jobs  # noqa: F401
+from made_run import make_run
 from small_networks import small_network
 
 from tabicl_train.config.arguments import help_text
@@ -174,3 +175,15 @@ def test_exit_codes_are_those_of_a_sweep(tmp_path, monkeypatch, error, code, tex
     result = command("lab", "needle", f"folder={tmp_path}")
     assert result.returncode == code and text in result.stderr
     assert files(tmp_path) == {"experiment.json"}  # the same command goes on
+
+
+@pytest.mark.parametrize(
+    "experiment, settings",
+    [("classes", []), ("attention", ["table=0", "step=0"]), ("entropy", ["table=FILE", "target=class"])],
+)
+def test_classes_need_a_network_that_predicts_them(experiment, settings, table, tmp_path):
+    make_run(tmp_path / "run", "prior=mlp_scm", "task=regression", "model.num_quantiles=9")
+    settings = [text.replace("FILE", str(table)) for text in settings]
+    result = command("lab", experiment, f"folder={tmp_path}/page", f"checkpoint={tmp_path}/run", *settings)
+    assert result.returncode == 2 and "its network predicts numbers" in result.stderr
+    assert not (tmp_path / "page").exists()

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from several_threads import three_threads
 from torch.utils.flop_counter import FlopCounterMode
 
 from tabicl_train.model.kernels.run_attention import attend_runs
@@ -82,15 +83,10 @@ def test_queries_that_are_not_finite_show_in_their_own_results_alone(keys, bad):
 
 @pytest.mark.parametrize("runs, shared", [(USED_TWICE, 0), (SHARED, 2)])
 def test_threads_do_not_change_a_bit(runs, shared, monkeypatch):
-    monkeypatch.setattr("tabicl_train.model.kernels.threads.ENOUGH", 0)
     values = arguments(runs, 4, 8, shared)
     one = results(attend_runs, *values)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
+    with three_threads(monkeypatch):
         several = results(attend_runs, *values)
-    finally:
-        torch.set_num_threads(threads)
     assert all(map(torch.equal, one, several))
 
 

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from several_threads import three_threads
 from torch.utils.flop_counter import FlopCounterMode
 
 from tabicl_train.model.attention import Rotary
@@ -103,15 +104,10 @@ def test_queries_that_are_not_finite_show_in_their_own_results_alone(bad):
 
 @pytest.mark.parametrize("queries", [None, 2])
 def test_threads_do_not_change_a_bit(queries, monkeypatch):
-    monkeypatch.setattr("tabicl_train.model.kernels.threads.ENOUGH", 0)
     values = arguments([(50, 9), (21, 4)], 4, 8, queries=queries)
     one = results(attend_rows, *values)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
+    with three_threads(monkeypatch):
         several = results(attend_rows, *values)
-    finally:
-        torch.set_num_threads(threads)
     assert all(map(torch.equal, one, several))
 
 
