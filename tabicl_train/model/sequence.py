@@ -97,7 +97,7 @@ class SequenceConfig:
 
 
 class SequenceModel(Network):
-    """A causal transformer that predicts the label of every row from the rows before it; see the module.
+    """A causal transformer that predicts the label of every row from the rows before it.
 
     A number x is embedded as x times a vector, which keeps the order of numbers, a label by a linear map of its own,
     and positions by learned vectors. Raises ValueError with every problem of the configuration.
