@@ -47,7 +47,9 @@ class TableCache:
             if columns is None or stamp != known_stamp:
                 content = path.read_bytes()
                 if blake2b(content, digest_size=16).hexdigest() != entry.hash:
-                    raise PriorError(f"{path} has changed since it was indexed, so draws from it would not be those of their addresses: restore it, or begin another run")
+                    raise PriorError(
+                        f"{path} has changed since it was indexed, so draws from it would not be those of their addresses: restore it, or begin another run"
+                    )
                 columns, _, _ = read_columns(content, entry.path)
         except OSError as error:
             raise PriorError(f"{path} cannot be read any more: {error}") from None
@@ -179,12 +181,11 @@ def prepare(frame: pd.DataFrame, train_size: int, norm_method: str) -> np.ndarra
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of columns whose power cannot be fitted
-        labelled = frame.iloc[:train_size]
-        encoder = FeatureEncoder().fit(labelled)
+        encoder = FeatureEncoder().fit(frame.iloc[:train_size])
         if len(encoder.varying) == 0:
             raise Rejected("constant")
-        normalizer = Normalizer(norm_method).fit(encoder.transform(labelled))
-        X = normalizer.transform(encoder.transform(frame))
+        numbers = encoder.transform(frame)
+        X = Normalizer(norm_method).fit(numbers[:train_size]).transform(numbers)
     if not np.isfinite(X).all():
         raise Rejected("nan")
     return X

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 import priors
-from priors.disk import Disk
 from tabicl_train.config.checks import at_least, one_of
 from tabicl_train.config.monitoring import (
     SYNTHETIC,
@@ -31,6 +30,7 @@ from tabicl_train.config.monitoring import (
     ValidationConfig,
     WandbConfig,
 )
+from tabicl_train.config.prior_checks import missing_steps, prior_problems
 from tabicl_train.config.stages import SCHEDULES, CurriculumConfig, StageConfig
 from tabicl_train.config.sweep import EVENTS
 from tabicl_train.console import is_first
@@ -271,10 +271,8 @@ class RunConfig:
         except priors.PriorError as error:
             problems.append(str(error) if str(error).startswith("prior ") else f"prior: {error}")
         else:
-            if self.prior["name"] == "disk" and self.validation.every and self.validation.rows:
-                problems.append("validation.rows must be [] with prior=disk, which only has the tables of steps")
-            if self.model.is_regression and not prior.numeric_targets:
-                problems.append(f"prior={self.prior['name']} draws classes only, but model.max_classes=0 is regression")
+            is_regression = self.model.is_regression
+            problems += prior_problems(self.prior["name"], prior, self.curriculum, self.validation, is_regression)
         no_start = self.init_weights is not None and not Path(self.init_weights).exists() and not self.has_checkpoint
         if no_start and is_first(self.trainer.nodes):  # which reads it for all
             problems.append(f"init_weights is {self.init_weights!r}; there is no such file or run directory")
@@ -302,10 +300,7 @@ class RunConfig:
         elif bf16_on_gpu and torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False):
             problems.append("trainer.precision is 'bf16', which the GPU of this machine lacks; use fp16 or fp32")
         problems += self.stream.start_problems()
-        if isinstance(prior := build_prior(self), Disk):
-            steps = [stage.tables for stage in self.curriculum.stages.values() for _ in range(stage.steps)]
-            problems += [f"prior.{line}" for line in prior.missing_steps(self.seed, steps[: self.total_steps])]
-        return problems
+        return problems + missing_steps(build_prior(self), self.seed, self.curriculum, self.total_steps)
 
     @property
     def cores(self) -> int:
