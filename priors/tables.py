@@ -143,4 +143,4 @@ class Tables(Prior):
 
 
 def reasons(left_out: dict[str, str], most: int = 3) -> str:
-    return shortened((f"{name} ({reason})" for name, reason in left_out.items()), most)
+    return shortened((f"{name} ({reason})" for name, reason in left_out.items()), most, "; ")

@@ -48,7 +48,8 @@ class TableCache:
                 content = path.read_bytes()
                 if blake2b(content, digest_size=16).hexdigest() != entry.hash:
                     raise PriorError(
-                        f"{path} has changed since it was indexed, so draws from it would not be those of their addresses: restore it, or begin another run"
+                        f"{path} has changed since it was indexed, and draws from it would be others than before: "
+                        "restore it, or begin another run"
                     )
                 columns, _, _ = read_columns(content, entry.path)
         except OSError as error:
@@ -57,7 +58,7 @@ class TableCache:
         return columns
 
     def keep(self, path: str, columns: dict[str, Column], stamp: tuple[int, int]) -> None:
-        """Hold a table in memory, and let those go that were not used for longest; one that is too large is not held."""
+        """Hold a table in memory, and let go of those not used for longest, of this one too if it alone is too large."""
         if path in self.held:
             self.bytes -= size_of(self.held.pop(path)[0])
         self.held[path] = columns, stamp

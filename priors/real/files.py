@@ -6,6 +6,7 @@ import csv
 import io
 import re
 from collections import Counter
+from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,7 @@ MAX_CELLS = 50_000_000  # 400 MB as float64; Parquet packs far more of them into
 MAX_COLUMNS = 2_000
 OTHER_DATES = r"\s*\d{1,4}[/.-]\d{1,2}[/.-]\d{1,4}\b.*"
 
-Column = np.ndarray | pd.Categorical  # numbers float64 (rows,), NaN where missing, or categories
+Column: TypeAlias = np.ndarray | pd.Categorical  # numbers float64 (rows,), NaN where missing, or categories
 
 
 class Unusable(Exception):

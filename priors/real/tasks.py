@@ -139,7 +139,7 @@ def listed(folder: Path, entries: dict[str, Entry]) -> list[Task]:
     return [Task(entries[row["item"]], row["target"], names(row, "drop"), names(row, "categorical")) for row in rows]
 
 
-def shortened(texts: Iterable[str], most: int = 5) -> str:
+def shortened(texts: Iterable[str], most: int = 5, between: str = ", ") -> str:
     """The first texts, and how many more there are."""
     texts = list(texts)
-    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
+    return between.join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")

@@ -44,10 +44,11 @@ def missing_steps(prior: Prior, seed: int, curriculum: CurriculumConfig, total_s
 
 
 def usable_tables(prior: Prior, curriculum: CurriculumConfig, is_regression: bool) -> list[str]:
-    """For each stage, how many of the real tables have enough rows, in a line; [] of other priors."""
+    """For each stage, how many of the real tables are long enough, in a line; [] of other priors."""
     lines = []
     for name, stage in curriculum.stages.items():
-        counts = [(rows, prior.usable(rows, is_regression)) for rows in sorted(set(stage.rows))]
-        texts = [f"{usable[0]} of {usable[1]} tables have {rows:,} rows" for rows, usable in counts if usable]
-        lines += [f"stage {name}: {', '.join(texts)}"] if texts else []
+        few, many = (prior.usable(rows, is_regression) for rows in stage.rows)
+        if few and many:
+            low, high = stage.rows
+            lines.append(f"stage {name}: {few[0]} of {few[1]} tables have {low:,} rows, and {many[0]} have {high:,}")
     return lines
