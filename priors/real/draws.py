@@ -18,7 +18,7 @@ import torch
 from priors.finish import Rejected, split_rows, standardise_target
 from priors.real.features import FeatureEncoder
 from priors.real.files import Column
-from priors.real.index import Entry, read_columns
+from priors.real.index import Entry, read_table
 from priors.real.tasks import FEW_VALUES, Task
 from priors.real.views import Normalizer
 from priors.table import PriorError, Table, TableSpec
@@ -51,14 +51,14 @@ class TableCache:
                         f"{path} has changed since it was indexed, and draws from it would be others than before: "
                         "restore it, or begin another run"
                     )
-                columns, _, _ = read_columns(content, entry.path)
+                columns = read_table(content, entry.path).columns
         except OSError as error:
             raise PriorError(f"{path} cannot be read any more: {error}") from None
         self.keep(entry.path, columns, stamp)
         return columns
 
     def keep(self, path: str, columns: dict[str, Column], stamp: tuple[int, int]) -> None:
-        """Hold a table in memory, and let go of those not used for longest, of this one too if it alone is too large."""
+        """Hold a table in memory, and let go of those not used for longest; of this one too if it is too large."""
         if path in self.held:
             self.bytes -= size_of(self.held.pop(path)[0])
         self.held[path] = columns, stamp

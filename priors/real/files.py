@@ -107,39 +107,39 @@ def check_csv(content: bytes) -> tuple[int, int]:
     return rows, len(names)
 
 
-def as_column(values: pd.Series) -> Column:
-    """A column as numbers or categories; raises Unusable.
+def as_column(values: pd.Series) -> tuple[Column, str]:
+    """A column as numbers or categories, and its kind: number, time (microseconds) or category; raises Unusable.
 
-    Numbers, truth values and times are numbers (times in microseconds), as for the estimators; so are dates in text,
-    if they are in the ISO format.
+    The estimators read them in the same way, but for dates as text, which count as times here if they are in the ISO
+    format.
     """
     if values.notna().sum() == 0:
         raise Unusable("no value")
     if isinstance(values.dtype, pd.CategoricalDtype):
-        column = values.cat.remove_unused_categories().array
+        column, kind = values.cat.remove_unused_categories().array, "category"
         if not all(isinstance(value, str | int | float) for value in column.categories):
             raise Unusable(f"categories of the type {type(column.categories[0]).__name__}")
     else:
-        column = as_number_column(values) if reads_as_numbers(values) else from_text(values)
+        column, kind = from_numbers(values) if reads_as_numbers(values) else from_text(values)
     known = column.codes[column.codes >= 0] if isinstance(column, pd.Categorical) else column[~np.isnan(column)]
     if (known == known[0]).all():
         raise Unusable("a single value")
-    return column
+    return column, kind
 
 
-def as_number_column(values: pd.Series) -> np.ndarray:
+def from_numbers(values: pd.Series) -> tuple[np.ndarray, str]:
     numbers = as_numbers(values).astype(float)
     with np.errstate(over="ignore"):
         if np.isinf(numbers.astype(np.float32)).any():
             raise Unusable("infinite values, or too large for single precision")
-    return numbers
+    return numbers, "time" if values.dtype.kind in "mM" else "number"
 
 
-def from_text(values: pd.Series) -> Column:
+def from_text(values: pd.Series) -> tuple[Column, str]:
     """Texts as categories in alphabetical order, or as times if all are dates."""
     kind = pd.api.types.infer_dtype(values, skipna=True)
     if kind in ("date", "datetime"):
-        return as_number_column(pd.to_datetime(values, utc=True))
+        return from_numbers(pd.to_datetime(values, utc=True))
     if kind not in ("string", "boolean"):
         raise Unusable(f"values of the type {kind}")
     texts = values.astype(str).where(values.notna())
@@ -148,7 +148,7 @@ def from_text(values: pd.Series) -> Column:
     if are_numbers.mean() >= 0.5:
         raise Unusable(f"numbers beside the text {distinct[~are_numbers].iloc[0]!r}")
     if pd.to_datetime(distinct, format="ISO8601", errors="coerce", utc=True).notna().all():
-        return as_number_column(pd.to_datetime(texts, format="ISO8601", utc=True))
+        return from_numbers(pd.to_datetime(texts, format="ISO8601", utc=True))
     if distinct.str.fullmatch(OTHER_DATES).all():
         raise Unusable(f"dates that are not in the ISO format, such as {distinct.iloc[0]!r}")
-    return pd.Categorical(texts)
+    return pd.Categorical(texts), "category"

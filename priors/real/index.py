@@ -33,7 +33,7 @@ TASKS = "tasks.csv"  # in the folder itself: a table of tasks, see tasks.py
 
 @dataclass(frozen=True)
 class ColumnFacts:
-    """kind: number or category; distinct: number of different values; known: rows with a value"""
+    """kind: number, time or category; distinct: number of different values; known: rows with a value"""
 
     name: str
     kind: str
@@ -158,13 +158,14 @@ def read_entry(folder: Path, path: str, size: int, modified: int) -> Entry:
         if size > files.MAX_BYTES:
             raise Unusable(f"{size / 2**20:,.0f} MiB, more than {files.MAX_BYTES >> 20}: store a sample of its rows")
         content = Path(folder, path).read_bytes()
-        columns, left_out, last = read_columns(content, path, check=True)
+        table = read_table(content, path, check=True)
+        columns = list(table.columns.values())
         if not columns:
-            raise Unusable("; ".join(f"column {name!r}: {reason}" for name, reason in left_out.items()))
-        facts = tuple(facts_of(name, column) for name, column in columns.items())
-        rows = len(next(iter(columns.values())))
+            raise Unusable("; ".join(f"column {name!r}: {reason}" for name, reason in table.left_out.items()))
+        facts = tuple(facts_of(name, table.kinds[name], column) for name, column in table.columns.items())
         digest = blake2b(content, digest_size=16).hexdigest()
-        return Entry(path, size, modified, digest, content_hash(list(columns.values())), last, rows, facts, left_out)
+        same = content_hash(columns)
+        return Entry(path, size, modified, digest, same, table.last, len(columns[0]), facts, table.left_out)
     except MissingLibrary as error:
         raise PriorError(f"{path}: {error}") from None
     except Unusable as error:
@@ -174,10 +175,18 @@ def read_entry(folder: Path, path: str, size: int, modified: int) -> Entry:
     return Entry(path, size, modified, reason=reason)
 
 
-def read_columns(content: bytes, path: str, check: bool = False) -> tuple[dict[str, Column], dict[str, str], str]:
-    """The columns that can be used, by name, why the others are left out, and the name of the last one.
+@dataclass
+class Content:
+    """The columns of a file that can be used, and their kinds, by name; see Entry."""
 
-    Raises what read_frame raises.
+    columns: dict[str, Column]
+    kinds: dict[str, str]
+    left_out: dict[str, str]
+    last: str
+
+
+def read_table(content: bytes, path: str, check: bool = False) -> Content:
+    """Raises what read_frame raises.
 
     check: also compare what is read with the lines of the file, which takes longer than reading
     """
@@ -191,20 +200,20 @@ def read_columns(content: bytes, path: str, check: bool = False) -> tuple[dict[s
         raise Unusable(f"{frame.shape[1]} columns; a CSV file separates them by commas")
     if len(frame) < MIN_ROWS:
         raise Unusable(f"{len(frame)} rows, fewer than {MIN_ROWS}")
-    columns, left_out = {}, {}
+    table = Content({}, {}, {}, str(frame.columns[-1]))
     for name, values in frame.items():
         try:
-            columns[str(name)] = files.as_column(values)
+            table.columns[str(name)], table.kinds[str(name)] = files.as_column(values)
         except Unusable as error:
-            left_out[str(name)] = str(error)
-    return columns, left_out, str(frame.columns[-1])
+            table.left_out[str(name)] = str(error)
+    return table
 
 
-def facts_of(name: str, column: Column) -> ColumnFacts:
+def facts_of(name: str, kind: str, column: Column) -> ColumnFacts:
     if isinstance(column, pd.Categorical):
-        return ColumnFacts(name, "category", len(column.categories), int((column.codes >= 0).sum()))
+        return ColumnFacts(name, kind, len(column.categories), int((column.codes >= 0).sum()))
     known = column[~np.isnan(column)]
-    return ColumnFacts(name, "number", len(np.unique(known)), len(known))
+    return ColumnFacts(name, kind, len(np.unique(known)), len(known))
 
 
 def content_hash(columns: list[Column]) -> str:

@@ -59,12 +59,12 @@ class Task:
         return facts.kind == "category" or facts.name in self.categorical
 
     def is_number(self, facts: ColumnFacts) -> bool:
-        few = facts.distinct <= FEW_VALUES and facts.name != self.target
-        return not self.is_category(facts) and not few
+        many = facts.distinct > FEW_VALUES or facts.name == self.target
+        return facts.kind == "number" and facts.name not in self.categorical and many
 
     def has_classes(self, facts: ColumnFacts) -> bool:
-        """Not categories of which nearly every row has its own: names, texts."""
-        return not self.is_category(facts) or facts.distinct <= facts.known / 2
+        """Numbers, which are cut into classes, or categories that are more than a name of each row."""
+        return facts.distinct <= facts.known / 2 if self.is_category(facts) else facts.kind == "number"
 
     def problem(self) -> str | None:
         """Why the table cannot be used; None if it can."""
@@ -79,6 +79,8 @@ class Task:
         facts = next(facts for facts in self.entry.columns if facts.name == self.target)
         if facts.known < MIN_ROWS:
             return f"its target {self.target!r} has a value in {facts.known} rows, fewer than {MIN_ROWS}"
+        if facts.kind == "time":
+            return f"its target {self.target!r} has times"
         if not self.has_classes(facts):
             return f"its target {self.target!r} has {facts.distinct} different texts in {facts.known} rows"
         return "it has no column beside its target" if len(self.columns) < 2 else None
@@ -99,10 +101,10 @@ def find_tasks(folder: Path, entries: dict[str, Entry]) -> tuple[list[Task], dic
         entry = task.entry
         if entry.path in left_out:
             continue
-        if first.setdefault(entry.content, entry.path) != entry.path:
-            left_out[entry.path] = f"it has the rows and columns of {first[entry.content]}"
-        elif problem := task.problem():
+        if problem := task.problem():
             left_out[entry.path] = problem
+        elif first.setdefault(entry.content, entry.path) != entry.path:
+            left_out[entry.path] = f"it has the rows and columns of {first[entry.content]}"
         else:
             tasks.append(task)
     return sorted(tasks, key=lambda task: (task.entry.content, task.entry.hash, task.target)), left_out
