@@ -24,9 +24,13 @@ class Prior:
     elsewhere (mix_scm, disk) `sample`. What follows `accept` here concerns priors of real tables.
 
     numeric_targets: whether it also draws tables with a numeric target, which spec.max_classes = 0 asks for
+    classes: whether it draws tables with classes
+    raw: whether its columns and targets are tables as they are, in this order and on this scale
     """
 
     numeric_targets: ClassVar[bool] = False
+    classes: ClassVar[bool] = True
+    raw: ClassVar[bool] = False
 
     def problems(self) -> list[str]:
         """Everything wrong with the options, as messages for the user."""
@@ -70,7 +74,11 @@ class Prior:
     def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:
         """A table with its plan; seed: its address and the number of the attempt. Raises Rejected."""
         plan = self.plan(spec, seed)
-        table = finish(*self.execute(plan), spec.train_size, rng_at(seed, "finish"))
+        columns, target, num_classes = self.execute(plan)
+        if self.raw:
+            table = Table(columns, target, spec.train_size, num_classes)
+        else:
+            table = finish(columns, target, num_classes, spec.train_size, rng_at(seed, "finish"))
         self.accept(table, seed)
         table.plan = plan
         return table
@@ -84,6 +92,8 @@ class Prior:
         spec.check()
         if spec.max_classes == 0 and not self.numeric_targets:
             raise PriorError("this prior draws classes only, but max_classes is 0, which asks for a numeric target")
+        if spec.max_classes and not self.classes:
+            raise PriorError(f"this prior draws numeric targets only, but max_classes is {spec.max_classes}, not 0")
         address = as_seed(seed)
         rejections: Counter[str] = Counter()
         for attempt in range(MAX_REJECTIONS):

@@ -1,6 +1,6 @@
 """Pretrains TabICL-style tabular in-context learners on synthetic tables."""
 
-__all__ = ["TabICLClassifier"]
+__all__ = ["TabICLClassifier", "TabICLRegressor"]
 
 
 def __getattr__(name: str):
@@ -9,4 +9,8 @@ def __getattr__(name: str):
         from tabicl_train.prediction.classifier import TabICLClassifier
 
         return TabICLClassifier
+    if name == "TabICLRegressor":
+        from tabicl_train.prediction.regressor import TabICLRegressor
+
+        return TabICLRegressor
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

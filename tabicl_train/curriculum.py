@@ -15,8 +15,8 @@ import numpy as np
 from priors import TableSpec
 from priors.random import rng_at
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
-from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.families import family_of
+from tabicl_train.model.family import NetworkConfig
 
 IMBALANCE = 1.05  # cost of the slowest rank over the lower bound; finer cuts lose more in small packs
 # The most features of a table by its rows, as (more rows than, features), as in tabicl 2.2.0 (prior/_dataset.py).
@@ -131,7 +131,7 @@ def last_of_stage(curriculum: CurriculumConfig, step: int) -> str | None:
     return name if stage_step == stage.steps - 1 else None
 
 
-def plan_step(curriculum: CurriculumConfig, model: TabICLConfig, seed: int, step: int) -> StepPlan:
+def plan_step(curriculum: CurriculumConfig, model: NetworkConfig, seed: int, step: int) -> StepPlan:
     """The tables of a step."""
     name, stage, _ = stage_at(curriculum, step)
     rng = rng_at(seed, step, "step plan")

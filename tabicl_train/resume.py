@@ -15,6 +15,7 @@ import torch
 
 from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.errors import ConfigError
+from tabicl_train.model.families import family_name
 from tabicl_train.prediction.export import load_checkpoint
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.changes import FREE_TO_CHANGE, refuse_changes
@@ -70,6 +71,9 @@ def initial_weights(config: RunConfig) -> dict[str, torch.Tensor]:
         file_config, weights = load_checkpoint(config.init_weights)
     except ConfigError as error:
         raise ConfigError([f"init_weights: {problem}" for problem in error.problems]) from None
+    if type(file_config) is not type(config.model):
+        names = (family_name(type(model)) for model in (file_config, config.model))
+        raise ConfigError(["init_weights: the file's model is of the family {}; this run trains {}".format(*names)])
     if file_config.is_regression != config.model.is_regression:
         kinds = ("a classifier", "a regressor") if config.model.is_regression else ("a regressor", "a classifier")
         why = "whose labels are read by other weights"

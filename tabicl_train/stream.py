@@ -15,7 +15,7 @@ import torch
 from priors import Prior, Table, TableSpec
 from tabicl_train.config.schema import CurriculumConfig
 from tabicl_train.curriculum import plan_step
-from tabicl_train.model.config import TabICLConfig
+from tabicl_train.model.family import NetworkConfig
 from tabicl_train.model.pack import Pack
 
 
@@ -45,7 +45,7 @@ class StepStream:
 
     prior: Prior
     curriculum: CurriculumConfig
-    model: TabICLConfig
+    model: NetworkConfig
     seed: int
     steps: range
     rank: int = 0

@@ -26,7 +26,6 @@ from tabicl_train.callbacks.run_log import RunLog
 from tabicl_train.callbacks.tensorboard_log import TensorBoardLog
 from tabicl_train.callbacks.validation import Validation
 from tabicl_train.callbacks.wandb_log import WandbLog
-from tabicl_train.config.prior_checks import usable_tables
 from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.console import counted, is_first, tell
 from tabicl_train.model.kernels import memory
@@ -298,7 +297,7 @@ def introduce(config: RunConfig, trainer: L.Trainer, start: Start, drawers: int)
     workers = counted(drawers, "Ray actor" if config.stream.name == "ray" else "worker")
     tell(f"prior     {config.prior['name']}, seed {config.seed}, {workers}")
     prior = build_prior(config)
-    for line in [*prior.about(), *usable_tables(prior, config.curriculum, config.model.is_regression)]:
+    for line in [*prior.about(), *config.curriculum.usable_tables(prior, config.model.is_regression)]:
         tell(f"          {line}")
     compiled = ", compiled blocks (the first steps take long)" if config.trainer.compile else ""
     tell(f"device    {trainer.world_size} x {trainer.strategy.root_device.type}{compiled}")

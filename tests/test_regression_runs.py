@@ -8,12 +8,12 @@ import torch
 from runs import assert_same_end, metrics, read
 from short_runs import run
 
-from tabicl_train.callbacks.diagnostics import guess_loss
 from tabicl_train.callbacks.validation import held_out_stream
 from tabicl_train.config.compose import compose
 from tabicl_train.debugging.replay import replay
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.pack import Pack
+from tabicl_train.model.quantiles import guess_loss
 from tabicl_train.prediction.export import export, load_model
 from tabicl_train.report.page import write_report
 

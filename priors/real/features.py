@@ -48,7 +48,7 @@ class FeatureEncoder:
             warnings.warn(
                 f"X has values that are not numbers in columns that held numbers in fit: {examples}; "
                 "they are treated as missing",
-                stacklevel=4,  # where predict or predict_proba is called
+                stacklevel=5,  # where a method of an estimator is called
             )
         with np.errstate(over="ignore"):
             assert_all_finite(numbers.astype(np.float32), allow_nan=True, input_name="X")

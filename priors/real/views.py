@@ -25,7 +25,7 @@ class View:
 
     norm_method: of the columns, one of NORM_METHODS
     features: the order of the columns, int64 (features,)
-    shift: added to every label, modulo the number of classes
+    shift: added to every label that is a class, modulo the number of classes
     """
 
     norm_method: str
@@ -36,13 +36,16 @@ class View:
 def draw_views(
     rng: np.random.RandomState, count: int, norm_methods: Sequence[str], num_features: int, num_classes: int
 ) -> list[View]:
-    """`count` views; the first one has the columns and labels as they are, and the methods take turns."""
-    shifts = np.append(0, 1 + rng.permutation(num_classes - 1))
+    """`count` views; the first one has the columns and labels as they are, and the methods take turns.
+
+    num_classes: 0 if the labels are numbers, which are not shifted
+    """
+    shifts = np.append(0, 1 + rng.permutation(max(num_classes - 1, 0)))
     views = []
     for i in range(count):
         turn, method = divmod(i, len(norm_methods))
         features = rng.permutation(num_features) if i else np.arange(num_features)
-        views.append(View(norm_methods[method], features, int(shifts[turn % num_classes])))
+        views.append(View(norm_methods[method], features, int(shifts[turn % len(shifts)])))
     return views
 
 

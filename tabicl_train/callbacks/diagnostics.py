@@ -3,7 +3,7 @@
 Two files beside metrics.csv, written by rank 0 at the logged steps, about its share of the step:
 
 batches.csv   a row per kind of table: rows, labelled rows n, features, classes (0 for regression), number of tables,
-              mean loss, and the mean loss of guessing the frequencies or quantiles of the labels (see guess_loss)
+              mean loss, and the mean loss of guessing from labels alone (see the network's guess_loss)
 scaling.csv   a row per layer: for the smallest and the largest n of the step the base multiplier, max |base(n)| over
               heads and elements, and the mean and standard deviation of the gate 1 + tanh(MLP(q)) over all queries,
               each pack with the same weight; empty if the layer's rule has no gate
@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
+from collections.abc import Callable
 
 import lightning as L
 import torch
 
 from tabicl_train.callbacks.metrics import is_logged
-from tabicl_train.model.config import TabICLConfig
-from tabicl_train.model.tabicl import levels
 from tabicl_train.module import Pretraining
 from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem
@@ -50,7 +49,7 @@ class Diagnostics(L.Callback):
         if not trainer.is_global_zero or not is_logged(module.config, step):
             return
         rows = []
-        for kind, losses in by_kind(item, module.table_losses).items():
+        for kind, losses in by_kind(item, module.table_losses, module.model.guess_loss).items():
             means = (statistics.fmean(some) for some in zip(*losses, strict=True))
             rows.append(dict(zip(BATCHES, (step, item.stage, *kind, len(losses), *means), strict=True)))
         self.records.append_rows("batches.csv", *rows)
@@ -66,7 +65,9 @@ class Diagnostics(L.Callback):
             self.records.append_rows("scaling.csv", *layers)
 
 
-def by_kind(item: StepItem, table_losses: list[torch.Tensor]) -> dict[tuple[int, ...], list[tuple[float, float]]]:
+def by_kind(
+    item: StepItem, table_losses: list[torch.Tensor], guess_loss: Callable[[torch.Tensor, int], float]
+) -> dict[tuple[int, ...], list[tuple[float, float]]]:
     """The loss of each table, and that of guessing, by rows, n, features and classes of the tables."""
     kinds = defaultdict(list)
     for pack, losses in zip(item.packs, table_losses, strict=True):
@@ -88,34 +89,3 @@ def gate_statistics(sums: torch.Tensor) -> tuple[float, float] | tuple[str, str]
 def num_classes(y: torch.Tensor) -> int:
     """The number of different labels of a table, 0 if they are numbers; y: (N,) on the CPU."""
     return 0 if y.is_floating_point() else len(y.unique())
-
-
-def guess_loss(y: torch.Tensor, train_size: int) -> float:
-    """The loss of a table if every query row is predicted from the frequencies of the labels, or from the quantiles of
-    labels that are numbers. y: (N,) on the CPU, labelled rows first.
-
-    A class of n_c among the n labelled rows gets the probability (n_c + 1) / (n + C) in a table of C classes, so that
-    a class which occurs in query rows only is not impossible.
-    """
-    labelled, queries = y[:train_size], y[train_size:]
-    if y.is_floating_point():
-        return marginal_pinball(labelled.double(), queries.double())
-    counts = labelled.bincount(minlength=int(y.max()) + 1)
-    p = (counts + 1) / (train_size + num_classes(y))
-    return -p.log()[queries].mean().item()
-
-
-def marginal_pinball(labelled: torch.Tensor, queries: torch.Tensor) -> float:
-    """Mean pinball loss of the quantiles of labelled numbers (n,) for queries (N - n,), float64.
-
-    From sums over the quantiles below and above each query: a matrix of all of them would have 12 million values for a
-    table of stage 3, and a step has 64 such tables.
-    """
-    a = levels(TabICLConfig.num_quantiles).double()
-    q = labelled.quantile(a)  # (Q,), ascending
-    below = torch.searchsorted(q, queries)  # (N - n,), how many
-    sums = [torch.cat([x.new_zeros(1), x.cumsum(0)]) for x in (a, a * q, 1 - a, (1 - a) * q)]  # of the first k
-    weight, weighted = (x[below] for x in sums[:2])
-    rest, rest_weighted = (x[-1] - x[below] for x in sums[2:])
-    losses = queries * weight - weighted + rest_weighted - queries * rest
-    return losses.mean().item() / len(a)

@@ -19,7 +19,7 @@ from tabicl_train.callbacks.metrics import is_logged
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.console import counted, tell
 from tabicl_train.curriculum import plan_step
-from tabicl_train.model import TabICL
+from tabicl_train.model.family import Network
 from tabicl_train.model.scaling import Scaling
 from tabicl_train.module import Pretraining
 from tabicl_train.run_dir.checkpoint import DamagedCheckpoint, read, saved, step_of
@@ -151,7 +151,7 @@ class Guard(L.Callback):
         if good is not None:
             self.rewind(trainer, module, good)
 
-    def passed_limit(self, model: TabICL, average: float | None) -> str | None:
+    def passed_limit(self, model: Network, average: float | None) -> str | None:
         limits = self.limits
         if average is None:
             return None
@@ -181,7 +181,7 @@ class Guard(L.Callback):
         self.abandoned.append([good["global_step"], step])
         tell(f"guard     back to the weights of step {good['global_step']}; steps up to {step} are skipped")
 
-    def last_good(self, trainer: L.Trainer, model: TabICL) -> dict | None:
+    def last_good(self, trainer: L.Trainer, model: Network) -> dict | None:
         """The content of the checkpoint to go back to, which rank 0 chooses, reads, and sends to the others.
 
         Leaves the model of rank 0 with arbitrary weights.
@@ -190,7 +190,7 @@ class Guard(L.Callback):
         good = self.choose(trainer.global_step, model) if trainer.is_global_zero else None
         return trainer.strategy.broadcast(good)
 
-    def choose(self, step: int, model: TabICL) -> dict | None:
+    def choose(self, step: int, model: Network) -> dict | None:
         """The content of the newest good checkpoint.
 
         In a good one no limit is passed, the average of the loss has risen less than halfway from its low to its limit,

@@ -15,8 +15,8 @@ from tabicl_train.compiling import count_graphs, too_many_graphs
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.console import counted, tell
 from tabicl_train.curriculum import stage_at
-from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.families import family_of
+from tabicl_train.model.family import NetworkConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.module import Pretraining
 from tabicl_train.planning.flops import peak_flops
@@ -152,7 +152,7 @@ class Feeding:
             )
 
 
-def step_flops(config: TabICLConfig, pack: Pack) -> float:
+def step_flops(config: NetworkConfig, pack: Pack) -> float:
     """FLOPs of a pack, forward and backward pass."""
     return 3 * sum(family_of(config).forward_flops(config, N, n, M) for N, n, M in pack.shapes)
 

@@ -6,56 +6,56 @@ import statistics
 
 import torch
 
-from tabicl_train.callbacks.diagnostics import guess_loss
-from tabicl_train.model import TabICL
+from tabicl_train.config.monitoring import INTERVAL, QUERY_SHARE
+from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.tabicl import pinball
+from tabicl_train.model.quantiles import pinball
 from tabicl_train.module import Pretraining
-from tabicl_train.prediction.predict import predict_logits, predict_quantiles
-
-QUERY_SHARE = 0.3  # of the rows of a real table
-INTERVAL = (0.1, 0.9)  # levels of the ends of the interval whose coverage is measured
+from tabicl_train.prediction.predict import predict
 
 
-def score_classes(network: TabICL, module: Pretraining, packs: list[Pack]) -> dict[str, float]:
+def score_classes(network: Network, module: Pretraining, packs: list[Pack]) -> dict[str, float]:
     """The columns loss, accuracy and guess_loss of CLASS_SCORES, means over the tables."""
     losses, accuracies = [], []
     for pack in packs:
         with module.precision.autocast(module.device.type):
-            logits = predict_logits(network, pack, network.config.max_classes).float()  # (query rows, C)
+            logits = predict(network, pack).float()  # (query rows, C)
         losses += network.losses(logits, pack).tolist()
-        accuracies += pack.means((logits.argmax(-1) == pack.queries()).float()).tolist()
+        accuracies += network.means((logits.argmax(-1) == network.targets(pack)).float(), pack).tolist()
     return {
         "loss": statistics.fmean(losses),
         "accuracy": statistics.fmean(accuracies),
-        "guess_loss": mean_guess(packs),
+        "guess_loss": mean_guess(network, packs),
     }
 
 
-def score_numbers(network: TabICL, module: Pretraining, packs: list[Pack]) -> dict[str, float]:
+def score_numbers(network: Network, module: Pretraining, packs: list[Pack]) -> dict[str, float]:
     """The columns of NUMBER_SCORES, over the tables with equal weight.
 
     loss is of the quantiles as the network predicts them, all others of the sorted ones: crps (twice the pinball loss),
-    rmse and r2 of their mean, and coverage, the share of targets in the interval between two of them
+    rmse and r2 of their mean, and coverage, the share of targets in the interval between two of them. A network that
+    predicts the number itself has no crps and no coverage.
     """
     measures = []  # (tables, 6)
     for pack in packs:
         with module.precision.autocast(module.device.type):
-            quantiles = predict_quantiles(network, pack).float()  # (query rows, Q)
-        y = pack.queries()
+            quantiles = predict(network, pack).float()  # (query rows, Q)
+        y = network.targets(pack)
         in_order = quantiles.sort(1).values
         low, high = (in_order[:, place(level, in_order.shape[1])] for level in INTERVAL)
         rows = (
             *(pinball(quantiles, y), 2 * pinball(in_order, y), (in_order.mean(1) - y).square()),
             *(y, y.square(), ((low <= y) & (y <= high)).float()),
         )
-        measures.append(torch.stack([pack.means(values) for values in rows], 1).double())
+        measures.append(torch.stack([network.means(values, pack) for values in rows], 1).double())
     loss, crps, error, mean, square, coverage = torch.cat(measures).unbind(1)  # (tables,)
     variance = (square - mean.square()).mean()
     scores = (loss.mean(), crps.mean(), error.mean().sqrt(), 1 - error.mean() / variance, coverage.mean())
     names = ("loss", "crps", "rmse", "r2", "coverage")
     found = {name: score.item() for name, score in zip(names, scores, strict=True)}
-    return found | {"guess_loss": mean_guess(packs)}
+    if not network.predicts_quantiles:
+        found = {name: found[name] for name in ("rmse", "r2")} | {"loss": error.mean().item()}
+    return found | {"guess_loss": mean_guess(network, packs)}
 
 
 def place(level: float, num_quantiles: int) -> int:
@@ -63,8 +63,8 @@ def place(level: float, num_quantiles: int) -> int:
     return min(max(round(level * (num_quantiles + 1)) - 1, 0), num_quantiles - 1)
 
 
-def mean_guess(packs: list[Pack]) -> float:
-    return statistics.fmean(guess_loss(y.cpu(), n) for pack in packs for _, y, n in pack.tables())
+def mean_guess(network: Network, packs: list[Pack]) -> float:
+    return statistics.fmean(network.guess_loss(y.cpu(), n) for pack in packs for _, y, n in pack.tables())
 
 
 def diabetes(rows: int) -> Pack:

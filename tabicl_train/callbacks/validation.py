@@ -35,10 +35,10 @@ import torch
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.checkpoints import to_host
 from tabicl_train.callbacks.scores import diabetes, score_classes, score_numbers
-from tabicl_train.config.monitoring import CLASS_SCORES, NUMBER_SCORES, REAL_SCORES
+from tabicl_train.config.monitoring import CLASS_SCORES, NUMBER_SCORES, REAL_SCORES, judged_by
 from tabicl_train.config.schema import SYNTHETIC, CurriculumConfig, RunConfig, StageConfig, build_prior
 from tabicl_train.console import first_line, say, tell
-from tabicl_train.model import TabICL
+from tabicl_train.model.family import Network
 from tabicl_train.module import Pretraining
 from tabicl_train.processes.processes import Processes
 from tabicl_train.processes.signals import Stop
@@ -212,12 +212,12 @@ class Validation(L.Callback):
             line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "step": step - 1, "reason": fall}
             self.records.append_line("incidents.jsonl", line)
 
-    def score_synthetic(self, network: TabICL, module: Pretraining, item: StepItem) -> Row:
+    def score_synthetic(self, network: Network, module: Pretraining, item: StepItem) -> Row:
         score = score_numbers if network.config.is_regression else score_classes
         scores = score(network, module, [pack.to(module.device) for pack in item.packs])
         return SYNTHETIC, item.packs[0].shapes[0][0], *map(scores.get, self.columns[3:])
 
-    def score_real(self, network: TabICL, module: Pretraining, task) -> Row:
+    def score_real(self, network: Network, module: Pretraining, task) -> Row:
         if network.config.is_regression:
             name, pack = task
             scores = score_numbers(network, module, [pack.to(module.device)])
@@ -275,7 +275,7 @@ def read_scores(rows: list[dict[str, str]]) -> dict[int, dict[str, float]]:
         if row["data"] == SYNTHETIC:
             scores["synthetic"].append(float(row["loss"]))
         else:
-            scores["real"].append(float(next(row[column] for column in REAL_SCORES if column in row)))
+            scores["real"].append(float(row[judged_by(row)]))
     return {
         step: {kind: statistics.fmean(values) if values else math.nan for kind, values in scores.items()}
         for step, scores in by_step.items()
@@ -284,7 +284,7 @@ def read_scores(rows: list[dict[str, str]]) -> dict[int, dict[str, float]]:
 
 def real_score(rows: list[dict]) -> str:
     """The name of the score by which these rows of validation.csv judge real data."""
-    return next(name for column, name in REAL_SCORES.items() if column in rows[0])
+    return REAL_SCORES[judged_by(rows[0])]
 
 
 def is_better(scores: dict[str, float], best: dict[str, float] | None, kind: str) -> bool:

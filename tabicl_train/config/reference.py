@@ -11,6 +11,7 @@ from tabicl_train.config.documentation import class_doc, default_of, field_docs,
 from tabicl_train.config.folders import CONFIG_DIR
 from tabicl_train.config.schema import RunConfig, StageConfig
 from tabicl_train.config.sweep import SweepConfig
+from tabicl_train.model.families import FAMILIES, family_name
 
 INTRODUCTION = """\
 # Options
@@ -41,9 +42,10 @@ def reference() -> str:
         if field.name == "prior":
             sections.append(priors_section())
         elif is_part(field):
-            cls = default_of(field).__class__
-            rows = table(cls, dataclasses.fields(cls), f"{field.name}.")
-            sections.append(section(f"`{field.name}`", class_doc(cls), rows))
+            for cls in FAMILIES if field.name == "model" else [default_of(field).__class__]:
+                title = f"`{field.name}`" + (f" of the family {family_name(cls)}" if field.name == "model" else "")
+                rows = table(cls, dataclasses.fields(cls), f"{field.name}.")
+                sections.append(section(title, class_doc(cls), rows))
         if field.name == "curriculum":
             rows = table(StageConfig, dataclasses.fields(StageConfig), "curriculum.stages.NAME.")
             sections.append(section("`curriculum.stages.NAME`", class_doc(StageConfig), rows))

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 import priors
-from tabicl_train.config.checks import at_least, one_of
+from priors.disk import Disk
+from tabicl_train.config.checks import at_least, long_enough, one_of
 from tabicl_train.config.monitoring import (
     SYNTHETIC,
     AveragesConfig,
@@ -30,8 +31,7 @@ from tabicl_train.config.monitoring import (
     ValidationConfig,
     WandbConfig,
 )
-from tabicl_train.config.prior_checks import missing_steps, prior_problems
-from tabicl_train.config.stages import SCHEDULES, CurriculumConfig, StageConfig
+from tabicl_train.config.stages import SCHEDULES, CurriculumConfig, OptimizerConfig, StageConfig
 from tabicl_train.config.sweep import EVENTS
 from tabicl_train.console import is_first
 from tabicl_train.errors import install, is_installed, unusable_folder
@@ -59,44 +59,10 @@ __all__ = [
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 
-OPTIMIZERS = ("muon", "muon_all", "adamw")
-
 ACCELERATORS = ("auto", "cpu", "cuda")
 
 STREAMS = ("local", "ray")
 CONNECT = 5.0  # seconds in which the head of a Ray cluster must answer
-
-
-@dataclass
-class OptimizerConfig:
-    """Muon (https://kellerjordan.github.io/posts/muon) and AdamW. Learning rates and weight decay belong to a stage."""
-
-    name: str = "muon"
-    """muon (hidden matrices; AdamW for the rest), muon_all (everything, as published) or adamw."""
-    momentum: float = 0.9
-    """Nesterov momentum of Muon, in [0, 1)."""
-    newton_schulz_steps: int = 5
-    """Iterations with which Muon orthogonalizes an update."""
-    newton_schulz_dtype: str = "fp32"
-    """Number format of these iterations: fp32, which trainer.tf32 makes fast on a GPU, or bf16, less exact."""
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
-    """Decay rates of AdamW's two moments, each in [0, 1)."""
-    eps: float = 1e-8
-    """Term added to the denominator of AdamW."""
-    cautious_weight_decay: bool = False
-    """Decay only the weights that the update itself moves towards zero (arXiv 2510.12402)."""
-
-    def problems(self) -> list[str]:
-        problems = one_of("name", self.name, OPTIMIZERS)
-        problems += one_of("newton_schulz_dtype", self.newton_schulz_dtype, ("fp32", "bf16"))
-        problems += at_least(1, newton_schulz_steps=self.newton_schulz_steps)
-        if not 0 <= self.momentum < 1:
-            problems.append(f"momentum is {self.momentum}; it must lie in [0, 1)")
-        if len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas):
-            problems.append(f"betas is {list(self.betas)}; it must be two numbers in [0, 1)")
-        if not self.eps > 0:
-            problems.append(f"eps is {self.eps}; it must be positive")
-        return problems
 
 
 @dataclass
@@ -228,7 +194,7 @@ class RunConfig:
     """Steps of the preflight."""
     init_weights: str | None = None
     """Weights to start from: the folder of a run, a checkpoint, or an export (a public file or a hub folder)."""
-    model: TabICLConfig = field(default_factory=TabICLConfig)
+    model: Any = field(default_factory=TabICLConfig)  # the settings of any family, see model/family.py
     """The network."""
     prior: Any = None
     """The distribution that tables are drawn from: its name and its options."""
@@ -271,11 +237,22 @@ class RunConfig:
         except priors.PriorError as error:
             problems.append(str(error) if str(error).startswith("prior ") else f"prior: {error}")
         else:
+            if self.prior["name"] == "disk" and self.validation.every and self.validation.rows:
+                problems.append("validation.rows must be [] with prior=disk, which only has the tables of steps")
+            if self.model.is_regression and not prior.numeric_targets:
+                problems.append(f"prior={self.prior['name']} draws classes only, but model.max_classes=0 is regression")
+            if not self.model.is_regression and not prior.classes:
+                problems.append(f"prior={self.prior['name']} draws numbers only, which needs model.max_classes=0")
             is_regression = self.model.is_regression
-            problems += prior_problems(self.prior["name"], prior, self.curriculum, self.validation, is_regression)
+            problems += [f"curriculum.{line}" for line in self.curriculum.too_long(prior, is_regression)]
+            if self.validation.every and self.validation.rows:
+                rows = max(self.validation.rows)
+                problems += long_enough("validation.rows", rows, prior.for_validation(), is_regression)
         no_start = self.init_weights is not None and not Path(self.init_weights).exists() and not self.has_checkpoint
         if no_start and is_first(self.trainer.nodes):  # which reads it for all
             problems.append(f"init_weights is {self.init_weights!r}; there is no such file or run directory")
+        problems += [f"curriculum.{problem}" for problem in self.curriculum.unfit(self.model)]
+        problems += [f"validation.{problem}" for problem in self.validation.unfit(self.model)]
         if self.trainer.compile and self.model.dropout > 0:
             problems.append(f"trainer.compile is true, which needs model.dropout=0; it is {self.model.dropout}")
         return problems + self.too_few_tables((self.trainer.devices or 1) * (self.trainer.nodes or 1))
@@ -300,7 +277,10 @@ class RunConfig:
         elif bf16_on_gpu and torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False):
             problems.append("trainer.precision is 'bf16', which the GPU of this machine lacks; use fp16 or fp32")
         problems += self.stream.start_problems()
-        return problems + missing_steps(build_prior(self), self.seed, self.curriculum, self.total_steps)
+        if isinstance(prior := build_prior(self), Disk):
+            steps = [stage.tables for stage in self.curriculum.stages.values() for _ in range(stage.steps)]
+            problems += [f"prior.{line}" for line in prior.missing_steps(self.seed, steps[: self.total_steps])]
+        return problems
 
     @property
     def cores(self) -> int:

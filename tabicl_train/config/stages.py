@@ -1,16 +1,52 @@
-"""The curriculum: which tables a run is trained on, in which order, and how it learns from them."""
+"""The curriculum: which tables a run is trained on, in which order, and how it learns from them; the optimizer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from priors import Prior
 from priors.table import MIN_ROWS
-from tabicl_train.config.checks import at_least, one_of, ordered_pair
-from tabicl_train.model.config import PARTS
+from tabicl_train.config.checks import at_least, long_enough, one_of, ordered_pair
+from tabicl_train.model.families import family_of
+from tabicl_train.model.family import NetworkConfig
+
+OPTIMIZERS = ("muon", "muon_all", "adamw")
 
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
 
 ROW_DISTRIBUTIONS = ("uniform", "log_uniform")
+
+
+@dataclass
+class OptimizerConfig:
+    """Muon (https://kellerjordan.github.io/posts/muon) and AdamW. Learning rates and weight decay belong to a stage."""
+
+    name: str = "muon"
+    """muon (hidden matrices; AdamW for the rest), muon_all (everything, as published) or adamw."""
+    momentum: float = 0.9
+    """Nesterov momentum of Muon, in [0, 1)."""
+    newton_schulz_steps: int = 5
+    """Iterations with which Muon orthogonalizes an update."""
+    newton_schulz_dtype: str = "fp32"
+    """Number format of these iterations: fp32, which trainer.tf32 makes fast on a GPU, or bf16, less exact."""
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    """Decay rates of AdamW's two moments, each in [0, 1)."""
+    eps: float = 1e-8
+    """Term added to the denominator of AdamW."""
+    cautious_weight_decay: bool = False
+    """Decay only the weights that the update itself moves towards zero (arXiv 2510.12402)."""
+
+    def problems(self) -> list[str]:
+        problems = one_of("name", self.name, OPTIMIZERS)
+        problems += one_of("newton_schulz_dtype", self.newton_schulz_dtype, ("fp32", "bf16"))
+        problems += at_least(1, newton_schulz_steps=self.newton_schulz_steps)
+        if not 0 <= self.momentum < 1:
+            problems.append(f"momentum is {self.momentum}; it must lie in [0, 1)")
+        if len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas):
+            problems.append(f"betas is {list(self.betas)}; it must be two numbers in [0, 1)")
+        if not self.eps > 0:
+            problems.append(f"eps is {self.eps}; it must be positive")
+        return problems
 
 
 @dataclass
@@ -56,7 +92,7 @@ class StageConfig:
     fresh_optimizer: bool = True
     """Start the stage with an empty optimizer state instead of the momenta of the stage before."""
     frozen: list[str] = field(default_factory=list)
-    """Parts of the network that keep their weights: column, row, icl."""
+    """Parts of the network that keep their weights: column, row, icl; of a sequence model: embedding, blocks, head."""
     checkpoint_rows: int | None = None
     """Recompute activations of tables with more rows than this (0: never); null takes model.checkpoint_rows."""
 
@@ -75,10 +111,6 @@ class StageConfig:
             )
         if not 0 <= self.small_share <= 1:
             problems.append(f"small_share is {self.small_share}; it must lie in 0..1")
-        for part in self.frozen:
-            problems += one_of("frozen", part, tuple(PARTS))
-        if set(self.frozen) == set(PARTS):
-            problems.append("frozen names every part; nothing would be trained")
         if self.checkpoint_rows is not None:
             problems += at_least(0, checkpoint_rows=self.checkpoint_rows)
         return problems + self.schedule_problems()
@@ -111,6 +143,40 @@ class CurriculumConfig:
             return ["stages is empty; a run needs at least one"]
         problems = one_of("start", self.start, tuple(self.stages)) if self.start is not None else []
         return problems + [f"stages.{name}.{p}" for name, stage in self.stages.items() for p in stage.problems()]
+
+    def unfit(self, model: NetworkConfig) -> list[str]:
+        """What the stages ask of a network that its family cannot do."""
+        family, problems = family_of(model), list[str]()
+        for name, stage in self.stages.items():
+            found = [line for part in stage.frozen for line in one_of("frozen", part, tuple(family.parts))]
+            if set(stage.frozen) == set(family.parts):
+                found.append("frozen names every part; nothing would be trained")
+            for key, rows in {"rows": stage.rows, "small_rows": stage.small_rows * (stage.small_share > 0)}.items():
+                if rows and stage.features and (line := family.size_problem(model, rows[-1], stage.features[-1])):
+                    found.append(f"{key} is {list(rows)}; {line}")
+            problems += [f"stages.{name}.{line}" for line in found]
+        return problems
+
+    def too_long(self, prior: Prior, is_regression: bool) -> list[str]:
+        """The stages for whose longest tables no real table of the prior is long enough."""
+        problems = []
+        for name, stage in self.stages.items():
+            for key, rows in {"rows": stage.rows, "small_rows": stage.small_rows * (stage.small_share > 0)}.items():
+                if rows:
+                    problems += long_enough(f"stages.{name}.{key}", max(rows), prior, is_regression)
+        return problems
+
+    def usable_tables(self, prior: Prior, is_regression: bool) -> list[str]:
+        """For each stage, how many real tables are long enough, in a line; [] if the prior has no real tables."""
+        lines = []
+        for name, stage in self.stages.items():
+            few, many = (prior.usable(rows, is_regression) for rows in stage.rows)
+            if few and many:
+                low, high = stage.rows
+                lines.append(
+                    f"stage {name}: {few[0]} of {few[1]} tables have {low:,} rows, and {many[0]} have {high:,}"
+                )
+        return lines
 
     def drop_skipped(self) -> None:
         """Leave out the stages before `start`."""

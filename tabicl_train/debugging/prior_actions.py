@@ -15,7 +15,6 @@ from priors import PriorError, Table
 from tabicl_train.config.arguments import help_text, parse
 from tabicl_train.config.compose import compose
 from tabicl_train.config.options import PriorOptions
-from tabicl_train.config.prior_checks import usable_tables
 from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.errors import ConfigError, install, require_matplotlib
@@ -41,7 +40,7 @@ def describe(config: RunConfig, args: Any) -> None:
     from priors.inspection.describe import describe as format_distributions
 
     prior = build_prior(config)
-    for line in [*prior.about(most=100), *usable_tables(prior, config.curriculum, config.model.is_regression)]:
+    for line in [*prior.about(most=100), *config.curriculum.usable_tables(prior, config.model.is_regression)]:
         print(line)
     print(format_distributions(table for _, table in run_tables(config, args.tables or 200)))
 

@@ -17,6 +17,7 @@ from tabicl_train.config.schema import CurriculumConfig, RunConfig, StageConfig,
 from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.errors import ConfigError
 from tabicl_train.gradients import Gradients
+from tabicl_train.model.families import settings_of
 from tabicl_train.module import Pretraining
 from tabicl_train.processes.join import one_process
 from tabicl_train.run_dir import checkpoint
@@ -62,7 +63,8 @@ def version_problems(content: dict) -> list[str]:
     values = content["config"]
     before = flatten(values)
     stages = {name: StageConfig() for name in values["curriculum"]["stages"]}
-    known = flatten(dataclasses.asdict(RunConfig(curriculum=CurriculumConfig(stages))))
+    model = settings_of(values["model"])()
+    known = flatten(dataclasses.asdict(RunConfig(model=model, curriculum=CurriculumConfig(stages))))
     problems = [
         change(key, before, known)
         for key in before

@@ -2,60 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import pandas as pd
-from sklearn.base import ClassifierMixin
-from sklearn.compose import make_column_selector, make_column_transformer
-from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+from sklearn.base import BaseEstimator
+from sklearn.compose import ColumnTransformer, make_column_selector, make_column_transformer
+from sklearn.dummy import DummyRegressor
+from sklearn.ensemble import (
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
 from sklearn.impute import SimpleImputer
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 
 from tabicl_train.errors import ConfigError
+from tabicl_train.evaluation.regression_scores import MARGINAL
 
 MAX_CATEGORIES = 255  # the limit of histogram gradient boosting; columns with more are dropped for it
 
 is_category = make_column_selector(dtype_include="category")
 
 
-def few_categories(X: pd.DataFrame) -> list[str]:
-    return [name for name in is_category(X) if X[name].nunique() <= MAX_CATEGORIES]
+def boosted(X: pd.DataFrame) -> list[str]:
+    """The columns that gradient boosting takes: it fails on empty ones too."""
+    many = {name for name in is_category(X) if X[name].nunique() > MAX_CATEGORIES}
+    return [name for name in X if name not in many and X[name].notna().any()]
 
 
-def logistic_regression() -> ClassifierMixin:
+def one_hot() -> ColumnTransformer:
     numbers = make_pipeline(SimpleImputer(keep_empty_features=True), StandardScaler())
-    columns = make_column_transformer(
+    return make_column_transformer(
         (OneHotEncoder(handle_unknown="ignore"), is_category), remainder=numbers, sparse_threshold=0
     )
-    return make_pipeline(columns, LogisticRegression(max_iter=2000))
 
 
-def random_forest() -> ClassifierMixin:
-    codes = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1)
-    columns = make_column_transformer((codes, is_category), remainder="passthrough")
-    return make_pipeline(columns, RandomForestClassifier(random_state=0))
+def codes() -> ColumnTransformer:
+    encoder = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1)
+    return make_column_transformer((encoder, is_category), remainder="passthrough")
 
 
-def gradient_boosting() -> ClassifierMixin:
-    columns = make_column_transformer(
-        ("passthrough", few_categories), ("drop", is_category), remainder="passthrough"
-    ).set_output(transform="pandas")
-    return make_pipeline(columns, HistGradientBoostingClassifier(random_state=0))
+def categories() -> ColumnTransformer:
+    return make_column_transformer(("passthrough", boosted)).set_output(transform="pandas")
 
 
-BASELINES: dict[str, Callable[[], ClassifierMixin]] = {
-    "logistic regression": logistic_regression,
-    "random forest": random_forest,
-    "gradient boosting": gradient_boosting,
+class MarginalQuantiles(DummyRegressor):
+    """Predicts the mean and the quantiles of the labelled rows for every row."""
+
+    def fit(self, X: pd.DataFrame, y: np.ndarray) -> MarginalQuantiles:
+        self.y_ = y
+        return super().fit(X, y)
+
+    def predict_quantiles(self, X: pd.DataFrame, levels: Sequence[float]) -> np.ndarray:
+        return np.tile(np.quantile(self.y_, levels), (len(X), 1))
+
+
+BASELINES: dict[str, Callable[[], BaseEstimator]] = {
+    "logistic regression": lambda: make_pipeline(one_hot(), LogisticRegression(max_iter=2000)),
+    "random forest": lambda: make_pipeline(codes(), RandomForestClassifier(random_state=0)),
+    "gradient boosting": lambda: make_pipeline(categories(), HistGradientBoostingClassifier(random_state=0)),
+}
+NUMBER_BASELINES: dict[str, Callable[[], BaseEstimator]] = {
+    "ridge regression": lambda: make_pipeline(one_hot(), Ridge()),
+    "random forest": lambda: make_pipeline(codes(), RandomForestRegressor(random_state=0)),
+    "gradient boosting": lambda: make_pipeline(categories(), HistGradientBoostingRegressor(random_state=0)),
+    MARGINAL: MarginalQuantiles,
 }
 
 
-def public_client(weights: str, n_estimators: int) -> ClassifierMixin:
-    """The released client with a weights file; raises ConfigError if the client is not installed."""
+class ClientRegressor(BaseEstimator):
+    """The public client's regressor, with the methods of ours."""
+
+    def __init__(self, client: BaseEstimator) -> None:
+        self.client = client
+
+    def fit(self, X: pd.DataFrame, y: np.ndarray) -> ClientRegressor:
+        self.client.fit(X, y)
+        return self
+
+    def predict(self, X: pd.DataFrame) -> np.ndarray:
+        return self.client.predict(X)
+
+    def predict_quantiles(self, X: pd.DataFrame, levels: Sequence[float]) -> np.ndarray:
+        return self.client.predict(X, output_type="quantiles", alphas=list(levels))
+
+
+def public_client(weights: str, n_estimators: int, numbers: bool) -> BaseEstimator:
+    """The released client with a weights file, of a regressor if `numbers`; raises ConfigError if it is not
+    installed."""
     try:
-        from tabicl import TabICLClassifier
+        from tabicl import TabICLClassifier, TabICLRegressor
     except ImportError:
         raise ConfigError(["client_weights needs the public client: pip install tabicl==2.2.0"]) from None
-    return TabICLClassifier(model_path=weights, allow_auto_download=False, n_estimators=n_estimators)
+    settings = {"model_path": weights, "allow_auto_download": False, "n_estimators": n_estimators}
+    return ClientRegressor(TabICLRegressor(**settings)) if numbers else TabICLClassifier(**settings)

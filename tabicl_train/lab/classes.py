@@ -22,8 +22,8 @@ from tabicl_train.evaluation.baselines import BASELINES
 from tabicl_train.lab.folder import Folder, markdown
 from tabicl_train.lab.scores import Row, score_all
 from tabicl_train.lab.tables import load_classifier
-from tabicl_train.model.many_class import label_digits, split_classes
 from tabicl_train.model.tabicl import TabICL
+from tabicl_train.prediction.many_class import label_digits, split_classes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,7 @@ from types import ModuleType
 
 from tabicl_train.config.arguments import help_text, option_line, parse
 from tabicl_train.errors import ConfigError, require_matplotlib
-from tabicl_train.lab import EXPERIMENTS
+from tabicl_train.lab import EXPERIMENTS, SEQUENCES
 
 
 def run(arguments: list[str]) -> None:
@@ -28,7 +28,8 @@ def run(arguments: list[str]) -> None:
 
 
 def load(name: str) -> ModuleType:
-    return importlib.import_module(f"tabicl_train.lab.{name}")
+    folder = "sequences." if name in SEQUENCES else ""
+    return importlib.import_module(f"tabicl_train.lab.{folder}{name}")
 
 
 def overview() -> str:

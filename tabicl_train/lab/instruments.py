@@ -26,7 +26,7 @@ from torch import Tensor
 from tabicl_train.model.attention import Attention
 from tabicl_train.model.kernels.ssa_attention import signed_log
 from tabicl_train.model.layout import Spans
-from tabicl_train.model.ssa import SSA
+from tabicl_train.model.scaling import SSA
 from tabicl_train.model.tabicl import TabICL
 
 ROWS = 256  # queries of each kind that are measured of a table in in-context learning
@@ -130,7 +130,7 @@ def logits(attention: Attention, q: Tensor, k: Tensor) -> Tensor:
 
 
 def exponents(attention: Attention) -> Tensor | None:
-    """p of each head (H,) in a layer with signed averaging, see model/ssa.py; None in others."""
+    """p of each head (H,) in a layer with signed averaging, see model/scaling.py; None in others."""
     return attention.ssmax_layer.exponents() if isinstance(attention.ssmax_layer, SSA) else None
 
 

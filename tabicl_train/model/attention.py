@@ -20,8 +20,7 @@ from tabicl_train.model.kernels.row_attention import attend_rows, attend_rows_by
 from tabicl_train.model.kernels.run_attention import attend_runs
 from tabicl_train.model.kernels.ssa_attention import attend_flex, attend_plain, attend_ssa_runs, fits_flex
 from tabicl_train.model.layout import Spans
-from tabicl_train.model.scaling import Scaling
-from tabicl_train.model.ssa import SSA
+from tabicl_train.model.scaling import SSA, Scaling
 
 
 def attend(q: Tensor, kv: Tensor, spans: Spans, dropout: float = 0.0) -> Tensor:
@@ -38,7 +37,7 @@ def attend(q: Tensor, kv: Tensor, spans: Spans, dropout: float = 0.0) -> Tensor:
 
 
 def attend_ssa(q: Tensor, kv: Tensor, spans: Spans, exponents: Tensor) -> Tensor:
-    """`attend` with signed averaging, see ssa.py; q are the queries times b, exponents (H,) the p of each head."""
+    """`attend` with signed averaging, see scaling.SSA; q are the queries times b, exponents (H,) the p of each head."""
     if isinstance(spans.runs, list):
         return attend_by_run(q, kv, spans.runs, partial(attend_plain, exponents=exponents))
     if fits_flex(q, exponents):
@@ -135,6 +134,28 @@ def attend_in_rows(q: Tensor, kv: Tensor | None, spans: RowSpans, dropout: float
     return attend_rows(q, kv, runs, starts, cos, sin, interleaved)
 
 
+class CausalSpans(NamedTuple):
+    """Sequences whose tokens attend to themselves and to those before them; runs of equal ones: how many, tokens T."""
+
+    runs: list[tuple[int, int]]
+
+
+def attend_causally(qkv: Tensor, spans: CausalSpans, rule: SSA | None, dropout: float) -> Tensor:
+    """Attention within the sequences of `spans`, softmax without a `rule`: qkv (tokens, 3, H, head_dim) ->
+    (tokens, H, head_dim)."""
+    outs = []
+    q, k, v = qkv.unbind(1)
+    parts = torch.stack([q if rule is None else rule(q)[0], k, v]).split([count * T for count, T in spans.runs], 1)
+    for (count, T), part in zip(spans.runs, parts, strict=True):
+        q, k, v = part.unflatten(1, (count, T)).transpose(2, 3).unbind()  # (count, H, T, head_dim)
+        if rule is None:
+            out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        else:
+            out = attend_plain(q, k, v, rule.exponents(), causal=True)
+        outs.append(out.transpose(1, 2).flatten(0, 1))
+    return torch.cat(outs)
+
+
 class Rotary(nn.Module):
     """Rotary position embedding (arXiv 2104.09864), in both layouts of the rotated pairs."""
 
@@ -189,7 +210,7 @@ class Attention(nn.Module):
         self,
         x: Tensor,
         context: Tensor | None,
-        spans: Spans | RowSpans,
+        spans: Spans | RowSpans | CausalSpans,
         log_n: Tensor | None = None,
         table: Tensor | None = None,
     ) -> Tensor:
@@ -204,7 +225,10 @@ class Attention(nn.Module):
                 return self(x.float(), None if context is None else context.float(), spans, log_n, table)
         q, kv = self.project(x, context)
         dropout = self.dropout if self.training else 0.0
-        if isinstance(spans, RowSpans):
+        if isinstance(spans, CausalSpans):
+            assert not isinstance(self.ssmax_layer, Scaling)
+            out = attend_causally(q, spans, self.ssmax_layer, dropout)
+        elif isinstance(spans, RowSpans):
             out = attend_in_rows(q if kv is None else q.unsqueeze(1), kv, spans, dropout)
         else:
             assert kv is not None
@@ -237,7 +261,10 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm attention and feed-forward, each with a residual. Queries and keys share the first LayerNorm."""
+    """Pre-norm attention and feed-forward, each with a residual. Queries and keys share the first LayerNorm.
+
+    With ff_factor=0 there is no feed-forward network.
+    """
 
     def __init__(
         self,
@@ -256,10 +283,13 @@ class Block(nn.Module):
         self.dropout = dropout
         rest = (scaling_bound, fp32_attention, ssa_exponent)
         self.attn = Attention(dim, num_heads, scaling, dropout, zero_init, *rest)
-        self.linear1 = Linear(dim, ff_factor * dim)
-        self.linear2 = Linear(ff_factor * dim, dim)
+        self.ff_factor = ff_factor
+        if ff_factor > 0:
+            self.linear1 = Linear(dim, ff_factor * dim)
+            self.linear2 = Linear(ff_factor * dim, dim)
         self.norm1 = LayerNorm(dim, bias=not bias_free_ln)
-        self.norm2 = LayerNorm(dim, bias=not bias_free_ln)
+        if ff_factor > 0:
+            self.norm2 = LayerNorm(dim, bias=not bias_free_ln)
         if zero_init:
             nn.init.zeros_(self.linear2.weight)
             nn.init.zeros_(self.linear2.bias)
@@ -268,7 +298,7 @@ class Block(nn.Module):
         self,
         x: Tensor,
         context: Tensor | int | None,
-        spans: Spans | RowSpans,
+        spans: Spans | RowSpans | CausalSpans,
         log_n: Tensor | None = None,
         table: Tensor | None = None,
     ) -> Tensor:
@@ -285,6 +315,8 @@ class Block(nn.Module):
         if len(attended) > len(x):  # all sequences share the queries
             attended = attended.unflatten(0, (-1, len(x)))  # (sequences, L, E)
         x = (x + attended).view(-1, x.shape[1])
+        if self.ff_factor == 0:
+            return x
         hidden = self._drop(F.gelu(self.linear1(self.norm2(x))))
         return x + self._drop(self.linear2(hidden))
 

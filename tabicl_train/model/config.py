@@ -10,7 +10,6 @@ COUNTS = (
     *("num_quantiles", "embed_dim", "col_num_blocks", "col_num_heads", "col_num_inducing", "col_group_size"),
     *("row_num_blocks", "row_num_heads", "row_num_cls", "icl_num_blocks", "icl_num_heads", "ff_factor"),
 )
-PARTS = {"column": "col_embedder", "row": "row_interactor", "icl": "icl_predictor"}  # a stage can freeze; their modules
 SCALING_HIDDEN = 64  # hidden width of the scalable softmax's MLPs, that of the released weights
 
 

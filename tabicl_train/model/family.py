@@ -1,38 +1,41 @@
-"""What the rest of the program asks of a family of networks; TabICL is the first.
+"""What the rest of the program asks of a family of networks.
 
 A family is two classes: a dataclass of settings (`NetworkConfig`), which checkpoints keep, and the network (`Network`).
-A second family would hook in where TabICL is named:
-
-- `FAMILIES` in model/families.py;
-- config/schema.py, whose field `model` has the type of the settings, and configs/model/ with their values;
-- `network_config` in prediction/origin.py, which builds the settings again from the values in a checkpoint or a hub
-  folder, and `load_public` in prediction/public_format.py, which reads exported files;
-- prediction/onnx_format.py, which runs TabICL's three stages with symbolic shapes;
-- prediction/predict.py, which runs TabICL's three stages in bounded memory, with more classes than it was trained for.
+README.md beside this file says how to add one. Only TabICL predicts real tables: the estimators, the public format,
+ONNX (prediction/) and evaluation/ are for it alone.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.scaling import Scaling
-from tabicl_train.model.ssa import SSA
+from tabicl_train.model.scaling import SSA, Scaling
 
 
 class NetworkConfig(Protocol):
-    """The settings of a network: all that is needed to build it and to know its cost.
+    """The settings of a network: all that is needed to build it and to know its cost. The class is a dataclass.
 
     max_classes: the most classes of a table in training; 0 for regression, whose targets are numbers
+    dropout: rate, in [0, 1)
     checkpoint_rows: recompute activations in the backward pass of packs with a longer table; 0 = never
     """
 
     max_classes: int
+    dropout: float
     checkpoint_rows: int
+
+    @property
+    def is_regression(self) -> bool: ...
+
+    @property
+    def outputs(self) -> int:
+        """Values predicted for a query row."""
+        ...
 
     def problems(self) -> list[str]:
         """Every contradiction among the settings, one sentence each."""
@@ -40,14 +43,21 @@ class NetworkConfig(Protocol):
 
 
 class Network(nn.Module, ABC):
-    """A network that predicts the query rows of tables from their labelled rows, built from its settings alone.
+    """A network that predicts the query rows of tables from other rows, built from its settings alone.
 
-    B tables, N rows of which the first n are labelled, M features.
+    B tables, N rows of which the first n are labelled, M features. Query rows are those from n on, unless the family
+    says otherwise (`targets`, `means`).
 
+    config: the settings
     parts: the parts that a stage can freeze, each with the name of its module
+    predicts_quantiles: whether predictions of a number are quantiles of it, rather than the number itself
+    predicts_real_tables: whether prediction/ has estimators for it, by which a validation scores it on real data
     """
 
-    parts: Mapping[str, str]
+    parts: ClassVar[Mapping[str, str]]
+    predicts_quantiles: ClassVar[bool] = False
+    predicts_real_tables: ClassVar[bool] = False
+    config: Any
 
     @abstractmethod
     def __init__(self, config: Any) -> None:
@@ -70,6 +80,19 @@ class Network(nn.Module, ABC):
 
     @staticmethod
     @abstractmethod
+    def guess_loss(y: Tensor, train_size: int) -> float:
+        """The loss of a table if its query rows are guessed from labels alone. y: (N,) on the CPU"""
+
+    def targets(self, pack: Pack) -> Tensor:
+        """Labels of the query rows of all tables, (query rows,)."""
+        return pack.queries()
+
+    def means(self, values: Tensor, pack: Pack) -> Tensor:
+        """Means over the query rows of each table, (query rows,) -> (B,)."""
+        return pack.means(values)
+
+    @staticmethod
+    @abstractmethod
     def forward_flops(config: Any, num_rows: int, train_size: int, num_features: int) -> float:
         """FLOPs of one table's forward pass; the backward pass takes twice as many. Ranks are balanced by it."""
 
@@ -85,6 +108,11 @@ class Network(nn.Module, ABC):
     @abstractmethod
     def pack_tokens(config: Any, num_rows: int, num_features: int) -> int:
         """What one table counts against the token budget of a pack."""
+
+    @staticmethod
+    def size_problem(config: Any, num_rows: int, num_features: int) -> str | None:
+        """Why the network cannot read a table of this size; None if it can."""
+        return None
 
     @staticmethod
     @abstractmethod

@@ -77,8 +77,13 @@ class Pack:
 
     def means(self, values: Tensor) -> Tensor:
         """Means over the query rows of each table, (query rows,) -> (B,); repeatable, as index_add on a GPU is not."""
-        counts = self.sizes[:, 0] - self.sizes[:, 1]
-        longest = max(N - n for N, n, _ in self.shapes)
+        return self._means(values, self.sizes[:, 0] - self.sizes[:, 1], max(N - n for N, n, _ in self.shapes))
+
+    def row_means(self, values: Tensor) -> Tensor:
+        """The same over all rows, (rows,) -> (B,)."""
+        return self._means(values, self.sizes[:, 0], max(N for N, _, _ in self.shapes))
+
+    def _means(self, values: Tensor, counts: Tensor, longest: int) -> Tensor:
         within = torch.arange(longest, device=values.device)
         index = (counts.cumsum(0) - counts)[:, None] + within  # (B, longest)
         padded = values[index.clamp(max=len(values) - 1)].where(within < counts[:, None], 0.0)

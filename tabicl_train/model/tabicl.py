@@ -10,16 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tabicl_train.model.column import ColumnEmbedding
-from tabicl_train.model.config import PARTS, TabICLConfig
+from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.cost import forward_flops, kept_values, pack_tokens, token_groups
 from tabicl_train.model.family import Network
 from tabicl_train.model.icl import InContextLearner
 from tabicl_train.model.layout import column_layout, context_layout, log_counts, row_layout
 from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.model.public_config import to_public
+from tabicl_train.model.quantiles import guess_loss, pinball
 from tabicl_train.model.row import RowInteraction
-from tabicl_train.model.scaling import Scaling
-from tabicl_train.model.ssa import SSA
+from tabicl_train.model.scaling import SSA, Scaling
 
 
 class TabICL(Network):
@@ -30,11 +30,14 @@ class TabICL(Network):
     Raises ValueError with every problem of the configuration.
     """
 
-    parts = PARTS
+    parts = {"column": "col_embedder", "row": "row_interactor", "icl": "icl_predictor"}
+    predicts_quantiles = True
+    predicts_real_tables = True
     forward_flops = staticmethod(forward_flops)
     kept_values = staticmethod(kept_values)
     pack_tokens = staticmethod(pack_tokens)
     to_public = staticmethod(to_public)
+    guess_loss = staticmethod(guess_loss)
 
     def __init__(self, config: TabICLConfig):
         super().__init__(config)
@@ -110,46 +113,3 @@ class TabICL(Network):
             raise ValueError(
                 f"labels must be in 0..{self.config.max_classes - 1}, are in {pack.y.min()}..{pack.y.max()}"
             )
-
-
-def levels(num_quantiles: int, device: torch.device | None = None) -> Tensor:
-    """The levels of quantiles, float32 (Q,): evenly spaced in (0, 1), both ends left out."""
-    return torch.arange(1, num_quantiles + 1, device=device) / (num_quantiles + 1)
-
-
-def pinball(quantiles: Tensor, y: Tensor) -> Tensor:
-    """The pinball loss of quantiles (rows, Q) for targets y (rows,), mean over the levels, (rows,) float32.
-
-    Of a quantile q at level a it is max(a (y - q), (a - 1) (y - q)), in fp32 under any precision.
-    """
-    return Pinball.apply(quantiles, y)
-
-
-class Pinball(torch.autograd.Function):
-    """Keeps the quantiles alone for the backward pass, and computes in parts of the rows: in one, the formula in
-    fp32 would take over four times the memory of quantiles in bf16."""
-
-    PART = 2**20  # values, 4 MB in fp32
-
-    @staticmethod
-    def forward(ctx, quantiles: Tensor, y: Tensor) -> Tensor:
-        ctx.save_for_backward(quantiles, y)
-        a = levels(quantiles.shape[1], y.device)
-        size = max(1, Pinball.PART // len(a))
-        parts = zip(quantiles.split(size), y[:, None].split(size), strict=True)
-        return torch.cat([slopes(q > own, a).mul_(q - own).mean(1) for q, own in parts])
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
-        quantiles, y = ctx.saved_tensors
-        a, found = levels(quantiles.shape[1], y.device), torch.empty_like(quantiles)
-        size, weights = max(1, Pinball.PART // len(a)), grad[:, None] / len(a)  # (rows, 1)
-        columns = (values.split(size) for values in (found, quantiles, y[:, None], weights))
-        for part, q, own, weight in zip(*columns, strict=True):
-            part.copy_(slopes(q > own, a).mul_(weight))  # rounded at the end: 0.999 is 1 in bf16
-        return found, None
-
-
-def slopes(above: Tensor, a: Tensor) -> Tensor:
-    """Derivatives of the pinball loss by quantiles: 1 - a of one above the target, else -a, (rows, Q) float32."""
-    return torch.where(above, 1 - a, -a)

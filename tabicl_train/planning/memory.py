@@ -11,22 +11,22 @@ from dataclasses import replace
 
 from tabicl_train.config.schema import StageConfig
 from tabicl_train.curriculum import FEATURE_CAPS, cap_features
-from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.families import family_of
+from tabicl_train.model.family import NetworkConfig
 from tabicl_train.model.pack import Shape
 
 STATE_BYTES = 20  # per parameter: weight, gradient of a pack and of the step, Adam's two moments; Muon has one
 VALUE_BYTES = {"fp32": 4, "bf16": 2.2, "fp16": 2.2}  # per value kept; autocast leaves cells and labels in fp32
 
 
-def peak_bytes(config: TabICLConfig, parameters: int, tables: Sequence[Shape], precision: str = "fp32") -> float:
+def peak_bytes(config: NetworkConfig, parameters: int, tables: Sequence[Shape], precision: str = "fp32") -> float:
     """Bytes at the peak of an optimizer step whose largest pack has these tables."""
     recomputed = 0 < config.checkpoint_rows < max(N for N, _, _ in tables)
     values = sum(family_of(config).kept_values(config, N, n, M, recomputed) for N, n, M in tables)
     return STATE_BYTES * parameters + VALUE_BYTES[precision] * values
 
 
-def stage_peak(config: TabICLConfig, parameters: int, stage: StageConfig, precision: str) -> float:
+def stage_peak(config: NetworkConfig, parameters: int, stage: StageConfig, precision: str) -> float:
     """Upper bound of peak_bytes of the packs that a stage can draw: each of the tables that may be worst, as often as
     the token budget allows, in fractions of a table."""
     if stage.checkpoint_rows is not None:
@@ -40,7 +40,7 @@ def stage_peak(config: TabICLConfig, parameters: int, stage: StageConfig, precis
     return max(peaks)
 
 
-def extreme_tables(config: TabICLConfig, stage: StageConfig) -> Iterator[Shape]:
+def extreme_tables(config: NetworkConfig, stage: StageConfig) -> Iterator[Shape]:
     """The tables among which those are that need the most memory, alone or for each of their tokens.
 
     Memory and tokens are linear in each of rows, labelled rows and features, so these are at the ends of their ranges:

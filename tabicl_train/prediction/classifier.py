@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_array, check_random_state
+from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, check_X_y, validate_data
+from sklearn.utils.validation import check_X_y
 
-from priors.real.features import FeatureEncoder
-from priors.real.views import NORM_METHODS, Normalizer, View, draw_views
-from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
+from tabicl_train.prediction.ensemble import Ensemble
 from tabicl_train.prediction.predict import predict_logits
 
-EMBEDDINGS_PER_TOKEN = 16  # in float32, which a prediction has in memory; measured
 
-
-class TabICLClassifier(ClassifierMixin, BaseEstimator):
+class TabICLClassifier(ClassifierMixin, Ensemble):
     """Predicts the classes of rows from labelled rows, without training: `fit` only prepares the table.
 
     model: a run directory, a checkpoint, an export (a public file or a hub folder), or a network
@@ -57,13 +51,8 @@ class TabICLClassifier(ClassifierMixin, BaseEstimator):
         device: str | None = None,
         random_state: int | None = 0,
     ):
-        self.model = model
-        self.n_estimators = n_estimators
-        self.norm_methods = norm_methods
+        super().__init__(model, n_estimators, norm_methods, memory_gb, device, random_state)
         self.softmax_temperature = softmax_temperature
-        self.memory_gb = memory_gb
-        self.device = device
-        self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> TabICLClassifier:
         """X (rows, features), y (rows,) with at least two classes of any type; raises ValueError or TypeError."""
@@ -79,13 +68,7 @@ class TabICLClassifier(ClassifierMixin, BaseEstimator):
                 "This classifier needs samples of at least 2 classes in the data, but the data contains only one "
                 f"class: {self.classes_[0]}"
             )
-        self.encoder_ = FeatureEncoder().fit(X)
-        self.X_ = self.encoder_.transform(X)
-        self.normalizers_ = {method: Normalizer(method).fit(self.X_) for method in self.norm_methods}
-        rng = check_random_state(self.random_state)
-        self.views_ = draw_views(rng, self.n_estimators, self.norm_methods, self.X_.shape[1], len(self.classes_))
-        self.device_ = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self.network_ = load(self.model).eval().to(self.device_)
+        self._prepare(X, len(self.classes_))
         return self
 
     def predict(self, X: Any) -> np.ndarray:
@@ -95,68 +78,16 @@ class TabICLClassifier(ClassifierMixin, BaseEstimator):
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities (rows, classes), float64, classes in the order of `classes_`"""
-        check_is_fitted(self)
-        numbers = self.encoder_.transform(self._frame(X))
-        tables = {
-            method: np.concatenate([normalizer.transform(self.X_), normalizer.transform(numbers)])
-            for method, normalizer in self.normalizers_.items()
-        }
-        rows, features = next(iter(tables.values())).shape
-        width = EMBEDDINGS_PER_TOKEN * 4 * self.network_.config.embed_dim
-        tokens = int(self.memory_gb * 2**30 / width)
-        size = max(1, tokens // (rows * features))
+        numbers = self._numbers(X)
+        C = len(self.classes_)
         total = 0.0
-        for start in range(0, len(self.views_), size):
-            total += self._logits(tables, self.views_[start : start + size], tokens).sum(axis=0)
+        for views, pack, tokens in self._packs(numbers, lambda view: (self.y_ + view.shift) % C):
+            logits = predict_logits(self.network_, pack, C, self.softmax_temperature, tokens)
+            of_views = logits.unflatten(0, (len(views), -1)).double().cpu().numpy()  # (views, query rows, C)
+            total += sum(np.roll(one, -view.shift, axis=-1) for one, view in zip(of_views, views, strict=True))
         return torch.softmax(torch.from_numpy(total / len(self.views_)), dim=-1).numpy()
 
-    def _logits(self, tables: dict[str, np.ndarray], views: list[View], tokens: int) -> np.ndarray:
-        """Logits of each view, classes in the order of `classes_`: float64 (views, query rows, classes)"""
-        C = len(self.classes_)
-        X = np.stack([tables[view.norm_method][:, view.features] for view in views])
-        y = np.stack([(self.y_ + view.shift) % C for view in views])
-        logits = predict_logits(
-            self.network_,
-            Pack.stack(torch.from_numpy(X).to(self.device_), torch.from_numpy(y).to(self.device_)),
-            C,
-            self.softmax_temperature,
-            tokens,
-        )
-        numbers = logits.unflatten(0, (len(views), -1)).double().cpu().numpy()
-        return np.stack([np.roll(one, -view.shift, axis=-1) for one, view in zip(numbers, views, strict=True)])
-
-    def _frame(self, X: Any, *y: Any) -> pd.DataFrame:
-        """X as a data frame; without labels, its columns must be those of fit."""
-        frame = X if isinstance(X, pd.DataFrame) else pd.DataFrame(check_array(X, dtype=None, ensure_all_finite=False))
-        check_array(np.broadcast_to(0.0, frame.shape))  # raises for a frame without rows or columns
-        validate_data(self, X, *y, reset=bool(y), skip_check_array=True)
-        return frame
-
     def _check_parameters(self) -> None:
-        if self.n_estimators < 1:
-            raise ValueError(f"n_estimators is {self.n_estimators}; it must be at least 1")
-        if not self.norm_methods or not set(self.norm_methods) <= NORM_METHODS.keys():
-            raise ValueError(f"norm_methods is {self.norm_methods!r}; it must hold some of {', '.join(NORM_METHODS)}")
+        super()._check_parameters()
         if not self.softmax_temperature > 0:
             raise ValueError(f"softmax_temperature is {self.softmax_temperature}; it must be above 0")
-        if not self.memory_gb > 0:
-            raise ValueError(f"memory_gb is {self.memory_gb}; it must be above 0")
-
-    def __sklearn_tags__(self):
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = tags.input_tags.string = tags.input_tags.categorical = True
-        return tags
-
-
-def load(model: str | Path | TabICL) -> TabICL:
-    """The network in a file, or a copy of a network, so that its owner may go on training it; ValueError for one that
-    predicts numbers."""
-    if isinstance(model, TabICL):
-        network = copy.deepcopy(model)
-    else:
-        from tabicl_train.prediction.export import load_model
-
-        network = load_model(str(model))
-    if network.config.is_regression:
-        raise ValueError("The network predicts numbers, and this is a classifier.")
-    return network

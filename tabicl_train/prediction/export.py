@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from tabicl_train.config.checks import one_of
 from tabicl_train.console import first_line, tell
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig
+from tabicl_train.model.families import family_name, family_of
+from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.hub_format import hub_problem, is_hub_folder, load_hub, save_hub
@@ -35,7 +38,7 @@ TOLERANCE = {"tabicl": 1e-5, "hub": 1e-5, "onnx": 1e-4}  # of predictions; anoth
 Predictor = Callable[[Tensor, Tensor], Tensor]  # X (B, N, M), y_train (B, n) -> logits or quantiles (B, N - n, C)
 
 
-def load_checkpoint(checkpoint: str, weights: str = "trained") -> tuple[TabICLConfig, dict[str, Tensor]]:
+def load_checkpoint(checkpoint: str, weights: str = "trained") -> tuple[Any, dict[str, Tensor]]:
     """Configuration and weights of a run directory, a checkpoint of a run, a file in the public format or a hub folder.
 
     weights: trained, an average that the run keeps (ema, last), or best: those that validation found best
@@ -89,14 +92,31 @@ def tensors_of(path: Path, content: dict, weights: str) -> dict[str, Tensor]:
 
 
 def load_model(checkpoint: str) -> TabICL:
-    """The network of a run directory, a checkpoint, a public file or a hub folder, in evaluation mode."""
+    """The TabICL of a run directory, a checkpoint, a public file or a hub folder, in evaluation mode.
+
+    Raises ConfigError if the network is of another family.
+    """
     return build_model(*load_checkpoint(checkpoint))
 
 
-def build_model(config: TabICLConfig, weights: dict[str, Tensor]) -> TabICL:
-    model = TabICL(config)
-    model.load_state_dict(weights)
-    return model.eval()
+def build_model(config: Any, weights: dict[str, Tensor]) -> TabICL:
+    if not isinstance(config, TabICLConfig):
+        name = family_name(type(config))
+        raise ConfigError([f"the network is of the family {name}; only a TabICL predicts real tables"])
+    network = build_network(config, weights)
+    assert isinstance(network, TabICL)
+    return network
+
+
+def load_network(checkpoint: str) -> Network:
+    """The network of a run directory, a checkpoint or a hub folder, of any family, in evaluation mode."""
+    return build_network(*load_checkpoint(checkpoint))
+
+
+def build_network(config: NetworkConfig, weights: dict[str, Tensor]) -> Network:
+    network = family_of(config)(config)
+    network.load_state_dict(weights)
+    return network.eval()
 
 
 def export(
@@ -110,12 +130,14 @@ def export(
     """
     format = check_output(output, format, classes)
     pretrained = read_weights(checkpoint, weights)
-    network = build_model(pretrained.config, pretrained.tensors)
+    network = build_network(pretrained.config, pretrained.tensors)
+    if format == "onnx" and not isinstance(network, TabICL):
+        raise ConfigError(["format=onnx is for a TabICL; format=hub takes networks of every family"])
     outputs = chosen_outputs(pretrained.config, classes)
     kind = "Regressor" if pretrained.config.is_regression else "Classifier"
 
     def check(written: Path) -> None:
-        predict = onnx_predictor(written) if format == "onnx" else predictor(load_model(str(written)))
+        predict = onnx_predictor(written) if format == "onnx" else predictor(load_network(str(written)))
         if problem := disagreement(network, predict, outputs, TOLERANCE[format]):
             raise ConfigError([f"{output} is not written: {problem}"])
 
@@ -123,9 +145,11 @@ def export(
     try:
         if format == "hub":
             save_hub(pretrained, Path(output), check)
-            return f"{count}, loads with tabicl_train.TabICL{kind}({output!r}); its README.md is the model card"
+            loader = f"TabICL{kind}" if network.predicts_real_tables else "prediction.export.load_network"
+            return f"{count}, loads with tabicl_train.{loader}({output!r}); its README.md is the model card"
         if format == "onnx":
             tell("converting to ONNX, which takes 10 seconds to a minute")
+            assert isinstance(network, TabICL)
             save_onnx(network, Path(output), outputs, pretrained.summary, check)
             what = "quantiles" if pretrained.config.is_regression else "logits of {} classes"
             return f"{count}, X and y_train -> {what.format(outputs)}, agrees in onnxruntime"
@@ -135,7 +159,7 @@ def export(
     return f"{count}, loads with tabicl.TabICL{kind}(model_path={output!r})"
 
 
-def chosen_outputs(config: TabICLConfig, classes: int | None) -> int:
+def chosen_outputs(config: NetworkConfig, classes: int | None) -> int:
     """How many values an export predicts for a row; raises ConfigError for an impossible number of classes."""
     most = config.max_classes
     if config.is_regression and classes is not None:
@@ -180,16 +204,18 @@ def is_among_checkpoints(path: Path) -> bool:
     return folder.name == "checkpoints" and (folder.parent / "provenance.jsonl").exists()
 
 
-def predictor(network: TabICL) -> Predictor:
+def predictor(network: Network) -> Predictor:
     return lambda X, y_train: network(Pack.stack(X, y_train)).unflatten(0, (len(X), -1))
 
 
 @torch.no_grad()
-def disagreement(network: TabICL, predict: Predictor, outputs: int, tolerance: float) -> str | None:
+def disagreement(network: Network, predict: Predictor, outputs: int, tolerance: float) -> str | None:
     """How far the logits or quantiles of an export are from the network's on random tables; None if they agree."""
     what = "quantiles" if network.config.is_regression else "logits"
     generator = torch.Generator().manual_seed(0)
     for tables, rows, labelled, columns in SHAPES:
+        if network.size_problem(network.config, rows, columns):
+            continue
         X = torch.randn(tables, rows, columns, generator=generator)
         if network.config.is_regression:
             y_train = torch.randn(tables, labelled, generator=generator)

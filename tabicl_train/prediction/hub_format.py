@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 
 from tabicl_train.console import first_line
 from tabicl_train.errors import ConfigError
+from tabicl_train.model.families import family_name
 from tabicl_train.prediction.model_card import LIBRARY, model_card
 from tabicl_train.prediction.origin import Pretrained, network_config
 from tabicl_train.prediction.public_format import mismatches
@@ -98,7 +99,7 @@ def hub_files(pretrained: Pretrained, name: str) -> dict[str, bytes]:
     card = model_card(name, pretrained).encode()
     description = {
         "library_name": LIBRARY,
-        "model_type": "tabicl",
+        "model_type": family_name(type(pretrained.config)),
         "format_version": FORMAT_VERSION,
         "model": dataclasses.asdict(pretrained.config),
         "sha256": {WEIGHTS: checksum(weights), CARD: checksum(card)},

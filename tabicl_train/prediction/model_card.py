@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from tabicl_train.config.monitoring import CLASS_SCORES, NUMBER_SCORES
+from tabicl_train.model.config import TabICLConfig
+from tabicl_train.model.families import family_of
 from tabicl_train.model.public_config import beyond_public
-from tabicl_train.prediction.origin import SCORES, Pretrained
+from tabicl_train.prediction.origin import Pretrained
 
 LIBRARY = "tabicl-train"
 FRONT_MATTER = """---
@@ -35,6 +37,8 @@ KINDS = {
 def model_card(name: str, pretrained: Pretrained) -> str:
     """The card of a model with this name, in Markdown; sections of which nothing is known are left out."""
     origin = pretrained.origin
+    if not isinstance(pretrained.config, TabICLConfig):
+        return card_of_another_family(name, pretrained)
     head = FRONT_MATTER.format(library=LIBRARY, task=task_of(pretrained))
     sections = [f"{head}\n# {name}", introduction(pretrained), usage(pretrained)]
     if origin:
@@ -42,6 +46,24 @@ def model_card(name: str, pretrained: Pretrained) -> str:
     sections.append(limits(pretrained))
     if origin:
         sections.append("## Versions\n\n" + table(["package", "version"], origin["versions"].items()))
+    return "\n\n".join(sections) + "\n"
+
+
+def card_of_another_family(name: str, pretrained: Pretrained) -> str:
+    """The card of a network that no estimator of this package runs."""
+    family = family_of(pretrained.config)
+    use = f"""## Use
+
+```python
+from {LIBRARY.replace("-", "_")}.prediction.export import load_network
+
+network = load_network("FOLDER")  # {family.__module__} says what it reads and predicts
+```"""
+    parameters = sum(tensor.numel() for tensor in pretrained.tensors.values())
+    what = f"{(family.__doc__ or '').partition(chr(10))[0]} It has {parameters:,} parameters."
+    sections = [f"---\nlibrary_name: {LIBRARY}\n---\n\n# {name}", what, use]
+    if origin := pretrained.origin:
+        sections += [training(origin), data(origin)]
     return "\n\n".join(sections) + "\n"
 
 
@@ -142,11 +164,11 @@ def scores(pretrained: Pretrained) -> list[str]:
             "data sets.\n\n" + table(columns, ([row.get(column, "") for column in columns] for row in rows))
         )
     if rows := origin["evaluation"]:
-        columns = ["trained_range", "method", "tasks", *SCORES]
+        below = " An R2 below 0 counts as 0." if "r2" in rows[0] else ""
         sections.append(
             "## Evaluation\n\nMeans over tasks of real data, from `tabicl-evaluate`, perhaps of another step of the "
-            "run. `this model` is the pretrained network.\n\n"
-            + table(columns, ([row[column] for column in columns] for row in rows))
+            f"run. `this model` is the pretrained network.{below}\n\n"
+            + table(list(rows[0]), (row.values() for row in rows))
         )
     return sections
 
@@ -179,5 +201,7 @@ def table(header: list[str], rows: Iterable[Iterable[Any]]) -> str:
 
 
 def cell(value: Any) -> str:
+    if value == "nan":  # as origin.py writes it
+        return ""
     text = f"{value:.4f}" if isinstance(value, float) else str(value)
     return text.replace("|", r"\|").replace("\n", " ")

@@ -12,12 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
+from tabicl_train.config.monitoring import judged_by
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.config import TabICLConfig
+from tabicl_train.model.families import settings_of
 from tabicl_train.prediction.trained_range import TrainedRange, trained_range
 from tabicl_train.run_dir.records import Records, number
 
-SCORES = ("roc_auc", "log_loss", "accuracy")
+SCORES = {"roc_auc": ("roc_auc", "log_loss", "accuracy"), "r2": ("r2", "pinball", "coverage")}  # by judged_by
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Pretrained:
     origin: what `origin_of` returns; empty where nothing is known, as for files of the public client
     """
 
-    config: TabICLConfig
+    config: Any  # the settings of any family, see model/family.py
     tensors: dict[str, Tensor]
     origin: dict = field(default_factory=dict)
 
@@ -48,15 +49,19 @@ class Pretrained:
         return {key: str(value) for key, value in entries.items() if value is not None}
 
 
-def network_config(source: Path, settings: dict) -> TabICLConfig:
+def network_config(source: Path, settings: dict) -> Any:
     """The settings of a network from their values in a file; those that it lacks take their defaults.
 
     Raises ConfigError that names the file if this version of the program does not have all of them.
     """
-    known = {f.name for f in dataclasses.fields(TabICLConfig)}
+    try:
+        cls = settings_of(settings)
+    except ConfigError as error:
+        raise ConfigError([f"{source}: {problem}" for problem in error.problems]) from None
+    known = {f.name for f in dataclasses.fields(cls)}
     if unknown := [f"model.{name}={value}" for name, value in settings.items() if name not in known]:
         raise ConfigError([f"{source} has {', '.join(unknown)}, which this version of tabicl-train does not have"])
-    return TabICLConfig(**settings)
+    return cls(**settings)
 
 
 def origin_of(path: Path, content: dict, weights: str) -> dict:
@@ -101,17 +106,25 @@ def validation_rows(records: Records, step: int) -> list[dict]:
 
 
 def evaluation_means(records: Records) -> list[dict]:
-    """The mean scores of each method in evaluation.csv, inside and outside the trained range, over splits and tasks."""
+    """The mean scores of each method in evaluation.csv, inside and outside the trained range, over splits and tasks. In
+    the mean, an R2 below 0 counts as 0."""
     groups: dict[tuple[str, str], dict[str, list[dict]]] = {}
+    scores: tuple[str, ...] = ()
     try:
         for row in records.rows("evaluation.csv"):
+            scores = SCORES[judged_by(row)]
             tasks = groups.setdefault((row["trained_range"], row["method"]), {})
-            tasks.setdefault(row["data"], []).append({score: float(row[score] or math.nan) for score in SCORES})
+            tasks.setdefault(row["data"], []).append({score: float(row[score] or math.nan) for score in scores})
     except (KeyError, ValueError):
         return []  # a file of another program
+
+    def of_task(rows: list[dict], score: str) -> float:
+        mean = fmean(row[score] for row in rows)
+        return max(mean, 0.0) if score == "r2" else mean
+
     return [
         {"trained_range": position, "method": method, "tasks": len(tasks)}
-        | {score: fmean(fmean(row[score] for row in rows) for rows in tasks.values()) for score in SCORES}
+        | {score: fmean(of_task(rows, score) for rows in tasks.values()) for score in scores}
         for (position, method), tasks in sorted(groups.items(), key=lambda group: group[0][0])
     ]
 

@@ -6,15 +6,17 @@ C classes, Q quantiles.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import reduce
 
 import torch
 from torch import Tensor
 
+from tabicl_train.model.family import Network
 from tabicl_train.model.layout import Columns, Rows, column_layout, context_layout, log_counts, row_layout
-from tabicl_train.model.many_class import class_probabilities, label_digits
 from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.model.tabicl import TabICL
+from tabicl_train.prediction.many_class import class_probabilities, label_digits
 
 SMALLEST = 1e-6  # added to the probabilities of many classes before their logarithm is taken
 CPU_PART = 2**19  # embedding values computed at once on a CPU: 2 MB stay in its cache, 1.3 to 1.7 times faster
@@ -37,7 +39,6 @@ def predict_logits(
     return torch.cat(logits)
 
 
-@torch.no_grad()
 def predict_quantiles(model: TabICL, pack: Pack, tokens: int = 2**22) -> Tensor:
     """Quantiles of the query rows of all tables, one table after the other, (query rows, Q), at `tabicl.levels`.
 
@@ -46,7 +47,14 @@ def predict_quantiles(model: TabICL, pack: Pack, tokens: int = 2**22) -> Tensor:
     pack: the labels of labelled rows are standardized numbers, float32
     tokens: as in predict_logits
     """
-    return torch.cat([forward(model, part, 0, 1.0, tokens) for part in parts(pack, tokens)])
+    return torch.cat(list(quantile_parts(model, pack, tokens)))
+
+
+@torch.no_grad()
+def quantile_parts(model: TabICL, pack: Pack, tokens: int) -> Iterator[Tensor]:
+    """The same for some rows at a time, in their order: 999 quantiles of all of them can be more than the memory."""
+    for part in parts(pack, tokens):
+        yield forward(model, part, 0, 1.0, tokens)
 
 
 def parts(pack: Pack, tokens: int) -> list[Pack]:
@@ -144,3 +152,14 @@ def interact(model: TabICL, embedded: Tensor, rows: Rows, part: int) -> Tensor:
             own = spans._replace(runs=torch.tensor([[count, T]]), starts=starts)
             found.append(stage.interact(some, (starts[:-1, None] + cls).flatten(), own))
     return torch.cat(found)
+
+
+@torch.no_grad()
+def predict(network: Network, pack: Pack) -> Tensor:
+    """What a network of any family predicts for the query rows of a pack, see `Network.forward`; a TabICL in bounded
+    memory."""
+    if not isinstance(network, TabICL):
+        return network(pack)
+    if network.config.is_regression:
+        return predict_quantiles(network, pack)
+    return predict_logits(network, pack, network.config.max_classes)

@@ -14,10 +14,11 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from tabicl_train.config.monitoring import REAL_SCORES, SYNTHETIC
+from tabicl_train.config.monitoring import REAL_SCORES, SYNTHETIC, judged_by
 from tabicl_train.config.schema import RunConfig, flatten
-from tabicl_train.evaluation.scores import by_task, summarize
+from tabicl_train.evaluation.scores import judged, summarize
 from tabicl_train.evaluation.scores_figure import draw_scores
+from tabicl_train.model.families import settings_of
 from tabicl_train.report.attention_figure import draw_attention, draw_gates
 from tabicl_train.report.loss_groups_figure import draw_loss_groups, stage_end_losses
 from tabicl_train.report.multipliers_figure import draw_multipliers
@@ -41,6 +42,15 @@ SUMMARY = {
     "accuracy": "accuracy",
     "calibration_error": "calibration error",
     "normalized_accuracy": "normalized accuracy",
+    "r2": "R2",
+    "r2_median": "median R2",
+    "relative_rmse": "RMSE relative to the best",
+    "pinball": "pinball loss",
+    "below_marginal": "share below marginal quantiles",
+    "coverage": "coverage",
+    "coverage_low": "coverage, low",
+    "coverage_high": "coverage, high",
+    "width": "width",
     "mean_rank": "mean rank",
     "win_rate": "win rate",
     "win_low": "win rate, low",
@@ -112,8 +122,8 @@ def facts_of(run: Run) -> dict[str, Any]:
     if run.validation is not None:
         facts |= {f"last validation: {name}": v.iloc[-1] for name, v in validation_means(run.validation).items()}
     if run.evaluation is not None:
-        auc = by_task(run.evaluation, "roc_auc").mean()
-        facts[f"mean ROC AUC on {run.evaluation['data'].nunique()} real tasks"] = auc.iloc[0]
+        name, scores = REAL_SCORES[judged_by(run.evaluation)], judged(run.evaluation)
+        facts[f"mean {name} on {len(scores)} real tasks"] = scores.iloc[:, 0].mean()
     return facts
 
 
@@ -141,7 +151,9 @@ def settings(runs: list[Run]) -> dict[str, pd.DataFrame] | None:
     if not configs:
         return None
     keys = dict.fromkeys(key for config in configs.values() for key in config if not key.startswith(STAGES))
-    defaults = flatten(dataclasses.asdict(RunConfig()))
+    first = next(iter(configs.values()))
+    family = {"family": first["model.family"]} if "model.family" in first else {}
+    defaults = flatten(dataclasses.asdict(RunConfig(model=settings_of(family)())))
     rows = {key: [config.get(key) for config in configs.values()] for key in keys}
     changed = [key for key, row in rows.items() if any(v != row[0] or v != defaults.get(key) for v in row)]
     shown = {key: [str(value) for value in row] for key, row in rows.items()}
@@ -232,14 +244,15 @@ def real_data(runs: list[Run]) -> dict[str, Any] | None:
     if not runs:
         return None
     results = runs[0].evaluation if len(runs) == 1 else merge(runs)
-    if results.empty:
+    if results.empty or len({judged_by(run.evaluation) for run in runs}) > 1:
         return {}
-    auc = by_task(results, "roc_auc")
+    scores = judged(results)
     outside = results[results["trained_range"] == "outside"]["data"] if "trained_range" in results else pd.Series()
     return {
-        "auc": auc,
+        "scores": scores,
+        "score": REAL_SCORES[judged_by(results)],
         "splits": results["split"].nunique(),
-        "first": str(auc.columns[0]),
+        "first": str(scores.columns[0]),
         "outside": list(outside.unique()),
         "summary": summarize(results).rename(columns=SUMMARY),
         "figure": draw_scores(results),

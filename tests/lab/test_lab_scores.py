@@ -13,11 +13,13 @@ import torch.nn.functional as F
 from scipy import stats
 
 from tabicl_train.config.compose import compose
+from tabicl_train.errors import ConfigError
 from tabicl_train.lab import curriculum, needle, scores
 from tabicl_train.lab.classes import nodes
 from tabicl_train.lab.folder import Folder
 from tabicl_train.lab.runs import Stopped
 from tabicl_train.lab.scores import interval, score_all
+from tabicl_train.lab.sequences import linear, quantifiers, shared
 from tabicl_train.planning.run_plan import expected_work
 
 
@@ -156,3 +158,38 @@ def test_both_curricula_take_the_same_flops_in_each_stage(rule):
 
 def test_the_tree_of_classes_has_a_node_for_each_prediction():
     assert [nodes(classes, 10) for classes in (2, 10, 11, 57, 100, 101, 1000)] == [1, 1, 3, 7, 11, 13, 111]
+
+
+def sequence_scores(share: float, noise: float) -> pd.DataFrame:
+    """Squared errors sigma^2 of softmax, and of SSA a share of them, by more or less in each run."""
+    rng, rows = np.random.default_rng(0), []
+    for seed, sigma, length, block in itertools.product(range(3), (1, 5, 10), (40, 200), range(6)):
+        for rule, factor in (("softmax", 1.0), ("SSA", share + noise * (seed - 1))):
+            error = sigma**2 * factor * rng.uniform(0.99, 1.01)
+            row = {"rule": rule, "seed": seed, "sigma": sigma, "length": length, "block": block}
+            rows.append(row | {"error": error, "drawn": error / 1000, "undecided": error / 400})
+    return pd.DataFrame(rows).assign(variation="with MLP")
+
+
+def test_the_claim_about_linear_functions_is_judged_by_its_intervals():
+    for share, noise, words in (
+        (0.3, 0.01, "confirmed: its interval is below one half at each sigma"),
+        (0.8, 0.01, "refuted: at sigma 5, 10 it is above one half"),
+        (0.49, 0.2, "neither confirmed nor refuted"),
+    ):
+        page = linear.findings(sequence_scores(share, noise))
+        assert f"- with MLP: {words}" in page and "| softmax, with MLP, paper | 8e-05 | 1.62 | 45.35 |" in page
+        assert "| network | sigma 1, 40 rows | sigma 5, 40 rows | sigma 1, 200 rows | sigma 5, 200 rows |" in page
+    page = quantifiers.findings(sequence_scores(0.3, 0.01))
+    assert "at sigma 5 and 200 numbers" in page and "with MLP, as drawn: -0.01" in page
+
+
+def test_an_error_of_a_sequence_is_that_of_its_answers(tmp_path):
+    options = linear.Options(folder=str(tmp_path), sigmas=[2], lengths=[10], sequences=3)
+    pack = shared.sequences(3, 2, 10, 0, "linear_functions", 0)
+    again = shared.sequences(3, 2, 10, 0, "linear_functions", 0)
+    assert torch.equal(pack.X, again.X) and pack.shapes == ((10, 5, 1),) * 3 and options.check() is None
+    assert not torch.equal(pack.X, shared.sequences(3, 2, 10, 1, "linear_functions", 0).X)  # another block
+    with pytest.raises(ConfigError) as caught:
+        linear.Options(folder="x", sigmas=[], lengths=[9], sequences=0).check()
+    assert len(caught.value.problems) == 3

@@ -1,11 +1,16 @@
 """Training, planning and export ask nothing of a network but the interface of a family."""
 
+import ast
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
+import pandas as pd
+import pytest
 import torch
 from torch import Tensor, nn
 
+import tabicl_train
 from tabicl_train.config.compose import compose
 from tabicl_train.gradients import Gradients
 from tabicl_train.model.families import FAMILIES
@@ -13,13 +18,19 @@ from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
 from tabicl_train.module import Pretraining
 from tabicl_train.planning.run_plan import run_plan
+from tabicl_train.prediction.export import load_network
 from tabicl_train.prediction.public_format import save_public
+from tabicl_train.train import train
 
 
 @dataclass
 class LineConfig:
-    max_classes: int = 10
+    family: str = "line"
+    max_classes: int = 0
+    dropout: float = 0.0
     checkpoint_rows: int = 0
+    is_regression: ClassVar[bool] = True
+    outputs: ClassVar[int] = 1
 
     def problems(self) -> list[str]:
         return []
@@ -32,7 +43,12 @@ class Line(Network):
 
     def __init__(self, config: LineConfig):
         super().__init__(config)
+        self.config = config
         self.slope, self.intercept = nn.Linear(1, 1), nn.Linear(1, 1)
+
+    @staticmethod
+    def guess_loss(y: Tensor, train_size: int) -> float:
+        return y[train_size:].var().item()
 
     @staticmethod
     def forward_flops(config: LineConfig, num_rows: int, train_size: int, num_features: int) -> float:
@@ -60,8 +76,29 @@ class Line(Network):
         return pack.means((predictions[:, 0] - pack.queries()).square())
 
 
-def test_another_family_is_trained_planned_and_exported(tmp_path, monkeypatch):
+@pytest.fixture
+def line(monkeypatch, tmp_path):
+    """A third family: a class in FAMILIES, and a YAML file in the folder that is returned."""
     monkeypatch.setitem(FAMILIES, LineConfig, Line)
+    (tmp_path / "configs/model").mkdir(parents=True)
+    file = "defaults:\n  - override /model/schema@_global_.model: line\n"
+    (tmp_path / "configs/model/line.yaml").write_text(file)
+    return str(tmp_path / "configs")
+
+
+@pytest.mark.multi_process  # git, for the provenance
+def test_another_family_is_chosen_trained_and_continued(line, tmp_path):
+    short = [f"curriculum.stages.smoke.{value}" for value in ("steps=4", "rows=[12,20]", "features=[1,1]")]
+    settings = ["experiment=smoke", "model=line", "prior=linear_functions", *short, "stream.num_workers=0"]
+    config = compose([*settings, f"run_dir={tmp_path}/run", "trainer.accelerator=cpu"], config_dir=line)
+    assert config.model == LineConfig()
+    assert train(replace(config, trainer=replace(config.trainer, max_steps=2))) == train(config) == "finished"
+    batches = pd.read_csv(tmp_path / "run" / "batches.csv")
+    assert batches["step"].max() == 4 and (batches["guess_loss"] > 0).all()
+    assert isinstance(load_network(f"{tmp_path}/run"), Line)
+
+
+def test_another_family_is_trained_planned_and_exported(line, tmp_path):
     smoke = compose(["experiment=smoke", "trainer.accelerator=cpu"])
     config = replace(smoke, model=LineConfig())
     module = Pretraining(config)
@@ -84,3 +121,19 @@ def test_another_family_is_trained_planned_and_exported(tmp_path, monkeypatch):
         content["config"] == {"family": "line"}
         and content["state_dict"].keys() == dict(module.model.named_parameters()).keys()
     )
+
+
+FILES = ("module", "train", "stream", "resume", "workers", "gradients", "optimizer", "curriculum")
+TRAINER = ("callbacks", "sweep", "report", "planning", "run_dir", "processes", "remote")
+
+
+def test_nothing_in_the_trainer_names_a_family():
+    package = Path(tabicl_train.__file__).parent
+    files = [package / f"{name}.py" for name in FILES]
+    files += [file for folder in TRAINER for file in (package / folder).rglob("*.py")]
+    classes = {cls for pair in FAMILIES.items() for cls in pair}
+    modules = {cls.__module__ for cls in classes} | {"tabicl_train.model"}
+    assert len(files) > 60 and "tabicl_train.model.sequence" in modules
+    for file in files:
+        imports = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
+        assert modules.isdisjoint(node.module for node in imports), file

@@ -15,7 +15,7 @@ from tabicl_train.model.attention import Attention, attend_ssa
 from tabicl_train.model.kernels import ssa_attention
 from tabicl_train.model.kernels.ssa_attention import attend_flex, attend_plain, attend_ssa_runs
 from tabicl_train.model.layout import Spans
-from tabicl_train.model.ssa import SSA
+from tabicl_train.model.scaling import SSA
 from tabicl_train.optimizer import build_optimizer
 
 FINE = 1e-5  # relative

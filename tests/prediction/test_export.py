@@ -15,7 +15,7 @@ from runs import run
 from small_networks import logits_of
 from tiny_network import TINY
 
-from tabicl_train import TabICLClassifier, commands
+from tabicl_train import TabICLClassifier, TabICLRegressor, commands
 from tabicl_train.config.folders import CONFIG_DIR
 from tabicl_train.errors import ConfigError
 from tabicl_train.model import TabICL
@@ -170,16 +170,16 @@ def test_every_preset_loads_in_both_formats_and_in_the_client(model, tmp_path):
         assert config == load_checkpoint(str(tmp_path / "run"))[0]
         assert all(torch.equal(tensor, weights[name]) for name, tensor in tensors.items())
     X, y = np.random.default_rng(0).uniform(-1, 1, size=(30, 3)), np.arange(20) % 3
+    options = dict(n_estimators=1, device="cpu")
+    of_client = dict(model_path=tmp_path / "m.ckpt", allow_auto_download=False, feat_shuffle_method="none")
     if config.is_regression:
-        network = tabicl.TabICLRegressor(model_path=tmp_path / "m.ckpt", allow_auto_download=False, device="cpu")
-        assert np.ptp(network.fit(X[:20], y).predict(X[20:])) > 1e-3
-        return
-    client = tabicl.TabICLClassifier(
-        model_path=tmp_path / "m.ckpt", allow_auto_download=False, n_estimators=1, norm_methods="none",
-        feat_shuffle_method="none", class_shuffle_method="none", device="cpu",
-    )  # fmt: skip
-    ours = TabICLClassifier(tmp_path / "m", n_estimators=1, norm_methods=("none",), device="cpu")
-    p, q = (classifier.fit(X[:20], y).predict_proba(X[20:]) for classifier in (client, ours))
+        client = tabicl.TabICLRegressor(**of_client, **options, norm_methods="none")
+        ours = TabICLRegressor(tmp_path / "m", **options, norm_methods=("none",))
+        p, q = (regressor.fit(X[:20], y).predict(X[20:]) for regressor in (client, ours))
+    else:
+        client = tabicl.TabICLClassifier(**of_client, **options, norm_methods="none", class_shuffle_method="none")
+        ours = TabICLClassifier(tmp_path / "m", **options, norm_methods=("none",))
+        p, q = (classifier.fit(X[:20], y).predict_proba(X[20:]) for classifier in (client, ours))
     assert np.abs(p - q).max() < 1e-5 and np.ptp(p, axis=0).max() > 1e-3
 
 

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.multi_process
 CODE = """
 import sys
 from tabicl_train.prediction.export import export
-from tabicl_train import TabICLClassifier
+from tabicl_train import TabICLClassifier, TabICLRegressor
 import tabicl_train.prediction.predict, tabicl_train.run_dir.checkpoint, tabicl_train.model.cost, priors.real.views
 print(*sorted({name.partition(".")[0] for name in sys.modules} & {"lightning", "hydra", "omegaconf"}))
 """

@@ -1,5 +1,8 @@
 """What a model card says, and that the Hub reads it."""
 
+import re
+
+import numpy as np
 import pytest
 from made_run import make_run
 from tiny_network import TINY, tiny_network
@@ -89,6 +92,45 @@ def test_that_of_a_regressor_says_so(tmp_path):
     ):
         assert line in card.content, line
     assert "lassifi" not in card.content.replace("tabular-classification", "")
+
+
+def test_it_tells_the_scores_of_a_regressor(tmp_path):
+    make_run(tmp_path / "run", "task=regression", "model.num_quantiles=99")
+
+    def numbers(method: str, data: str, split: int, r2: float, pinball: float | None) -> dict:
+        found = {"r2": r2, "rmse": 0.5, "pinball": pinball, "coverage": pinball}
+        return {"data": data, "split": split, "method": method, **found, "trained_range": "inside"}
+
+    Records(tmp_path / "run").append_rows(
+        "evaluation.csv",
+        numbers("this model", "diabetes", 0, 0.6, 0.3),
+        numbers("this model", "diabetes", 1, 0.2, 0.1),
+        numbers("this model", "houses", 0, -5.0, 0.4),
+        numbers("ridge regression", "diabetes", 0, 0.5, None),
+    )
+    card = exported_card(tmp_path / "run", tmp_path / "m").content
+    for line in (
+        "run. `this model` is the pretrained network. An R2 below 0 counts as 0.",
+        "| trained_range | method | tasks | r2 | pinball | coverage |",
+        "| inside | this model | 2 | 0.2000 | 0.3000 | 0.3000 |",  # of 0.4 and 0
+        "| inside | ridge regression | 1 | 0.5000 |  |  |",
+    ):
+        assert line in card, line
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_its_code_runs(task, tmp_path, monkeypatch):
+    make_run(tmp_path / "run", f"task={task}")
+    card = exported_card(tmp_path / "run", tmp_path / "m")
+    (code,) = re.findall(r"^```python\n(.*?)^```", card.content, flags=re.DOTALL | re.MULTILINE)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", {"OWNER/NAME": tmp_path / "m"}.__getitem__)
+    rng = np.random.default_rng(0)
+    names = {"X": rng.normal(size=(20, 3)), "y": np.arange(20) % 3, "queries": rng.normal(size=(5, 3))}
+    exec(code, names)
+    if task == "regression":
+        assert names["means"].shape == (5,)
+    else:
+        assert names["probabilities"].shape == (5, 3)
 
 
 def test_it_leaves_out_what_is_not_known(tmp_path):

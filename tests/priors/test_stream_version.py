@@ -12,7 +12,7 @@ import numpy as np
 import own_tables
 import pytest
 
-from priors import TableSpec, build_prior, prior_names
+from priors import TableSpec, build_prior, prior_class, prior_names
 from priors.random import STREAM_VERSION
 from priors.table import Table
 
@@ -31,9 +31,12 @@ PRIORS = {
     "mix_scm": ("mix_scm", {}),
     "needle": ("needle", {}),
     "tables": ("tables", {"folder": own_tables.shared(), "held_out": 0.0}),
+    "quantifiers": ("quantifiers", {"undecided": True}),
+    "linear_functions": ("linear_functions", {}),
 }
 NUMERIC = " with a numeric target"
-CASES = [*PRIORS, *(name + NUMERIC for name in PRIORS if name != "needle")]
+CASES = [name for name, (prior, _) in PRIORS.items() if prior_class(prior).classes]
+CASES += [name + NUMERIC for name, (prior, _) in PRIORS.items() if prior_class(prior).numeric_targets]
 SMALL, LARGE = TableSpec(40, 20, 3), TableSpec(150, 100, 12, 5, group_seed=(0, 1))
 # With another processor's instructions, 10 % to 20 % of the tables of graph_scm and 5 % of those of mlp_scm change by
 # more than rounding: a row gets another category, or another draw is rejected. At these addresses nothing changed with

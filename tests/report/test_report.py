@@ -184,6 +184,28 @@ def test_only_tasks_of_all_runs_are_compared(runs, tmp_path):
     assert page.tables[0][0][1:] == [str(runs[1].relative_to(above)), str(other.relative_to(above))]
 
 
+def test_scores_of_regression(runs, tmp_path):
+    shutil.copy(runs[0] / "config.yaml", tmp_path)
+    rows = [
+        {"data": data, "split": 0, "method": method, "rows": 300, "features": 4, "r2": r2, "rmse": rmse,
+         "pinball": pinball, "coverage": 0.75, "width": 1.5, "seconds": 1.0, "trained_range": "inside"}
+        for data in ("houses", "cars")
+        for method, r2, rmse, pinball in (("this model", 0.5, 1.0, 0.2), ("marginal quantiles", -0.5, 2.0, 0.3))
+    ]  # fmt: skip
+    pd.DataFrame(rows).to_csv(tmp_path / "evaluation.csv", index=False)
+    write_report([tmp_path], tmp_path / "page.html")
+    page = Page(tmp_path / "page.html")
+    scores = page.table("method", "R2")
+    assert scores["this model"]["R2"] == "0.5" and scores["marginal quantiles"]["R2"] == "0"
+    assert scores["this model"]["share below marginal quantiles"] == scores["marginal quantiles"]["win rate"] == "1"
+    assert scores["marginal quantiles"]["RMSE relative to the best"] == "2"
+    assert list(page.table("data", "this model")) == ["houses", "cars"] and "An R2 below 0 counts as 0" in page.text
+    assert "mean R2 on 2 real tasks" in str(page.tables[0])
+    assert "ROC AUC" not in page.source and len(page.pictures) == 1
+    write_report([tmp_path, runs[0]], tmp_path / "both.html")
+    assert "evaluated on different tasks" in Page(tmp_path / "both.html").text
+
+
 @pytest.mark.parametrize("kept", [["config.yaml"], ["metrics.csv"], ["config.yaml", "metrics.csv", "batches.csv"]])
 def test_missing_files_are_named(kept, runs, tmp_path):
     run_dir = tmp_path / "a run"

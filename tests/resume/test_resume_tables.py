@@ -99,11 +99,11 @@ def test_a_file_that_changes_stops_the_run(settings, folder, tmp_path, monkeypat
     [
         (
             ["curriculum.stages.smoke.rows=[40,500]"],
-            r"curriculum.stages.smoke.rows has tables of 500 rows, but none of the \d real tables is long enough",
+            r"curriculum.stages.smoke.rows has tables of 500 rows; none of the \d real tables for it is that long",
         ),
         (
             ["validation.every=5", "validation.rows=[60,500]"],
-            r"validation.rows has tables of 500 rows, but none of the \d real tables, which are those held out, is",
+            r"validation.rows has tables of 500 rows; none of the \d real tables for it is that long",
         ),
         (["prior.held_out=2"], r"prior tables: held_out is 2(.0)?; it must lie in \[0, 1\)"),
     ],

@@ -224,7 +224,7 @@ def test_a_label_can_be_part_of_a_file_name():
 def test_every_shipped_sweep_composes(name):
     plan, jobs = make_plan([f"sweep={name}"])
     assert plan.sweep.name == name and plan.folder == Path("runs", name)
-    assert len(jobs) == len({job.name for job in jobs}) == len(plan.points) * len(plan.sweep.seeds) > 10
+    assert len(jobs) == len({job.name for job in jobs}) == len(plan.points) * len(plan.sweep.seeds) >= 6
     if name == "learning_rate_width":
         flops = [expected_work(job.config, job.config.curriculum.stages["stage1"])[1] for job in jobs[::2]]
         assert max(flops) / min(flops) < 1.03, "the compute is not the same"

@@ -36,10 +36,16 @@ def signed_log(z: Tensor) -> Tensor:
     return torch.where(negative, -log, log)
 
 
-def attend_plain(q: Tensor, k: Tensor, v: Tensor, exponents: Tensor) -> Tensor:
-    """The attention of q (count, H, L, d) to k, v (count, H, K, d), all scores at once -> (count, H, L, d)."""
-    scores = signed_log(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5)
-    return torch.softmax(exponents[:, None, None] * scores, -1) @ v
+def attend_plain(q: Tensor, k: Tensor, v: Tensor, exponents: Tensor, causal: bool = False) -> Tensor:
+    """The attention of q (count, H, L, d) to k, v (count, H, K, d), all scores at once -> (count, H, L, d).
+
+    causal: query i attends to the keys up to i
+    """
+    scores = exponents[:, None, None] * signed_log(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5)
+    if causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    return torch.softmax(scores, -1) @ v
 
 
 def attend_ssa_runs(q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, queries: int) -> Tensor:

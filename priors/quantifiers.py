@@ -1,0 +1,62 @@
+"""quantifiers: is every number so far positive, or some number? A task of the SSA paper (arXiv 2508.14685)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from priors.prior import Prior
+from priors.random import rng_at
+from priors.table import TableSpec
+
+QUANTIFIERS = ("every", "some")
+
+
+@dataclass
+class QuantifiersPlan:
+    """The size of a table; its numbers follow from the address."""
+
+    address: tuple[int, ...]
+    shape: tuple[int, int]
+    text: str
+
+    def __str__(self) -> str:
+        return f"quantifiers {self.address}: {self.shape[0]} rows of {self.shape[1]} numbers; {self.text}"
+
+
+@dataclass
+class Quantifiers(Prior):
+    """Sequences of numbers from N(0, sigma^2), a row each, with the truth of a sentence about all numbers so far.
+
+    The class of a row is 1 if the sentence holds for the numbers of this row and those before it, else 0.
+    """
+
+    quantifier: str = "every"
+    """The sentence: every (every number is positive) or some (some number is positive)."""
+    sigma: float = 1.0
+    """Standard deviation of the numbers."""
+    undecided: bool = False
+    """Leave the decision to the last row: all numbers before it are positive for every, and negative for some."""
+
+    raw = True
+
+    def problems(self) -> list[str]:
+        problems = [] if self.sigma > 0 else [f"sigma is {self.sigma}; it must be positive"]
+        if self.quantifier not in QUANTIFIERS:
+            problems.append(f"quantifier is {self.quantifier!r}; it must be one of {', '.join(QUANTIFIERS)}")
+        return problems
+
+    def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> QuantifiersPlan:
+        return QuantifiersPlan(seed, (spec.num_rows, spec.num_features), f"{self.quantifier} number is positive")
+
+    def execute(self, plan: QuantifiersPlan) -> tuple[torch.Tensor, torch.Tensor, int]:
+        numbers = self.sigma * rng_at(plan.address, "execute").standard_normal(plan.shape)  # (N, M)
+        every = self.quantifier == "every"
+        if self.undecided:
+            numbers[:-1] = np.abs(numbers[:-1]) if every else -np.abs(numbers[:-1])
+        numbers = numbers.astype(np.float32)
+        lowest, highest = numbers.min(1), numbers.max(1)  # of each row, (N,)
+        truth = np.minimum.accumulate(lowest) > 0 if every else np.maximum.accumulate(highest) > 0
+        return torch.from_numpy(numbers), torch.from_numpy(truth.astype(np.int64)), 2

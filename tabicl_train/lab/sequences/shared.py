@@ -1,0 +1,177 @@
+"""What the experiments with sequences share: networks with softmax and with SSA, their errors by sigma and length."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+import torch
+from omegaconf import MISSING
+
+from priors import TableSpec, build_prior
+from tabicl_train.config.checks import at_least
+from tabicl_train.errors import ConfigError
+from tabicl_train.lab.folder import Folder, markdown
+from tabicl_train.lab.runs import trained_runs
+from tabicl_train.lab.scores import Mean, Row, by_seed_and_table, interval, score_all
+from tabicl_train.model.family import Network
+from tabicl_train.model.pack import Pack
+from tabicl_train.prediction.export import load_network
+from tabicl_train.prediction.predict import predict
+from tabicl_train.sweep.results import Job
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TRAINED = 40  # rows of the longest sequence of training
+SHIFT, LONG = 5, 5 * TRAINED  # sigma and rows at which the rules are compared
+BLOCKS = 10  # of test sequences, whose means the intervals are taken from
+HELD_OUT = -1  # in place of a run's seed, which is at least 0
+SMALL = [
+    "seed=0",
+    "model.num_blocks=1",
+    *(f"curriculum.stages.sequences.{value}" for value in ("steps=2", "tables=4", "group_size=4")),
+]
+
+Runs = dict[str, tuple[str, Job]]  # by variation and name: the variation and the run
+
+
+@dataclass
+class SequenceOptions:
+    """What both experiments can be asked."""
+
+    folder: str = MISSING
+    """Folder to write; the runs are inside, in runs/."""
+    sigmas: list[int] = field(default_factory=lambda: list(range(1, 11)))
+    """Standard deviations of the test sequences; 1 is that of training."""
+    lengths: list[int] = field(default_factory=lambda: [10, 20, 40, 100, 200])
+    """Rows of the test sequences, at least 10; training has up to 40."""
+    sequences: int = 32
+    """Test sequences of each of ten blocks, for each sigma and length."""
+    small: bool = False
+    """Two steps of training, one seed, and a few test sequences."""
+
+    def check(self) -> None:
+        """Raise ConfigError with everything wrong with the values."""
+        problems = at_least(1, sequences=self.sequences)
+        problems += [problem for sigma in self.sigmas for problem in at_least(1, sigmas=sigma)]
+        problems += [problem for length in self.lengths for problem in at_least(10, lengths=length)]
+        problems += [f"{name} is empty; name at least one" for name in ("sigmas", "lengths") if not getattr(self, name)]
+        if problems:
+            raise ConfigError(problems)
+        if self.small:
+            self.sigmas, self.lengths, self.sequences = [1, 5], [10, 20], 2
+
+
+def trained(folder: Folder, options: SequenceOptions, sweep: str, variations: dict[str, list[str]]) -> Runs:
+    """The runs of a sweep under each variation of its settings, see runs.trained_runs."""
+    runs: Runs = {}
+    for name, settings in list(variations.items())[: 1 if options.small else None]:
+        place = folder.path / "runs" / name.replace(" ", "_")
+        jobs = trained_runs([f"sweep={sweep}", *settings, *(SMALL if options.small else [])], place)
+        runs |= {f"{name}/{job.name}": (name, job) for job in jobs}
+    return runs
+
+
+def scored(
+    folder: Folder, options: SequenceOptions, runs: Runs, errors: Callable[[Network, str, int, int, int], Row]
+) -> pd.DataFrame:
+    """A row for each run, sigma, length and block: also variation, rule, seed, and what `errors` measures.
+
+    errors: of a network, for a variation, a sigma, a length and a block
+    """
+
+    @functools.lru_cache(maxsize=1)
+    def network(name: str) -> Network:
+        return load_network(str(runs[name][1].folder))
+
+    def score_one(name: str, sigma: int, length: int) -> list[Row]:
+        variation, job = runs[name]
+        known: Row = {"variation": variation, "rule": job.params["rule"], "seed": job.seed}
+        blocks = range(2 if options.small else BLOCKS)
+        return [known | {"block": b} | errors(network(name), variation, sigma, length, b) for b in blocks]
+
+    units = itertools.product(runs, options.sigmas, options.lengths)
+    return score_all(folder, folder.experiment, ["run", "sigma", "length"], units, score_one)
+
+
+def sequences(count: int, sigma: int, length: int, block: int, prior: str, classes: int, **settings) -> Pack:
+    """Test sequences of a prior, the same ones for all networks."""
+    spec, source = TableSpec(length, length // 2, 1, classes), build_prior(prior, sigma=float(sigma), **settings)
+    tables = (source.sample(spec, (HELD_OUT, sigma, length, block, number)) for number in range(count))
+    return Pack.of((table.X, table.y, table.train_size) for table in tables)
+
+
+def predicted(network: Network, pack: Pack) -> torch.Tensor:
+    """Predictions of sequences of equal length, (sequences, rows, outputs) float64."""
+    return predict(network, pack).double().unflatten(0, (len(pack), -1))
+
+
+def values(scores: pd.DataFrame, column: str, **where) -> np.ndarray:
+    """The errors of the rows whose columns have the values `where`, (seeds, blocks)."""
+    chosen = scores[np.logical_and.reduce([scores[name] == value for name, value in where.items()])]
+    return by_seed_and_table(chosen, column, "block")
+
+
+def places(scores: pd.DataFrame) -> list[tuple[int, int]]:
+    """(sigma, length): about as in training, at SHIFT, at LONG, and at both."""
+
+    def nearest(column: str, wanted: int) -> int:
+        return min(scores[column].unique(), key=lambda value: abs(value - wanted))
+
+    both = itertools.product((nearest("length", TRAINED), nearest("length", LONG)), (1, SHIFT))
+    return list(dict.fromkeys((nearest("sigma", sigma), length) for length, sigma in both))
+
+
+def comparison(scores: pd.DataFrame, columns: dict[str, str], form: str, highest: float = np.inf) -> str:
+    """Mean errors with intervals at `places`, a row for each variation, rule and column; columns: with their titles."""
+    rows = []
+    for (variation, rule), own in scores.groupby(["variation", "rule"], sort=False):
+        for column, title in columns.items():
+            found = [values(own, column, sigma=sigma, length=length) for sigma, length in places(scores)]
+            cells = ([format(number, form) for number in interval(means, 0.0, highest)] for means in found)
+            texts = (f"{mean} [{low}, {high}]" for mean, low, high in cells)
+            rows.append([f"{rule}, {variation}{title}", *texts])
+    header = ["network", *(f"sigma {sigma}, {length} rows" for sigma, length in places(scores))]
+    return markdown(pd.DataFrame(rows, columns=header))
+
+
+def contrast(scores: pd.DataFrame, column: str, share: float, **where) -> Mean:
+    """SSA's error minus this share of softmax's on the same sequences, in the rows that have the values `where`."""
+    softmax, ssa = (values(scores, column, rule=rule, **where) for rule in ("softmax", "SSA"))
+    return interval(ssa - share * softmax)
+
+
+def heat_maps(scores: pd.DataFrame, columns: dict[str, str], logarithmic: bool) -> Figure:
+    """Errors by sigma and length, a row of maps for each variation and column, a map for each rule.
+
+    columns: of the scores, with their titles
+    logarithmic: colours tell the common logarithm of the error; otherwise the error, 0 to 0.5
+    """
+    from matplotlib.figure import Figure
+
+    rows = list(itertools.product(scores["variation"].unique(), columns))
+    rules = list(scores["rule"].unique())
+    figure = Figure(figsize=(1 + 4 * len(rules), 2.6 * len(rows)), layout="constrained")
+    means = {
+        (variation, column, rule): own.pivot_table(index="length", columns="sigma", values=column)
+        for (variation, rule), own in scores.groupby(["variation", "rule"])
+        for column in columns
+    }
+    shown = {key: np.log10(mean.clip(lower=1e-6)) if logarithmic else mean for key, mean in means.items()}
+    every = np.concatenate([mean.to_numpy().ravel() for mean in shown.values()])
+    low, high = (every.min(), every.max()) if logarithmic else (0.0, 0.5)
+    for grid, (variation, column) in zip(figure.subplots(len(rows), len(rules), squeeze=False), rows, strict=True):
+        for axes, rule in zip(grid, rules, strict=True):
+            mean = shown[variation, column, rule]
+            image = axes.imshow(mean, aspect="auto", origin="lower", cmap="viridis", vmin=low, vmax=high)
+            axes.set_xticks(range(mean.shape[1]), mean.columns)
+            axes.set_yticks(range(mean.shape[0]), mean.index)
+            axes.set(title=f"{rule}, {variation}{columns[column]}", xlabel="sigma", ylabel="rows")
+    figure.colorbar(image, ax=figure.axes, label="log10 of the error" if logarithmic else "error", shrink=0.6)
+    return figure

@@ -1,0 +1,83 @@
+"""The pinball loss of quantiles of a number, and the loss of predicting from labels alone.
+
+N rows of which the first n are labelled, Q quantiles.
+"""
+
+import torch
+from torch import Tensor
+
+GUESSED = 999  # quantiles of the labelled numbers, the default of TabICLConfig
+
+
+def levels(num_quantiles: int, device: torch.device | None = None) -> Tensor:
+    """The levels of quantiles, float32 (Q,): evenly spaced in (0, 1), both ends left out."""
+    return torch.arange(1, num_quantiles + 1, device=device) / (num_quantiles + 1)
+
+
+def pinball(quantiles: Tensor, y: Tensor) -> Tensor:
+    """The pinball loss of quantiles (rows, Q) for targets y (rows,), mean over the levels, (rows,) float32.
+
+    Of a quantile q at level a it is max(a (y - q), (a - 1) (y - q)), in fp32 under any precision.
+    """
+    return Pinball.apply(quantiles, y)
+
+
+class Pinball(torch.autograd.Function):
+    """Keeps the quantiles alone for the backward pass, and computes in parts of the rows: in one, the formula in
+    fp32 would take over four times the memory of quantiles in bf16."""
+
+    PART = 2**20  # values, 4 MB in fp32
+
+    @staticmethod
+    def forward(ctx, quantiles: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_backward(quantiles, y)
+        a = levels(quantiles.shape[1], y.device)
+        size = max(1, Pinball.PART // len(a))
+        parts = zip(quantiles.split(size), y[:, None].split(size), strict=True)
+        return torch.cat([slopes(q > own, a).mul_(q - own).mean(1) for q, own in parts])
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        quantiles, y = ctx.saved_tensors
+        a, found = levels(quantiles.shape[1], y.device), torch.empty_like(quantiles)
+        size, weights = max(1, Pinball.PART // len(a)), grad[:, None] / len(a)  # (rows, 1)
+        columns = (values.split(size) for values in (found, quantiles, y[:, None], weights))
+        for part, q, own, weight in zip(*columns, strict=True):
+            part.copy_(slopes(q > own, a).mul_(weight))  # rounded at the end: 0.999 is 1 in bf16
+        return found, None
+
+
+def slopes(above: Tensor, a: Tensor) -> Tensor:
+    """Derivatives of the pinball loss by quantiles: 1 - a of one above the target, else -a, (rows, Q) float32."""
+    return torch.where(above, 1 - a, -a)
+
+
+def guess_loss(y: Tensor, train_size: int) -> float:
+    """The loss of a table if every query row is predicted from the frequencies of the labels, or from the quantiles of
+    labels that are numbers. y: (N,) on the CPU, labelled rows first.
+
+    A class of n_c among the n labelled rows gets the probability (n_c + 1) / (n + C) in a table of C classes, so that
+    a class which occurs in query rows only is not impossible.
+    """
+    labelled, queries = y[:train_size], y[train_size:]
+    if y.is_floating_point():
+        return marginal_pinball(labelled.double(), queries.double())
+    counts = labelled.bincount(minlength=int(y.max()) + 1)
+    p = (counts + 1) / (train_size + len(y.unique()))
+    return -p.log()[queries].mean().item()
+
+
+def marginal_pinball(labelled: Tensor, queries: Tensor) -> float:
+    """Mean pinball loss of the quantiles of labelled numbers (n,) for queries (N - n,), float64.
+
+    From sums over the quantiles below and above each query: a matrix of all of them would have 12 million values for a
+    table of stage 3, and a step has 64 such tables.
+    """
+    a = levels(GUESSED).double()
+    q = labelled.quantile(a)  # (Q,), ascending
+    below = torch.searchsorted(q, queries)  # (N - n,), how many
+    sums = [torch.cat([x.new_zeros(1), x.cumsum(0)]) for x in (a, a * q, 1 - a, (1 - a) * q)]  # of the first k
+    weight, weighted = (x[below] for x in sums[:2])
+    rest, rest_weighted = (x[-1] - x[below] for x in sums[2:])
+    losses = queries * weight - weighted + rest_weighted - queries * rest
+    return losses.mean().item() / len(a)

@@ -1,0 +1,119 @@
+"""What the classifier and the regressor share: tables as numbers, views of them, and the network."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_array, check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from priors.real.features import FeatureEncoder
+from priors.real.views import NORM_METHODS, Normalizer, View, draw_views
+from tabicl_train.model.pack import Pack
+from tabicl_train.model.tabicl import TabICL
+
+EMBEDDINGS_PER_TOKEN = 16  # in float32, which a prediction has in memory; measured
+
+
+class Ensemble(BaseEstimator):
+    """A pretrained network that predicts for several views of a table; TabICLClassifier describes the parameters."""
+
+    def __init__(
+        self,
+        model: str | Path | TabICL,
+        n_estimators: int = 8,
+        norm_methods: tuple[str, ...] = ("none", "power"),
+        memory_gb: float = 4.0,
+        device: str | None = None,
+        random_state: int | None = 0,
+    ):
+        self.model = model
+        self.n_estimators = n_estimators
+        self.norm_methods = norm_methods
+        self.memory_gb = memory_gb
+        self.device = device
+        self.random_state = random_state
+
+    def _prepare(self, X: pd.DataFrame, num_classes: int) -> None:
+        """Fit everything but the labels; a regressor has num_classes=0."""
+        self.encoder_ = FeatureEncoder().fit(X)
+        self.X_ = self.encoder_.transform(X)
+        self.normalizers_ = {method: Normalizer(method).fit(self.X_) for method in self.norm_methods}
+        rng = check_random_state(self.random_state)
+        self.views_ = draw_views(rng, self.n_estimators, self.norm_methods, self.X_.shape[1], num_classes)
+        self.device_ = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.network_ = load(self.model, regression=num_classes == 0).eval().to(self.device_)
+
+    def _numbers(self, X: Any) -> np.ndarray:
+        """Query rows as numbers without gaps, float64 (rows, features); called by the public methods themselves, so
+        that a warning names the line that calls them."""
+        check_is_fitted(self)
+        return self.encoder_.transform(self._frame(X))
+
+    def _packs(
+        self, numbers: np.ndarray, labels: Callable[[View], np.ndarray]
+    ) -> Iterator[tuple[list[View], Pack, int]]:
+        """Some views at a time, their tables on the device, and the tokens that may be in memory.
+
+        numbers: query rows, (rows, features)
+        labels: those of the labelled rows in a view
+        """
+        tables = {
+            method: np.concatenate([normalizer.transform(self.X_), normalizer.transform(numbers)])
+            for method, normalizer in self.normalizers_.items()
+        }
+        rows, features = next(iter(tables.values())).shape
+        config = self.network_.config
+        width = EMBEDDINGS_PER_TOKEN * config.embed_dim + config.outputs / features  # a row also keeps 999 quantiles
+        tokens = int(self.memory_gb * 2**30 / (4 * width))
+        size = max(1, tokens // (rows * features))
+        for start in range(0, len(self.views_), size):
+            views = self.views_[start : start + size]
+            stacked = np.stack([tables[view.norm_method][:, view.features] for view in views])
+            y = np.stack([labels(view) for view in views])
+            pack = Pack.stack(torch.from_numpy(stacked).to(self.device_), torch.from_numpy(y).to(self.device_))
+            yield views, pack, tokens
+
+    def _frame(self, X: Any, *y: Any) -> pd.DataFrame:
+        """X as a data frame; without labels, its columns must be those of fit."""
+        frame = X if isinstance(X, pd.DataFrame) else pd.DataFrame(check_array(X, dtype=None, ensure_all_finite=False))
+        check_array(np.broadcast_to(0.0, frame.shape))  # raises for a frame without rows or columns
+        validate_data(self, X, *y, reset=bool(y), skip_check_array=True)
+        return frame
+
+    def _check_parameters(self) -> None:
+        if self.n_estimators < 1:
+            raise ValueError(f"n_estimators is {self.n_estimators}; it must be at least 1")
+        if not self.norm_methods or not set(self.norm_methods) <= NORM_METHODS.keys():
+            raise ValueError(f"norm_methods is {self.norm_methods!r}; it must hold some of {', '.join(NORM_METHODS)}")
+        if not self.memory_gb > 0:
+            raise ValueError(f"memory_gb is {self.memory_gb}; it must be above 0")
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = tags.input_tags.string = tags.input_tags.categorical = True
+        return tags
+
+
+def load(model: str | Path | TabICL, regression: bool) -> TabICL:
+    """The network in a file, or a copy of a network, so that its owner may go on training it, in float32.
+
+    Raises ValueError if it is of the other task.
+    """
+    if isinstance(model, TabICL):
+        network = copy.deepcopy(model).float()
+    else:
+        from tabicl_train.prediction.export import load_model
+
+        network = load_model(str(model))
+    if network.config.is_regression != regression:
+        found, needed = ("classes", "a regressor") if regression else ("numbers", "a classifier")
+        raise ValueError(f"The network predicts {found}, and this is {needed}.")
+    return network

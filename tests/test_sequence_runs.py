@@ -1,0 +1,146 @@
+"""Runs of transformers over sequences: the same line as for TabICL, from the tables to the export."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import command
+from forked import exit_code, ranks, train
+from runs import assert_same_end, assert_same_state, exact, metrics, read
+from short_runs import run
+
+from tabicl_train.callbacks.validation import held_out_stream
+from tabicl_train.config.compose import compose, from_values
+from tabicl_train.debugging.replay import replay
+from tabicl_train.errors import ConfigError
+from tabicl_train.model.sequence import SequenceModel
+from tabicl_train.prediction.export import export, load_model, load_network
+from tabicl_train.report.page import write_report
+from tabicl_train.run_dir.changes import up_to_date
+
+pytestmark = pytest.mark.slow
+
+STAGE = "curriculum.stages.smoke."
+TASKS = {
+    "linear_functions": ("model.max_classes=0", "model.scaling=ssa_trainable", "guard.loss=inf"),
+    "quantifiers": ("model.ff_factor=0",),
+}
+VALIDATED = (
+    "validation.every=8", "validation.rows=[12]", "validation.tables=5", "validation.features=[1,1]",
+    "validation.real_rows=0", "validation.best=synthetic",
+)  # fmt: skip
+
+
+def settings(task: str) -> list[str]:
+    return ["model=sequence_tiny", f"prior={task}", f"{STAGE}rows=[10,20]", f"{STAGE}features=[1,1]", *TASKS[task]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A validated run of 16 steps of each task."""
+    folder = tmp_path_factory.mktemp("runs")
+    for task in TASKS:
+        run(folder / task, *settings(task), *VALIDATED)
+    return folder
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_run_in_two_parts_is_the_run_in_one(task, folder, tmp_path):
+    for steps in (6, 16):
+        run(tmp_path / "run", *settings(task), *VALIDATED, f"trainer.max_steps={steps}")
+    assert_same_end(tmp_path / "run", folder / task)
+    rows = [row for row in read(tmp_path / "run/validation.csv") if row["step"] != "6"]  # the last one of its part
+    assert rows == read(folder / task / "validation.csv")
+
+
+@pytest.mark.multi_process
+def test_two_ranks_draw_the_same_tables_and_continue_to_the_bit(tmp_path):
+    base = ["experiment=smoke", *settings("linear_functions"), f"{STAGE}steps=4", "trainer.devices=2"]
+    whole, torn = ([*base, f"run_dir={tmp_path}/{name}"] for name in ("whole", "torn"))
+    for arguments in (whole, [*torn, "trainer.max_steps=2"], torn):
+        with ranks(train, *arguments, folder=tmp_path) as processes:
+            assert [exit_code(process) for process in processes] == [0, 0], (tmp_path / "stderr.0").read_text()
+    assert_same_end(tmp_path / "torn", tmp_path / "whole")
+    one = tmp_path / "one"
+    run(one, *base[1:-1], settings=["experiment=smoke", "trainer.accelerator=cpu", "stream.num_workers=0"])
+    assert [row[0] for row in exact(one)] == [row[0] for row in exact(tmp_path / "whole")]
+    for row, other in zip(metrics(one), metrics(tmp_path / "whole"), strict=True):
+        assert float(row["loss"]) == pytest.approx(float(other["loss"]), rel=1e-4)
+
+
+def test_validation_scores_are_those_of_their_definitions(folder):
+    for task in TASKS:
+        row = read(folder / task / "validation.csv")[-1]
+        config = compose(["experiment=smoke", *settings(task), *VALIDATED])
+        network, (item,) = load_network(str(folder / task)), list(held_out_stream(config))
+        losses, hits, squares = [], [], []
+        spreads = [y.double().var(correction=0) for pack in item.packs for _, y, _ in pack.tables()]
+        with torch.no_grad():
+            for pack in item.packs:
+                predictions = network(pack)
+                losses.append(network.losses(predictions, pack))
+                hits.append((predictions.argmax(1) == pack.y).double())
+                squares.append((predictions[:, 0] - pack.y).double().square())
+        assert float(row["loss"]) == pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)
+        if task == "quantifiers":
+            assert float(row["accuracy"]) == pytest.approx(torch.cat(hits).mean().item())
+        else:
+            error = torch.cat(squares).mean().item()
+            assert float(row["rmse"]) == pytest.approx(error**0.5, rel=1e-5) and row["crps"] == row["coverage"] == ""
+            assert float(row["r2"]) == pytest.approx(1 - error / torch.stack(spreads).mean().item(), rel=1e-4)
+
+
+def test_an_export_is_the_network_and_other_formats_refuse_it(folder, tmp_path):
+    source = str(folder / "linear_functions")
+    assert "load_network" in export(source, str(tmp_path / "hub"))
+    network = load_network(str(tmp_path / "hub"))
+    assert isinstance(network, SequenceModel) and network.config == load_network(source).config
+    assert_same_state(dict(network.state_dict()), dict(load_network(source).state_dict()))
+    card = (tmp_path / "hub" / "README.md").read_text()
+    assert "load_network" in card and "TabICL" not in card and "`linear_functions`" in card
+    for output, words in (("a.ckpt", "public format has no networks over sequences"), ("a.onnx", "is for a TabICL")):
+        with pytest.raises(ConfigError, match=words):
+            export(source, str(tmp_path / output))
+    with pytest.raises(ConfigError, match="of the family sequence; only a TabICL predicts real tables"):
+        load_model(source)
+
+
+def test_reports_replays_and_plans_need_no_family(folder, tmp_path, capsys):
+    write_report([folder / task for task in TASKS], tmp_path / "page.html")
+    assert "loss by the rows of a table" in (tmp_path / "page.html").read_text()
+    replay(str(folder / "linear_functions"), 9)
+    row = metrics(folder / "linear_functions")[9]
+    assert f"loss {float(row['loss']):.6g}, gradient norm {float(row['grad_norm']):.4g}" in capsys.readouterr().out
+    result = command("train", "experiment=smoke", *settings("quantifiers"), "--cfg", "job")
+    assert result.returncode == 0 and "family: sequence" in result.stdout
+
+
+def test_a_run_of_one_family_neither_continues_nor_starts_from_the_other(folder, tmp_path):
+    with pytest.raises(ConfigError, match="the file's model is of the family sequence; this run trains tabicl"):
+        run(tmp_path / "run", f"init_weights={folder}/quantifiers")
+    with pytest.raises(ConfigError, match=r"is another run: model\.family was sequence"):
+        run(folder / "quantifiers")
+
+
+def test_settings_in_a_checkpoint_without_a_family_are_those_of_a_tabicl(folder):
+    content = torch.load(folder / "quantifiers/checkpoints/step-00000016.ckpt", weights_only=True)
+    values = up_to_date(content["config"])
+    assert from_values(values).model == compose(["experiment=smoke", *settings("quantifiers")]).model
+    assert "embed_dim" not in values["model"]
+    values["model"] = {"embed_dim": 32}
+    assert up_to_date(values)["model"]["icl_num_blocks"] == 12
+
+
+def test_mistakes_are_told_before_the_run(tmp_path):
+    sizes = ["validation.every=8", "validation.features=[1,1]", "validation.rows=[300]", f"{STAGE}rows=[10,300]"]
+    with pytest.raises(ConfigError) as caught:
+        compose(["experiment=smoke", *settings("quantifiers"), *sizes, f"{STAGE}frozen=[icl]"])
+    found = caught.value.problems
+    words = ("curriculum.stages.smoke.frozen is 'icl'; it must be one of embedding, blocks, head", "rows is [10, 300];")
+    assert any(words[0] in problem for problem in found) and any(words[1] in problem for problem in found)
+    assert any("validation.rows is [300]; 300 rows of 1 numbers and a label are 600 tokens" in line for line in found)
+    assert any("real_rows is 200; it must be 0, since this model predicts no real tables" in line for line in found)
+    with pytest.raises(ConfigError, match=r"model\.embed_dim: no such setting"):
+        compose(["experiment=smoke", *settings("quantifiers"), "model.embed_dim=8"])
+    with pytest.raises(ConfigError, match="prior=linear_functions draws numbers only, which needs"):
+        compose(["experiment=smoke", "prior=linear_functions"])
