@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -203,6 +204,8 @@ def read_table(content: bytes, path: str, check: bool = False) -> Content:
     table = Content({}, {}, {}, str(frame.columns[-1]))
     for name, values in frame.items():
         try:
+            if suffix == ".csv" and re.fullmatch(r"Unnamed: \d+", str(name)):  # what pandas calls it
+                raise Unusable("no name: perhaps row numbers")
             table.columns[str(name)], table.kinds[str(name)] = files.as_column(values)
         except Unusable as error:
             table.left_out[str(name)] = str(error)

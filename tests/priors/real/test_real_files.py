@@ -132,6 +132,11 @@ def test_values_are_those_of_the_file(tmp_path):
     assert np.array_equal(np.diff(columns["day"]), np.full(49, 86_400e6))  # microseconds
 
 
+def test_row_numbers_that_pandas_writes_are_left_out(tmp_path):
+    found = entry(tmp_path, own_tables.frame(0, 50).to_csv().encode())
+    assert found.left_out == {"Unnamed: 0": "no name: perhaps row numbers"} and len(found.columns) == 8
+
+
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     content=st.one_of(
