@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -53,6 +53,21 @@ class MixSCM(Prior):
     @property
     def numeric_targets(self) -> bool:  # type: ignore[override]
         return all(prior.numeric_targets for prior in self.priors.values())
+
+    def for_validation(self) -> MixSCM:
+        other = replace(self)
+        other.priors = {name: prior.for_validation() for name, prior in self.priors.items()}
+        return other
+
+    def usable(self, rows: int, numeric: bool) -> tuple[int, int] | None:
+        counts = (prior.usable(rows, numeric) for name, prior in self.priors.items() if self.components[name]["weight"])
+        return min((count for count in counts if count is not None), default=None)
+
+    def fingerprint(self) -> str | None:
+        return "".join(prior.fingerprint() or "" for prior in self.priors.values()) or None
+
+    def about(self, most: int = 3) -> list[str]:
+        return [line for prior in self.priors.values() for line in prior.about(most)]
 
     def sample(self, spec: TableSpec, seed: Seed) -> Table:
         address = as_seed(seed if spec.group_seed is None else spec.group_seed)

@@ -20,7 +20,8 @@ class Prior:
     """A distribution over tables. The fields of a subclass are its options, and the schema of its YAML file.
 
     A subclass implements `plan` and `execute`, and `accept` if it has filters; what priors share happens in `sample`.
-    A subclass that gets its tables from elsewhere (mix_scm, disk) overrides `sample` instead.
+    A subclass that prepares its tables otherwise (tables) overrides `attempt` instead, and one that gets them from
+    elsewhere (mix_scm, disk) `sample`. What follows `accept` here concerns priors of real tables.
 
     numeric_targets: whether it also draws tables with a numeric target, which spec.max_classes = 0 asks for
     classes: whether it draws tables with classes
@@ -54,6 +55,34 @@ class Prior:
     def accept(self, table: Table, seed: tuple[int, ...]) -> None:
         """Raise Rejected for a finished table that does not pass the prior's filters."""
 
+    def for_validation(self) -> Prior:
+        """The prior that validation draws from; of real tables, those that training never draws."""
+        return self
+
+    def usable(self, rows: int, numeric: bool) -> tuple[int, int] | None:
+        """Of real tables, how many are long enough for a draw of so many rows, and how many there are."""
+        return None
+
+    def fingerprint(self) -> str | None:
+        """A hash of the real tables, with which a run is continued on the same ones only."""
+        return None
+
+    def about(self, most: int = 3) -> list[str]:
+        """What the real tables are and what is left out, in lines for the user; most: names in each of them."""
+        return []
+
+    def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:
+        """A table with its plan; seed: its address and the number of the attempt. Raises Rejected."""
+        plan = self.plan(spec, seed)
+        columns, target, num_classes = self.execute(plan)
+        if self.raw:
+            table = Table(columns, target, spec.train_size, num_classes)
+        else:
+            table = finish(columns, target, num_classes, spec.train_size, rng_at(seed, "finish"))
+        self.accept(table, seed)
+        table.plan = plan
+        return table
+
     @one_thread()
     def sample(self, spec: TableSpec, seed: Seed) -> Table:
         """The table at an address: a pure function of the options, spec and seed (an int or a tuple of ints).
@@ -68,19 +97,12 @@ class Prior:
         address = as_seed(seed)
         rejections: Counter[str] = Counter()
         for attempt in range(MAX_REJECTIONS):
-            attempt_seed = (*address, attempt)
             try:
-                plan = self.plan(spec, attempt_seed)
-                columns, target, num_classes = self.execute(plan)
-                if self.raw:
-                    table = Table(columns, target, spec.train_size, num_classes)
-                else:
-                    table = finish(columns, target, num_classes, spec.train_size, rng_at(attempt_seed, "finish"))
-                self.accept(table, attempt_seed)
+                table = self.attempt(spec, (*address, attempt))
             except Rejected as rejected:
                 rejections[rejected.reason] += 1
                 continue
-            table.plan, table.rejections = plan, rejections
+            table.rejections = rejections
             return table
         reasons = ", ".join(f"{reason} {count}x" for reason, count in rejections.most_common())
         raise PriorError(
@@ -96,5 +118,6 @@ def explain(rejections: Counter[str], spec: TableSpec) -> str:
         "labelled share towards one half, or lower max_classes",
         "unpredictable": "the filter of unpredictable tables rejects all: raise num_rows or switch the filter off",
         "trivial": "the filter of trivial tables rejects all: switch it off",
+        "classes": "nearly all rows of each real table belong to one class: raise num_rows",
         "target": "the numeric target is constant or not finite: raise num_rows, or use the prior's default options",
     }.get(reason, "raise num_rows or num_features, or use the prior's default options")

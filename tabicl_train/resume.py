@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from tabicl_train.config.schema import RunConfig
+from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.families import family_name
 from tabicl_train.prediction.export import load_checkpoint
@@ -30,28 +30,35 @@ class Start:
     seed: that of rank 0
     checkpoint: the file that rank 0 continues from, if any
     restart: what torchrun's restart has cost, if this start is one
+    real_tables: the hash of the real tables that rank 0 sees, if the prior has any
     """
 
     steps: int
     seed: int
     checkpoint: Path | None = None
     restart: Restart | None = None
+    real_tables: str | None = None
 
     def problem(self, config: RunConfig) -> str | None:
         """Why a rank with this configuration cannot take part; None if it can."""
-        return None if config.seed == self.seed else f"seed is {config.seed}, that of rank 0 {self.seed}"
+        if config.seed != self.seed:
+            return f"seed is {config.seed}, that of rank 0 {self.seed}"
+        if build_prior(config).fingerprint() != self.real_tables:
+            return "prior.folder holds other tables than on rank 0"
+        return None
 
 
 def find_start(config: RunConfig) -> tuple[Start, dict | None]:
     """The newest intact checkpoint of the run and its content; raises ConfigError if it belongs to another run."""
     folder = Path(config.run_dir)
     newest = checkpoint.newest_valid(folder / "checkpoints")
+    real_tables = build_prior(config).fingerprint()
     if newest is None:
-        return Start(0, config.seed, restart=find_restart(folder, 0)), None
+        return Start(0, config.seed, restart=find_restart(folder, 0), real_tables=real_tables), None
     path, content = newest
     steps = checkpoint.step_of(path)
     refuse_changes(config, content, steps)
-    return Start(steps, config.seed, path, find_restart(folder, steps)), content
+    return Start(steps, config.seed, path, find_restart(folder, steps), real_tables), content
 
 
 def initial_weights(config: RunConfig) -> dict[str, torch.Tensor]:

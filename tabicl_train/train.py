@@ -296,6 +296,9 @@ def introduce(config: RunConfig, trainer: L.Trainer, start: Start, drawers: int)
         tell(start.restart.line(trainer.world_size))
     workers = counted(drawers, "Ray actor" if config.stream.name == "ray" else "worker")
     tell(f"prior     {config.prior['name']}, seed {config.seed}, {workers}")
+    prior = build_prior(config)
+    for line in [*prior.about(), *config.curriculum.usable_tables(prior, config.model.is_regression)]:
+        tell(f"          {line}")
     compiled = ", compiled blocks (the first steps take long)" if config.trainer.compile else ""
     tell(f"device    {trainer.world_size} x {trainer.strategy.root_device.type}{compiled}")
     for line in [*policy(config), *run_plan(config)]:

@@ -7,6 +7,7 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+import own_tables
 import pytest
 from command_line import command
 
@@ -82,6 +83,7 @@ class Reader:
 
     def __init__(self, page: str, folder: Path) -> None:
         self.lines, self.folder = PAGES[page], folder
+        own_tables.write(folder / "my_tables", 14)
         self.results: list[subprocess.CompletedProcess | None] = []
 
     def result(self, number: int) -> subprocess.CompletedProcess | None:

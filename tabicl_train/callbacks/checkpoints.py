@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from priors.random import STREAM_VERSION
-from tabicl_train.config.schema import CheckpointConfig, RunConfig
+from tabicl_train.config.schema import CheckpointConfig, RunConfig, build_prior
 from tabicl_train.console import first_line, tell
 from tabicl_train.curriculum import last_of_stage, stage_at
 from tabicl_train.run_dir.atomic import save_atomically, sync_folder
@@ -105,6 +105,7 @@ class Checkpoints(L.Callback):
     def __init__(self, folder: Path, files: CheckpointFiles, config: RunConfig, origin: dict) -> None:
         self.folder, self.files, self.config, self.origin = folder, files, config, origin
         self.saved_step: int | None = None
+        self.real_tables = build_prior(config).fingerprint()
 
     def on_train_batch_end(self, trainer: L.Trainer, module, *_) -> None:
         step = trainer.global_step
@@ -139,6 +140,7 @@ class Checkpoints(L.Callback):
             "stage_step": stage_step,
             "address": [self.config.seed, step],  # of the next step's tables
             "stream_version": STREAM_VERSION,
+            "real_tables": self.real_tables,
             "ranks": trainer.world_size,
             "device": device_name(trainer.strategy.root_device),
             **self.origin,

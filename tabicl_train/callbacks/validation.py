@@ -254,14 +254,16 @@ class Validation(L.Callback):
 def held_out_stream(config: RunConfig) -> StepStream:
     """The validation's synthetic tables: item k holds those with the k-th number of rows.
 
-    Apart from the validation's own settings they depend on the prior and the number of classes only.
+    Apart from the validation's own settings they depend on the prior and the number of classes only. A prior of real
+    tables draws them from those that it holds out.
     """
     settings = config.validation
     stages = {
         f"{k}": StageConfig(steps=1, rows=[rows, rows], features=list(settings.features), tables=settings.tables)
         for k, rows in enumerate(settings.rows)
     }
-    return StepStream(build_prior(config), CurriculumConfig(stages), config.model, HELD_OUT, range(len(stages)))
+    prior = build_prior(config).for_validation()
+    return StepStream(prior, CurriculumConfig(stages), config.model, HELD_OUT, range(len(stages)))
 
 
 def read_scores(rows: list[dict[str, str]]) -> dict[int, dict[str, float]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from priors import Prior
+
 
 def one_of(name: str, value: str, choices: tuple[str, ...]) -> list[str]:
     """The problem with a value that is not among the choices, as a list of one or no lines."""
@@ -21,3 +23,11 @@ def ordered_pair(name: str, value: list, low: float, high: float = float("inf"))
         upper = "" if high == float("inf") else f"..{high}"
         return [f"{name} is {list(value)}; it must lie in {low}{upper or ' and above'}"]
     return []
+
+
+def long_enough(name: str, rows: int, prior: Prior, is_regression: bool) -> list[str]:
+    """The problem with a number of rows that none of a prior's real tables has."""
+    usable = prior.usable(rows, is_regression)
+    if usable is None or usable[0] > 0:
+        return []
+    return [f"{name} has tables of {rows} rows; none of the {usable[1]} real tables for it is that long"]

@@ -20,7 +20,7 @@ import torch
 
 import priors
 from priors.disk import Disk
-from tabicl_train.config.checks import at_least, one_of
+from tabicl_train.config.checks import at_least, long_enough, one_of
 from tabicl_train.config.monitoring import (
     SYNTHETIC,
     AveragesConfig,
@@ -243,6 +243,11 @@ class RunConfig:
                 problems.append(f"prior={self.prior['name']} draws classes only, but model.max_classes=0 is regression")
             if not self.model.is_regression and not prior.classes:
                 problems.append(f"prior={self.prior['name']} draws numbers only, which needs model.max_classes=0")
+            is_regression = self.model.is_regression
+            problems += [f"curriculum.{line}" for line in self.curriculum.too_long(prior, is_regression)]
+            if self.validation.every and self.validation.rows:
+                rows = max(self.validation.rows)
+                problems += long_enough("validation.rows", rows, prior.for_validation(), is_regression)
         no_start = self.init_weights is not None and not Path(self.init_weights).exists() and not self.has_checkpoint
         if no_start and is_first(self.trainer.nodes):  # which reads it for all
             problems.append(f"init_weights is {self.init_weights!r}; there is no such file or run directory")

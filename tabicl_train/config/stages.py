@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from priors import Prior
 from priors.table import MIN_ROWS
-from tabicl_train.config.checks import at_least, one_of, ordered_pair
+from tabicl_train.config.checks import at_least, long_enough, one_of, ordered_pair
 from tabicl_train.model.families import family_of
 from tabicl_train.model.family import NetworkConfig
 
@@ -155,6 +156,27 @@ class CurriculumConfig:
                     found.append(f"{key} is {list(rows)}; {line}")
             problems += [f"stages.{name}.{line}" for line in found]
         return problems
+
+    def too_long(self, prior: Prior, is_regression: bool) -> list[str]:
+        """The stages for whose longest tables no real table of the prior is long enough."""
+        problems = []
+        for name, stage in self.stages.items():
+            for key, rows in {"rows": stage.rows, "small_rows": stage.small_rows * (stage.small_share > 0)}.items():
+                if rows:
+                    problems += long_enough(f"stages.{name}.{key}", max(rows), prior, is_regression)
+        return problems
+
+    def usable_tables(self, prior: Prior, is_regression: bool) -> list[str]:
+        """For each stage, how many real tables are long enough, in a line; [] if the prior has no real tables."""
+        lines = []
+        for name, stage in self.stages.items():
+            few, many = (prior.usable(rows, is_regression) for rows in stage.rows)
+            if few and many:
+                low, high = stage.rows
+                lines.append(
+                    f"stage {name}: {few[0]} of {few[1]} tables have {low:,} rows, and {many[0]} have {high:,}"
+                )
+        return lines
 
     def drop_skipped(self) -> None:
         """Leave out the stages before `start`."""

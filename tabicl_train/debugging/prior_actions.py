@@ -36,9 +36,12 @@ def run_tables(config: RunConfig, count: int) -> Iterator[tuple[tuple[int, int],
 
 
 def describe(config: RunConfig, args: Any) -> None:
-    """Print distributions over the run's first tables."""
+    """Print what the real tables are, if there are any, and distributions over the run's first tables."""
     from priors.inspection.describe import describe as format_distributions
 
+    prior = build_prior(config)
+    for line in [*prior.about(most=100), *config.curriculum.usable_tables(prior, config.model.is_regression)]:
+        print(line)
     print(format_distributions(table for _, table in run_tables(config, args.tables or 200)))
 
 

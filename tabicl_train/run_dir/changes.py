@@ -10,18 +10,19 @@ from typing import Any
 import priors
 from priors.random import STREAM_VERSION
 from tabicl_train.config.documentation import default_of
-from tabicl_train.config.schema import RunConfig, StageConfig, flatten
+from tabicl_train.config.schema import RunConfig, StageConfig, build_prior, flatten
 from tabicl_train.console import tell
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.families import settings_of
 
 HARMLESS = (
-    "run_dir", "resume.allow_changes", "preflight", "preflight_steps", "init_weights", "tensorboard",
+    "run_dir", "resume.allow_changes", "preflight", "preflight_steps", "init_weights", "tensorboard", "prior.cache_gib",
     *(f"trainer.{name}" for name in ("max_steps", "devices", "nodes", "timeout", "max_hours", "requeue")),
 )  # fmt: skip
 FREE_TO_CHANGE = ("dropout", "checkpoint_rows", "col_attention_fp32", "scaling_bound")  # of a model; its weights fit
 ROUNDING = ".pack_tokens"  # of a stage: which tables share a pass matters to the rounding of sums only
 STREAM = "the version of the table stream"
+REAL_TABLES = "the hash of the real tables"
 
 Migrations = dict[str, str | Callable[[Any], dict[str, Any]]]
 MIGRATIONS: Migrations = {
@@ -98,11 +99,12 @@ def refuse_changes(config: RunConfig, content: dict, steps: int) -> None:
     saved = content["config"]
     before, now = compared(saved), compared(dataclasses.asdict(config))
     before[STREAM], now[STREAM] = content["run"].get("stream_version", 1), STREAM_VERSION
+    before[REAL_TABLES], now[REAL_TABLES] = content["run"].get("real_tables"), build_prior(config).fingerprint()
     changed = [key for key in sorted(before | now) if differs(key, before, now) and key not in HARMLESS]
     started = started_stages(saved["curriculum"]["stages"], steps)
     stages = list(config.curriculum.stages)
     stage_keys = [f"curriculum.stages.{name}." for name in started]
-    breaking = ("model.", "prior.", "seed", STREAM, "optimizer.name", *stage_keys)
+    breaking = ("model.", "prior.", "seed", STREAM, REAL_TABLES, "optimizer.name", *stage_keys)
     problems = [change(key, before, now) for key in changed if key.startswith(breaking) and not key.endswith(ROUNDING)]
     if stages[: len(started)] != started:
         problems.append(f"the stages that have started are {', '.join(started)}; the run now has {', '.join(stages)}")

@@ -1,7 +1,7 @@
 """The tables of a few addresses, which may only change together with STREAM_VERSION.
 
 After an intended change, raise STREAM_VERSION in priors/random.py and write test_stream_version.json again with
-`python tests/priors/test_stream_version.py`.
+`PYTHONPATH=tests/support python tests/priors/test_stream_version.py`.
 """
 
 import json
@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import own_tables
 import pytest
 
 from priors import TableSpec, build_prior, prior_class, prior_names
@@ -29,6 +30,7 @@ PRIORS = {
     "tree_scm": ("tree_scm", {}),
     "mix_scm": ("mix_scm", {}),
     "needle": ("needle", {}),
+    "tables": ("tables", {"folder": own_tables.shared(), "held_out": 0.0}),
     "quantifiers": ("quantifiers", {"undecided": True}),
     "linear_functions": ("linear_functions", {}),
 }

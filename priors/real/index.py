@@ -1,0 +1,246 @@
+"""An index of a folder of tables: what is in each file, or why it is left out.
+
+It is a file of JSON lines, one for each file of the folder, which is appended to while files are read, so that an
+interrupted index goes on where it stopped. It lies in the folder, or, where that cannot be written, in the user's
+cache. A file is read again only if its size or its time of modification has changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import pandas as pd
+from tqdm import tqdm
+
+from priors.real import files
+from priors.real.files import Column, MissingLibrary, Unusable
+from priors.table import MIN_ROWS, PriorError
+
+NAME = ".tabicl-index.jsonl"
+VERSION = 1  # of the index; raised with every change of what is read or left out
+TASKS = "tasks.csv"  # in the folder itself: a table of tasks, see tasks.py
+
+
+@dataclass(frozen=True)
+class ColumnFacts:
+    """kind: number, time or category; distinct: number of different values; known: rows with a value"""
+
+    name: str
+    kind: str
+    distinct: int
+    known: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the index knows of a file.
+
+    path: relative to the folder, with slashes
+    modified: time of modification in ns
+    hash: of the file's bytes
+    content: hash of the values, see content_hash
+    last: name of the last column, be it used or left out
+    left_out: columns that are not used, and why
+    reason: why the file is left out; None if it is used
+    """
+
+    path: str
+    size: int
+    modified: int
+    hash: str = ""
+    content: str = ""
+    last: str = ""
+    rows: int = 0
+    columns: tuple[ColumnFacts, ...] = ()
+    left_out: dict[str, str] = field(default_factory=dict)
+    reason: str | None = None
+
+
+File = tuple[str, int, int]  # path, size, time of modification
+
+
+def index_folder(folder: Path) -> dict[str, Entry]:
+    """The entries of all files of a folder by path, in alphabetical order; files that are new or have changed are read.
+
+    Raises PriorError if the index cannot be written, or a package that reads the files is missing.
+    """
+    return index_files(folder.resolve(), tuple(find_files(folder)))
+
+
+def find_files(folder: Path) -> list[File]:
+    """The files of tables in a folder and its subfolders; hidden ones are left alone."""
+    found = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            path = Path(place, name)
+            relative = path.relative_to(folder).as_posix()
+            if name.startswith(".") or path.suffix.lower() not in files.SUFFIXES or relative == TASKS:
+                continue
+            with contextlib.suppress(FileNotFoundError):  # it was removed just now, or is a dangling link
+                state = path.stat()
+                found.append((relative, state.st_size, state.st_mtime_ns))
+    return sorted(found)
+
+
+@lru_cache(maxsize=2)  # a configuration is checked, and its prior built, several times in a process
+def index_files(folder: Path, found: tuple[File, ...]) -> dict[str, Entry]:
+    known = read_entries(folder)
+    if not all(is_current(known.get(file[0]), file) for file in found):
+        with open_index(folder) as index:
+            known = read_entries(folder)  # another process may have written them meanwhile
+            missing = [file for file in found if not is_current(known.get(file[0]), file)]
+            for file in tqdm(missing, desc=f"index of {folder}", unit="file", disable=None):
+                entry = read_entry(folder, *file)
+                index.write(json.dumps({"version": VERSION, **asdict(entry)}) + "\n")
+                index.flush()
+                known[entry.path] = entry
+    return {path: known[path] for path, _, _ in found}
+
+
+def is_current(entry: Entry | None, file: File) -> bool:
+    return entry is not None and (entry.path, entry.size, entry.modified) == file
+
+
+def places(folder: Path) -> list[Path]:
+    """Where the index of a folder may be: in it, or in the user's cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "tabicl-train")
+    return [folder / NAME, cache / f"{blake2b(str(folder).encode(), digest_size=8).hexdigest()}.jsonl"]
+
+
+def read_entries(folder: Path) -> dict[str, Entry]:
+    """The entries in the index so far; lines of another version and a line cut short by a kill are passed over."""
+    entries = {}
+    for place in places(folder):
+        with contextlib.suppress(OSError), open(place, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+                    values = json.loads(line)
+                    if values.pop("version") == VERSION:
+                        values["columns"] = tuple(ColumnFacts(**facts) for facts in values["columns"])
+                        entries[values["path"]] = Entry(**values)
+    return entries
+
+
+@contextlib.contextmanager
+def open_index(folder: Path) -> Iterator[IO[str]]:
+    """The index, open for appending, by one process at a time: the others wait."""
+    errors = []
+    for place in places(folder):
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            file = open(place, "a", encoding="utf-8")  # noqa: SIM115
+            break
+        except OSError as error:
+            errors.append(str(error))
+    else:
+        raise PriorError(f"the index of {folder} cannot be written: {'; '.join(errors)}")
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if file.tell() > 0:
+            file.write("\n")  # after a line cut short by a kill
+        yield file
+
+
+def read_entry(folder: Path, path: str, size: int, modified: int) -> Entry:
+    """Read a file, and what it holds or why it is left out; raises PriorError if a package for it is missing."""
+    try:
+        if size > files.MAX_BYTES:
+            raise Unusable(f"{size / 2**20:,.0f} MiB, more than {files.MAX_BYTES >> 20}: store a sample of its rows")
+        content = Path(folder, path).read_bytes()
+        table = read_table(content, path, check=True)
+        columns = list(table.columns.values())
+        if not columns:
+            raise Unusable("; ".join(f"column {name!r}: {reason}" for name, reason in table.left_out.items()))
+        facts = tuple(facts_of(name, table.kinds[name], column) for name, column in table.columns.items())
+        digest = blake2b(content, digest_size=16).hexdigest()
+        same = content_hash(columns)
+        return Entry(path, size, modified, digest, same, table.last, len(columns[0]), facts, table.left_out)
+    except MissingLibrary as error:
+        raise PriorError(f"{path}: {error}") from None
+    except Unusable as error:
+        reason = str(error)
+    except Exception as error:  # damaged files make the readers raise errors of any kind
+        reason = f"it cannot be read ({type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]})"
+    return Entry(path, size, modified, reason=reason)
+
+
+@dataclass
+class Content:
+    """The columns of a file that can be used, and their kinds, by name; see Entry."""
+
+    columns: dict[str, Column]
+    kinds: dict[str, str]
+    left_out: dict[str, str]
+    last: str
+
+
+def read_table(content: bytes, path: str, check: bool = False) -> Content:
+    """Raises what read_frame raises.
+
+    check: also compare what is read with the lines of the file, which takes longer than reading
+    """
+    suffix = Path(path).suffix.lower()
+    lines = files.check_csv(content) if check and suffix == ".csv" else None
+    frame = files.read_frame(content, suffix)
+    if not isinstance(frame.index, pd.RangeIndex) or lines not in (None, frame.shape):
+        raise Unusable("its lines can be read in several ways")
+    files.check_size(*frame.shape)
+    if frame.shape[1] < 2:
+        raise Unusable(f"{frame.shape[1]} columns; a CSV file separates them by commas")
+    if len(frame) < MIN_ROWS:
+        raise Unusable(f"{len(frame)} rows, fewer than {MIN_ROWS}")
+    table = Content({}, {}, {}, str(frame.columns[-1]))
+    for name, values in frame.items():
+        try:
+            if suffix == ".csv" and re.fullmatch(r"Unnamed: \d+", str(name)):  # what pandas calls it
+                raise Unusable("no name: perhaps row numbers")
+            table.columns[str(name)], table.kinds[str(name)] = files.as_column(values)
+        except Unusable as error:
+            table.left_out[str(name)] = str(error)
+    return table
+
+
+def facts_of(name: str, kind: str, column: Column) -> ColumnFacts:
+    if isinstance(column, pd.Categorical):
+        return ColumnFacts(name, kind, len(column.categories), int((column.codes >= 0).sum()))
+    known = column[~np.isnan(column)]
+    return ColumnFacts(name, kind, len(np.unique(known)), len(known))
+
+
+def content_hash(columns: list[Column]) -> str:
+    """16 hexadecimal digits that depend on the values, but not on the order of rows and columns nor on names, so that
+    a copy in another format has the hash of the original."""
+    rows = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        values = value_hashes(column)
+        rows += mixed(values ^ mixed(values.sum()))
+    return f"{mixed(mixed(rows).sum()):016x}"
+
+
+def value_hashes(column: Column) -> np.ndarray:
+    """uint64 (rows,): equal for equal values"""
+    if isinstance(column, pd.Categorical):
+        texts = [blake2b(str(value).encode(), digest_size=8).digest() for value in column.categories]
+        return np.frombuffer(b"".join([*texts, bytes(8)]), "<u8")[column.codes]  # code -1, missing: the last one
+    numbers = np.where(np.isnan(column), np.nan, column) + 0.0  # one NaN, one zero
+    return mixed(numbers.view(np.uint64))
+
+
+def mixed(x: np.ndarray) -> np.ndarray:
+    """The mixing step of splitmix64: uint64 -> uint64, one to one."""
+    with np.errstate(over="ignore"):
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))

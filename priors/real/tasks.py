@@ -1,0 +1,147 @@
+"""What is predicted in a folder of tables: the targets that `tasks.csv` names, or guesses.
+
+tasks.csv has the columns of tabicl-evaluate's suite=folder:
+
+    item         path of a file in the folder
+    target       the column to predict
+    drop         columns to leave out, separated by spaces; optional
+    categorical  numeric columns to treat as categories, separated by spaces; optional
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from priors.real.index import TASKS, ColumnFacts, Entry
+from priors.table import MIN_ROWS, PriorError
+
+COLUMNS = ("item", "target")
+USUAL_NAMES = ("target", "class", "label", "y")
+RULE = f"a column called {', '.join(USUAL_NAMES[:-1])} or {USUAL_NAMES[-1]}, else the last one"
+FEW_VALUES = 10  # numbers with at most so many different values are classes as they are
+
+
+@dataclass(frozen=True)
+class Task:
+    """A table and what may be predicted in it.
+
+    target: the column that tasks.csv names, or that is guessed
+    categorical: names of numeric columns that are categories
+    is_guessed: whether tasks.csv does not list the file
+    """
+
+    entry: Entry
+    target: str
+    drop: tuple[str, ...] = ()
+    categorical: tuple[str, ...] = ()
+    is_guessed: bool = False
+
+    @cached_property
+    def columns(self) -> list[ColumnFacts]:
+        return [facts for facts in self.entry.columns if facts.name not in self.drop]
+
+    def targets(self, rows: int, numeric: bool) -> list[str]:
+        """The columns that can be the target of a table with so many rows: a number, or classes."""
+        fits = self.is_number if numeric else self.has_classes
+        return [facts.name for facts in self.columns if facts.known >= rows and fits(facts)]
+
+    def most_rows(self, numeric: bool) -> int:
+        """The largest number of rows for which some column can be the target; 0 if there is none."""
+        fits = self.is_number if numeric else self.has_classes
+        return max((facts.known for facts in self.columns if fits(facts)), default=0)
+
+    def is_category(self, facts: ColumnFacts) -> bool:
+        return facts.kind == "category" or facts.name in self.categorical
+
+    def is_number(self, facts: ColumnFacts) -> bool:
+        many = facts.distinct > FEW_VALUES or facts.name == self.target
+        return facts.kind == "number" and facts.name not in self.categorical and many
+
+    def has_classes(self, facts: ColumnFacts) -> bool:
+        """Numbers, which are cut into classes, or categories that are more than a name of each row."""
+        return facts.distinct <= facts.known / 2 if self.is_category(facts) else facts.kind == "number"
+
+    def problem(self) -> str | None:
+        """Why the table cannot be used; None if it can."""
+        named = [self.target, *self.drop, *self.categorical]
+        everything = {facts.name for facts in self.entry.columns} | self.entry.left_out.keys()
+        if unknown := [name for name in named if name not in everything]:
+            return f"{TASKS} names the columns {', '.join(unknown)}, which it does not have"
+        if self.target in self.drop:
+            return f"{TASKS} drops its target {self.target}"
+        if self.target in self.entry.left_out:
+            return f"its target {self.target!r} has {self.entry.left_out[self.target]}"
+        facts = next(facts for facts in self.entry.columns if facts.name == self.target)
+        if facts.known < MIN_ROWS:
+            return f"its target {self.target!r} has a value in {facts.known} rows, fewer than {MIN_ROWS}"
+        if facts.kind == "time":
+            return f"its target {self.target!r} has times"
+        if not self.has_classes(facts):
+            return f"its target {self.target!r} has {facts.distinct} different texts in {facts.known} rows"
+        return "it has no column beside its target" if len(self.columns) < 2 else None
+
+
+def find_tasks(folder: Path, entries: dict[str, Entry]) -> tuple[list[Task], dict[str, str]]:
+    """The tables of a folder in the order of their content, and why other files are left out, by path.
+
+    Of tables with the same content in several files one is used: the one that tasks.csv lists, or the first one.
+    Raises PriorError for a faulty tasks.csv.
+    """
+    left_out = {path: entry.reason for path, entry in entries.items() if entry.reason is not None}
+    given = listed(folder, entries)
+    guessed = [path for path in entries if path not in {task.entry.path for task in given}]
+    tasks: list[Task] = []
+    first: dict[str, str] = {}  # the file that holds some content
+    for task in [*given, *(guess(entries[path]) for path in guessed if path not in left_out)]:
+        entry = task.entry
+        if entry.path in left_out:
+            continue
+        if problem := task.problem():
+            left_out[entry.path] = problem
+        elif first.setdefault(entry.content, entry.path) != entry.path:
+            left_out[entry.path] = f"it has the rows and columns of {first[entry.content]}"
+        else:
+            tasks.append(task)
+    return sorted(tasks, key=lambda task: (task.entry.content, task.entry.hash, task.target)), left_out
+
+
+def guess(entry: Entry) -> Task:
+    names = [*(facts.name for facts in entry.columns), *entry.left_out]
+    usual = [name for wanted in USUAL_NAMES for name in names if name.strip().lower() == wanted]
+    return Task(entry, usual[0] if usual else entry.last, is_guessed=True)
+
+
+def listed(folder: Path, entries: dict[str, Entry]) -> list[Task]:
+    """The tasks of tasks.csv, in its order; none if there is no such file. Raises PriorError with all its faults."""
+    path = folder / TASKS
+    if not path.exists():
+        return []
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            rows = list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise PriorError(f"{path} cannot be read: {error}") from None
+    if missing := [column for column in COLUMNS if column not in (reader.fieldnames or ())]:
+        raise PriorError(f"{path} lacks the columns {', '.join(missing)}")
+    if unknown := [str(row["item"]) for row in rows if row["item"] not in entries]:
+        raise PriorError(f"{path} lists files that are not there, or of no known kind: {shortened(unknown)}")
+    keys = [(row["item"], row["target"]) for row in rows]
+    if twice := [f"{item} with the target {target}" for (item, target), n in Counter(keys).items() if n > 1]:
+        raise PriorError(f"{path} lists twice: {shortened(twice)}")
+
+    def names(row: dict[str, str], column: str) -> tuple[str, ...]:
+        return tuple((row.get(column) or "").split())
+
+    return [Task(entries[row["item"]], row["target"], names(row, "drop"), names(row, "categorical")) for row in rows]
+
+
+def shortened(texts: Iterable[str], most: int = 5, between: str = ", ") -> str:
+    """The first texts, and how many more there are."""
+    texts = list(texts)
+    return between.join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")

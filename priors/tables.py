@@ -1,0 +1,146 @@
+"""tables: real tables in a folder of CSV, Parquet and Arrow files, of which rows, columns and targets are drawn."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from priors.prior import Prior
+from priors.random import rng_at
+from priors.real.draws import TableCache, draw_table
+from priors.real.index import VERSION, Entry, index_folder
+from priors.real.tasks import RULE, Task, find_tasks, shortened
+from priors.table import PriorError, Table, TableSpec
+
+
+@dataclass
+class Tables(Prior):
+    """Real tables: each draw takes some rows and columns of one of them.
+
+    Only tables with enough rows for a draw take part in it, each with a probability proportional to the square root of
+    its rows: a table of a million rows has more to offer than one of a hundred, but not ten thousand times as much.
+    """
+
+    numeric_targets = True
+    draws_held_out = False  # see for_validation
+
+    folder: str = ""
+    """Folder with .csv, .parquet, .arrow or .feather files, in subfolders too, and perhaps a tasks.csv that names
+    their targets."""
+    held_out: float = 0.1
+    """Share of the tables, chosen by a hash of their values, that are never drawn in training, but for validation."""
+    own_target: float = 0.5
+    """Probability that a draw predicts the table's own target; the others predict another column of it."""
+    cache_gib: float = 1.0
+    """Memory in GiB for the tables that were drawn last, in each process that draws."""
+
+    def problems(self) -> list[str]:
+        problems = [
+            f"{name} is {share}; it must lie in {bounds}"
+            for name, share, bounds in (
+                ("held_out", self.held_out, "[0, 1)"),
+                ("own_target", self.own_target, "0..1"),
+            )
+            if not 0 <= share <= 1 or (share == 1 and bounds == "[0, 1)")
+        ]
+        if not self.cache_gib > 0:
+            problems.append(f"cache_gib is {self.cache_gib}; it must be positive")
+        if not self.folder:
+            return [*problems, "folder is not set; it is a folder of tables"]
+        if not Path(self.folder).is_dir():
+            return [*problems, f"folder is {self.folder!r}; there is no such folder"]
+        try:
+            entries, _, left_out = self.contents
+        except PriorError as error:
+            return [*problems, str(error)]
+        if not problems and not self.tasks:
+            where = f"folder is {self.folder!r}; "
+            if not entries:
+                problems.append(where + "there are no .csv, .parquet, .arrow or .feather files in it")
+            elif len(left_out) == len(entries):
+                problems.append(where + f"no file in it can be used: {reasons(left_out)}")
+            else:
+                problems.append(where + "all of its tables are held out; lower held_out")
+        return problems
+
+    @cached_property
+    def contents(self) -> tuple[dict[str, Entry], list[Task], dict[str, str]]:
+        """The files by path, the tables of both sides, and why other files are left out; raises PriorError."""
+        entries = index_folder(Path(self.folder))
+        return entries, *find_tasks(Path(self.folder), entries)
+
+    @cached_property
+    def tasks(self) -> list[Task]:
+        """The tables that are drawn, in the order of their content."""
+        return [task for task in self.contents[1] if self.is_held_out(task) == self.draws_held_out]
+
+    def is_held_out(self, task: Task) -> bool:
+        return int(task.entry.content, 16) < self.held_out * 2**64
+
+    @cached_property
+    def most_rows(self) -> dict[bool, np.ndarray]:
+        """The largest number of rows for which a table can be drawn, by whether its target is a number."""
+        return {n: np.array([task.most_rows(n) for task in self.tasks], dtype=int) for n in (False, True)}
+
+    @cached_property
+    def weights(self) -> np.ndarray:
+        return np.sqrt([task.entry.rows for task in self.tasks])
+
+    @cached_property
+    def cache(self) -> TableCache:
+        return TableCache(Path(self.folder), self.cache_gib * 2**30)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the tables in memory, for worker processes."""
+        return {name: value for name, value in vars(self).items() if name != "cache"}
+
+    def for_validation(self) -> Tables:
+        other = replace(self)
+        other.contents, other.draws_held_out = self.contents, True
+        return other
+
+    def usable(self, rows: int, numeric: bool) -> tuple[int, int]:
+        return int((self.most_rows[numeric] >= rows).sum()), len(self.tasks)
+
+    def fingerprint(self) -> str:
+        values = [(task.entry.hash, task.target, task.drop, task.categorical) for task in self.contents[1]]
+        return blake2b(json.dumps([VERSION, values]).encode(), digest_size=8).hexdigest()
+
+    def about(self, most: int = 3) -> list[str]:
+        entries, tasks, left_out = self.contents
+        held_out = sorted({task.entry.path for task in tasks if self.is_held_out(task)})
+        rows = sum(task.entry.rows for task in tasks)
+        lines = [f"{self.folder}: {len(tasks)} tables with {rows:,} rows, from {len(entries)} files"]
+        if held_out:
+            lines.append(f"{len(held_out)} held out, never drawn in training: {shortened(held_out, most)}")
+        if guessed := [f"{task.entry.path} ({task.target})" for task in tasks if task.is_guessed]:
+            lines.append(f"{len(guessed)} not in tasks.csv, so their target is {RULE}: {shortened(guessed, most)}")
+        if left_out:
+            lines.append(f"{len(left_out)} files left out: {reasons(left_out, most)}")
+        columns = {
+            f"{name!r} of {task.entry.path}": reason
+            for task in tasks
+            for name, reason in task.entry.left_out.items()
+            if name not in task.drop
+        }
+        return [*lines, f"{len(columns)} columns left out: {reasons(columns, most)}"] if columns else lines
+
+    def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:
+        numeric = spec.max_classes == 0
+        chances = np.cumsum(np.where(self.most_rows[numeric] >= spec.num_rows, self.weights, 0.0))
+        if len(chances) == 0 or chances[-1] == 0:
+            longest = self.most_rows[numeric].max(initial=0)
+            raise PriorError(f"no table has {spec.num_rows} rows with a target; the longest one has {longest}")
+        rng = rng_at(seed, "table")
+        task = self.tasks[np.searchsorted(chances, rng.random() * chances[-1], side="right")]
+        return draw_table(task, self.cache.columns(task.entry), self.own_target, spec, rng)
+
+
+def reasons(left_out: dict[str, str], most: int = 3) -> str:
+    return shortened((f"{name} ({reason})" for name, reason in left_out.items()), most, "; ")

@@ -1,0 +1,190 @@
+"""The index as a file, and what tasks.csv and guesses make of it."""
+
+import os
+import sys
+
+import own_tables
+import pandas as pd
+import pytest
+
+from priors import PriorError
+from priors.real import index
+from priors.real.index import NAME, index_folder
+from priors.real.tasks import find_tasks
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return own_tables.write(tmp_path / "tables")
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """The paths of files, as they are read; the interrupt comes with the third one while `interrupt` is among them."""
+    paths = []
+    read_entry = index.read_entry
+
+    def watched(folder, path, *state):
+        if "interrupt" in paths and len(paths) == 3:
+            raise KeyboardInterrupt
+        paths.append(path)
+        return read_entry(folder, path, *state)
+
+    monkeypatch.setattr(index, "read_entry", watched)
+    return paths
+
+
+def again(folder):
+    """The index as another process would see it."""
+    index.index_files.cache_clear()
+    return index_folder(folder)
+
+
+def test_files_are_read_once_and_again_when_they_change(folder, read):
+    (folder / ".hidden").mkdir()
+    own_tables.write(folder / ".hidden")
+    (folder / "notes.txt").write_text("no table")
+    entries = index_folder(folder)
+    assert read == list(entries) == [f"table{number}.csv" for number in range(4)]
+    assert again(folder) == entries and len(read) == 4
+    own_tables.frame(9, 100).to_csv(folder / "table2.csv", index=False)
+    own_tables.frame(8, 100).to_csv(folder / "new.CSV", index=False)
+    (folder / "table0.csv").unlink()
+    changed = again(folder)
+    assert read[4:] == ["new.CSV", "table2.csv"] and list(changed) == ["new.CSV", *list(entries)[1:]]
+    assert changed["table2.csv"].rows == 100 and changed["table1.csv"] == entries["table1.csv"]
+
+
+def test_an_interrupted_index_goes_on_where_it_stopped(folder, read):
+    read.append("interrupt")
+    with pytest.raises(KeyboardInterrupt):
+        index_folder(folder)
+    read.remove("interrupt")
+    with open(folder / NAME, "a") as file:
+        file.write('{"version": 1, "path": "tab')  # a kill while a line is written
+    entries = again(folder)
+    assert read == [f"table{number}.csv" for number in range(4)]
+    (folder / NAME).unlink()
+    assert again(folder) == entries
+
+
+def test_lines_of_another_version_are_passed_over(folder, read):
+    entries = index_folder(folder)
+    text = (folder / NAME).read_text()
+    (folder / NAME).write_text(text.replace('"version": 1', '"version": 0') + "[]\n3\n")
+    assert again(folder) == entries and len(read) == 8
+
+
+def test_the_index_of_a_folder_that_cannot_be_written_is_in_the_cache(folder, read, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    opened = open
+
+    def refuse(path, mode="r", *arguments, **options):
+        if os.fspath(path) == str(folder / NAME) and mode == "a":
+            raise PermissionError(13, "Permission denied", path)
+        return opened(path, mode, *arguments, **options)
+
+    monkeypatch.setattr(index, "open", refuse, raising=False)
+    entries = index_folder(folder)
+    (path,) = (tmp_path / "cache/tabicl-train").iterdir()
+    assert again(folder) == entries and len(read) == 4 and not (folder / NAME).exists()
+    path.unlink()
+    path.parent.rmdir()
+    path.parent.write_text("a file where the folder should be")
+    with pytest.raises(PriorError, match=r"the index of .*/tables cannot be written: .*Permission denied.*; "):
+        again(folder)
+
+
+def test_a_missing_package_is_no_reason_to_leave_files_out(folder, monkeypatch):
+    own_tables.frame(0, 20).to_parquet(folder / "a.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(PriorError, match=r"a.parquet: .parquet files need pyarrow: pip install pyarrow, or .*\[eval\]"):
+        index_folder(folder)
+
+
+def found(folder, tasks: str | None = None):
+    """Targets of the files by path, and why files are left out."""
+    if tasks is not None:
+        (folder / "tasks.csv").write_text(tasks)
+    tasks, left_out = find_tasks(folder, index_folder(folder))
+    return {task.entry.path: task.target for task in tasks}, left_out
+
+
+@pytest.mark.parametrize(
+    ("names", "target"),
+    [
+        (["x", "y", "z"], "y"),
+        (["Class", "label", "z"], "Class"),
+        ([" TARGET", "class", "z"], " TARGET"),
+        (["a", "b", "c"], "c"),
+        (["yes", "classes", "c"], "c"),
+    ],
+)
+def test_targets_are_guessed_by_name_or_place(names, target, tmp_path):
+    frame = own_tables.frame(0, 40)[["x", "size", "price"]]
+    frame.set_axis(names, axis=1).to_csv(tmp_path / "a.csv", index=False)
+    assert found(tmp_path) == ({"a.csv": target}, {})
+
+
+def test_the_last_column_is_no_target_if_it_cannot_be_used(tmp_path):
+    frame = own_tables.frame(0, 40)[["x", "size"]]
+    for name, last in {
+        "one": 3,
+        "empty": None,
+        "text": [f"text {i}" for i in range(40)],
+        "day": pd.date_range("2024", periods=40),
+    }.items():
+        frame.assign(last=last).to_csv(tmp_path / f"{name}.csv", index=False)
+    frame.assign(last=frame["x"].where(frame.index < 9)).to_csv(tmp_path / "few.csv", index=False)
+    assert found(tmp_path) == (
+        {},
+        {
+            "day.csv": "its target 'last' has times",
+            "empty.csv": "its target 'last' has no value",
+            "few.csv": "its target 'last' has a value in 9 rows, fewer than 10",
+            "one.csv": "its target 'last' has a single value",
+            "text.csv": "its target 'last' has 40 different texts in 40 rows",
+        },
+    )
+
+
+def test_tasks_csv_names_targets(folder):
+    targets, left_out = found(
+        folder,
+        "task,item,target,drop,categorical\n"
+        "one,table0.csv,price,label day,size\n"
+        "two,table1.csv,nothing,,\n"
+        "three,table2.csv,price,x price,\n",
+    )
+    assert targets == {"table0.csv": "price", "table3.csv": "label"}
+    assert left_out == {
+        "table1.csv": "tasks.csv names the columns nothing, which it does not have",
+        "table2.csv": "tasks.csv drops its target price",
+    }
+    tasks, _ = find_tasks(folder, index_folder(folder))
+    (task,) = (task for task in tasks if not task.is_guessed)
+    assert [facts.name for facts in task.columns] == ["x", "gaps", "group", "flag", "size", "price"]
+    assert task.targets(100, numeric=True) == ["x", "gaps", "price"]
+    assert task.targets(140, numeric=True) == ["x", "price"]  # a fifth of "gaps" is missing
+    assert task.targets(140, numeric=False) == ["x", "group", "flag", "size", "price"]
+    assert task.most_rows(numeric=True) == 150 and task.targets(151, numeric=True) == []
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ("item,goal\n", "lacks the columns target"),
+        ("item,target\nnone.csv,a\ntable0.csv,x\n", "lists files that are not there, or of no known kind: none.csv"),
+        ("item,target\ntable0.csv,x\ntable0.csv,x\n", "lists twice: table0.csv with the target x"),
+        ('item,target\n"', "cannot be read|lists files"),
+    ],
+)
+def test_a_faulty_tasks_csv_is_an_error(tasks, message, folder):
+    with pytest.raises(PriorError, match=message):
+        found(folder, tasks)
+
+
+def test_a_listed_file_is_preferred_to_its_copies(folder):
+    (folder / "a.csv").write_bytes((folder / "table0.csv").read_bytes())
+    targets, left_out = found(folder, "item,target\ntable0.csv,x\ntable0.csv,price\n")
+    assert targets["table0.csv"] == "x" and left_out == {"a.csv": "it has the rows and columns of table0.csv"}

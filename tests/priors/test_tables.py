@@ -1,0 +1,258 @@
+"""Draws from real tables."""
+
+import os
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import own_tables
+import pandas as pd
+import pytest
+import torch
+
+from priors import PriorError, TableSpec, build_prior
+from priors.finish import Rejected
+from priors.real.draws import NORM_METHODS, TableCache, draw_classes, merge_rare, prepare
+from priors.real.features import FeatureEncoder
+from priors.real.views import Normalizer
+from tabicl_train.prediction.classifier import TabICLClassifier
+
+SPEC = TableSpec(60, 40, 5, max_classes=4)
+NUMBERS = replace(SPEC, max_classes=0)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return own_tables.write(tmp_path / "tables")
+
+
+def prior_of(folder, **options):
+    return build_prior("tables", folder=str(folder), **{"held_out": 0.0, **options})
+
+
+def same(a, b) -> bool:
+    return torch.equal(a.X, b.X) and torch.equal(a.y, b.y) and str(a.plan) == str(b.plan)
+
+
+@pytest.mark.parametrize("spec", [SPEC, NUMBERS], ids=["classes", "numbers"])
+def test_a_draw_is_what_its_plan_says(spec, folder):
+    """Rows, columns and target of the file, prepared by the estimator's encoder and normalizer."""
+    prior = prior_of(folder)
+    for seed in range(20):
+        table = prior.sample(spec, seed)
+        plan = table.plan
+        frame = pd.read_csv(folder / plan.task.entry.path)
+        target = plan.target.rpartition(": ")[2]
+        assert len(set(plan.rows)) == spec.num_rows and len(set(plan.features)) == len(plan.features) == 5
+        assert target not in plan.features and frame[target].iloc[plan.rows].notna().all()
+        X = frame.assign(day=pd.to_datetime(frame["day"])).iloc[plan.rows][plan.features]
+        encoder = FeatureEncoder().fit(X[:40])
+        numbers = encoder.transform(X)
+        expected = Normalizer(plan.norm_method).fit(numbers[:40]).transform(numbers)
+        assert np.array_equal(table.X, expected)
+        values = frame[target].iloc[plan.rows].to_numpy()
+        pairs = pd.DataFrame({"value": values, "y": table.y})
+        if spec.max_classes == 0:
+            assert values.dtype == float and np.corrcoef(values, table.y)[0, 1] > 0.9
+        elif "cut" in plan.target:
+            spans = pairs.groupby("y")["value"].agg(["min", "max"]).sort_values("min")
+            merged = len(spans) < plan.target.count(".")
+            assert merged or (spans["max"].to_numpy()[:-1] < spans["min"].to_numpy()[1:]).all()
+        else:
+            assert (pairs.groupby("value")["y"].nunique() == 1).all()
+
+
+def test_draws_do_not_depend_on_paths_formats_of_others_nor_on_what_was_drawn_before(folder, tmp_path):
+    prior = prior_of(folder)
+    drawn = [prior.sample(SPEC, seed) for seed in range(12)]
+    moved = tmp_path / "moved"
+    (moved / "deep").mkdir(parents=True)
+    for number in range(4):
+        (moved / f"deep/{9 - number}.csv").write_bytes((folder / f"table{number}.csv").read_bytes())
+    (moved / "broken.csv").write_text("a,b\n1\n")
+    other = pickle.loads(pickle.dumps(prior_of(moved, cache_gib=1e-9)))
+    for seed, table in reversed(list(enumerate(drawn))):
+        again = other.sample(SPEC, seed)
+        assert torch.equal(again.X, table.X) and torch.equal(again.y, table.y)
+    assert prior_of(moved).fingerprint() == prior.fingerprint()
+    (moved / "deep/9.csv").unlink()
+    assert prior_of(moved).fingerprint() != prior.fingerprint()
+
+
+def test_query_rows_change_nothing_about_labelled_ones():
+    frame = own_tables.frame(0, 100)[["x", "gaps", "group", "size"]].astype({"group": "category"})
+    other = own_tables.frame(1, 100)[frame.columns].astype({"group": "category"})
+    other["x"] = 1000 * other["x"] + 7
+    mixed = pd.concat([frame[:60], other[60:]], ignore_index=True).astype({"group": "category"})
+    for method in NORM_METHODS:
+        assert np.array_equal(prepare(frame, 60, method)[:60], prepare(mixed, 60, method)[:60])
+    assert NORM_METHODS == TabICLClassifier("any").norm_methods
+    constant = frame.assign(**dict.fromkeys(frame.columns, 1.0))
+    with pytest.raises(Rejected, match="constant"):
+        prepare(pd.concat([constant[:60], frame[60:]], ignore_index=True)[["x"]], 60, "none")
+
+
+def test_rows_columns_and_tables_are_drawn_uniformly(folder):
+    """Tables by the square root of their rows."""
+    prior, draws = prior_of(folder), 600
+    plans = [prior.sample(replace(SPEC, num_features=3), seed).plan for seed in range(draws)]
+    paths = [plan.task.entry.path for plan in plans]
+    weights = np.sqrt([150, 200, 250, 300])
+    for number, share in enumerate(weights / weights.sum()):
+        assert paths.count(f"table{number}.csv") / draws == pytest.approx(share, abs=0.06)
+    first = [plan for plan in plans if plan.task.entry.path == "table0.csv" and "gaps" not in plan.target]
+    counts = np.bincount(np.concatenate([plan.rows for plan in first]), minlength=150)
+    expected = len(first) * 60 / 150
+    chi_squared = ((counts - expected) ** 2 / (expected * (1 - 60 / 150))).sum()
+    assert abs(chi_squared - 149) < 4 * np.sqrt(2 * 149)
+    own = [plan for plan in plans if plan.target.endswith(": label")]
+    features = pd.Series(np.concatenate([plan.features for plan in own])).value_counts(normalize=True)
+    assert len(features) == 7 and np.allclose(features, 1 / 7, atol=0.05)
+    others = pd.Series([plan.target.rpartition(": ")[2] for plan in plans]).value_counts(normalize=True)
+    assert others["label"] == pytest.approx(0.5, abs=0.08) and len(others) == 7
+
+
+def test_only_long_enough_tables_are_drawn(folder):
+    prior = prior_of(folder)
+    assert [prior.usable(rows, False) for rows in (150, 151, 300, 301)] == [(4, 4), (3, 4), (1, 4), (0, 4)]
+    paths = {prior.sample(TableSpec(220, 100, 3, 3), seed).plan.task.entry.path for seed in range(20)}
+    assert paths == {"table2.csv", "table3.csv"}
+    with pytest.raises(PriorError, match="no table has 301 rows with a target; the longest one has 300"):
+        prior.sample(TableSpec(301, 100, 3, 3), 0)
+
+
+def test_numbers_are_cut_at_quantiles():
+    values = np.random.default_rng(0).exponential(size=1000)
+    sizes = []
+    for seed in range(50):
+        labels, text = draw_classes(values, False, 5, np.random.default_rng(seed))
+        levels = [float(level) for level in text.partition("quantiles ")[2].split(", ")[:-1]]
+        assert labels.max() <= len(levels) <= 4
+        if len(np.unique(labels)) == len(levels) + 1:  # none is rare
+            ends = np.sort([values[labels == c].max() for c in range(len(levels) + 1)])
+            assert np.allclose([(values <= end).mean() for end in ends], [*levels, 1], atol=0.006)
+        sizes.append(len(levels) + 1)
+    assert set(sizes) == {2, 3, 4, 5}
+    few = np.repeat(np.arange(12.0), 10)
+    labels, text = draw_classes(few, True, 5, np.random.default_rng(0))  # categories of numbers
+    assert text.startswith("12 classes") and np.bincount(labels).tolist() == [10, 10, 10, 10, 80]
+    assert draw_classes(few % 9, False, 10, np.random.default_rng(0))[1] == "9 classes, 9 in this table"
+
+
+@pytest.mark.parametrize(
+    ("counts", "most", "expected"),
+    [
+        ([9, 8], 10, [9, 8]),
+        ([5, 9, 7], 2, [9, 12]),
+        ([9, 8, 7, 6, 5], 3, [9, 8, 18]),
+        ([9, 8, 2, 2], 10, [9, 8, 4]),
+        ([9, 8, 3], 10, [9, 11]),
+        ([9, 3, 1], 10, [9, 4]),
+        ([9, 3], 10, None),
+        ([9], 10, None),
+        ([1, 1, 1], 10, None),
+    ],
+)
+def test_rare_classes_are_merged(counts, most, expected):
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(len(counts)) * 3, counts))
+    if expected is None:
+        with pytest.raises(Rejected, match="classes"):
+            merge_rare(labels, most)
+    else:
+        merged = merge_rare(labels, most)
+        assert np.bincount(merged).tolist() == expected
+        assert all(len(np.unique(merged[labels == label])) == 1 for label in np.unique(labels))
+
+
+def test_held_out_tables_are_never_drawn(folder):
+    for number in range(10, 22):
+        own_tables.frame(number, 80).to_csv(folder / f"more{number}.csv", index=False)
+    training = prior_of(folder, held_out=0.3)
+    validation = training.for_validation()
+    sides = [{task.entry.path for task in prior.tasks} for prior in (training, validation)]
+    assert sides[0] | sides[1] == {path.name for path in folder.glob("*.csv")} and not sides[0] & sides[1]
+    assert 1 <= len(sides[1]) <= 9
+    for prior, side in zip((training, validation), sides, strict=True):
+        assert {prior.sample(SPEC, seed).plan.task.entry.path for seed in range(60)} <= side
+    assert {task.entry.path for task in prior_of(folder, held_out=0.1).for_validation().tasks} <= sides[1]
+    for path in sides[1]:  # a copy is on the side of the original
+        pd.read_csv(folder / path).sample(frac=1, random_state=0).to_parquet(folder / f"{path}.parquet")
+    assert {task.entry.path.removesuffix(".parquet") for task in prior_of(folder, held_out=0.3).tasks} == sides[0]
+    mix = build_prior("mix_scm", components={"dummy": {"weight": 1}, "tables": {"weight": 1, "folder": str(folder)}})
+    assert not mix.priors["tables"].draws_held_out and mix.for_validation().priors["tables"].draws_held_out
+    assert mix.fingerprint() and mix.usable(100, False) == mix.priors["tables"].usable(100, False)
+
+
+def test_a_changed_file_stops_the_draws(folder):
+    prior = prior_of(folder)
+    before = [prior.sample(SPEC, seed) for seed in range(8)]
+    for path in folder.glob("*.csv"):
+        os.utime(path, ns=(0, 0))  # another time, the same content
+    assert all(same(prior.sample(SPEC, seed), table) for seed, table in enumerate(before))
+    for path in folder.glob("*.csv"):
+        path.write_text(path.read_text().replace("yes", "YES"))
+    with pytest.raises(PriorError, match=r"tables/table\d.csv has changed since it was indexed"):
+        prior.sample(SPEC, 0)
+    for path in folder.glob("*.csv"):
+        path.unlink()
+    with pytest.raises(PriorError, match=r"tables/table\d.csv cannot be read any more: .*No such file"):
+        prior.sample(SPEC, 0)
+
+
+def test_memory_for_tables_is_bounded(folder):
+    prior = prior_of(folder)
+    entries = {task.entry.path: task.entry for task in prior.tasks}
+    size = {}
+    for path, entry in entries.items():
+        cache = TableCache(folder, 1e9)
+        cache.columns(entry)
+        size[path] = cache.bytes
+    cache = TableCache(folder, size["table0.csv"] + size["table1.csv"])
+    for path in ("table0.csv", "table1.csv", "table0.csv"):
+        held = cache.columns(entries[path])
+        assert cache.columns(entries[path]) is held
+    assert list(cache.held) == ["table1.csv", "table0.csv"]
+    cache.columns(entries["table2.csv"])
+    assert "table1.csv" not in cache.held and cache.bytes == sum(size[path] for path in cache.held)
+    assert cache.bytes <= cache.most_bytes
+    tiny = TableCache(folder, 10)
+    assert len(tiny.columns(entries["table0.csv"])) == 8 and tiny.bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"folder": ""}, "folder is not set"),
+        ({"folder": "/nowhere/at/all"}, "there is no such folder"),
+        ({"folder": "{empty}"}, "there are no .csv, .parquet, .arrow or .feather files in it"),
+        ({"folder": "{broken}"}, r"no file in it can be used: a.csv \(line 2 has 1 values, but there are 2 columns\)"),
+        ({"held_out": 0.9999}, "all of its tables are held out"),
+        ({"held_out": 1.0, "own_target": -0.5, "cache_gib": 0.0}, "held_out is 1.0.*own_target is -0.5.*cache_gib is"),
+    ],
+)
+def test_problems_are_reported(options, message, folder, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/a.csv").write_text("a,b\n1\n")
+    if "folder" in options:
+        options = {"folder": options["folder"].format(empty=tmp_path / "empty", broken=tmp_path / "broken")}
+    with pytest.raises(PriorError, match=f"prior tables: .*{message}"):
+        build_prior("tables", **{"folder": str(folder), **options})
+
+
+def test_the_folder_is_described(folder):
+    (folder / "broken.csv").write_text("a,b\n1\n")
+    own_tables.frame(9, 30).assign(none=None).to_csv(folder / "none.csv", index=False)
+    (folder / "tasks.csv").write_text("item,target\ntable0.csv,label\nnone.csv,label\n")
+    assert prior_of(folder).about() == [
+        f"{folder}: 5 tables with 930 rows, from 6 files",
+        "3 not in tasks.csv, so their target is a column called target, class, label or y, else the last one: "
+        + ", ".join(f"table{task}.csv (label)" for task in order(folder)),
+        "1 files left out: broken.csv (line 2 has 1 values, but there are 2 columns)",
+        "1 columns left out: 'none' of none.csv (no value)",
+    ]
+
+
+def order(folder) -> list[str]:
+    """Numbers of the unlisted tables in the order of their content."""
+    return [task.entry.path[5] for task in prior_of(folder).tasks if task.is_guessed]

@@ -1,0 +1,113 @@
+"""Runs on real tables: the same draws for any workers and ranks, bit-exact resume, and files that change."""
+
+import shutil
+import signal
+
+import own_tables
+import pytest
+from command_line import command
+from forked import exit_code, ranks
+from interrupted import train, train_all
+from runs import assert_same_end, last, metrics
+from test_resume import STEPS, tables
+
+from tabicl_train.config.compose import compose
+from tabicl_train.errors import ConfigError
+
+pytestmark = pytest.mark.multi_process
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return own_tables.write(tmp_path_factory.mktemp("own") / "tables", 6)
+
+
+@pytest.fixture
+def settings(folder):
+    return ["prior=tables", f"prior.folder={folder}", "prior.held_out=0.3", "stream.num_workers=0"]
+
+
+def test_the_tables_are_the_same_for_workers_ranks_and_continued_runs(settings, tmp_path):
+    assert train(tmp_path, [*settings, f"run_dir={tmp_path}/whole"]) == "finished"
+    other = [*settings, f"run_dir={tmp_path}/other", "stream.num_workers=2"]
+    assert train(tmp_path, [*other, f"signal={signal.SIGTERM:d}"]) == "preempted"
+    assert train(tmp_path, [*other, "prior.cache_gib=1e-6"]) == "finished"
+    assert_same_end(tmp_path / "other", tmp_path / "whole")
+    with ranks(
+        train_all, tmp_path, [*settings, "trainer.devices=2", f"run_dir={tmp_path}/two"], folder=tmp_path
+    ) as processes:
+        assert [exit_code(p) for p in processes] == [0, 0], (tmp_path / "stderr.0").read_text()
+    expected = tables(tmp_path, "whole")
+    assert len(expected) == STEPS * 8
+    assert tables(tmp_path, "other") == tables(tmp_path, "two") == expected
+
+
+def test_a_run_is_continued_on_the_same_tables_only(settings, folder, tmp_path):
+    mine = shutil.copytree(folder, tmp_path / "mine")
+    run = [*settings, f"prior.folder={mine}", f"run_dir={tmp_path}/run", "trainer.max_steps=2"]
+    train(tmp_path, run)
+    assert len(last(tmp_path / "run")["run"]["real_tables"]) == 16
+    (mine / "broken.csv").write_text("a,b\n1\n")
+    assert train(tmp_path, run) == "finished"
+    own_tables.frame(9, 100).to_csv(mine / "another.csv", index=False)
+    message = "is another run: the hash of the real tables was .*; choose a new run_dir, or set resume.allow_changes"
+    with pytest.raises(ConfigError, match=message):
+        train(tmp_path, [*run, "trainer.max_steps=3"])
+    assert train(tmp_path, [*run, "trainer.max_steps=3", "resume.allow_changes=true"]) == "finished"
+
+
+def test_ranks_with_other_tables_do_not_train(settings, folder, tmp_path, monkeypatch):
+    from tabicl_train.resume import Start
+
+    config = compose(["experiment=smoke", *settings])
+    assert Start(0, 0, real_tables="other").problem(config) == "prior.folder holds other tables than on rank 0"
+
+
+def test_a_command_trains_validates_on_held_out_tables_and_tells(settings, folder, tmp_path):
+    words = [*settings, "experiment=smoke", "trainer.max_steps=2", "stream.num_workers=1"]
+    validation = ["validation.every=2", "validation.rows=[60]", "validation.tables=2", "validation.real_rows=0"]
+    result = command("train", *words, *validation, "validation.best=synthetic", f"run_dir={tmp_path}/run")
+    assert result.returncode == 0, result.stderr
+    assert f"          {folder}: 6 tables with 1,650 rows, from 6 files\n" in result.stderr
+    assert "held out, never drawn in training: table" in result.stderr
+    assert "6 not in tasks.csv, so their target is a column called target, class, label or y, else " in result.stderr
+    assert "tables have 40 rows, and " in result.stderr
+    assert len(metrics(tmp_path / "run")) == 2 and (tmp_path / "run/validation.csv").read_text().count("\n") == 2
+    described = command("prior", "describe", *settings, "experiment=smoke", "tables=2").stdout
+    assert f"{folder}: 6 tables with" in described and "labelled share" in described
+
+
+def test_a_file_that_changes_stops_the_run(settings, folder, tmp_path, monkeypatch):
+    from tabicl_train.callbacks.metrics import Metrics
+
+    mine = shutil.copytree(folder, tmp_path / "mine")
+    change = Metrics.on_train_batch_end
+
+    def change_files(*arguments):
+        for path in mine.glob("*.csv"):
+            path.write_text(path.read_text().replace("red", "RED"))
+        return change(*arguments)
+
+    monkeypatch.setattr(Metrics, "on_train_batch_end", change_files)
+    result = command("train", "experiment=smoke", *settings, f"prior.folder={mine}", f"run_dir={tmp_path}/run")
+    assert result.returncode == 1
+    assert "mine/table" in result.stderr and ".csv has changed since it was indexed" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["curriculum.stages.smoke.rows=[40,500]"],
+            r"curriculum.stages.smoke.rows has tables of 500 rows; none of the \d real tables for it is that long",
+        ),
+        (
+            ["validation.every=5", "validation.rows=[60,500]"],
+            r"validation.rows has tables of 500 rows; none of the \d real tables for it is that long",
+        ),
+        (["prior.held_out=2"], r"prior tables: held_out is 2(.0)?; it must lie in \[0, 1\)"),
+    ],
+)
+def test_what_the_tables_cannot_serve_is_reported_before_the_run(overrides, message, settings):
+    with pytest.raises(ConfigError, match=message):
+        compose(["experiment=smoke", *settings, *overrides])
