@@ -7,16 +7,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from priors.prior import Prior
 from priors.random import rng_at
-from priors.real.draws import TableCache, draw_table
-from priors.real.index import VERSION, Entry, index_folder
-from priors.real.tasks import RULE, Task, find_tasks, shortened
 from priors.table import PriorError, Table, TableSpec
+
+if TYPE_CHECKING:  # pandas and scikit-learn take two seconds, which runs without real tables need not spend
+    from priors.real.draws import TableCache
+    from priors.real.index import Entry
+    from priors.real.tasks import Task
 
 
 @dataclass
@@ -72,6 +74,9 @@ class Tables(Prior):
     @cached_property
     def contents(self) -> tuple[dict[str, Entry], list[Task], dict[str, str]]:
         """The files by path, the tables of both sides, and why other files are left out; raises PriorError."""
+        from priors.real.index import index_folder
+        from priors.real.tasks import find_tasks
+
         entries = index_folder(Path(self.folder))
         return entries, *find_tasks(Path(self.folder), entries)
 
@@ -94,6 +99,8 @@ class Tables(Prior):
 
     @cached_property
     def cache(self) -> TableCache:
+        from priors.real.draws import TableCache
+
         return TableCache(Path(self.folder), self.cache_gib * 2**30)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -109,10 +116,14 @@ class Tables(Prior):
         return int((self.most_rows[numeric] >= rows).sum()), len(self.tasks)
 
     def fingerprint(self) -> str:
+        from priors.real.index import VERSION
+
         values = [(task.entry.hash, task.target, task.drop, task.categorical) for task in self.contents[1]]
         return blake2b(json.dumps([VERSION, values]).encode(), digest_size=8).hexdigest()
 
     def about(self, most: int = 3) -> list[str]:
+        from priors.real.tasks import RULE, shortened
+
         entries, tasks, left_out = self.contents
         held_out = sorted({task.entry.path for task in tasks if self.is_held_out(task)})
         rows = sum(task.entry.rows for task in tasks)
@@ -132,6 +143,8 @@ class Tables(Prior):
         return [*lines, f"{len(columns)} columns left out: {reasons(columns, most)}"] if columns else lines
 
     def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:
+        from priors.real.draws import draw_table
+
         numeric = spec.max_classes == 0
         chances = np.cumsum(np.where(self.most_rows[numeric] >= spec.num_rows, self.weights, 0.0))
         if len(chances) == 0 or chances[-1] == 0:
@@ -143,4 +156,6 @@ class Tables(Prior):
 
 
 def reasons(left_out: dict[str, str], most: int = 3) -> str:
+    from priors.real.tasks import shortened
+
     return shortened((f"{name} ({reason})" for name, reason in left_out.items()), most, "; ")
