@@ -180,7 +180,9 @@ def test_the_claim_about_linear_functions_is_judged_by_its_intervals():
         page = linear.findings(sequence_scores(share, noise))
         assert f"- with MLP: {words}" in page and "| softmax, with MLP, paper | 8e-05 | 1.62 | 45.35 |" in page
         assert "| network | sigma 1, 40 rows | sigma 5, 40 rows | sigma 1, 200 rows | sigma 5, 200 rows |" in page
-    page = quantifiers.findings(sequence_scores(0.3, 0.01))
+    scores = sequence_scores(0.3, 0.01)
+    assert "No claim is made" in linear.verdict(scores[scores["sigma"] < 5], 40)
+    page = quantifiers.findings(scores)
     assert "at sigma 5 and 200 numbers" in page and "with MLP, as drawn: -0.01" in page
 
 
