@@ -146,7 +146,7 @@ def train_from(
             records.replace("config.yaml", yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
             restart = start.restart.facts(processes.size) if start.restart else None
             record_start(records, start.steps, {"restart": restart, **origin}, ranks)
-            introduce(config, trainer, start, loader.drawers)
+            introduce(config, trainer, module, start, loader.drawers)
             lock.on_beat = status.beat
         status.write("running")
         try:
@@ -289,7 +289,7 @@ def silence_lightning() -> None:
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # torch 2.13 about lightning 2.6
 
 
-def introduce(config: RunConfig, trainer: L.Trainer, start: Start, drawers: int) -> None:
+def introduce(config: RunConfig, trainer: L.Trainer, module: Pretraining, start: Start, drawers: int) -> None:
     """Print what is about to run, as it is in force; drawers: processes that draw its tables for each rank."""
     tell(f"run       {config.run_dir}" + (f", resumed at step {start.steps}" if start.steps else ""))
     if start.restart:
@@ -299,7 +299,10 @@ def introduce(config: RunConfig, trainer: L.Trainer, start: Start, drawers: int)
     prior = build_prior(config)
     for line in [*prior.about(), *config.curriculum.usable_tables(prior, config.model.is_regression)]:
         tell(f"          {line}")
-    compiled = ", compiled blocks (the first steps take long)" if config.trainer.compile else ""
+    has_compiled = config.trainer.compile and next(module.model.blocks(), None) is not None
+    compiled = ", compiled blocks (the first steps take long)" if has_compiled else ""
     tell(f"device    {trainer.world_size} x {trainer.strategy.root_device.type}{compiled}")
+    if config.trainer.compile and not has_compiled:
+        tell("warning   trainer.compile has no effect: a network of this family has no blocks to compile")
     for line in [*policy(config), *run_plan(config)]:
         tell(line)

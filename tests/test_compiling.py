@@ -5,6 +5,7 @@ import dataclasses
 import sysconfig
 
 import pytest
+import short_runs
 import torch
 from runs import metrics, run
 from small_networks import randomise
@@ -156,6 +157,15 @@ def test_dropout_and_compiling_exclude_each_other():
     with pytest.raises(ConfigError) as error:
         compose(["experiment=smoke", "trainer.compile=true", "model.dropout=0.1"])
     assert "trainer.compile is true, which needs model.dropout=0; it is 0.1" in str(error.value)
+
+
+@pytest.mark.multi_process  # git, for the provenance
+def test_a_network_without_blocks_to_compile_is_told(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(compiling, "problem", lambda _: None)
+    settings = ("model=sequence_tiny", "prior=quantifiers", "curriculum.stages.smoke.features=[1,1]")
+    short_runs.run(tmp_path / "run", *settings, "trainer.compile=true", "trainer.max_steps=1")
+    said = capsys.readouterr().err
+    assert "warning   trainer.compile has no effect" in said and "compiled blocks" not in said
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -29,6 +30,7 @@ from priors.table import MIN_ROWS, PriorError
 
 NAME = ".tabicl-index.jsonl"
 VERSION = 1  # of the index; raised with every change of what is read or left out
+UNREADABLE = -1  # in place of the time of modification of a file that the system does not let us read
 TASKS = "tasks.csv"  # in the folder itself: a table of tasks, see tasks.py
 
 
@@ -79,17 +81,25 @@ def index_folder(folder: Path) -> dict[str, Entry]:
 
 
 def find_files(folder: Path) -> list[File]:
-    """The files of tables in a folder and its subfolders; hidden ones are left alone."""
-    found = []
-    for place, folders, names in os.walk(folder):
+    """The files of tables in a folder and its subfolders; hidden ones are left alone. Subfolders that cannot be listed
+    are among them, so that they are named."""
+    found: list[File] = []
+
+    def unreadable(error: OSError) -> None:
+        found.append((Path(error.filename).relative_to(folder).as_posix(), 0, UNREADABLE))
+
+    for place, folders, names in os.walk(folder, onerror=unreadable):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
             path = Path(place, name)
             relative = path.relative_to(folder).as_posix()
             if name.startswith(".") or path.suffix.lower() not in files.SUFFIXES or relative == TASKS:
                 continue
-            with contextlib.suppress(FileNotFoundError):  # it was removed just now, or is a dangling link
+            try:
                 state = path.stat()
+            except OSError as error:  # a link to nothing, or in a circle
+                unreadable(error)
+            else:
                 found.append((relative, state.st_size, state.st_mtime_ns))
     return sorted(found)
 
@@ -103,8 +113,9 @@ def index_files(folder: Path, found: tuple[File, ...]) -> dict[str, Entry]:
             missing = [file for file in found if not is_current(known.get(file[0]), file)]
             for file in tqdm(missing, desc=f"index of {folder}", unit="file", disable=None):
                 entry = read_entry(folder, *file)
-                index.write(json.dumps({"version": VERSION, **asdict(entry)}) + "\n")
-                index.flush()
+                if entry.modified != UNREADABLE:  # such a file is tried again by the next process
+                    index.write(json.dumps({"version": VERSION, **asdict(entry)}) + "\n")
+                    index.flush()
                 known[entry.path] = entry
     return {path: known[path] for path, _, _ in found}
 
@@ -158,7 +169,10 @@ def read_entry(folder: Path, path: str, size: int, modified: int) -> Entry:
     try:
         if size > files.MAX_BYTES:
             raise Unusable(f"{size / 2**20:,.0f} MiB, more than {files.MAX_BYTES >> 20}: store a sample of its rows")
-        content = Path(folder, path).read_bytes()
+        try:
+            content = read_content(Path(folder, path))
+        except OSError as error:
+            return Entry(path, size, UNREADABLE, reason=f"it cannot be read ({error.strerror})")
         table = read_table(content, path, check=True)
         columns = list(table.columns.values())
         if not columns:
@@ -174,6 +188,14 @@ def read_entry(folder: Path, path: str, size: int, modified: int) -> Entry:
     except Exception as error:  # damaged files make the readers raise errors of any kind
         reason = f"it cannot be read ({type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]})"
     return Entry(path, size, modified, reason=reason)
+
+
+def read_content(path: Path) -> bytes:
+    """The bytes of a file; raises OSError, and Unusable for what is no file: reading a named pipe would never end."""
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise Unusable("it is not a regular file")
+    return path.read_bytes()
 
 
 @dataclass

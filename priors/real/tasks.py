@@ -123,14 +123,17 @@ def listed(folder: Path, entries: dict[str, Entry]) -> list[Task]:
         return []
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
+            reader = csv.DictReader(file, restval="")
             rows = list(reader)
+            columns = reader.fieldnames or ()
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise PriorError(f"{path} cannot be read: {error}") from None
-    if missing := [column for column in COLUMNS if column not in (reader.fieldnames or ())]:
+    if missing := [column for column in COLUMNS if column not in columns]:
         raise PriorError(f"{path} lacks the columns {', '.join(missing)}")
     if unknown := [str(row["item"]) for row in rows if row["item"] not in entries]:
         raise PriorError(f"{path} lists files that are not there, or of no known kind: {shortened(unknown)}")
+    if aimless := [row["item"] for row in rows if not row["target"]]:
+        raise PriorError(f"{path} names no target of {shortened(aimless)}")
     keys = [(row["item"], row["target"]) for row in rows]
     if twice := [f"{item} with the target {target}" for (item, target), n in Counter(keys).items() if n > 1]:
         raise PriorError(f"{path} lists twice: {shortened(twice)}")

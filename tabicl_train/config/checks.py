@@ -30,4 +30,6 @@ def long_enough(name: str, rows: int, prior: Prior, is_regression: bool) -> list
     usable = prior.usable(rows, is_regression)
     if usable is None or usable[0] > 0:
         return []
+    if usable[1] == 0:  # in validation only: a prior of which no table is drawn in training has a problem of its own
+        return [f"{name} asks for real tables, but none is held out; raise the prior's held_out, or choose {name}=[]"]
     return [f"{name} has tables of {rows} rows; none of the {usable[1]} real tables for it is that long"]

@@ -81,7 +81,7 @@ def best_job(sweep: Sweep) -> Job | None:
 def command_lines(job: Job) -> tuple[str, str]:
     """The command that trains this run again or continues it, and the one that exports it, as typed into a shell."""
     train = ["tabicl-train", *job.overrides, f"run_dir={hydra_text(str(job.folder))}"]
-    export = ["tabicl-export", f"checkpoint={job.folder}", f"output={job.folder}/model.ckpt"]
+    export = ["tabicl-export", f"checkpoint={job.folder}", f"output={job.folder}/model", "format=hub"]
     return shlex.join(train), shlex.join(export)
 
 

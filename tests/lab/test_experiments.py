@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import shlex
 import subprocess
 import sys
 from unittest import mock
@@ -15,13 +16,17 @@ from forked_jobs import forked_jobs  # noqa: F401
 from made_run import make_run
 from small_networks import small_network
 
-from tabicl_train.config.arguments import help_text
+from tabicl_train.config.arguments import help_text, parse
+from tabicl_train.config.options import ExportOptions
 from tabicl_train.lab import EXPERIMENTS, needle
 from tabicl_train.lab.classes import name_of
 from tabicl_train.lab.experiments import load
 from tabicl_train.lab.folder import markdown
 from tabicl_train.lab.runs import Stopped
+from tabicl_train.prediction.export import export
 from tabicl_train.sweep.journal import SweepFailed
+from tabicl_train.sweep.ranking import best_job, command_lines
+from tabicl_train.sweep.results import read_sweep
 
 
 def files(folder):
@@ -133,6 +138,10 @@ def test_an_experiment_with_sequences_at_its_smallest_size(name, columns, tmp_pa
     assert len(scores) == 2 * 2 * 2 * 2 and set(scores["rule"]) == {"softmax", "SSA"}
     assert (scores[columns] >= 0).all(axis=None) and "No claim is made with fewer than 3 seeds" in page
     assert len(list((tmp_path / "runs").glob("*/rule-*"))) == 2 and f"({name}.png)" in page
+    (sweep,) = (tmp_path / "runs").iterdir()
+    _, export_command = command_lines(best_job(read_sweep(sweep)))  # the one that the sweep names at its end
+    options = parse(ExportOptions, shlex.split(export_command)[1:])
+    assert "load_network" in export(options.checkpoint, options.output, format=options.format)
 
 
 @pytest.mark.multi_process

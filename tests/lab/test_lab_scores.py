@@ -180,7 +180,9 @@ def test_the_claim_about_linear_functions_is_judged_by_its_intervals():
         page = linear.findings(sequence_scores(share, noise))
         assert f"- with MLP: {words}" in page and "| softmax, with MLP, paper | 8e-05 | 1.62 | 45.35 |" in page
         assert "| network | sigma 1, 40 rows | sigma 5, 40 rows | sigma 1, 200 rows | sigma 5, 200 rows |" in page
-    page = quantifiers.findings(sequence_scores(0.3, 0.01))
+    scores = sequence_scores(0.3, 0.01)
+    assert "No claim is made" in linear.verdict(scores[scores["sigma"] < 5], 40)
+    page = quantifiers.findings(scores)
     assert "at sigma 5 and 200 numbers" in page and "with MLP, as drawn: -0.01" in page
 
 
@@ -191,5 +193,8 @@ def test_an_error_of_a_sequence_is_that_of_its_answers(tmp_path):
     assert torch.equal(pack.X, again.X) and pack.shapes == ((10, 5, 1),) * 3 and options.check() is None
     assert not torch.equal(pack.X, shared.sequences(3, 2, 10, 1, "linear_functions", 0).X)  # another block
     with pytest.raises(ConfigError) as caught:
-        linear.Options(folder="x", sigmas=[], lengths=[9], sequences=0).check()
-    assert len(caught.value.problems) == 3
+        linear.Options(folder="x", sigmas=[], lengths=[9, 256, 257], sequences=0).check()
+    words = ("sequences is 0", "lengths is 9", "lengths is 257; it must lie in 10..256", "sigmas is empty")
+    assert all(line.startswith(word) for line, word in zip(caught.value.problems, words, strict=True))
+    with pytest.raises(ConfigError, match="quantifiers is empty"):
+        quantifiers.Options(folder="x", quantifiers=[]).check()

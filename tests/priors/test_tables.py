@@ -15,6 +15,7 @@ from priors.finish import Rejected
 from priors.real.draws import NORM_METHODS, TableCache, draw_classes, merge_rare, prepare
 from priors.real.features import FeatureEncoder
 from priors.real.views import Normalizer
+from tabicl_train.config.checks import long_enough
 from tabicl_train.prediction.classifier import TabICLClassifier
 
 SPEC = TableSpec(60, 40, 5, max_classes=4)
@@ -119,6 +120,8 @@ def test_only_long_enough_tables_are_drawn(folder):
     assert paths == {"table2.csv", "table3.csv"}
     with pytest.raises(PriorError, match="no table has 301 rows with a target; the longest one has 300"):
         prior.sample(TableSpec(301, 100, 3, 3), 0)
+    (problem,) = long_enough("validation.rows", 100, prior.for_validation(), False)
+    assert problem.startswith("validation.rows asks for real tables, but none is held out; raise the prior's held_out")
 
 
 def test_numbers_are_cut_at_quantiles():

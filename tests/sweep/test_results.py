@@ -14,6 +14,7 @@ from tabicl_train.config.arguments import parse
 from tabicl_train.config.compose import compose
 from tabicl_train.config.options import ExportOptions
 from tabicl_train.errors import ConfigError
+from tabicl_train.prediction.export import check_output
 from tabicl_train.run_dir.lock import RunLock
 from tabicl_train.sweep.ranking import best_job, command_lines, hydra_text, interval, rank, short_names, table
 from tabicl_train.sweep.results import read_sweep, write_csv
@@ -287,6 +288,7 @@ def test_the_command_of_the_best_run_composes_to_its_configuration(folder, tmp_p
     assert config == expected
     options = parse(ExportOptions, export[1:])
     assert options.checkpoint == expected.run_dir and os.path.dirname(options.output) == expected.run_dir
+    assert check_output(options.output, options.format, None) == "hub"  # the format that takes every network
 
 
 NASTY = ["a", "1e5", "", " a ", "a,b", "[1]", "{a}", "'", '"', "\\", '\\"', 'a\\\\"b\\', "a=b", "x y", "#(a)", "%~"]

@@ -116,6 +116,8 @@ def verdict(scores: pd.DataFrame, length: int) -> str:
     if scores["seed"].nunique() < FEWEST_SEEDS:
         return NO_CLAIM
     sigmas, lines = sorted(sigma for sigma in scores["sigma"].unique() if sigma >= SHIFT), []
+    if not sigmas:
+        return f"No claim is made, since it is about sigma {SHIFT} and above, which was not tested."
     for variation in scores["variation"].unique():
         where = {"variation": variation, "length": length}
         means = {sigma: contrast(scores, "error", CLAIM, sigma=sigma, **where) for sigma in sigmas}

@@ -21,6 +21,7 @@ from tabicl_train.lab.runs import trained_runs
 from tabicl_train.lab.scores import Mean, Row, by_seed_and_table, interval, score_all
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
+from tabicl_train.model.sequence import SequenceConfig
 from tabicl_train.prediction.export import load_network
 from tabicl_train.prediction.predict import predict
 from tabicl_train.sweep.results import Job
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 TRAINED = 40  # rows of the longest sequence of training
 SHIFT, LONG = 5, 5 * TRAINED  # sigma and rows at which the rules are compared
+LONGEST = SequenceConfig().max_tokens // 2  # rows of a number and its label, that the networks can read
 BLOCKS = 10  # of test sequences, whose means the intervals are taken from
 HELD_OUT = -1  # in place of a run's seed, which is at least 0
 SMALL = [
@@ -50,7 +52,7 @@ class SequenceOptions:
     sigmas: list[int] = field(default_factory=lambda: list(range(1, 11)))
     """Standard deviations of the test sequences; 1 is that of training."""
     lengths: list[int] = field(default_factory=lambda: [10, 20, 40, 100, 200])
-    """Rows of the test sequences, at least 10; training has up to 40."""
+    """Rows of the test sequences, 10 to 256; training has up to 40."""
     sequences: int = 32
     """Test sequences of each of ten blocks, for each sigma and length."""
     small: bool = False
@@ -60,8 +62,8 @@ class SequenceOptions:
         """Raise ConfigError with everything wrong with the values."""
         problems = at_least(1, sequences=self.sequences)
         problems += [problem for sigma in self.sigmas for problem in at_least(1, sigmas=sigma)]
-        problems += [problem for length in self.lengths for problem in at_least(10, lengths=length)]
-        problems += [f"{name} is empty; name at least one" for name in ("sigmas", "lengths") if not getattr(self, name)]
+        problems += [f"lengths is {n}; it must lie in 10..{LONGEST}" for n in self.lengths if not 10 <= n <= LONGEST]
+        problems += [f"{name} is empty; name at least one" for name, value in vars(self).items() if value == []]
         if problems:
             raise ConfigError(problems)
         if self.small:

@@ -1,7 +1,9 @@
 """The index as a file, and what tasks.csv and guesses make of it."""
 
+import errno
 import os
 import sys
+from pathlib import Path
 
 import own_tables
 import pandas as pd
@@ -66,6 +68,38 @@ def test_an_interrupted_index_goes_on_where_it_stopped(folder, read):
     assert read == [f"table{number}.csv" for number in range(4)]
     (folder / NAME).unlink()
     assert again(folder) == entries
+
+
+def test_what_cannot_be_read_is_named_and_tried_again(folder, monkeypatch):
+    (folder / "loop.csv").symlink_to("loop.csv")
+    (folder / "nothing.csv").symlink_to("nowhere.csv")
+    (folder / "closed").mkdir()
+    os.mkfifo(folder / "pipe.csv")
+    (folder / "folder.csv").mkdir()
+    own_tables.frame(9, 50).to_csv(folder / "folder.csv/table.csv", index=False)
+    read_bytes, scandir = Path.read_bytes, os.scandir
+
+    def refuse(allowed, name):
+        def guarded(path):
+            if Path(path).name == name:
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return allowed(path)
+
+        return guarded
+
+    monkeypatch.setattr(Path, "read_bytes", refuse(read_bytes, "table0.csv"))
+    monkeypatch.setattr(os, "scandir", refuse(scandir, "closed"))
+    reasons = {path: entry.reason for path, entry in index_folder(folder).items() if entry.reason}
+    assert reasons.pop("closed").startswith("it cannot be read (")
+    assert reasons == {
+        "loop.csv": "it cannot be read (Too many levels of symbolic links)",
+        "nothing.csv": "it cannot be read (No such file or directory)",
+        "pipe.csv": "it is not a regular file",
+        "table0.csv": "it cannot be read (Permission denied)",
+    }
+    monkeypatch.undo()
+    entries = again(folder)
+    assert entries["table0.csv"].rows == 150 and entries["folder.csv/table.csv"].rows == 50 and "closed" not in entries
 
 
 def test_lines_of_another_version_are_passed_over(folder, read):
@@ -177,6 +211,8 @@ def test_tasks_csv_names_targets(folder):
         ("item,target\nnone.csv,a\ntable0.csv,x\n", "lists files that are not there, or of no known kind: none.csv"),
         ("item,target\ntable0.csv,x\ntable0.csv,x\n", "lists twice: table0.csv with the target x"),
         ('item,target\n"', "cannot be read|lists files"),
+        ("", "lacks the columns item, target"),
+        ("item,target\ntable0.csv\ntable1.csv,x\n", "names no target of table0.csv$"),
     ],
 )
 def test_a_faulty_tasks_csv_is_an_error(tasks, message, folder):
