@@ -13,6 +13,6 @@ EXPERIMENTS = {
     "curriculum": "what training on tables of growing lengths does for tables longer than any of them",
     "classes": "how a network of ten classes predicts a thousand, how well and how fast",
     "linear": "whether softmax or SSA still predicts linear functions that are larger than in training",
-    "quantifiers": "whether softmax or SSA still tells whether all numbers are positive if there are more of them",
+    "quantifiers": "whether softmax or SSA still tells if all numbers are positive in longer sequences",
     "all": "all of these, one after another",
 }

@@ -128,11 +128,12 @@ def verdict(scores: pd.DataFrame, length: int) -> str:
         elif above:
             result = f"refuted: at sigma {listed(above)} it is above one half"
         else:
-            result = f"neither confirmed nor refuted: it is below one half at sigma {listed(below)} only"
+            where_below = f"at sigma {listed(below)} only" if below else "nowhere"
+            result = f"neither confirmed nor refuted: its interval is below one half {where_below}"
         lines.append(f"- {variation}: {result}.")
     claim = f"The claim: from sigma {SHIFT} on, SSA has at most half of softmax's squared error."
     return "\n".join([claim, "", *lines])
 
 
 def listed(sigmas: list[int]) -> str:
-    return ", ".join(map(str, sigmas)) or "none"
+    return ", ".join(map(str, sigmas))
