@@ -120,6 +120,18 @@ def names(values: list) -> list[str]:
     return [f"{page}-{number}" for page, number in values]
 
 
+def test_a_folder_of_a_run_is_that_of_one_run_on_all_pages():
+    """Or a reader of several pages would be told that it belongs to another run."""
+    runs: dict[str, set[tuple[str, ...]]] = {}
+    for line in (line for lines in PAGES.values() for line in lines):
+        program, *words = shlex.split(line, comments=True)
+        found = [word for word in words if word.startswith("run_dir=")]
+        if program == "tabicl-train" and found:
+            kinds = tuple(sorted(word for word in words if word.startswith(("experiment=", "task=", "prior"))))
+            runs.setdefault(found[0], set()).add(kinds)
+    assert {name: kinds for name, kinds in runs.items() if len(kinds) > 1} == {} and len(runs) > 5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("page", "number"), LINES, ids=names(LINES))
 def test_a_command_of_a_page_works(page, number, readers):

@@ -112,5 +112,10 @@ def test_a_run_of_one_task_does_not_start_from_the_other(folder, tmp_path):
 
 
 def test_a_run_does_not_continue_with_the_other_task(folder):
-    with pytest.raises(ConfigError, match=r"is another run: model\.max_classes was 10, is 0; choose a new run_dir"):
-        run(folder / "classes", "task=regression")
+    for name, settings, kinds, values in (
+        ("classes", NUMBERS, "a classifier, and this configuration a regressor", "10, is 0"),
+        ("numbers", (), "a regressor, and this configuration a classifier", "0, is 10"),
+    ):
+        words = rf"another run: it trains {kinds}, .* \(model\.max_classes was {values}\); choose a new run_dir"
+        with pytest.raises(ConfigError, match=words):
+            run(folder / name, *settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.export import build_model, read_weights
 from tabicl_train.prediction.regressor import TabICLRegressor
 from tabicl_train.prediction.trained_range import TrainedRange
+from tabicl_train.run_dir.checkpoint import is_run_checkpoint, load
 from tabicl_train.run_dir.outputs import output_problems
 from tabicl_train.run_dir.records import Records
 
@@ -108,7 +110,7 @@ def figure_errors(results: pd.DataFrame, figure: str | None) -> list[str]:
 
     try:
         save_figure(results, Path(figure))
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # as .pgf without xelatex
         return [f"{figure} could not be written: {first_line(error)}"]
     return []
 
@@ -124,6 +126,10 @@ def competitors(network: TabICL, n_estimators: int, client_weights: str | None) 
         if read_weights(client_weights).config.is_regression != numbers:
             kinds = "classes, and the checkpoint numbers" if numbers else "numbers, and the checkpoint classes"
             raise ConfigError([f"client_weights is {client_weights!r}; it predicts {kinds}"])
+        if is_run_checkpoint(load(client_weights)[1]):
+            export = shlex.join(["tabicl-export", f"checkpoint={client_weights}", "output=FILE.ckpt"])
+            advice = f"is a checkpoint of a run, which the client does not read; export it: {export}"
+            raise ConfigError([f"client_weights {advice}"])
         methods["public client"] = lambda: public_client(client_weights, n_estimators, numbers)
     return methods
 

@@ -9,6 +9,7 @@ from sklearn.metrics import r2_score, root_mean_squared_error
 from tabicl_train.config.monitoring import INTERVAL
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.quantiles import pinball
+from tabicl_train.prediction.target_scale import TargetScale
 
 NUMBER_METRICS = ("r2", "rmse", "pinball", "coverage", "width")
 LEVELS = np.linspace(*INTERVAL, 9)  # 0.1, 0.2, ..., 0.9, of the pinball loss
@@ -19,10 +20,10 @@ MARGINAL = "marginal quantiles"  # the method that predicts those of the labelle
 def standardize(y: np.ndarray, labelled: np.ndarray) -> np.ndarray:
     """y (rows,) with mean 0 and standard deviation 1 over the rows at the indices `labelled`; raises ConfigError if all
     these are equal."""
-    if y[labelled].min() == y[labelled].max():
+    scale = TargetScale(y[labelled])
+    if scale.std == 0:
         raise ConfigError([f"the target of all {len(labelled)} labelled rows of a split is {y[labelled][0]:g}"])
-    y = y / np.abs(y[labelled]).max()  # or squares of large and small numbers would overflow and underflow
-    return (y - y[labelled].mean()) / y[labelled].std()
+    return scale.standardize(y)
 
 
 def score_numbers(y: np.ndarray, mean: np.ndarray, quantiles: np.ndarray | None) -> dict[str, float]:

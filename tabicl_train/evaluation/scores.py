@@ -25,6 +25,9 @@ METRICS = ("roc_auc", "log_loss", "accuracy", "calibration_error")
 BINS = 10  # of the calibration error
 CONFIDENCE = 0.95
 RESAMPLES = 2000
+LEAST_RMSE = (
+    0.01  # standard deviations of the target; where a forest is right but for rounding, others have 1e14 times its
+)
 BUCKETS = {  # the upper bound of each bucket
     "rows": [199, 499, 999, math.inf],
     "features": [5, 10, 20, math.inf],
@@ -70,9 +73,9 @@ def judged(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def relative_rmse(results: pd.DataFrame) -> pd.DataFrame:
-    """RMSE divided by that of the best method of the task, as by_task returns it."""
-    rmse = by_task(results, "rmse")
-    return rmse.div(rmse.min(axis=1), axis=0).fillna(1.0)  # 0 / 0 of perfect predictions
+    """RMSE divided by that of the best method of the task, as by_task returns it; one below LEAST_RMSE counts as it."""
+    rmse = by_task(results, "rmse").clip(lower=LEAST_RMSE)
+    return rmse.div(rmse.min(axis=1), axis=0)
 
 
 def summarize(results: pd.DataFrame) -> pd.DataFrame:
@@ -90,7 +93,7 @@ def summarize(results: pd.DataFrame) -> pd.DataFrame:
     Of regression:
 
     r2, r2_median: mean and median of R2, of which values below 0 count as 0
-    relative_rmse: RMSE divided by that of the best method of the task
+    relative_rmse: RMSE divided by that of the best method of the task, of which values below LEAST_RMSE count as it
     below_marginal: share of tasks with a pinball loss below that of the quantiles of the labelled rows
     coverage_low, coverage_high: bootstrap interval of coverage
     """

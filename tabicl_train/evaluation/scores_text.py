@@ -81,6 +81,8 @@ def cells(values: pd.Series, columns: Columns) -> str:
     for name, (_, width, form) in columns.items():
         bounds = name.removesuffix("_rate")
         text = "-" if math.isnan(values[name]) else f"{values[name]:{form}}"
+        if len(text) > width:  # an R2 may be -1e30
+            text = f"{values[name]:.0e}"
         if f"{bounds}_low" in values and text != "-":
             text += f" [{values[bounds + '_low']:{form}}, {values[bounds + '_high']:{form}}]"
         line += f"{text:>{width}}"

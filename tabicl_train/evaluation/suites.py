@@ -188,6 +188,8 @@ def listed(table: Path, read: Callable[[str], pd.DataFrame], numbers: bool) -> l
         unknown += [name for name in (row["target"], *categorical) if name not in kept]
         if unknown:
             raise ConfigError([f"{table}: {row['item']} has no column {', '.join(unknown)}"])
+        if len(kept) < 2:
+            raise ConfigError([f"{table}: {row['item']} has no column beside {row['target']}"])
         return frame.drop(columns=drop).astype(dict.fromkeys(categorical, "category")), row["target"]
 
     return [Source(row["task"], partial(prepare, row), numbers) for row in rows]

@@ -6,7 +6,7 @@ N rows of which the first n are labelled, Q quantiles.
 import torch
 from torch import Tensor
 
-GUESSED = 999  # quantiles of the labelled numbers, the default of TabICLConfig
+from tabicl_train.model.config import TabICLConfig
 
 
 def levels(num_quantiles: int, device: torch.device | None = None) -> Tensor:
@@ -73,7 +73,7 @@ def marginal_pinball(labelled: Tensor, queries: Tensor) -> float:
     From sums over the quantiles below and above each query: a matrix of all of them would have 12 million values for a
     table of stage 3, and a step has 64 such tables.
     """
-    a = levels(GUESSED).double()
+    a = levels(TabICLConfig.num_quantiles).double()
     q = labelled.quantile(a)  # (Q,), ascending
     below = torch.searchsorted(q, queries)  # (N - n,), how many
     sums = [torch.cat([x.new_zeros(1), x.cumsum(0)]) for x in (a, a * q, 1 - a, (1 - a) * q)]  # of the first k

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable
 from typing import Any
 
-from tabicl_train.config.monitoring import CLASS_SCORES, NUMBER_SCORES
+from tabicl_train.config.monitoring import CLASS_SCORES, INTERVAL, NUMBER_SCORES
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.families import family_of
 from tabicl_train.model.public_config import beyond_public
@@ -154,17 +154,23 @@ def data(origin: dict) -> str:
 def scores(pretrained: Pretrained) -> list[str]:
     """The sections about validation and evaluation, if there are any."""
     sections, origin = [], pretrained.origin
+    low, high = INTERVAL
+    coverage = f" `coverage` is that of {high - low:.0%} intervals." if pretrained.config.is_regression else ""
     if rows := origin["validation"]:
         step = rows[0]["step"]
         others = "" if origin["weights"] in ("trained", "best") else ", of the weights as trained rather than these"
         of_task = NUMBER_SCORES if pretrained.config.is_regression else CLASS_SCORES
         columns = ["data", "rows", *(score for score in of_task if score != "guess_loss")]
+        units = " Losses and RMSE are in standard deviations of the target." if pretrained.config.is_regression else ""
         sections.append(
             f"## Validation\n\nAfter step {step:,}{others}, on held-out synthetic tables and on scikit-learn's bundled "
-            "data sets.\n\n" + table(columns, ([row.get(column, "") for column in columns] for row in rows))
+            f"data sets.{units}{coverage}\n\n"
+            + table(columns, ([row.get(column, "") for column in columns] for row in rows))
         )
     if rows := origin["evaluation"]:
-        below = " An R2 below 0 counts as 0." if "r2" in rows[0] else ""
+        below = ""
+        if pretrained.config.is_regression:
+            below = f" An R2 below 0 counts as 0; `pinball` is in standard deviations of the target.{coverage}"
         sections.append(
             "## Evaluation\n\nMeans over tasks of real data, from `tabicl-evaluate`, perhaps of another step of the "
             f"run. `this model` is the pretrained network.{below}\n\n"

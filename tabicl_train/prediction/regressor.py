@@ -14,6 +14,7 @@ from sklearn.utils import check_consistent_length, column_or_1d
 
 from tabicl_train.prediction.ensemble import Ensemble
 from tabicl_train.prediction.predict import quantile_parts
+from tabicl_train.prediction.target_scale import TargetScale
 
 TAIL = 20  # outermost quantiles to which a tail is fitted
 TAIL_SCALES = 0.01, 100.0  # bounds of b, in standard deviations of the target
@@ -45,14 +46,8 @@ class TabICLRegressor(RegressorMixin, Ensemble):
         X = self._frame(X, y)
         y = finite_numbers(y)
         check_consistent_length(X, y)
-        # Divided by a power of two, which is exact, no square of a number overflows or underflows. A difference to one
-        # of the numbers is exactly 0 if all are equal, and precise if they are large and almost equal.
-        self.exponent_ = np.frexp(np.abs(y).max())[1]
-        scaled = np.ldexp(y, -self.exponent_)
-        differences = scaled - scaled[0]
-        mean, self.scale_ = differences.mean(), differences.std()
-        self.mean_ = scaled[0] + mean
-        self.y_ = ((differences - mean) / (self.scale_ or 1.0)).astype(np.float32)
+        self.target_scale_ = TargetScale(y)
+        self.y_ = self.target_scale_.standardize(y).astype(np.float32)
         self._prepare(X, num_classes=0)
         return self
 
@@ -101,7 +96,7 @@ class TabICLRegressor(RegressorMixin, Ensemble):
                     place = np.arange(done, done + len(some)) % rows
                     total[place] += summarise(some.numpy())
                     done += len(some)
-        return np.ldexp(total / len(self.views_) * self.scale_ + self.mean_, self.exponent_)
+        return self.target_scale_.restore(total / len(self.views_))
 
 
 def finite_numbers(y: Any) -> np.ndarray:
@@ -116,7 +111,8 @@ def finite_numbers(y: Any) -> np.ndarray:
         kind = type(other[0]).__name__
         raise ValueError(f"y must hold numbers, but holds values of the type {kind}, for example {str(other[0])!r}")
     with np.errstate(over="ignore"):
-        values = np.where(missing, np.nan, y).astype(float)
+        values = np.full(len(y), np.nan)
+        values[~missing] = [as_float(v) for v in y[~missing]] if y.dtype.kind == "O" else y[~missing]
     for faulty, what in (
         (missing, "NaN or missing values"),
         (np.isinf(values), "infinity or a value too large for dtype('float64')"),
@@ -125,6 +121,14 @@ def finite_numbers(y: Any) -> np.ndarray:
             rows = f"in {faulty.sum()} of {len(y)} rows, the first of which is row {faulty.argmax()}"
             raise ValueError(f"Input y contains {what} {rows}, counted from 0")
     return values
+
+
+def as_float(value: Any) -> float:
+    """A Python number; infinity if it is too large."""
+    try:
+        return float(value)
+    except OverflowError:
+        return np.inf
 
 
 def interpolate(quantiles: np.ndarray, levels: np.ndarray) -> np.ndarray:

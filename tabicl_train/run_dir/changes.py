@@ -143,7 +143,11 @@ def change(key: str, before: dict, now: dict) -> str:
     """What became of a setting, in words."""
     if key not in now:
         return f"{key} was {before[key]}; there is no such setting now"
-    return f"{key} was {before.get(key, 'not set')}, is {now[key]}"
+    text = f"{key} was {before.get(key, 'not set')}, is {now[key]}"
+    if key == "model.max_classes" and 0 in (before.get(key), now[key]):
+        was, trains = ("a classifier", "a regressor") if now[key] == 0 else ("a regressor", "a classifier")
+        return f"it trains {was}, and this configuration {trains}, whose labels are read by other weights ({text})"
+    return text
 
 
 def started_stages(stages: dict[str, dict], steps: int) -> list[str]:

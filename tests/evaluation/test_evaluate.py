@@ -166,14 +166,20 @@ def test_an_interruption_keeps_the_tasks_before_it(checkpoint, tmp_path, monkeyp
     assert "means of 1 task " in capsys.readouterr().out
 
 
-def test_scores_are_printed_even_if_files_cannot_be_written_at_the_end(checkpoint, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("'xelatex' not found")])
+def test_scores_are_printed_even_if_files_cannot_be_written_at_the_end(
+    error, checkpoint, tmp_path, monkeypatch, capsys
+):
     folder_of_tasks(tmp_path, "one")
 
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
+    def fail(*_, **__):
+        raise error
+
     monkeypatch.setattr(atomic.os, "fsync", full)
-    monkeypatch.setattr(scores_figure, "draw_scores", lambda results: types.SimpleNamespace(savefig=full))
+    monkeypatch.setattr(scores_figure, "draw_scores", lambda results: types.SimpleNamespace(savefig=fail))
     with pytest.raises(SystemExit) as ended:
         evaluate(
             checkpoint=checkpoint, suite="folder", folder=str(tmp_path), n_estimators=1, splits=1,

@@ -145,6 +145,14 @@ def test_client_weights_for_classes_are_refused(checkpoint, tmp_path):
             evaluate(**vars(EvaluateOptions(checkpoint=own, client_weights=other)))
 
 
+def test_client_weights_of_a_run_are_refused(checkpoint, tmp_path):
+    pytest.importorskip("tabicl")
+    make_run(tmp_path / "my run", "task=regression", "model.num_quantiles=99")
+    (weights,) = (tmp_path / "my run" / "checkpoints").glob("step-*.ckpt")
+    with pytest.raises(ConfigError, match=rf"export it: tabicl-export 'checkpoint={weights}' output=FILE\.ckpt$"):
+        evaluate(**vars(EvaluateOptions(checkpoint=checkpoint, client_weights=str(weights))))
+
+
 def test_it_knows_the_trained_range_of_a_run(tmp_path):
     make_run(tmp_path / "run", "task=regression", "model.num_quantiles=99")
     results = evaluate(**vars(EvaluateOptions(checkpoint=str(tmp_path / "run"), splits=1, rows=50, n_estimators=1)))

@@ -46,6 +46,12 @@ def test_targets_are_standardized_by_the_labelled_rows_at_any_scale(scale):
     assert np.allclose(found, (y - y[labelled].mean()) / y[labelled].std(), atol=1e-12)
 
 
+def test_a_target_that_is_almost_constant_keeps_its_differences():
+    y = np.arange(50) % 7.0
+    labelled = np.arange(0, 50, 2)
+    assert np.allclose(standardize(1e16 + 2 * y, labelled), standardize(y, labelled), atol=1e-12)
+
+
 @pytest.mark.parametrize("value", [0.0, 0.1, 1e300])
 def test_labelled_rows_with_one_target_are_refused(value):
     y = np.where(np.arange(50) < 40, value, 7.0)
@@ -102,7 +108,9 @@ def test_summary():
 
 def test_a_perfect_prediction_is_the_best_by_rmse():
     perfect = results({THIS_MODEL: [(1.0, 0.0, 0.0, 1.0)], "other": [(0.5, 0.5, 0.1, 0.8)]})
-    assert summarize(perfect)["relative_rmse"].tolist() == [1.0, math.inf]
+    assert summarize(perfect)["relative_rmse"].tolist() == [1.0, 50.0]
+    perfect.loc[perfect["method"] == THIS_MODEL, "rmse"] = 1e-15  # but for rounding
+    assert summarize(perfect)["relative_rmse"].tolist() == [1.0, 50.0]
     assert summarize(perfect)["below_marginal"].isna().all()  # there is nothing to compare with
 
 
@@ -116,6 +124,13 @@ def test_text_shows_the_scores():
     assert lines["ridge"][1:7] == ["0.350", "0.250", "1.333", "-", "-", "-"]
     assert "its lead in R2" in text and "R2 by rows" in text and "R2 by features" in text and "classes" not in text
     assert "nan" not in text
+
+
+def test_text_of_numbers_too_long_for_their_column():
+    bad = results({THIS_MODEL: [(0.9, 1.0, 0.1, 0.8)], "ridge": [(-1.4e32, 2.0, math.nan, math.nan)]})
+    lines = as_text(bad, None).splitlines()
+    (line,) = (line.split() for line in lines if line.startswith("task 0"))
+    assert line[2:8] == ["0.900", "1.000", "0.100", "0.80", "-1e+32", "2.000"]
 
 
 def test_buckets_hold_means_of_what_is_judged():

@@ -175,6 +175,7 @@ def test_a_table_of_tasks_needs_neither_drop_nor_categorical(tmp_path):
         (dict(target="id"), r"data\.csv has no column id"),
         (dict(target="id", drop=""), "id has fewer than two classes with at least 10 rows"),
         (dict(numbers=True), "label does not hold numbers, and the network predicts numbers"),
+        (dict(drop="number string group id", categorical=""), "data.csv has no column beside label"),
         (dict(numbers=True, target="group"), "group does not hold numbers"),  # it is declared as categorical
     ],
 )

@@ -110,7 +110,8 @@ def test_it_tells_the_scores_of_a_regressor(tmp_path):
     )
     card = exported_card(tmp_path / "run", tmp_path / "m").content
     for line in (
-        "run. `this model` is the pretrained network. An R2 below 0 counts as 0.",
+        "run. `this model` is the pretrained network. An R2 below 0 counts as 0; `pinball` is in standard "
+        "deviations of the target. `coverage` is that of 80% intervals.",
         "| trained_range | method | tasks | r2 | pinball | coverage |",
         "| inside | this model | 2 | 0.2000 | 0.3000 | 0.3000 |",  # of 0.4 and 0
         "| inside | ridge regression | 1 | 0.5000 |  |  |",

@@ -25,6 +25,7 @@ FAULTS = {
         r"Input y contains infinity .* in 2 of 40 rows, .* is row 5, counted",
     ),
     "too large": (np.full(LABELLED, np.longdouble("1e4000")), "a value too large for .* in 40 of 40 rows"),
+    "a long integer": ([*COUNTS[1:], -(10**400)], "a value too large for .* in 1 of 40 rows, .* is row 39, counted"),
     "strings": (["low", "high"] * 20, "y must hold numbers, but holds values of the type str_?, for example 'low'"),
     "a string": (np.array([*Y[1:], "low"], dtype=object), "values of the type str, for example 'low'"),
     "digits": (pd.Series(Y).astype(str), "must hold numbers, but holds values of the type str"),
