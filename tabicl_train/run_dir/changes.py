@@ -48,7 +48,7 @@ def up_to_date(values: dict) -> dict:
     for name, stage in stages.items():
         migrate(stage, STAGE_MIGRATIONS)
         stages[name] = completed(stage, dataclasses.asdict(StageConfig()))
-    return completed(values, dataclasses.asdict(RunConfig(model=settings_of(values["model"])())))
+    return completed(values, dataclasses.asdict(RunConfig(model=settings_of(values.get("model", {}))())))
 
 
 def notes(values: dict) -> list[str]:
