@@ -96,6 +96,12 @@ class StageConfig:
     checkpoint_rows: int | None = None
     """Recompute activations of tables with more rows than this (0: never); null takes model.checkpoint_rows."""
 
+    @property
+    def row_ranges(self) -> dict[str, list[int]]:
+        """The ranges that numbers of rows are drawn from, by the names of their settings."""
+        ranges = {"rows": self.rows, "small_rows": self.small_rows if self.small_share > 0 else []}
+        return {name: rows for name, rows in ranges.items() if rows}
+
     def problems(self) -> list[str]:
         problems = at_least(1, steps=self.steps, tables=self.tables, group_size=self.group_size)
         problems += at_least(1, pack_tokens=self.pack_tokens)
@@ -151,8 +157,8 @@ class CurriculumConfig:
             found = [line for part in stage.frozen for line in one_of("frozen", part, tuple(family.parts))]
             if set(stage.frozen) == set(family.parts):
                 found.append("frozen names every part; nothing would be trained")
-            for key, rows in {"rows": stage.rows, "small_rows": stage.small_rows * (stage.small_share > 0)}.items():
-                if rows and stage.features and (line := family.size_problem(model, rows[-1], stage.features[-1])):
+            for key, rows in stage.row_ranges.items():
+                if stage.features and (line := family.size_problem(model, rows[-1], stage.features[-1])):
                     found.append(f"{key} is {list(rows)}; {line}")
             problems += [f"stages.{name}.{line}" for line in found]
         return problems
@@ -161,9 +167,8 @@ class CurriculumConfig:
         """The stages for whose longest tables no real table of the prior is long enough."""
         problems = []
         for name, stage in self.stages.items():
-            for key, rows in {"rows": stage.rows, "small_rows": stage.small_rows * (stage.small_share > 0)}.items():
-                if rows:
-                    problems += long_enough(f"stages.{name}.{key}", max(rows), prior, is_regression)
+            for key, rows in stage.row_ranges.items():
+                problems += long_enough(f"stages.{name}.{key}", max(rows), prior, is_regression)
         return problems
 
     def usable_tables(self, prior: Prior, is_regression: bool) -> list[str]:
