@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 import tabicl_train
 from tabicl_train.config.compose import compose
+from tabicl_train.config.stages import CurriculumConfig, StageConfig
 from tabicl_train.gradients import Gradients
 from tabicl_train.model.families import FAMILIES
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
+from tabicl_train.model.sequence import SequenceConfig
 from tabicl_train.module import Pretraining
 from tabicl_train.planning.run_plan import run_plan
 from tabicl_train.prediction.export import load_network
@@ -137,3 +139,12 @@ def test_nothing_in_the_trainer_names_a_family():
     for file in files:
         imports = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
         assert modules.isdisjoint(node.module for node in imports), file
+
+
+def test_short_tables_of_a_stage_must_fit_the_network_as_well():
+    stages = {
+        share: StageConfig(rows=[10, 40], small_rows=[10, 300], small_share=share, features=[1, 1])
+        for share in (0.0, 0.5)
+    }
+    (problem,) = CurriculumConfig(stages={"half": stages[0.5], "none": stages[0.0]}).unfit(SequenceConfig())
+    assert problem.startswith("stages.half.small_rows is [10, 300]; ")
