@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -58,6 +59,16 @@ class Prior:
     def for_validation(self) -> Prior:
         """The prior that validation draws from; of real tables, those that training never draws."""
         return self
+
+    def for_answer(self) -> Prior:
+        """The prior whose draws tell at the end what a training has gained; of real tables or rows, those that neither
+        training nor validation draws."""
+        return self
+
+    def units(self, table: Table) -> list[Hashable] | None:
+        """What each query row of a table belongs to, for means and intervals: a real row or table that several draws
+        may share. None if the table is a unit of its own, as every synthetic one is."""
+        return None
 
     def usable(self, rows: int, numeric: bool) -> tuple[int, int] | None:
         """Of real tables, how many are long enough for a draw of so many rows, and how many there are."""
