@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -36,6 +36,9 @@ class Disk(Prior):
     def shard_size(self) -> int:
         """Steps of a shard."""
         return int(Shard(shard_paths(Path(self.folder))[0]).metadata["shard_size"])
+
+    def mixed(self, mix: Mapping[str, float]) -> Disk:
+        return self  # each table is stored with the shares that it was drawn with, and compared with those asked for
 
     def missing_steps(self, seed: int, tables: Sequence[int]) -> list[str]:
         """Why a run cannot get all its tables, as messages for the user; [] if it can.

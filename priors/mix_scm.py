@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 
 from priors.prior import Prior
 from priors.random import Seed, as_seed, rng_at
-from priors.table import PriorError, Table, TableSpec
+from priors.table import PriorError, Source, Table, TableSpec
 
 
 @dataclass
@@ -51,13 +53,46 @@ class MixSCM(Prior):
         return {name: build_component(name, self.components[name]) for name in sorted(self.components)}
 
     @property
+    def shares(self) -> dict[str, float]:
+        """The shares of the components, which add up to 1."""
+        total = sum(self.components[name]["weight"] for name in self.priors)
+        return {name: self.components[name]["weight"] / total for name in self.priors}
+
+    def mixed(self, mix: Mapping[str, float]) -> MixSCM:
+        problems = []
+        for name, share in mix.items():
+            if name not in self.components:
+                near = get_close_matches(name, self.components, n=1)
+                advice = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self.priors)}"
+                problems.append(f"{name!r} is no component of the mixture; {advice}")
+            elif not 0 <= share < float("inf"):
+                problems.append(f"the share of {name} is {share}; it must be a number, 0 or more")
+        if not problems and mix and sum(mix.values()) == 0:
+            problems.append("at least one share must be positive")
+        if problems:
+            raise PriorError("; ".join(problems))
+        if not mix:
+            return self
+        components = {name: {**own, "weight": mix.get(name, 0.0)} for name, own in self.components.items()}
+        return self.with_priors(self.priors, components)
+
+    def with_priors(self, priors: dict[str, Prior], components: dict[str, dict[str, Any]] | None = None) -> MixSCM:
+        other = replace(self, components=components or self.components)
+        other.priors = priors
+        return other
+
+    @property
     def numeric_targets(self) -> bool:  # type: ignore[override]
         return all(prior.numeric_targets for prior in self.priors.values())
 
     def for_validation(self) -> MixSCM:
-        other = replace(self)
-        other.priors = {name: prior.for_validation() for name, prior in self.priors.items()}
-        return other
+        return self.with_priors({name: prior.for_validation() for name, prior in self.priors.items()})
+
+    def for_answer(self) -> MixSCM:
+        return self.with_priors({name: prior.for_answer() for name, prior in self.priors.items()})
+
+    def units(self, table: Table) -> list[Hashable] | None:
+        return None if table.source is None else self.priors[table.source[0]].units(table)
 
     def usable(self, rows: int, numeric: bool) -> tuple[int, int] | None:
         counts = (prior.usable(rows, numeric) for name, prior in self.priors.items() if self.components[name]["weight"])
@@ -69,15 +104,24 @@ class MixSCM(Prior):
     def about(self, most: int = 3) -> list[str]:
         return [line for prior in self.priors.values() for line in prior.about(most)]
 
+    def sources(self) -> dict[Source, int]:
+        real = {source: rows for prior in self.priors.values() for source, rows in prior.sources().items()}
+        synthetic = [name for name, prior in self.priors.items() if not prior.sources()]
+        return real and {**{(name, ""): 0 for name in synthetic}, **real}
+
     def sample(self, spec: TableSpec, seed: Seed) -> Table:
         address = as_seed(seed if spec.group_seed is None else spec.group_seed)
-        weights = np.cumsum([self.components[name]["weight"] for name in self.priors])
+        own = {name: options["weight"] for name, options in self.components.items()}
+        shares = dict(spec.mix) or own
+        weights = np.cumsum([shares.get(name, 0.0) for name in self.priors])
         draw = rng_at(address, "component").random() * weights[-1]
         name, prior = list(self.priors.items())[np.searchsorted(weights, draw, side="right")]
         try:
-            return prior.sample(spec, seed)
+            table = prior.sample(replace(spec, mix=()), seed)
         except PriorError as error:
             raise PriorError(f"component {name}: {error}") from None
+        table.source = table.source or (name, "")
+        return table
 
 
 def build_component(name: str, options: dict[str, Any]) -> Prior:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ import torch
 
 from priors.finish import Rejected, finish
 from priors.random import Seed, as_seed, one_thread, rng_at
-from priors.table import PriorError, Table, TableSpec
+from priors.table import PriorError, Source, Table, TableSpec
 
 MAX_REJECTIONS = 1000  # in a row, before the request counts as impossible
 
@@ -55,6 +55,20 @@ class Prior:
 
     def accept(self, table: Table, seed: tuple[int, ...]) -> None:
         """Raise Rejected for a finished table that does not pass the prior's filters."""
+
+    def mixed(self, mix: Mapping[str, float]) -> Prior:
+        """The prior as a stage with these shares of its components draws from it; an empty mix changes nothing.
+
+        Raises PriorError with everything wrong with the shares.
+        """
+        if mix:
+            raise PriorError("only mixtures have shares (prior=mix_scm)")
+        return self
+
+    def sources(self) -> dict[Source, int]:
+        """If training draws real tables: these with their numbers of rows, and the components of synthetic tables that
+        are mixed with them, with 0 rows."""
+        return {}
 
     def for_validation(self) -> Prior:
         """The prior that validation draws from; of real tables, those that training never draws."""

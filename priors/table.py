@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -12,6 +12,9 @@ from priors.random import Seed
 
 MIN_ROWS = 10
 MAX_CLASSES = 10
+
+
+Source: TypeAlias = tuple[str, str]  # name of the prior in a mixture or alone, and path of the real table, or ""
 
 
 class PriorError(ValueError):
@@ -28,6 +31,7 @@ class TableSpec:
     max_classes: the number of classes is drawn from 2..max_classes, at most 10; 0 for a numeric target (regression)
     group_seed: address of the hyper-parameters that the tables of a group of a step share, in priors that have
         them (mlp_scm, tree_scm, mix_scm); by default the table's own address
+    mix: shares of the components of a mixture, as (name, share) in the order of their names; () for its own weights
     """
 
     num_rows: int
@@ -35,6 +39,7 @@ class TableSpec:
     num_features: int
     max_classes: int = MAX_CLASSES
     group_seed: Seed | None = None
+    mix: tuple[tuple[str, float], ...] = ()
 
     def problems(self) -> list[str]:
         """Everything that makes the table impossible."""
@@ -73,6 +78,7 @@ class Table:
     num_classes: cardinality drawn for the target; 0 if it is numeric
     plan: the prior's description of the table; str(plan) is its text
     rejections: number of rejected draws before this one, by reason
+    source: where it comes from, if it is a real table or of a mixture
     """
 
     X: torch.Tensor
@@ -81,3 +87,4 @@ class Table:
     num_classes: int
     plan: Any = None
     rejections: Counter[str] = field(default_factory=Counter)
+    source: Source | None = None

@@ -152,7 +152,7 @@ def cap_features(rows: int, features: int) -> int:
 
 
 def draw_spec(stage: StageConfig, max_classes: int, rng: np.random.Generator) -> TableSpec:
-    """Rows, split and width of one group."""
+    """Rows, split, width and mixture of one group."""
     low, high = stage.small_rows if rng.random() < stage.small_share else stage.rows
     if stage.row_distribution == "log_uniform":
         rows = math.floor(math.exp(rng.uniform(math.log(low), math.log(high + 1))))
@@ -163,4 +163,5 @@ def draw_spec(stage: StageConfig, max_classes: int, rng: np.random.Generator) ->
     features = cap_features(rows, features)
     train_size = min(max(round(rows * rng.uniform(stage.train_share[0], stage.train_share[1])), 2), rows - 2)
     # A class needs a labelled and a query row, so a small side of the split limits their number.
-    return TableSpec(rows, train_size, features, min(max_classes, train_size, rows - train_size))
+    classes, mix = min(max_classes, train_size, rows - train_size), tuple(sorted(stage.mix.items()))
+    return TableSpec(rows, train_size, features, classes, mix=mix)

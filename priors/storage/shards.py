@@ -142,7 +142,7 @@ class Shard:
         """What was asked for when the table was drawn."""
         record = self.record(address)
         try:
-            return with_group_tuple(TableSpec(**{field.name: record[field.name] for field in fields(TableSpec)}))
+            return with_tuples(TableSpec(**{f.name: record[f.name] for f in fields(TableSpec) if f.name in record}))
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedShard(f"shard {self.path} is damaged (record {table_name(address)}: {error!r})") from None
 
@@ -208,14 +208,15 @@ def tables_of_steps(folder: Path, seed: int) -> Counter[int]:
     return counts
 
 
-def with_group_tuple(spec: TableSpec) -> TableSpec:
-    """The spec with its group's address as a tuple, since 7 and (7,) are the same address, and JSON has lists."""
-    return spec if spec.group_seed is None else replace(spec, group_seed=as_seed(spec.group_seed))
+def with_tuples(spec: TableSpec) -> TableSpec:
+    """The spec with tuples, since JSON has lists; 7 and (7,) are the same address of a group."""
+    group_seed = None if spec.group_seed is None else as_seed(spec.group_seed)
+    return replace(spec, group_seed=group_seed, mix=tuple((name, share) for name, share in spec.mix))
 
 
 def check_spec(path: Path, address: Address, stored: TableSpec, requested: TableSpec) -> None:
     """Raise PriorError for a table that is stored with another spec."""
-    if stored != with_group_tuple(requested):
+    if stored != with_tuples(requested):
         raise PriorError(
             f"table {address[2]} of step {address[1]} in shard {path} is from another curriculum: it is stored as "
             f"{stored}, but {requested} is requested"

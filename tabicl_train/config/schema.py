@@ -244,7 +244,7 @@ class RunConfig:
             if not self.model.is_regression and not prior.classes:
                 problems.append(f"prior={self.prior['name']} draws numbers only, which needs model.max_classes=0")
             is_regression = self.model.is_regression
-            problems += [f"curriculum.{line}" for line in self.curriculum.too_long(prior, is_regression)]
+            problems += [f"curriculum.{line}" for line in self.curriculum.unserved(prior, is_regression)]
             if self.validation.every and self.validation.rows:
                 rows = max(self.validation.rows)
                 problems += long_enough("validation.rows", rows, prior.for_validation(), is_regression)

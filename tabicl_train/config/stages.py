@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from priors import Prior
+from priors import Prior, PriorError
 from priors.table import MIN_ROWS
 from tabicl_train.config.checks import at_least, long_enough, one_of, ordered_pair
 from tabicl_train.model.families import family_of
@@ -75,6 +75,9 @@ class StageConfig:
     """Largest number of tokens in one forward pass, over all its tables; a single table may have more. With the default
     model a table has a token for each cell and 12 more for each row; its activations take about 45 KB a token
     in fp32, and 25 in bf16 on a GPU."""
+    mix: dict[str, float] = field(default_factory=dict)
+    """Shares of the components of prior=mix_scm in this stage, in proportion: {tables: 0.5, mlp_scm: 0.3}. A component
+    that is not named has none; {} takes the components' weights."""
     learning_rate: float = 8e-4
     """Peak learning rate."""
     schedule: str = "cosine"
@@ -163,19 +166,25 @@ class CurriculumConfig:
             problems += [f"stages.{name}.{line}" for line in found]
         return problems
 
-    def too_long(self, prior: Prior, is_regression: bool) -> list[str]:
-        """The stages for whose longest tables no real table of the prior is long enough."""
+    def unserved(self, prior: Prior, is_regression: bool) -> list[str]:
+        """What the stages ask of a prior that it does not have: shares of components, and real tables that are long
+        enough for the longest tables."""
         problems = []
         for name, stage in self.stages.items():
+            try:
+                mixed = prior.mixed(stage.mix)
+            except PriorError as error:
+                problems.append(f"stages.{name}.mix is {stage.mix}; {error}")
+                continue
             for key, rows in stage.row_ranges.items():
-                problems += long_enough(f"stages.{name}.{key}", max(rows), prior, is_regression)
+                problems += long_enough(f"stages.{name}.{key}", max(rows), mixed, is_regression)
         return problems
 
     def usable_tables(self, prior: Prior, is_regression: bool) -> list[str]:
         """For each stage, how many real tables are long enough, in a line; [] if the prior has no real tables."""
         lines = []
         for name, stage in self.stages.items():
-            few, many = (prior.usable(rows, is_regression) for rows in stage.rows)
+            few, many = (prior.mixed(stage.mix).usable(rows, is_regression) for rows in stage.rows)
             if few and many:
                 low, high = stage.rows
                 lines.append(

@@ -62,7 +62,7 @@ def version_problems(content: dict) -> list[str]:
     """Why this version of the program cannot repeat the steps of a checkpoint's run."""
     values = content["config"]
     before = flatten(values)
-    stages = {name: StageConfig() for name in values["curriculum"]["stages"]}
+    stages = {name: StageConfig(mix=stage.get("mix", {})) for name, stage in values["curriculum"]["stages"].items()}
     model = settings_of(values["model"])()
     known = flatten(dataclasses.asdict(RunConfig(model=model, curriculum=CurriculumConfig(stages))))
     problems = [

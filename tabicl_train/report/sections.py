@@ -176,7 +176,7 @@ def stages_of(config: dict[str, Any]) -> dict[str, dict[str, str]]:
     stages: dict[str, dict[str, str]] = {}
     for key, value in config.items():
         if key.startswith(STAGES):
-            stage, _, setting = key.removeprefix(STAGES).rpartition(".")
+            stage, _, setting = key.removeprefix(STAGES).partition(".")
             stages.setdefault(stage, {})[setting] = str(value)
     return stages
 
