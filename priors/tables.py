@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -13,12 +14,16 @@ import numpy as np
 
 from priors.prior import Prior
 from priors.random import rng_at
-from priors.table import PriorError, Table, TableSpec
+from priors.table import PriorError, Source, Table, TableSpec
 
 if TYPE_CHECKING:  # pandas and scikit-learn take two seconds, which runs without real tables need not spend
     from priors.real.draws import TableCache
     from priors.real.index import Entry
     from priors.real.tasks import Task
+
+
+NAME = "tables"
+TRAINING, VALIDATION, ANSWER = "training", "validation", "answer"  # what a table is drawn for
 
 
 @dataclass
@@ -30,13 +35,14 @@ class Tables(Prior):
     """
 
     numeric_targets = True
-    draws_held_out = False  # see for_validation
+    side = TRAINING  # see for_validation, for_answer
 
     folder: str = ""
     """Folder with .csv, .parquet, .arrow or .feather files, in subfolders too, and perhaps a tasks.csv that names
     their targets."""
     held_out: float = 0.1
-    """Share of the tables, chosen by a hash of their values, that are never drawn in training, but for validation."""
+    """Share of the tables, chosen by a hash of their values or family, that are never drawn in training: one half of
+    them is drawn in validation, the other one for the answer at the end."""
     own_target: float = 0.5
     """Probability that a draw predicts the table's own target; the others predict another column of it."""
     cache_gib: float = 1.0
@@ -83,10 +89,19 @@ class Tables(Prior):
     @cached_property
     def tasks(self) -> list[Task]:
         """The tables that are drawn, in the order of their content."""
-        return [task for task in self.contents[1] if self.is_held_out(task) == self.draws_held_out]
+        return self.sides[self.side]
 
-    def is_held_out(self, task: Task) -> bool:
-        return int(task.entry.content, 16) < self.held_out * 2**64
+    @cached_property
+    def sides(self) -> dict[str, list[Task]]:
+        """The tables by what they are drawn for. If one half of those that are held out is empty, validation has the
+        other one."""
+        sides: dict[str, list[Task]] = {TRAINING: [], VALIDATION: [], ANSWER: []}
+        for task in self.contents[1]:
+            held_out = VALIDATION if task.place < self.held_out / 2 * 2**64 else ANSWER
+            sides[held_out if task.place < self.held_out * 2**64 else TRAINING].append(task)
+        if not sides[VALIDATION]:
+            sides[VALIDATION], sides[ANSWER] = sides[ANSWER], []
+        return sides
 
     @cached_property
     def most_rows(self) -> dict[bool, np.ndarray]:
@@ -108,9 +123,22 @@ class Tables(Prior):
         return {name: value for name, value in vars(self).items() if name != "cache"}
 
     def for_validation(self) -> Tables:
+        return self.drawing_for(VALIDATION)
+
+    def for_answer(self) -> Tables:
+        return self.drawing_for(ANSWER)
+
+    def drawing_for(self, side: str) -> Tables:
         other = replace(self)
-        other.contents, other.draws_held_out = self.contents, True
+        other.contents, other.side = self.contents, side
         return other
+
+    def units(self, table: Table) -> list[Hashable]:
+        """The family of the table, or its file, for each query row."""
+        return [table.plan.task.unit] * (len(table.y) - table.train_size)
+
+    def sources(self) -> dict[Source, int]:
+        return {(NAME, task.entry.path): task.entry.rows for task in self.sides[TRAINING]}
 
     def usable(self, rows: int, numeric: bool) -> tuple[int, int]:
         return int((self.most_rows[numeric] >= rows).sum()), len(self.tasks)
@@ -118,18 +146,23 @@ class Tables(Prior):
     def fingerprint(self) -> str:
         from priors.real.index import VERSION
 
-        values = [(task.entry.hash, task.target, task.drop, task.categorical) for task in self.contents[1]]
+        tasks = self.contents[1]
+        values = [(task.entry.hash, task.target, task.drop, task.categorical, task.family) for task in tasks]
         return blake2b(json.dumps([VERSION, values]).encode(), digest_size=8).hexdigest()
 
     def about(self, most: int = 3) -> list[str]:
         from priors.real.tasks import RULE, shortened
 
         entries, tasks, left_out = self.contents
-        held_out = sorted({task.entry.path for task in tasks if self.is_held_out(task)})
+        held_out = {
+            f"{verb} {side}": sorted({task.entry.path for task in self.sides[side]})
+            for side, verb in ((VALIDATION, "drawn in"), (ANSWER, "kept for the"))
+        }
         rows = sum(task.entry.rows for task in tasks)
         lines = [f"{self.folder}: {len(tasks)} tables with {rows:,} rows, from {len(entries)} files"]
-        if held_out:
-            lines.append(f"{len(held_out)} held out, never drawn in training: {shortened(held_out, most)}")
+        lines += [f"{len(paths)} held out, {use}: {shortened(paths, most)}" for use, paths in held_out.items() if paths]
+        if self.sides[VALIDATION] and not self.sides[ANSWER]:
+            lines.append("none is held out for the answer at the end: raise held_out, or add tables")
         if guessed := [f"{task.entry.path} ({task.target})" for task in tasks if task.is_guessed]:
             lines.append(f"{len(guessed)} not in tasks.csv, so their target is {RULE}: {shortened(guessed, most)}")
         if left_out:
@@ -152,7 +185,9 @@ class Tables(Prior):
             raise PriorError(f"no table has {spec.num_rows} rows with a target; the longest one has {longest}")
         rng = rng_at(seed, "table")
         task = self.tasks[np.searchsorted(chances, rng.random() * chances[-1], side="right")]
-        return draw_table(task, self.cache.columns(task.entry), self.own_target, spec, rng)
+        table = draw_table(task, self.cache.columns(task.entry), self.own_target, spec, rng)
+        table.source = (NAME, task.entry.path)
+        return table
 
 
 def reasons(left_out: dict[str, str], most: int = 3) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from priors import Prior, Table, TableSpec
+from priors.table import Source
 from tabicl_train.config.schema import CurriculumConfig
 from tabicl_train.curriculum import plan_step
 from tabicl_train.model.family import NetworkConfig
@@ -25,6 +26,7 @@ class StepItem:
 
     tables: number of tables of the step over all ranks, over which the loss is averaged
     rejections: number of draws that the prior rejected, by reason
+    sources: number of tables of real ones and of mixtures, by where they come from and their rows
     seconds: that drawing took
     """
 
@@ -33,6 +35,7 @@ class StepItem:
     tables: int
     packs: list[Pack]
     rejections: Counter[str] = field(default_factory=Counter)
+    sources: Counter[tuple[Source, int]] = field(default_factory=Counter)
     seconds: float = 0.0
 
     def to(self, device: torch.device) -> StepItem:
@@ -65,6 +68,8 @@ class StepStream:
                 drawing(index)
                 tables.append(draw_table(self.prior, spec, self.seed, step, index))
                 item.rejections.update(tables[-1].rejections)
+                if (source := tables[-1].source) is not None:
+                    item.sources[source, spec.num_rows] += 1
             item.packs.append(pack(tables))
         item.seconds = time.perf_counter() - started
         return item

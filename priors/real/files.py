@@ -17,6 +17,7 @@ SUFFIXES = (".csv", ".parquet", ".arrow", ".feather")
 MAX_BYTES = 256 * 2**20  # of a file: reading a CSV takes about eight times its size in memory
 MAX_CELLS = 50_000_000  # 400 MB as float64; Parquet packs far more of them into MAX_BYTES
 MAX_COLUMNS = 2_000
+OTHER_NUMBERS = r"\s*[-+]?(\d{1,3}([,' ]\d{3})+(\.\d+)?|\d+,\d+|\d+(\.\d+)?\s*%)\s*"  # 1,013 or 2,5 or 3%
 OTHER_DATES = r"\s*\d{1,4}[/.-]\d{1,2}[/.-]\d{1,4}\b.*"
 
 Column: TypeAlias = np.ndarray | pd.Categorical  # numbers float64 (rows,), NaN where missing, or categories
@@ -124,6 +125,8 @@ def as_column(values: pd.Series) -> tuple[Column, str]:
     known = column.codes[column.codes >= 0] if isinstance(column, pd.Categorical) else column[~np.isnan(column)]
     if (known == known[0]).all():
         raise Unusable("a single value")
+    if kind == "number" and known[0] in (0, 1) and np.array_equal(column, known[0] + np.arange(len(column))):
+        raise Unusable("row numbers")
     return column, kind
 
 
@@ -147,6 +150,9 @@ def from_text(values: pd.Series) -> tuple[Column, str]:
     are_numbers = pd.to_numeric(distinct, errors="coerce").notna()
     if are_numbers.mean() >= 0.5:
         raise Unusable(f"numbers beside the text {distinct[~are_numbers].iloc[0]!r}")
+    otherwise = distinct.str.fullmatch(OTHER_NUMBERS)
+    if otherwise.any() and (are_numbers | otherwise).mean() >= 0.5:
+        raise Unusable(f"numbers with separators or percent signs, such as {distinct[otherwise].iloc[0]!r}")
     if pd.to_datetime(distinct, format="ISO8601", errors="coerce", utc=True).notna().all():
         return from_numbers(pd.to_datetime(texts, format="ISO8601", utc=True))
     if distinct.str.fullmatch(OTHER_DATES).all():

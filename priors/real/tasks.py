@@ -4,8 +4,12 @@ tasks.csv has the columns of tabicl-evaluate's suite=folder:
 
     item         path of a file in the folder
     target       the column to predict
-    drop         columns to leave out, separated by spaces; optional
-    categorical  numeric columns to treat as categories, separated by spaces; optional
+    drop         columns to leave out, separated by spaces, or by semicolons if a name has spaces; optional
+    categorical  numeric columns to treat as categories, separated in the same way; optional
+
+and perhaps another one:
+
+    family       name of the study that the table is from; the tables of a family are drawn for the same purpose
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 
 from priors.real.index import TASKS, ColumnFacts, Entry
@@ -33,6 +38,7 @@ class Task:
     target: the column that tasks.csv names, or that is guessed
     categorical: names of numeric columns that are categories
     is_guessed: whether tasks.csv does not list the file
+    family: what the table has in common with others; "" if nothing
     """
 
     entry: Entry
@@ -40,6 +46,18 @@ class Task:
     drop: tuple[str, ...] = ()
     categorical: tuple[str, ...] = ()
     is_guessed: bool = False
+    family: str = ""
+
+    @property
+    def unit(self) -> str:
+        """The family, or the file."""
+        return self.family or self.entry.path
+
+    @property
+    def place(self) -> int:
+        """0..2^64 - 1, a hash of the family or of the table's values, which decides what it is drawn for."""
+        name = blake2b(self.family.encode(), digest_size=8).hexdigest() if self.family else self.entry.content
+        return int(name, 16)
 
     @cached_property
     def columns(self) -> list[ColumnFacts]:
@@ -121,15 +139,7 @@ def listed(folder: Path, entries: dict[str, Entry]) -> list[Task]:
     path = folder / TASKS
     if not path.exists():
         return []
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, restval="")
-            rows = list(reader)
-            columns = reader.fieldnames or ()
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise PriorError(f"{path} cannot be read: {error}") from None
-    if missing := [column for column in COLUMNS if column not in columns]:
-        raise PriorError(f"{path} lacks the columns {', '.join(missing)}")
+    rows = read_tasks(path, COLUMNS)
     if unknown := [str(row["item"]) for row in rows if row["item"] not in entries]:
         raise PriorError(f"{path} lists files that are not there, or of no known kind: {shortened(unknown)}")
     if aimless := [row["item"] for row in rows if not row["target"]]:
@@ -137,11 +147,39 @@ def listed(folder: Path, entries: dict[str, Entry]) -> list[Task]:
     keys = [(row["item"], row["target"]) for row in rows]
     if twice := [f"{item} with the target {target}" for (item, target), n in Counter(keys).items() if n > 1]:
         raise PriorError(f"{path} lists twice: {shortened(twice)}")
+    families = {(row["item"], (row.get("family") or "").strip()) for row in rows}
+    if split := [item for item, n in Counter(item for item, _ in sorted(families)).items() if n > 1]:
+        raise PriorError(f"{path} gives several families to {shortened(split)}")
+    family_of = dict(families)
+    return [
+        Task(entries[row["item"]], row["target"], *named_columns(row), family=family_of[row["item"]]) for row in rows
+    ]
 
-    def names(row: dict[str, str], column: str) -> tuple[str, ...]:
-        return tuple((row.get(column) or "").split())
 
-    return [Task(entries[row["item"]], row["target"], names(row, "drop"), names(row, "categorical")) for row in rows]
+def read_tasks(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
+    """The rows of a table of tasks; raises PriorError if it cannot be read or lacks some of these columns."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, restval="")
+            rows = list(reader)
+            found = reader.fieldnames or ()
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise PriorError(f"{path} cannot be read: {error}") from None
+    if missing := [column for column in columns if column not in found]:
+        raise PriorError(f"{path} lacks the columns {', '.join(missing)}")
+    return rows
+
+
+def named_columns(row: dict[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The columns that a row of a table of tasks drops, and those that it calls categorical."""
+    drop, categorical = ((row.get(column) or "") for column in ("drop", "categorical"))
+    return split_names(drop), split_names(categorical)
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Names that are separated by spaces, or, if there is a semicolon, by semicolons."""
+    names = text.split(";") if ";" in text else text.split()
+    return tuple(name.strip() for name in names if name.strip())
 
 
 def shortened(texts: Iterable[str], most: int = 5, between: str = ", ") -> str:

@@ -15,7 +15,7 @@ import torch
 
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.checkpoints import CheckpointFiles
-from tabicl_train.callbacks.metrics import is_logged
+from tabicl_train.callbacks.metrics import Metrics, is_logged
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.console import counted, tell
 from tabicl_train.curriculum import plan_step
@@ -176,6 +176,8 @@ class Guard(L.Callback):
         for callback in trainer.callbacks:
             if isinstance(callback, Averages):
                 callback.load_state_dict(good["callbacks"][callback.state_key])
+            if isinstance(callback, Metrics):
+                callback.on_load_checkpoint(trainer, module, good)
         state = good["callbacks"][self.state_key]
         self.average, self.low = state["average"], state.get("low")
         self.abandoned.append([good["global_step"], step])

@@ -21,9 +21,11 @@ from tabicl_train.model.pack import Pack
 from tabicl_train.module import Pretraining
 from tabicl_train.planning.flops import peak_flops
 from tabicl_train.run_dir.records import Records
+from tabicl_train.run_dir.tables_seen import TablesSeen
 from tabicl_train.schedules import learning_rate
 from tabicl_train.stream import StepItem
 
+SEEN_EVERY = 600.0  # seconds between lines about the real tables that were drawn
 SECONDS = 10.0  # of training or drawing, before the two are compared
 
 COLUMNS = (
@@ -33,7 +35,7 @@ COLUMNS = (
 
 
 class Metrics(L.Callback):
-    """Writes metrics.csv and shows progress, on rank 0.
+    """Writes metrics.csv and shows progress, on rank 0; of runs on real tables also tables_seen.csv.
 
     step                       optimiser steps done
     loss, grad_norm, lr        of that step
@@ -50,6 +52,33 @@ class Metrics(L.Callback):
     def __init__(self, config: RunConfig, records: Records) -> None:
         self.config, self.records = config, records
         self.feeding = Feeding()
+        self.seen, self.told_seen = TablesSeen(config, records), time.perf_counter()
+
+    def on_load_checkpoint(self, trainer: L.Trainer, module: Pretraining, checkpoint: dict) -> None:
+        """Also called with an earlier checkpoint to which the guard goes back."""
+        self.seen.load(checkpoint.get("tables_seen", []))
+
+    def on_save_checkpoint(self, trainer: L.Trainer, module: Pretraining, checkpoint: dict) -> None:
+        if self.seen.sizes:
+            self.keep_seen(trainer, module)
+            checkpoint["tables_seen"] = self.seen.entries()
+
+    def keep_seen(self, trainer: L.Trainer, module: Pretraining, is_end: bool = False) -> None:
+        """Add up and write what was drawn, on all ranks alike, and tell it every ten minutes and at the end."""
+
+        def add_up(counts: Tensor) -> Tensor:
+            return trainer.strategy.reduce(counts.to(module.device), reduce_op="sum").cpu()
+
+        self.seen.merge(add_up)
+        if trainer.is_global_zero:
+            self.seen.write()
+            now = time.perf_counter()
+            if (is_end or now - self.told_seen >= SEEN_EVERY) and (line := self.seen.line(trainer.global_step)):
+                self.told_seen = now
+                tell(f"seen      {line}")
+
+    def on_train_batch_start(self, trainer: L.Trainer, module: Pretraining, item: StepItem, _: int) -> None:
+        self.seen.add(item.sources)  # before the guard, after the step, may go back to earlier counts
 
     def on_train_start(self, trainer: L.Trainer, module: Pretraining) -> None:
         self.graphs, self.many_graphs = count_graphs(), False
@@ -57,6 +86,8 @@ class Metrics(L.Callback):
         if trainer.is_global_zero:
             self.records.rewind("metrics.csv", trainer.global_step, COLUMNS)
             self.progress = Progress(self.config, trainer.global_step)
+            if self.seen.sizes:
+                self.seen.write()  # without the steps that are done again
 
     def start_window(self, trainer: L.Trainer) -> None:
         self.started, self.waited = time.perf_counter(), trainer.train_dataloader.waited
@@ -110,6 +141,8 @@ class Metrics(L.Callback):
                 tell(line)
 
     def on_train_end(self, trainer: L.Trainer, module: Pretraining) -> None:
+        if self.seen.sizes:
+            self.keep_seen(trainer, module, is_end=True)
         if trainer.is_global_zero:
             self.progress.close()
 

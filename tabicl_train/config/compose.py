@@ -193,7 +193,7 @@ def group_choices() -> dict[str, list[str]]:
 
 def prepare(overrides: list[str]) -> list[str]:
     """The overrides of a user as Hydra understands them: values quoted where needed, and stages added."""
-    return add_stages([quote(text) for text in overrides])
+    return [STAGE_MIX.sub("++", text) for text in add_stages([quote(text) for text in overrides])]
 
 
 NAMES = ("name", "run_dir", "init_weights", "prior.folder")  # settings that are text, whatever they look like
@@ -224,6 +224,7 @@ def is_readable(override: str) -> bool:
     return True
 
 
+STAGE_MIX = re.compile(r"(?=curriculum\.stages\.[^.=]+\.mix[.=])")  # with any keys, which Hydra adds after ++ only
 NEW_STAGE = re.compile(r"\+{1,2}(curriculum\.stages\.([^.=]+)[.=].*)", re.DOTALL)
 
 

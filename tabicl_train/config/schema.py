@@ -20,6 +20,7 @@ import torch
 
 import priors
 from priors.disk import Disk
+from priors.mix_scm import MixSCM
 from tabicl_train.config.checks import at_least, long_enough, one_of
 from tabicl_train.config.monitoring import (
     SYNTHETIC,
@@ -237,7 +238,8 @@ class RunConfig:
         except priors.PriorError as error:
             problems.append(str(error) if str(error).startswith("prior ") else f"prior: {error}")
         else:
-            if self.prior["name"] == "disk" and self.validation.every and self.validation.rows:
+            has_disk = self.prior["name"] == "disk" or (isinstance(prior, MixSCM) and prior.shares.get("disk"))
+            if has_disk and self.validation.every and self.validation.rows:
                 problems.append("validation.rows must be [] with prior=disk, which only has the tables of steps")
             if self.model.is_regression and not prior.numeric_targets:
                 problems.append(f"prior={self.prior['name']} draws classes only, but model.max_classes=0 is regression")
@@ -277,10 +279,19 @@ class RunConfig:
         elif bf16_on_gpu and torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False):
             problems.append("trainer.precision is 'bf16', which the GPU of this machine lacks; use fp16 or fp32")
         problems += self.stream.start_problems()
-        if isinstance(prior := build_prior(self), Disk):
-            steps = [stage.tables for stage in self.curriculum.stages.values() for _ in range(stage.steps)]
-            problems += [f"prior.{line}" for line in prior.missing_steps(self.seed, steps[: self.total_steps])]
-        return problems
+        return problems + self.missing_steps()
+
+    def missing_steps(self) -> list[str]:
+        """The steps whose tables a prior=disk lacks, alone or in a mixture."""
+        prior, stages = build_prior(self), self.curriculum.stages.values()
+        disk, key, tables = prior, "prior", [stage.tables for stage in stages]
+        if isinstance(prior, MixSCM):
+            disk, key = prior.priors.get("disk", prior), "prior.components.disk"
+            tables = [stage.tables if prior.mixed(stage.mix).shares.get("disk") else 0 for stage in stages]
+        if not isinstance(disk, Disk):
+            return []
+        steps = [count for count, stage in zip(tables, stages, strict=True) for _ in range(stage.steps)]
+        return [f"{key}.{line}" for line in disk.missing_steps(self.seed, steps[: self.total_steps])]
 
     @property
     def cores(self) -> int:

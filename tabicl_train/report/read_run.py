@@ -14,7 +14,7 @@ from tabicl_train.config.schema import flatten
 from tabicl_train.run_dir.records import Records, csv_text
 from tabicl_train.run_dir.status import read_status
 
-TABLES = ("metrics", "batches", "scaling", "validation", "evaluation")
+TABLES = ("metrics", "batches", "scaling", "validation", "evaluation", "tables_seen")
 
 
 @dataclass
@@ -32,6 +32,7 @@ class Run:
     scaling: pd.DataFrame | None
     validation: pd.DataFrame | None
     evaluation: pd.DataFrame | None
+    tables_seen: pd.DataFrame | None
     attention: pd.DataFrame | None  # from entropy/entropy.csv, which tabicl-lab writes
 
 

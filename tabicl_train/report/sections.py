@@ -27,6 +27,7 @@ from tabicl_train.report.training_curves import draw_throughput, draw_training, 
 from tabicl_train.run_dir.loss_groups import GROUPS
 
 MAX_INCIDENTS = 50  # shown; a run may have a thousand
+MAX_TABLES = 10  # real ones shown; a run may draw from tens of thousands
 STAGES = "curriculum.stages."
 RATES = {
     "tables_per_s": "tables/s",
@@ -68,6 +69,7 @@ def sections(runs: list[Run]) -> dict[str, Any]:
         "starts": starts(runs),
         "settings": settings(runs),
         "curriculum": curriculum(runs),
+        "seen": {run.name: tables_seen(run.tables_seen) for run in runs if run.tables_seen is not None},
         "training": training(runs),
         "losses": per_run(runs, losses),
         "multipliers": per_run(runs, lambda run: None if run.scaling is None else draw_multipliers(run.scaling)),
@@ -179,6 +181,19 @@ def stages_of(config: dict[str, Any]) -> dict[str, dict[str, str]]:
             stage, _, setting = key.removeprefix(STAGES).partition(".")
             stages.setdefault(stage, {})[setting] = str(value)
     return stages
+
+
+def tables_seen(rows: pd.DataFrame) -> pd.DataFrame:
+    """The components, with the median of the epochs over their real tables, and the tables with the most epochs."""
+    is_table = rows["table"].notna()
+    tables = rows[is_table].sort_values("epochs", ascending=False, kind="stable")
+    medians = tables.groupby("component")["epochs"].median()
+    parts = rows[~is_table].assign(
+        table="all of " + rows["component"], share=rows["draws"] / rows["draws"][~is_table].sum()
+    )
+    parts["epochs"] = parts["component"].map(medians)
+    shown = pd.concat([parts, tables[:MAX_TABLES]])
+    return shown.set_index("table")[["draws", "share", "rows", "epochs"]]
 
 
 def training(runs: list[Run]) -> Figure | None:
