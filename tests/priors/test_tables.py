@@ -170,20 +170,66 @@ def test_rare_classes_are_merged(counts, most, expected):
 def test_held_out_tables_are_never_drawn(folder):
     for number in range(10, 22):
         own_tables.frame(number, 80).to_csv(folder / f"more{number}.csv", index=False)
-    training = prior_of(folder, held_out=0.3)
-    validation = training.for_validation()
-    sides = [{task.entry.path for task in prior.tasks} for prior in (training, validation)]
-    assert sides[0] | sides[1] == {path.name for path in folder.glob("*.csv")} and not sides[0] & sides[1]
-    assert 1 <= len(sides[1]) <= 9
-    for prior, side in zip((training, validation), sides, strict=True):
-        assert {prior.sample(SPEC, seed).plan.task.entry.path for seed in range(60)} <= side
-    assert {task.entry.path for task in prior_of(folder, held_out=0.1).for_validation().tasks} <= sides[1]
-    for path in sides[1]:  # a copy is on the side of the original
+    training = prior_of(folder, held_out=0.5)
+    priors = (training, training.for_validation(), training.for_answer())
+    sides = [paths_of(prior) for prior in priors]
+    assert set().union(*sides) == {path.name for path in folder.glob("*.csv")} and sum(map(len, sides)) == 16
+    for prior, side in zip(priors, sides, strict=True):
+        place = [int(task.entry.content, 16) / 2**64 for task in prior.tasks]
+        low, high = {"training": (0.5, 1), "validation": (0, 0.25), "answer": (0.25, 0.5)}[prior.side]
+        assert place and low <= min(place) and max(place) < high
+        tables = [prior.sample(SPEC, seed) for seed in range(60)]
+        assert {table.plan.task.entry.path for table in tables} <= side
+        assert all(prior.units(table) == [table.plan.task.entry.path] * 20 for table in tables)
+    for path in sides[1] | sides[2]:  # a copy is on the side of the original
         pd.read_csv(folder / path).sample(frac=1, random_state=0).to_parquet(folder / f"{path}.parquet")
-    assert {task.entry.path.removesuffix(".parquet") for task in prior_of(folder, held_out=0.3).tasks} == sides[0]
+    again = prior_of(folder, held_out=0.5)
+    copies = (again, again.for_validation(), again.for_answer())
+    assert [{path.removesuffix(".parquet") for path in paths_of(prior)} for prior in copies] == sides
     mix = build_prior("mix_scm", components={"dummy": {"weight": 1}, "tables": {"weight": 1, "folder": str(folder)}})
-    assert not mix.priors["tables"].draws_held_out and mix.for_validation().priors["tables"].draws_held_out
+    of_mix = [prior.priors["tables"].side for prior in (mix, mix.for_validation(), mix.for_answer())]
+    assert of_mix == ["training", "validation", "answer"]
+    table = next(t for t in (mix.sample(SPEC, seed) for seed in range(99)) if t.source[0] == "tables")
+    assert mix.units(table) == [table.source[1]] * 20 and mix.units(mix.priors["dummy"].sample(SPEC, 0)) is None
     assert mix.fingerprint() and mix.usable(100, False) == mix.priors["tables"].usable(100, False)
+
+
+def paths_of(prior) -> set[str]:
+    return {task.entry.path for task in prior.tasks}
+
+
+def test_a_half_that_is_empty_is_that_of_the_answer(folder):
+    places = sorted(int(task.entry.content, 16) / 2**64 for task in prior_of(folder).tasks)
+    for held_out in (places[0] + 1e-9, 2 * places[0] + 1e-9):  # a table in the upper half, or in the lower one
+        prior = prior_of(folder, held_out=held_out)
+        held = paths_of(prior.for_validation())
+        assert held and not held & paths_of(prior) and len(held) + len(prior.tasks) == len(places)
+        if prior.for_answer().tasks:
+            assert held_out > 2 * places[0]
+            continue
+        assert prior.for_answer().usable(60, False) == (0, 0)
+        assert "none is held out for the answer at the end: raise held_out, or add tables" in prior.about()
+        assert any(line.startswith(f"{len(held)} held out, drawn in validation: ") for line in prior.about())
+    assert not any("held out" in line for line in prior_of(folder).about())
+
+
+def test_families_stay_together(folder):
+    for number in range(10, 40):
+        own_tables.frame(number, 60).to_csv(folder / f"more{number}.csv", index=False)
+    listed = [f"more{number}.csv,label,study {number % 10}" for number in range(10, 40)]
+    (folder / "tasks.csv").write_text("\n".join(["item,target,family", *listed, "table0.csv,label,"]))
+    prior = prior_of(folder, held_out=0.5)
+    priors = (prior, prior.for_validation(), prior.for_answer())
+    for number in range(10):
+        family = {f"more{10 * i + number}.csv" for i in (1, 2, 3)}
+        assert sum(family <= paths_of(side) for side in priors) == 1
+    alone = {task.entry.path: task.place for task in prior_of(folder).contents[1] if not task.family}
+    assert alone.keys() == {f"table{number}.csv" for number in range(4)} and len(set(alone.values())) == 4
+    table = next(t for t in (prior.sample(SPEC, seed) for seed in range(99)) if t.plan.task.family)
+    assert prior.units(table) == [table.plan.task.family] * 20
+    before = prior.fingerprint()
+    (folder / "tasks.csv").write_text("\n".join(["item,target", *(line.rpartition(",")[0] for line in listed)]))
+    assert prior_of(folder).fingerprint() != before
 
 
 def test_a_changed_file_stops_the_draws(folder):

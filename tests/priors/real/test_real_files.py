@@ -72,7 +72,16 @@ def test_files_that_are_too_large_are_left_out(tmp_path, monkeypatch):
 
 
 COLUMNS = {  # values, and their kind or the reason why they are left out
-    "number": (np.arange(20), "number"),
+    "number": (np.arange(20) % 19, "number"),
+    "from 0": (np.arange(20), "row numbers"),
+    "from 1": (np.arange(1.0, 21), "row numbers"),
+    "from 2": (np.arange(2, 22), "number"),
+    "backwards": (np.arange(20)[::-1], "number"),
+    "thousands": ([f"{1000 + 7 * i:,}" for i in range(20)], "numbers with separators or percent signs, such as '1,000"),
+    "some thousands": (["12", "1,013", "2,500", "-1,200,300.5"] * 5, "numbers with separators or percent signs"),
+    "percent": (["3%", "2.5 %", None, "10%"] * 5, "numbers with separators or percent signs, such as '3%'"),
+    "decimal comma": (["2,5", "-0,1", "10", "3,75"] * 5, "numbers with separators or percent signs"),
+    "codes": (["1-2", "3-4", "A1,5", "7%x"] * 5, "category"),
     "gaps": ([None, 1.5, 2.5, None] * 5, "number"),
     "truth": ([True, False] * 10, "number"),
     "truth and gaps": ([True, False, None, None] * 5, "number"),

@@ -12,7 +12,7 @@ import pytest
 from priors import PriorError
 from priors.real import index
 from priors.real.index import NAME, index_folder
-from priors.real.tasks import find_tasks
+from priors.real.tasks import find_tasks, split_names
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_what_cannot_be_read_is_named_and_tried_again(folder, monkeypatch):
 def test_lines_of_another_version_are_passed_over(folder, read):
     entries = index_folder(folder)
     text = (folder / NAME).read_text()
-    (folder / NAME).write_text(text.replace('"version": 1', '"version": 0') + "[]\n3\n")
+    (folder / NAME).write_text(text.replace(f'"version": {index.VERSION}', '"version": 0') + "[]\n3\n")
     assert again(folder) == entries and len(read) == 8
 
 
@@ -212,12 +212,27 @@ def test_tasks_csv_names_targets(folder):
         ("item,target\ntable0.csv,x\ntable0.csv,x\n", "lists twice: table0.csv with the target x"),
         ('item,target\n"', "cannot be read|lists files"),
         ("", "lacks the columns item, target"),
+        ("item,target,family\ntable0.csv,x,a\ntable0.csv,price,b\n", "gives several families to table0.csv$"),
         ("item,target\ntable0.csv\ntable1.csv,x\n", "names no target of table0.csv$"),
     ],
 )
 def test_a_faulty_tasks_csv_is_an_error(tasks, message, folder):
     with pytest.raises(PriorError, match=message):
         found(folder, tasks)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", ()),
+        ("day  label", ("day", "label")),
+        ("unit price; day", ("unit price", "day")),
+        ("unit price;", ("unit price",)),
+        ("'x' \"y\"", ("'x'", '"y"')),
+    ],
+)
+def test_names_are_separated_by_spaces_or_semicolons(text, names):
+    assert split_names(text) == names
 
 
 def test_a_listed_file_is_preferred_to_its_copies(folder):
