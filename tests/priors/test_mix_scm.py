@@ -1,14 +1,22 @@
 import dataclasses
 import pickle
+from collections import Counter
 
 import numpy as np
+import own_tables
 import pytest
 import torch
 
 from priors import PriorError, TableSpec, build_prior
+from priors.random import STREAM_VERSION
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior as build_configured
+from tabicl_train.config.schema import flatten
+from tabicl_train.curriculum import plan_step
+from tabicl_train.debugging.replay import version_problems
 from tabicl_train.errors import ConfigError
+from tabicl_train.report.sections import stages_of
+from tabicl_train.run_dir.changes import refuse_changes
 
 SPEC = TableSpec(60, 30, 3, 2)
 
@@ -25,6 +33,25 @@ def test_shares_are_the_weights():
     drawn = [component(mix.sample(SPEC, i)) for i in range(300)]
     assert set(drawn) == {"dummy", "tree_scm"}
     assert drawn.count("dummy") / 300 == pytest.approx(0.75, abs=0.07)
+
+
+@pytest.mark.parametrize("mix", [{"dummy": 1.0}, {"dummy": 1.0, "mlp_scm": 3.0}])
+def test_a_mix_replaces_the_weights(mix):
+    components = {"tree_scm": {"weight": 1}, "dummy": {"weight": 3.0}, "mlp_scm": {"weight": 0}}
+    prior = build_prior("mix_scm", components=components)
+    spec = dataclasses.replace(SPEC, mix=tuple(mix.items()))
+    drawn = [prior.sample(spec, i) for i in range(150)]
+    assert Counter(table.source[0] for table in drawn).keys() == mix.keys()
+    for name, share in mix.items():
+        assert [component(table) for table in drawn].count(name) / 150 == pytest.approx(
+            share / sum(mix.values()), abs=0.1
+        )
+    mixed, plain = prior.mixed(mix), prior.mixed({})
+    assert plain is prior and mixed.shares == {
+        name: mix.get(name, 0) / sum(mix.values()) for name in sorted(components)
+    }
+    for seed in range(20):  # the same draws as of a mixture with these weights
+        assert torch.equal(mixed.sample(SPEC, seed).X, drawn[seed].X)
 
 
 def test_by_default_tables_are_seven_tenths_mlp_scm():
@@ -105,6 +132,69 @@ def test_an_impossible_table_names_the_component():
 
 def configured(*overrides: str):
     return build_configured(compose(["experiment=smoke", "prior=mix_scm", *overrides]))
+
+
+STAGE = "curriculum.stages.smoke"
+
+
+def test_a_stage_has_shares_of_its_own():
+    later = ["+curriculum.stages.later.steps=5", "+curriculum.stages.later.mix.tree_scm=1"]
+    overrides = [f"{STAGE}.mix={{tree_scm:1,mlp_scm:3}}", f"{STAGE}.steps=5", *later]
+    config = compose(["experiment=smoke", "prior=mix_scm", *overrides])
+    plain = compose(["experiment=smoke", "prior=mix_scm", f"{STAGE}.steps=10"])
+    for step in range(10):
+        expected = (("tree_scm", 1.0),) if step >= 5 else (("mlp_scm", 3.0), ("tree_scm", 1.0))
+        plan = plan_step(config.curriculum, config.model, 0, step)
+        assert {group.spec.mix for group in plan.groups} == {expected}
+        if step < 5:  # nothing else about the tables changes
+            specs = [dataclasses.replace(group.spec, mix=()) for group in plan.groups]
+            assert specs == [group.spec for group in plan_step(plain.curriculum, plain.model, 0, step).groups]
+
+
+@pytest.mark.parametrize(
+    ("mix", "message"),
+    [
+        ("{tree_smc:1}", "'tree_smc' is no component of the mixture; did you mean 'tree_scm'?"),
+        ("{dummy:1}", "'dummy' is no component of the mixture; there are: mlp_scm, tree_scm"),
+        (
+            "{tree_scm:-1,nope:1}",
+            "the share of tree_scm is -1.0; it must be a number, 0 or more; 'nope' is no component",
+        ),
+        ("{tree_scm:0}", "mix is {'tree_scm': 0.0}; at least one share must be positive"),
+        ("{tree_scm:much}", "Value 'much' of type 'str' could not be converted to Float"),
+    ],
+)
+def test_wrong_shares_are_reported(mix, message):
+    with pytest.raises(ConfigError) as caught:
+        compose(["experiment=smoke", "prior=mix_scm", f"{STAGE}.mix={mix}"])
+    assert f"{STAGE}.mix" in str(caught.value) and message in str(caught.value)
+    with pytest.raises(ConfigError, match=r"mix is {'mlp_scm': 1.0}; only mixtures have shares \(prior=mix_scm\)"):
+        compose(["experiment=smoke", "prior=mlp_scm", f"{STAGE}.mix={{mlp_scm:1}}"])
+
+
+def test_a_stage_without_real_tables_needs_no_long_one(tmp_path):
+    folder = own_tables.write(tmp_path / "tables", 2)
+    real = ["+prior.components.tables.weight=1", f"+prior.components.tables.folder={folder}"]
+    real += ["+prior.components.tables.held_out=0", f"{STAGE}.rows=[40,500]"]
+    with pytest.raises(ConfigError, match=r"smoke.rows has tables of 500 rows; none of the 2 real tables"):
+        compose(["experiment=smoke", "prior=mix_scm", *real])
+    config = compose(["experiment=smoke", "prior=mix_scm", *real, f"{STAGE}.mix={{mlp_scm:1}}"])
+    assert config.curriculum.usable_tables(build_configured(config), False) == []
+
+
+def test_the_shares_of_a_stage_may_change_until_it_starts():
+    def config(first: str, later: str):
+        stages = [f"{STAGE}.steps=5", f"{STAGE}.mix={first}", "+curriculum.stages.later.steps=5"]
+        return compose(["experiment=smoke", "prior=mix_scm", *stages, f"+curriculum.stages.later.mix={later}"])
+
+    content = {"config": dataclasses.asdict(config("{mlp_scm:1}", "{}")), "run": {"stream_version": STREAM_VERSION}}
+    refuse_changes(config("{mlp_scm:1}", "{tree_scm:1}"), content, 3)
+    for changed, steps in ((config("{tree_scm:1}", "{}"), 3), (config("{mlp_scm:1}", "{tree_scm:1}"), 6)):
+        with pytest.raises(ConfigError, match=r"stages\.\w+\.mix\.tree_scm was not set, is 1\.0"):
+            refuse_changes(changed, content, steps)
+    saved = content["config"]
+    assert version_problems({"config": saved, "run": content["run"]}) == []
+    assert stages_of(flatten(saved))["smoke"]["mix.mlp_scm"] == "1.0"
 
 
 def test_components_are_set_by_overrides():

@@ -199,17 +199,12 @@ def paths_of(prior) -> set[str]:
 
 
 def test_a_half_that_is_empty_is_that_of_the_answer(folder):
-    places = sorted(int(task.entry.content, 16) / 2**64 for task in prior_of(folder).tasks)
-    for held_out in (places[0] + 1e-9, 2 * places[0] + 1e-9):  # a table in the upper half, or in the lower one
-        prior = prior_of(folder, held_out=held_out)
-        held = paths_of(prior.for_validation())
-        assert held and not held & paths_of(prior) and len(held) + len(prior.tasks) == len(places)
-        if prior.for_answer().tasks:
-            assert held_out > 2 * places[0]
-            continue
-        assert prior.for_answer().usable(60, False) == (0, 0)
-        assert "none is held out for the answer at the end: raise held_out, or add tables" in prior.about()
-        assert any(line.startswith(f"{len(held)} held out, drawn in validation: ") for line in prior.about())
+    lowest = min(prior_of(folder).tasks, key=lambda task: task.place)
+    prior = prior_of(folder, held_out=lowest.place / 2**64 + 1e-9)  # it alone, and in the upper half
+    assert paths_of(prior.for_validation()) == {lowest.entry.path} and len(prior.tasks) == 3
+    assert prior.for_answer().tasks == [] and prior.for_answer().usable(60, False) == (0, 0)
+    assert f"1 held out, drawn in validation: {lowest.entry.path}" in prior.about()
+    assert "none is held out for the answer at the end: raise held_out, or add tables" in prior.about()
     assert not any("held out" in line for line in prior_of(folder).about())
 
 

@@ -53,18 +53,41 @@ def test_a_folder_without_shards_is_a_configuration_error(folder, message, tmp_p
         compose(["experiment=smoke", "prior=disk", f"prior.folder={folder}"])
 
 
-def test_training_from_disk_sees_the_stream_that_is_drawn(tmp_path):
-    config = compose(["experiment=smoke", "prior=mix_scm", "seed=3"])
-    live = build_configured(config)
-    requested = [
+def tables_of(config, steps: int) -> list:
+    """The tables of the first steps of a run, as requests."""
+    return [
         ((config.seed, step, index), group.spec)
-        for step in range(4)
+        for step in range(steps)
         for group in plan_step(config.curriculum, config.model, config.seed, step).groups
         for index in group.tables
     ]
-    dump(live, requested, tmp_path, shard_size=3)
-    stored = build_configured(compose(["experiment=smoke", "prior=disk", f"prior.folder={tmp_path}", "seed=3"]))
+
+
+def test_training_from_disk_sees_the_stream_that_is_drawn(tmp_path):
+    mix = "curriculum.stages.smoke.mix={mlp_scm:1,tree_scm:1}"
+    config = compose(["experiment=smoke", "prior=mix_scm", "seed=3", mix])
+    live = build_configured(config)
+    dump(live, tables_of(config, 4), tmp_path, shard_size=3)
+    stored = build_configured(compose(["experiment=smoke", "prior=disk", f"prior.folder={tmp_path}", "seed=3", mix]))
     streams = [StepStream(prior, config.curriculum, config.model, 3, range(4)) for prior in (live, stored)]
     for a, b in zip(*streams, strict=True):
         assert a.rejections == b.rejections and len(a.packs) == len(b.packs)
         assert all(torch.equal(p.X, q.X) and torch.equal(p.y, q.y) for p, q in zip(a.packs, b.packs, strict=True))
+
+
+def test_a_mixture_needs_the_stored_tables_of_the_stages_that_use_them(tmp_path):
+    config = compose(["experiment=smoke", "prior=dummy", "seed=3", "trainer.max_steps=4"])
+    dump(build_configured(config), tables_of(config, 4), tmp_path, shard_size=2)
+    stage = "curriculum.stages.smoke"
+    mixture = ["experiment=smoke", "prior=mix_scm", "seed=3", "+prior.components.disk.weight=1", f"{stage}.steps=4"]
+    mixture += [f"+prior.components.disk.folder={tmp_path}", f"run_dir={tmp_path}/run"]
+    later = ["+curriculum.stages.later.steps=2", "+curriculum.stages.later.tables=4"]
+    assert compose(mixture).missing_steps() == []
+    (problem,) = compose([*mixture, *later]).missing_steps()
+    assert problem.startswith("prior.components.disk.folder is ") and "tables of 2 of the run's 6 steps" in problem
+    assert compose([*mixture, *later, "+curriculum.stages.later.mix.mlp_scm=1"]).missing_steps() == []
+    streamed = compose([*mixture, f"{stage}.mix={{disk:1}}"])
+    for item in StepStream(build_configured(streamed), streamed.curriculum, streamed.model, 3, range(4)):
+        assert item.sources.total() == item.tables
+    with pytest.raises(ConfigError, match=r"validation.rows must be"):
+        compose([*mixture, "validation.every=1", "validation.rows=[40]"])
