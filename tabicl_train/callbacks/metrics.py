@@ -56,12 +56,12 @@ class Metrics(L.Callback):
 
     def on_load_checkpoint(self, trainer: L.Trainer, module: Pretraining, checkpoint: dict) -> None:
         """Also called with an earlier checkpoint to which the guard goes back."""
-        self.seen.load(checkpoint.get("tables_seen", []))
+        self.seen.load(checkpoint.get("tables_seen", "[]"))
 
     def on_save_checkpoint(self, trainer: L.Trainer, module: Pretraining, checkpoint: dict) -> None:
         if self.seen.sizes:
             self.keep_seen(trainer, module)
-            checkpoint["tables_seen"] = self.seen.entries()
+            checkpoint["tables_seen"] = self.seen.text()
 
     def keep_seen(self, trainer: L.Trainer, module: Pretraining, is_end: bool = False) -> None:
         """Add up and write what was drawn, on all ranks alike, and tell it every ten minutes and at the end."""

@@ -9,9 +9,10 @@ epochs     rows drawn by the rows of the table; empty for a component
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 
@@ -34,11 +35,11 @@ class TablesSeen:
 
     def __init__(self, config: RunConfig, records: Records) -> None:
         self.config, self.records, self.prior = config, records, build_prior(config)
-        self.load([])
+        self.load("[]")
 
-    def load(self, entries: Iterable[Entry]) -> None:
-        """Go on from the entries of a checkpoint."""
-        entries = list(entries)
+    def load(self, text: str) -> None:
+        """Go on from the counts in a checkpoint, as `text` returns them."""
+        entries: list[Entry] = json.loads(text)
         self.sizes = self.prior.sources()
         if self.sizes:  # tables that are gone, as resume.allow_changes allows, still count
             self.sizes |= {(component, table): size for component, table, size, _, _ in entries}
@@ -58,6 +59,10 @@ class TablesSeen:
         """Add what the ranks have counted, which all of them do after the same step; add_up: sum over the ranks."""
         self.merged += add_up(self.own.clone())
         self.own.zero_()
+
+    def text(self) -> str:
+        """The counts for a checkpoint: a single text, since 30,000 entries would take long to copy."""
+        return json.dumps(self.entries())
 
     def entries(self) -> list[Entry]:
         counts = self.merged.tolist()
