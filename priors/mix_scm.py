@@ -105,9 +105,11 @@ class MixSCM(Prior):
         return [line for prior in self.priors.values() for line in prior.about(most)]
 
     def sources(self) -> dict[Source, int]:
-        real = {source: rows for prior in self.priors.values() for source, rows in prior.sources().items()}
-        synthetic = [name for name, prior in self.priors.items() if not prior.sources()]
-        return real and {**{(name, ""): 0 for name in synthetic}, **real}
+        of_parts = {name: prior.sources() for name, prior in self.priors.items()}
+        if not any(of_parts.values()):
+            return {}
+        none: dict[Source, int] = {("", ""): 0}
+        return {(name, path): rows for name, own in of_parts.items() for (_, path), rows in (own or none).items()}
 
     def sample(self, spec: TableSpec, seed: Seed) -> Table:
         address = as_seed(seed if spec.group_seed is None else spec.group_seed)
@@ -120,7 +122,7 @@ class MixSCM(Prior):
             table = prior.sample(replace(spec, mix=()), seed)
         except PriorError as error:
             raise PriorError(f"component {name}: {error}") from None
-        table.source = table.source or (name, "")
+        table.source = (name, "" if table.source is None else table.source[1])
         return table
 
 

@@ -42,7 +42,7 @@ class TablesSeen:
         entries: list[Entry] = json.loads(text)
         self.sizes = self.prior.sources()
         if self.sizes:  # tables that are gone, as resume.allow_changes allows, still count
-            self.sizes |= {(component, table): size for component, table, size, _, _ in entries}
+            self.sizes = {(component, table): size for component, table, size, _, _ in entries} | self.sizes
         counted = {(component, table): counts for component, table, _, *counts in entries}
         self.numbers = {source: number for number, source in enumerate(self.sizes)}
         # of all ranks up to the last call of `merge`, and of this rank since then: draws and rows (sources, 2)

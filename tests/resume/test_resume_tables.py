@@ -72,7 +72,7 @@ def test_a_command_trains_validates_on_held_out_tables_and_tells(settings, folde
     result = command("train", *words, *validation, "validation.best=synthetic", f"run_dir={tmp_path}/run")
     assert result.returncode == 0, result.stderr
     assert f"          {folder}: 6 tables with 1,650 rows, from 6 files\n" in result.stderr
-    assert "held out, never drawn in training: table" in result.stderr
+    assert "held out, drawn in validation: table" in result.stderr
     assert "6 not in tasks.csv, so their target is a column called target, class, label or y, else " in result.stderr
     assert "tables have 40 rows, and " in result.stderr
     assert len(metrics(tmp_path / "run")) == 2 and (tmp_path / "run/validation.csv").read_text().count("\n") == 2
