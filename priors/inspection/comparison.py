@@ -39,6 +39,7 @@ def save_comparison(tables: dict[tuple[str, str], list[Table]], path: Path) -> N
 def draw(name: str, shown: dict[str, list[Table]]) -> bytes:
     """The picture of an option as PNG: a row for each table, a column for each strength."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     plot, _ = PICTURES[name]
     count = len(shown["off"])
@@ -49,6 +50,7 @@ def draw(name: str, shown: dict[str, list[Table]]) -> bytes:
             plot(ax, table, same[0], same[-1])
             ax.set_title(f"table {i}, {label}", fontsize=9)
             ax.tick_params(labelsize=7)
+            ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     buffer = io.BytesIO()
     figure.savefig(buffer, dpi=80)
     return buffer.getvalue()

@@ -12,15 +12,17 @@ DRAWN_ROWS = 2  # times the rows of the table, of which imbalance keeps some
 DEPTHS = (1.0, 4.0)  # of the classes' log weights: that of the commonest minus that of the rarest, by strength
 KEPT_CLASS_ROWS = 4  # of each class at least, as otherwise most draws would have no valid split
 COPIED_SHARES = (0.02, 0.4)  # of the rows
-SLOPES = (2.0, 12.0)  # of the log weight of becoming a query row, from the lowest rank to the highest
+SLOPES = (1.0, 10.0)  # of the log weight of becoming a query row, from the lowest rank to the highest
 DIRECTION_COLUMNS = 5  # of a direction, at most
 
 
 def unbalance(raw: Raw, strength: float, rng: np.random.Generator) -> str:
-    """Keep num_rows of the rows, those of some classes less often than of others."""
+    """Keep num_rows of the rows, so that rare classes become rarer."""
     depth = DEPTHS[0] + (DEPTHS[1] - DEPTHS[0]) * strength
-    places = rng.random(raw.num_classes)
-    log_weights = depth * (places - places.max()) / np.ptp(places)
+    places = np.sort(rng.random(raw.num_classes))
+    log_weights = np.empty(raw.num_classes)
+    by_size = np.argsort(np.bincount(raw.target, minlength=raw.num_classes))
+    log_weights[by_size] = depth * (places - places[-1]) / np.ptp(places)
     keys = log_weights[raw.target] + rng.gumbel(size=len(raw.target))  # the largest ones: a draw without replacement
     for label in range(raw.num_classes):
         keys[np.flatnonzero(raw.target == label)[:KEPT_CLASS_ROWS]] = np.inf

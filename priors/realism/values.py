@@ -11,7 +11,7 @@ from priors.finish import clamp_and_standardise
 from priors.realism.raw import Raw, some_columns
 
 LOOKED_AT = 50  # rows by which numbers are told from categories
-POWERS = (1.3, 4.0)  # exponents of the distance from the mean, by strength
+STRETCHES = (0.5, 2.0)  # factors in the hyperbolic sine, by strength; near the mean it changes little
 LOG_STDS = (0.4, 1.6)  # standard deviations of the logarithm
 STEPS = (0.03, 1.0)  # between rounded values, in standard deviations
 HEAP = 5  # steps from one heaped value to the next
@@ -20,8 +20,8 @@ Change = Callable[[np.ndarray, float, np.random.Generator], np.ndarray]
 
 
 def make_tails_heavy(raw: Raw, strength: float, rng: np.random.Generator) -> str:
-    """Stretch numeric columns far from their mean, by a power, or on one side, as in a log-normal distribution."""
-    return change_columns(raw, strength, rng, (raise_to_power, exponentiate))
+    """Stretch numeric columns far from their mean, on both sides, or on one as in a log-normal distribution."""
+    return change_columns(raw, strength, rng, (stretch_both_tails, stretch_one_tail))
 
 
 def round_numbers(raw: Raw, strength: float, rng: np.random.Generator) -> str:
@@ -51,11 +51,11 @@ def between(bounds: tuple[float, float], strength: float) -> float:
     return bounds[0] * (bounds[1] / bounds[0]) ** strength
 
 
-def raise_to_power(z: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
-    return np.sign(z) * np.abs(z) ** np.float32(between(POWERS, strength))
+def stretch_both_tails(z: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    return np.sinh(np.float32(between(STRETCHES, strength)) * z)
 
 
-def exponentiate(z: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+def stretch_one_tail(z: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
     sides = np.where(rng.random(z.shape[1]) < 0.7, 1, -1).astype(np.float32)  # most long tails are on the right
     return sides * np.exp(sides * np.float32(between(LOG_STDS, strength)) * z)
 
@@ -68,7 +68,7 @@ def round_to_step(z: np.ndarray, strength: float, rng: np.random.Generator) -> n
 def round_to_digits(z: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
     digits = 2 if strength < 0.5 else 1
     scale = np.float32(10) ** rng.random(z.shape[1], dtype=np.float32)  # where the powers of ten lie
-    x = (z + rng.uniform(0, 6, z.shape[1]).astype(np.float32)) * scale
+    x = (z + rng.uniform(0, 2, z.shape[1]).astype(np.float32)) * scale
     unit = np.float32(10) ** (np.floor(np.log10(np.maximum(np.abs(x), 1e-3))) - np.float32(digits - 1))
     return np.rint(x / unit) * unit
 
@@ -76,5 +76,5 @@ def round_to_digits(z: np.ndarray, strength: float, rng: np.random.Generator) ->
 def round_to_heaps(z: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
     step = np.float32(between(STEPS, strength))
     is_heaped = rng.random(z.shape, dtype=np.float32) < rng.uniform(0.3, 0.9)
-    steps = np.where(is_heaped, step, step / HEAP)
-    return np.rint(z / steps) * steps
+    fine = step / HEAP
+    return np.where(is_heaped, np.rint(z / step) * HEAP, np.rint(z / fine)) * fine
