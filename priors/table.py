@@ -32,6 +32,7 @@ class TableSpec:
     group_seed: address of the hyper-parameters that the tables of a group of a step share, in priors that have
         them (mlp_scm, tree_scm, mix_scm); by default the table's own address
     mix: shares of the components of a mixture, as (name, share) in the order of their names; () for its own weights
+    keeps_missing: whether missing cells are NaN, instead of the mean of their column over the labelled rows
     """
 
     num_rows: int
@@ -40,6 +41,7 @@ class TableSpec:
     max_classes: int = MAX_CLASSES
     group_seed: Seed | None = None
     mix: tuple[tuple[str, float], ...] = ()
+    keeps_missing: bool = False
 
     def problems(self) -> list[str]:
         """Everything that makes the table impossible."""
@@ -71,7 +73,8 @@ class TableSpec:
 class Table:
     """A finished table: standardised features, target, split.
 
-    X: float32 (num_rows, M) with M <= num_features, since constant columns are dropped
+    X: float32 (num_rows, M) with M <= num_features, since constant columns are dropped; NaN in missing cells if the
+        spec asks for it
     y: int64 (num_rows,), labels in 0..num_classes-1; some may be absent, the same ones among labelled and query rows;
         or, with a numeric target, float32 (num_rows,) of mean 0 and variance 1 over all rows
     train_size: labelled rows, which come first
@@ -79,6 +82,7 @@ class Table:
     plan: the prior's description of the table; str(plan) is its text
     rejections: number of rejected draws before this one, by reason
     source: where it comes from, if it is a real table or of a mixture
+    missing: share of the cells that are missing, or were and are filled
     """
 
     X: torch.Tensor
@@ -88,3 +92,4 @@ class Table:
     plan: Any = None
     rejections: Counter[str] = field(default_factory=Counter)
     source: Source | None = None
+    missing: float = 0.0

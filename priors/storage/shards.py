@@ -58,7 +58,12 @@ def write_shard(
         X, y = table.X.cpu().numpy(), table.y.cpu().numpy()
         y = y.astype(np.uint8) if table.num_classes else y
         plan = np.frombuffer(str(table.plan).encode(), np.uint8)
-        record = {**asdict(spec), "num_classes": table.num_classes, "rejections": dict(table.rejections)}
+        record = {
+            **asdict(spec),
+            "num_classes": table.num_classes,
+            "rejections": dict(table.rejections),
+            "missing": table.missing,
+        }
         record["checksum"] = checksum(record, X, y, plan)
         name = table_name(address)
         metadata[name] = json.dumps(record)
@@ -163,6 +168,7 @@ class Shard:
             num_classes=record["num_classes"],
             plan=plan.tobytes().decode(),
             rejections=Counter(record["rejections"]),
+            missing=record.get("missing", 0.0),
         )
 
 
