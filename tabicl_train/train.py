@@ -175,9 +175,10 @@ def train_from(
     step = trainer.global_step
     postponed = processes.from_first(lambda: validation.postponed)
     is_whole = not postponed and (validation.has_ended or step >= config.total_steps)
-    if not any(processes.gather(stop.first is not None)):  # at a time limit there is an answer too
-        answer = Answer(config, records, device, stop)
-        is_whole = processes.from_first(lambda: answer.give(step)) and is_whole
+    answer = Answer(config, records, device, stop)
+    # A time limit does not prevent the answer; after a signal there may be only seconds left.
+    is_stopped = answer.is_due and any(processes.gather(stop.first is not None))
+    is_whole = processes.from_first(lambda: not is_stopped and answer.give(step)) and is_whole
     outcome = "finished" if is_whole else "preempted"
     status.write(outcome)
     return outcome
