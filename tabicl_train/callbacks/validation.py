@@ -274,6 +274,8 @@ class Validation(L.Callback):
         with a better score that is no luck, if it is a loss that can be compared unit by unit with the first ones'."""
         if step == 0:
             self.start_losses = self.deciding(results) if self.is_paired else None
+            if self.start_losses is not None and len(self.start_losses) < 2:
+                tell("warning   a single held-out table or row tells no gain: the weights of the start stay the best")
             return True
         if not is_better(scores, self.best_scores, self.settings.best):
             return False

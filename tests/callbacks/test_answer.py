@@ -111,7 +111,7 @@ def test_a_run_that_is_killed_gives_the_same_answer_to_the_bit(folder, tmp_path)
 
         return mock.patch.object(Records, "append_rows", killed)
 
-    for step in (0, answer_of(whole)["best_step"]):
+    for step in (0, 6, answer_of(whole)["best_step"]):
         with kill_at(step), pytest.raises(Killed):
             run(torn, *settings)
     (folder / "start").rename(folder / "moved")  # the run has its own copy of what it started from

@@ -22,6 +22,7 @@ def folder(tmp_path):
     make_run(tmp_path / "run")
     values = dataclasses.asdict(compose(["experiment=smoke"]))
     Records(tmp_path / "run").replace("config.yaml", yaml.safe_dump(values))
+    (tmp_path / "run/provenance.jsonl").unlink()
     common = {"accuracy": 0.5, "roc_auc": None}
     Records(tmp_path / "run").append_rows(
         "validation.csv",
