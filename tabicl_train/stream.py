@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -27,6 +27,7 @@ class StepItem:
     tables: number of tables of the step over all ranks, over which the loss is averaged
     rejections: number of draws that the prior rejected, by reason
     sources: number of tables of real ones and of mixtures, by where they come from and their rows
+    units: of the tables of all packs, see Prior.units; only if the stream keeps them
     seconds: that drawing took
     """
 
@@ -36,6 +37,7 @@ class StepItem:
     packs: list[Pack]
     rejections: Counter[str] = field(default_factory=Counter)
     sources: Counter[tuple[Source, int]] = field(default_factory=Counter)
+    units: list[list[Hashable] | None] = field(default_factory=list)
     seconds: float = 0.0
 
     def to(self, device: torch.device) -> StepItem:
@@ -44,7 +46,7 @@ class StepItem:
 
 @dataclass
 class StepStream:
-    """The items of one rank: `steps` of a run."""
+    """The items of one rank: `steps` of a run; keeps_units: whether they say what the rows of tables belong to."""
 
     prior: Prior
     curriculum: CurriculumConfig
@@ -53,6 +55,7 @@ class StepStream:
     steps: range
     rank: int = 0
     ranks: int = 1
+    keeps_units: bool = False
 
     def __iter__(self) -> Iterator[StepItem]:
         return map(self.draw, self.steps)
@@ -70,7 +73,10 @@ class StepStream:
                 item.rejections.update(tables[-1].rejections)
                 if (source := tables[-1].source) is not None:
                     item.sources[source, spec.num_rows] += 1
+            tables.sort(key=lambda table: (len(table.y), table.train_size, table.X.shape[1]))  # equal shapes together
             item.packs.append(pack(tables))
+            if self.keeps_units:
+                item.units += map(self.prior.units, tables)
         item.seconds = time.perf_counter() - started
         return item
 
@@ -99,6 +105,4 @@ def draw_table(prior: Prior, spec: TableSpec, seed: int, step: int, index: int) 
 
 
 def pack(tables: list[Table]) -> Pack:
-    """The tables in the order of their shapes, so that those of equal shape follow each other."""
-    order = sorted(tables, key=lambda table: (len(table.y), table.train_size, table.X.shape[1]))
-    return Pack.of((table.X, table.y, table.train_size) for table in order)
+    return Pack.of((table.X, table.y, table.train_size) for table in tables)

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from tabicl_train.callbacks.validation import COLUMNS, read_scores
+from tabicl_train.callbacks.held_out.selection import read_scores
+from tabicl_train.callbacks.validation import COLUMNS
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.run_dir.records import Records
 from tabicl_train.sweep.metric import METRICS, curve, is_better_lower, last, problem
@@ -99,17 +100,17 @@ def test_losses_are_better_lower(metric):
 
 
 def test_problems_name_what_keeps_a_run_from_writing_the_metric():
-    config = RunConfig()
+    config, own = RunConfig(prior={"name": "mlp_scm"}), {"own/loss", "own/accuracy", "own/r2"}
     assert problem("loss", config) is None
     assert "validation.every is 0" in problem("real/roc_auc", config)
     config.validation.every = 10
     of_task = {metric: problem(metric, config) for metric in METRICS}
-    assert {metric for metric, found in of_task.items() if found} == {"real/r2", "synthetic/r2"}
+    assert {metric for metric, found in of_task.items() if found} == {"real/r2", "synthetic/r2", *own}
     assert of_task["real/r2"] == "metric is 'real/r2', which runs of task=classification do not have"
     config.model.max_classes = 0
     of_task = {metric: problem(metric, config) for metric in METRICS}
     assert {metric for metric, found in of_task.items() if found} == {
-        "real/roc_auc", "real/accuracy", "synthetic/accuracy"
+        "real/roc_auc", "real/accuracy", "synthetic/accuracy", *own
     }  # fmt: skip
     config.model.max_classes = 10
     config.validation.real_rows = 0
