@@ -72,7 +72,7 @@ class StepStream:
                 tables.append(draw_table(self.prior, spec, self.seed, step, index))
                 item.rejections.update(tables[-1].rejections)
                 if (source := tables[-1].source) is not None:
-                    item.sources[source, spec.num_rows] += 1
+                    item.sources[source, len(tables[-1].y)] += 1
             tables.sort(key=lambda table: (len(table.y), table.train_size, table.X.shape[1]))  # equal shapes together
             item.packs.append(pack(tables))
             if self.keeps_units:
