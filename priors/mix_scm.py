@@ -59,6 +59,9 @@ class MixSCM(Prior):
         other.priors = {name: prior.for_validation() for name, prior in self.priors.items()}
         return other
 
+    def unfit(self, max_classes: int) -> list[str]:
+        return [f"component {name}: {line}" for name, prior in self.priors.items() for line in prior.unfit(max_classes)]
+
     def usable(self, rows: int, numeric: bool) -> tuple[int, int] | None:
         counts = (prior.usable(rows, numeric) for name, prior in self.priors.items() if self.components[name]["weight"])
         return min((count for count in counts if count is not None), default=None)

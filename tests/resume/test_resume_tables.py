@@ -60,7 +60,7 @@ def test_ranks_with_other_tables_do_not_train(settings, folder, tmp_path, monkey
     from tabicl_train.resume import Start
 
     config = compose(["experiment=smoke", *settings])
-    assert Start(0, 0, real_tables="other").problem(config) == "prior.folder holds other tables than on rank 0"
+    assert Start(0, 0, real_tables="other").problem(config) == "the real tables of the prior are others than on rank 0"
 
 
 def test_a_command_trains_validates_on_held_out_tables_and_tells(settings, folder, tmp_path):
