@@ -81,9 +81,7 @@ class OneTable(Prior):
             return [f"{target} has categories, but the network predicts numbers: set task=classification"]
         if 0 < max_classes < facts.distinct:
             advice = ": set task=regression if they are numbers" if is_number else ""
-            return [
-                f"{target} has {facts.distinct} different values, more than the network has classes ({max_classes}){advice}"
-            ]
+            return [f"{target} has {facts.distinct} classes, more than the network's {max_classes}{advice}"]
         try:
             self.rows(numeric=max_classes == 0)
         except PriorError as error:
