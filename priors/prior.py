@@ -14,6 +14,7 @@ from priors.random import Seed, as_seed, one_thread, rng_at
 from priors.table import PriorError, Table, TableSpec
 
 MAX_REJECTIONS = 1000  # in a row, before the request counts as impossible
+SYNTHETIC, OWN = "synthetic", "own"  # what the tables of a prior are: computed, or drawn from real ones
 
 
 @dataclass
@@ -64,6 +65,10 @@ class Prior:
         """The prior whose draws tell at the end what a training has gained; of real tables or rows, those that neither
         training nor validation draws."""
         return self
+
+    def parts(self) -> dict[str, Prior]:
+        """The priors of the synthetic tables and of those drawn from real ones, which are scored apart, by name."""
+        return {SYNTHETIC if self.fingerprint() is None else OWN: self}
 
     def units(self, table: Table) -> list[Hashable] | None:
         """What each query row of a table belongs to, for means and intervals: a real row or table that several draws

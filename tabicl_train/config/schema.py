@@ -22,6 +22,7 @@ import priors
 from priors.disk import Disk
 from tabicl_train.config.checks import at_least, long_enough, one_of
 from tabicl_train.config.monitoring import (
+    REAL,
     SYNTHETIC,
     AveragesConfig,
     CheckpointConfig,
@@ -249,6 +250,8 @@ class RunConfig:
             if self.validation.every and self.validation.rows:
                 rows = max(self.validation.rows)
                 problems += long_enough("validation.rows", rows, prior.for_validation(), is_regression)
+                if (best := self.validation.best) != REAL and best not in (parts := prior.parts()):
+                    problems.append(f"validation.best is {best!r}, but all tables of the prior are {next(iter(parts))}")
         no_start = self.init_weights is not None and not Path(self.init_weights).exists() and not self.has_checkpoint
         if no_start and is_first(self.trainer.nodes):  # which reads it for all
             problems.append(f"init_weights is {self.init_weights!r}; there is no such file or run directory")
