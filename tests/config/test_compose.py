@@ -81,7 +81,7 @@ def test_a_folder_of_own_configurations_is_searched_too(own_configs):
         with pytest.raises(ConfigError) as caught:
             compose([*overrides, "model.embed_dm=3", "curriculum.stages.only.steps=4"], **options)
         assert caught.value.problems == ["model.embed_dm: no such setting; did you mean model.embed_dim?"]
-        with pytest.raises(ConfigError, match="demo_regression, linear_functions, mini_v2, own"):
+        with pytest.raises(ConfigError, match="demo_regression, fine_tune, linear_functions, mini_v2, own"):
             compose([*overrides, "experiment=ow"], **options)
     assert compose(["experiment=own"], "short", **option).total_steps == 2
     for arguments, words in (
