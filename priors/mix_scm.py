@@ -98,6 +98,9 @@ class MixSCM(Prior):
     def units(self, table: Table) -> list[Hashable] | None:
         return None if table.source is None else self.priors[table.source[0]].units(table)
 
+    def unfit(self, max_classes: int) -> list[str]:
+        return [f"component {name}: {line}" for name, prior in self.priors.items() for line in prior.unfit(max_classes)]
+
     def parts(self) -> dict[str, Prior]:
         """Mixtures of the components that a run of these weights draws from."""
         by_part: dict[str, dict[str, Prior]] = {}

@@ -89,6 +89,10 @@ class Prior:
         may share. None if the table is a unit of its own, as every synthetic one is."""
         return None
 
+    def unfit(self, max_classes: int) -> list[str]:
+        """Why the prior's real table cannot train a network with so many classes (0: that predicts numbers)."""
+        return []
+
     def usable(self, rows: int, numeric: bool) -> tuple[int, int] | None:
         """Of real tables, how many are long enough for a draw of so many rows, and how many there are."""
         return None

@@ -32,7 +32,7 @@ def normals(rng: np.random.Generator, *shape: int) -> torch.Tensor:
 
 def normal_array(rng: np.random.Generator, *shape: int) -> np.ndarray:
     """`normals` as an array."""
-    from priors.floats import fill_normals
+    from priors.graph.floats import fill_normals
 
     out = np.empty(shape, np.float32)
     fill_normals(out.reshape(-1), random_key(rng))

@@ -247,6 +247,7 @@ class RunConfig:
             if not self.model.is_regression and not prior.classes:
                 problems.append(f"prior={self.prior['name']} draws numbers only, which needs model.max_classes=0")
             is_regression = self.model.is_regression
+            problems += [f"prior {self.prior['name']}: {line}" for line in prior.unfit(self.model.max_classes)]
             problems += [f"curriculum.{line}" for line in self.curriculum.unserved(prior, is_regression)]
             if self.validation.every and self.validation.rows:
                 rows = max(self.validation.rows)
@@ -281,6 +282,8 @@ class RunConfig:
             problems.append("trainer.accelerator is 'cuda'; torch finds no GPU on this machine")
         elif bf16_on_gpu and torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False):
             problems.append("trainer.precision is 'bf16', which the GPU of this machine lacks; use fp16 or fp32")
+        if self.prior["name"] == "one_table" and self.init_weights is None and not self.has_checkpoint:
+            problems.append("init_weights is not set; prior=one_table fine-tunes weights, on a single table")
         problems += self.stream.start_problems()
         return problems + self.missing_steps()
 

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from sklearn.metrics import r2_score, root_mean_squared_error
 
+from priors.real.target_scale import TargetScale
 from tabicl_train.config.monitoring import INTERVAL
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.quantiles import pinball
-from tabicl_train.prediction.target_scale import TargetScale
 
 NUMBER_METRICS = ("r2", "rmse", "pinball", "coverage", "width")
 LEVELS = np.linspace(*INTERVAL, 9)  # 0.1, 0.2, ..., 0.9, of the pinball loss

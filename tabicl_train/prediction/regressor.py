@@ -12,9 +12,9 @@ import pandas as pd
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_consistent_length, column_or_1d
 
+from priors.real.target_scale import TargetScale
 from tabicl_train.prediction.ensemble import Ensemble
 from tabicl_train.prediction.predict import quantile_parts
-from tabicl_train.prediction.target_scale import TargetScale
 
 TAIL = 20  # outermost quantiles to which a tail is fitted
 TAIL_SCALES = 0.01, 100.0  # bounds of b, in standard deviations of the target

@@ -1,0 +1,211 @@
+"""Tables made of the rows of a single one: some rows are labelled, others are the queries.
+
+A model is fine-tuned on such draws. They are what an estimator makes of labelled rows and queries, and nothing is
+fitted on the queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+
+from priors.finish import Rejected
+from priors.real.draws import NORM_METHODS, frame_of, known_rows, prepare
+from priors.real.features import as_numbers, reads_as_numbers
+from priors.real.files import Column
+from priors.real.index import mixed, value_hashes
+from priors.real.target_scale import TargetScale
+from priors.real.tasks import Task
+from priors.real.views import View
+from priors.table import MIN_ROWS, PriorError, Table
+
+MIN_HELD_OUT = 2  # rows held out for one purpose: an interval needs two
+
+
+@dataclass
+class Rows:
+    """The rows of a table with their targets, all of them known.
+
+    X: a data frame that an estimator takes (rows, features)
+    y: labels int64 in 0..num_classes-1, or numbers float64 (rows,)
+    num_classes: 0 if the target is a number
+    norm_methods: of the columns; a draw uses one of them
+    """
+
+    X: pd.DataFrame
+    y: np.ndarray
+    num_classes: int
+    norm_methods: Sequence[str] = NORM_METHODS
+
+    def draw(
+        self, rows: np.ndarray, num_rows: int, train_size: int, max_features: int | None, rng: np.random.Generator
+    ) -> Table:
+        """A table of labelled and query rows drawn from some rows, see draw_rows, in a random view. Raises Rejected."""
+        labelled, queries = draw_rows(self.y[rows], self.num_classes, num_rows, train_size, rng)
+        return self.table(rows[labelled], rows[queries], rng, max_features)
+
+    def draw_for(self, queries: np.ndarray, rows: np.ndarray, num_rows: int, rng: np.random.Generator) -> Table:
+        """A table of these query rows, with at most `num_rows` labelled ones drawn from `rows`. Raises Rejected."""
+        order, _ = shuffled(self.y[rows], self.num_classes, rng)
+        return self.table(rows[order[:num_rows]], queries, rng)
+
+    def table(
+        self, labelled: np.ndarray, queries: np.ndarray, rng: np.random.Generator, max_features: int | None = None
+    ) -> Table:
+        """A table of these rows, in this order, in a random view; its plan is a RowPlan.
+
+        max_features: of more features so many are drawn; None takes all
+        Raises Rejected: "constant" (all features of the labelled rows are), "target" (so are the numbers, or a query's
+        is out of the range of float32 beside them) or "nan" (a value of a feature is).
+        """
+        rows = np.concatenate([labelled, queries])
+        chosen = np.sort(rng.permutation(self.X.shape[1])[:max_features])
+        method = str(rng.choice(self.norm_methods))
+        X = prepare(self.X.iloc[rows, chosen], len(labelled), method)
+        features = rng.permutation(X.shape[1])
+        shift = int(rng.integers(max(self.num_classes, 1)))
+        view = View(method, features, shift)
+        return Table(
+            X=torch.from_numpy(X[:, view.features]),
+            y=torch.from_numpy(self.target(rows, len(labelled), view)),
+            train_size=len(labelled),
+            num_classes=self.num_classes,
+            plan=RowPlan(labelled, queries, view),
+        )
+
+    def target(self, rows: np.ndarray, train_size: int, view: View) -> np.ndarray:
+        """Labels int64 as a view numbers them, or float32 in standard deviations of the labelled rows."""
+        y = self.y[rows]
+        if self.num_classes:
+            return (y + view.shift) % self.num_classes
+        scale = TargetScale(y[:train_size])
+        with np.errstate(over="ignore"):
+            numbers = scale.standardize(y).astype(np.float32)
+        if scale.std == 0 or not np.isfinite(numbers).all():
+            raise Rejected("target")
+        return numbers
+
+
+@dataclass
+class RowPlan:
+    """What was drawn: numbers of the labelled rows and of the query rows, and how they are seen."""
+
+    labelled: np.ndarray
+    queries: np.ndarray
+    view: View
+
+    def __str__(self) -> str:
+        rows = f"{len(self.labelled)} labelled rows, {len(self.queries)} query rows"
+        return f"{rows}, {len(self.view.features)} columns, normalization {self.view.norm_method}"
+
+
+def draw_rows(
+    y: np.ndarray, num_classes: int, num_rows: int, train_size: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of labelled rows and of query rows: `num_rows` of a table, `train_size` of them labelled.
+
+    A shorter table gives all of its rows, with the same labelled share. A row of each class is among the labelled
+    ones, even if that takes more of them than `train_size`, so that no query has a class that the network has not seen.
+
+    y: labels or numbers (rows,)
+    num_classes: 0 for numbers
+    Raises PriorError, a ValueError, if there are too few rows.
+    """
+    order, classes = shuffled(y, num_classes, rng)
+    fewest = max(classes, 1)
+    count = min(num_rows, len(y))
+    labelled = max(min(round(count * train_size / num_rows), count - 1), fewest)
+    if labelled >= count:
+        of_classes = f" of {classes} classes" if classes else ""
+        raise PriorError(f"{count} rows{of_classes} are too few: none is left for a query")
+    return rng.permutation(order[:labelled]), order[labelled:count]
+
+
+def shuffled(y: np.ndarray, num_classes: int, rng: np.random.Generator) -> tuple[np.ndarray, int]:
+    """The rows in random order, one of each class first, and how many classes there are; 0 for numbers."""
+    order = rng.permutation(len(y))
+    if num_classes == 0:
+        return order, 0
+    first = np.unique(y[order], return_index=True)[1]
+    return np.concatenate([order[first], np.delete(order, first)]), len(first)
+
+
+def split_by_content(
+    rows: Rows, selection: float, answer: float, names: Sequence[object] | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Numbers of the rows for training, of those for selection and of those for the answer, each in order.
+
+    A hash of a row's features and target decides, so that copies of a row are on the same side, and a row stays on its
+    side when others are added. All rows of a class of which training would have none are for training.
+
+    selection, answer: shares of the rows, about; with 0 there are none
+    names: of the classes, for messages
+    Raises PriorError, a ValueError, if a side has too few rows, or training has less than two classes.
+    """
+    place = row_hashes(rows.X, rows.y) / 2**64
+    sides = np.where(place < answer, 2, np.where(place < answer + selection, 1, 0))
+    if rows.num_classes:
+        sides[~np.isin(rows.y, rows.y[sides == 0])] = 0
+        present = np.unique(rows.y)
+        if len(present) < 2:
+            one = names[present[0]] if names is not None and len(present) else "none"
+            raise PriorError(f"the target has a single class ({one}); two are needed")
+    training, selected, answering = (np.flatnonzero(sides == side) for side in range(3))
+    for found, share, fewest, purpose in (
+        (training, 1 - selection - answer, MIN_ROWS, "training"),
+        (selected, selection, MIN_HELD_OUT, "selection"),
+        (answering, answer, MIN_HELD_OUT, "the answer"),
+    ):
+        if share > 0 and len(found) < fewest:
+            raise PriorError(
+                f"{len(found)} of the {len(sides)} rows are for {purpose}, where at least {fewest} are needed: "
+                "use more rows or other shares"
+            )
+    return training, selected, answering
+
+
+def row_hashes(X: pd.DataFrame, y: np.ndarray) -> np.ndarray:
+    """uint64 (rows,): equal for rows with equal values"""
+    hashes = value_hashes(np.asarray(y, dtype=float))
+    for _, column in X.items():
+        hashes = mixed(hashes ^ value_hashes(values_of(column)))
+    return hashes
+
+
+def values_of(column: pd.Series) -> Column:
+    """Numbers, or texts as categories."""
+    if reads_as_numbers(column):
+        return as_numbers(column)
+    return pd.Categorical(column.astype(object).where(column.notna()).map(str, na_action="ignore"))
+
+
+@dataclass
+class OwnRows:
+    """The rows of a file that have a target.
+
+    numbers: of the rows in the file, from 0
+    sides: rows for training, selection and the answer
+    """
+
+    rows: Rows
+    numbers: np.ndarray
+    sides: tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def own_rows(task: Task, columns: dict[str, Column], numeric: bool, selection: float, answer: float) -> OwnRows:
+    """numeric: whether the target is a number; raises what split_by_content raises."""
+    values = columns[task.target]
+    numbers = known_rows(values)
+    values = values[numbers]
+    if numeric:
+        names, y = np.array([]), values
+    else:
+        names, y = np.unique(np.asarray(values), return_inverse=True)
+    features = [facts.name for facts in task.columns if facts.name != task.target]
+    X = frame_of(task, columns, features, numbers)
+    rows = Rows(X, y, len(names))
+    return OwnRows(rows, numbers, split_by_content(rows, selection, answer, names.tolist()))
