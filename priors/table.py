@@ -28,6 +28,7 @@ class TableSpec:
     max_classes: the number of classes is drawn from 2..max_classes, at most 10; 0 for a numeric target (regression)
     group_seed: address of the hyper-parameters that the tables of a group of a step share, in priors that have
         them (mlp_scm, tree_scm, mix_scm); by default the table's own address
+    keeps_missing: leave missing values as NaN; otherwise they become the mean of the labelled rows
     """
 
     num_rows: int
@@ -35,6 +36,7 @@ class TableSpec:
     num_features: int
     max_classes: int = MAX_CLASSES
     group_seed: Seed | None = None
+    keeps_missing: bool = False
 
     def problems(self) -> list[str]:
         """Everything that makes the table impossible."""
@@ -66,7 +68,8 @@ class TableSpec:
 class Table:
     """A finished table: standardised features, target, split.
 
-    X: float32 (num_rows, M) with M <= num_features, since constant columns are dropped
+    X: float32 (num_rows, M) with M <= num_features, since constant columns are dropped; NaN where a value is missing,
+        if the spec keeps missing values
     y: int64 (num_rows,), labels in 0..num_classes-1; some may be absent, the same ones among labelled and query rows;
         or, with a numeric target, float32 (num_rows,) of mean 0 and variance 1 over all rows
     train_size: labelled rows, which come first

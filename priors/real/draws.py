@@ -126,7 +126,7 @@ def draw_table(
         }
     )
     norm_method = str(rng.choice(NORM_METHODS))
-    X = torch.from_numpy(prepare(frame, train_size, norm_method))
+    X = torch.from_numpy(prepare(frame, train_size, norm_method, spec.keeps_missing))
     plan = TablePlan(task, rows, features, f"{made}: {target}", norm_method)
     return Table(X=X, y=y, train_size=train_size, num_classes=num_classes, plan=plan)
 
@@ -175,18 +175,19 @@ def merge_rare(labels: np.ndarray, max_classes: int) -> np.ndarray:
     return number[labels]
 
 
-def prepare(frame: pd.DataFrame, train_size: int, norm_method: str) -> np.ndarray:
+def prepare(frame: pd.DataFrame, train_size: int, norm_method: str, keeps_missing: bool = False) -> np.ndarray:
     """Columns as an estimator sees them, float32 (rows, columns that vary among the labelled rows).
 
+    keeps_missing: missing values are NaN, rather than the mean
     Raises Rejected("constant") if none does.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of columns whose power cannot be fitted
-        encoder = FeatureEncoder().fit(frame.iloc[:train_size])
+        encoder = FeatureEncoder(keeps_missing).fit(frame.iloc[:train_size])
         if len(encoder.varying) == 0:
             raise Rejected("constant")
         numbers = encoder.transform(frame)
         X = Normalizer(norm_method).fit(numbers[:train_size]).transform(numbers)
-    if not np.isfinite(X).all():
+    if not np.isfinite(X[~np.isnan(numbers)]).all():
         raise Rejected("nan")
     return X

@@ -142,7 +142,9 @@ class Shard:
         """What was asked for when the table was drawn."""
         record = self.record(address)
         try:
-            return with_group_tuple(TableSpec(**{field.name: record[field.name] for field in fields(TableSpec)}))
+            # the first shards lack keeps_missing
+            spec = TableSpec(**{field.name: record[field.name] for field in fields(TableSpec) if field.name in record})
+            return with_group_tuple(spec)
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedShard(f"shard {self.path} is damaged (record {table_name(address)}: {error!r})") from None
 
