@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Collection
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
@@ -49,6 +49,21 @@ def prior_class(name: str) -> type[Prior]:
 def build_prior(name: str, **options) -> Prior:
     """The prior called `name` with some of its options set; PriorError lists everything wrong with them."""
     cls = prior_class(name)
+    refuse_unknown(f"prior {name}", cls, options)
+    for option, kind in get_type_hints(cls).items():
+        if isinstance(kind, type) and is_dataclass(kind) and isinstance(values := options.get(option), dict):
+            refuse_unknown(f"prior {name}: {option}", kind, values)
+            options[option] = kind(**values)
+    if problems := wrong_types(cls, options):
+        raise PriorError(f"prior {name}: " + "; ".join(problems))
+    prior = cls(**options)
+    if problems := prior.problems():
+        raise PriorError(f"prior {name}: " + "; ".join(problems))
+    return prior
+
+
+def refuse_unknown(what: str, cls: type, options: Collection[str]) -> None:
+    """Raise PriorError for options that are no fields of the class."""
     known = [field.name for field in fields(cls) if field.init]
     unknown = []
     for option in options:
@@ -57,13 +72,7 @@ def build_prior(name: str, **options) -> Prior:
             unknown.append(f"{option!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
     if unknown:
         available = f"its options are: {', '.join(known)}" if known else "it has none"
-        raise PriorError(f"prior {name} has no option {', '.join(unknown)}; {available}")
-    if problems := wrong_types(cls, options):
-        raise PriorError(f"prior {name}: " + "; ".join(problems))
-    prior = cls(**options)
-    if problems := prior.problems():
-        raise PriorError(f"prior {name}: " + "; ".join(problems))
-    return prior
+        raise PriorError(f"{what} has no option {', '.join(unknown)}; {available}")
 
 
 def wrong_types(cls: type[Prior], options: dict[str, Any]) -> list[str]:

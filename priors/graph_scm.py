@@ -9,8 +9,8 @@ import torch
 from priors.graph.execute import execute_plan
 from priors.graph.plan import GraphPlan, draw_plan
 from priors.graph.scalars import LOCAL, Scalars
-from priors.prior import Prior
 from priors.random import rng_at
+from priors.realism.prior import Realistic
 from priors.table import Table, TableSpec
 
 PRESETS = ("corrected", "released")
@@ -18,7 +18,7 @@ RELEASED_CARDINALITY = 9  # largest number of categories of a feature in the rel
 
 
 @dataclass
-class GraphSCM(Prior):
+class GraphSCM(Realistic):
     """The graph prior of TabICLv2."""
 
     numeric_targets = True
@@ -60,7 +60,7 @@ class GraphSCM(Prior):
     """Where the tensors are computed, "cpu" or "cuda"; tables of the two agree in distribution, not in value."""
 
     def problems(self) -> list[str]:
-        problems = []
+        problems = super().problems()
         if self.preset not in PRESETS:
             problems.append(f"preset is {self.preset!r}; it must be one of {', '.join(PRESETS)}")
         if not 1 <= self.min_nodes <= self.max_nodes:

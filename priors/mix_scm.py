@@ -10,6 +10,8 @@ import numpy as np
 
 from priors.prior import Prior
 from priors.random import Seed, as_seed, rng_at
+from priors.realism.options import Realism
+from priors.realism.prior import Realistic
 from priors.table import PriorError, Table, TableSpec
 
 
@@ -22,9 +24,11 @@ class MixSCM(Prior):
     )
     """The priors by name, each with a weight (0 or more; shares are proportional to it) and with options of that prior:
     {graph_scm: {weight: 2, preset: released}, ...}; the default is TabICL's (arXiv 2502.05564, appendix)."""
+    realism: Realism = field(default_factory=Realism)
+    """What the tables of synthetic components that do not set their own have in common with real ones."""
 
     def problems(self) -> list[str]:
-        problems, total = [], 0.0
+        problems, total = self.realism.problems(), 0.0
         for name, options in self.components.items():
             if name == "mix_scm":
                 problems.append("components.mix_scm: a mixture cannot be part of a mixture")
@@ -38,7 +42,7 @@ class MixSCM(Prior):
             else:
                 total += weight
             try:
-                build_component(name, options)
+                build_component(name, options, Realism())  # the mixture's own is checked above
             except PriorError as error:
                 problems.append(f"components.{name}: {error}")
         if not problems and total == 0:
@@ -48,7 +52,7 @@ class MixSCM(Prior):
     @cached_property
     def priors(self) -> dict[str, Prior]:
         """The components, sorted by name, so that no draw depends on the order in which they are configured."""
-        return {name: build_component(name, self.components[name]) for name in sorted(self.components)}
+        return {name: build_component(name, self.components[name], self.realism) for name in sorted(self.components)}
 
     @property
     def numeric_targets(self) -> bool:  # type: ignore[override]
@@ -80,8 +84,9 @@ class MixSCM(Prior):
             raise PriorError(f"component {name}: {error}") from None
 
 
-def build_component(name: str, options: dict[str, Any]) -> Prior:
-    """The prior of a component; options: its own and the weight."""
-    from priors import build_prior  # not at the top: build_prior imports this module to find the priors
+def build_component(name: str, options: dict[str, Any], realism: Realism) -> Prior:
+    """The prior of a component; options: its own and the weight; realism: of a synthetic one without its own."""
+    from priors import build_prior, prior_class  # not at the top: they import this module to find the priors
 
-    return build_prior(name, **{option: value for option, value in options.items() if option != "weight"})
+    own = {option: value for option, value in options.items() if option != "weight"}
+    return build_prior(name, **({"realism": realism} if issubclass(prior_class(name), Realistic) else {}) | own)

@@ -28,7 +28,7 @@ class TableSpec:
     max_classes: the number of classes is drawn from 2..max_classes, at most 10; 0 for a numeric target (regression)
     group_seed: address of the hyper-parameters that the tables of a group of a step share, in priors that have
         them (mlp_scm, tree_scm, mix_scm); by default the table's own address
-    keeps_missing: leave missing values as NaN; otherwise they become the mean of the labelled rows
+    keeps_missing: whether missing cells are NaN, instead of the mean of their column over the labelled rows
     """
 
     num_rows: int
@@ -68,14 +68,15 @@ class TableSpec:
 class Table:
     """A finished table: standardised features, target, split.
 
-    X: float32 (num_rows, M) with M <= num_features, since constant columns are dropped; NaN where a value is missing,
-        if the spec keeps missing values
+    X: float32 (num_rows, M) with M <= num_features, since constant columns are dropped; NaN in missing cells if the
+        spec asks for it
     y: int64 (num_rows,), labels in 0..num_classes-1; some may be absent, the same ones among labelled and query rows;
         or, with a numeric target, float32 (num_rows,) of mean 0 and variance 1 over all rows
     train_size: labelled rows, which come first
     num_classes: cardinality drawn for the target; 0 if it is numeric
     plan: the prior's description of the table; str(plan) is its text
     rejections: number of rejected draws before this one, by reason
+    missing: share of the cells that are missing, or were and are filled
     """
 
     X: torch.Tensor
@@ -84,3 +85,4 @@ class Table:
     num_classes: int
     plan: Any = None
     rejections: Counter[str] = field(default_factory=Counter)
+    missing: float = 0.0

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from priors.prior import Prior
 from priors.random import normals, rng_at
+from priors.realism.prior import Realistic
 from priors.scm.causes import CAUSE_SAMPLINGS, Causes, plan_causes, sample_causes
 from priors.scm.discretisation import Discretisation, discretise, plan_discretisation
 from priors.scm.hyperparameters import choose, group_rng, scaled_normal
@@ -51,7 +51,7 @@ class TreePlan:
 
 
 @dataclass
-class TreeSCM(Prior):
+class TreeSCM(Realistic):
     """The tree prior of TabICL v1."""
 
     numeric_targets = True

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from priors.realism.gaps import fill
 from priors.table import Table
 
 FEW_VALUES = 32  # columns with at most 32 distinct values count as categorical
@@ -21,12 +22,14 @@ def statistics(table: Table) -> dict[str, float]:
     The skill of a model is its accuracy on the query rows, scaled to 0 for the commonest class and 1 for no errors, or
     for a numeric target R2, raised to 0 if it is below.
     """
-    X, y = table.X.cpu().numpy(), table.y.cpu().numpy()
+    X, y = table.X.cpu().numpy().copy(), table.y.cpu().numpy()
+    fill(X, np.isnan(X), table.train_size)
     distinct = np.array([len(np.unique(column)) for column in X.T])
     return {
         "rows": len(y),
         "labelled share": table.train_size / len(y),
         "features": X.shape[1],
+        "missing cells": table.missing,
         **(of_classes(y, table.num_classes) if table.num_classes else of_numbers(y)),
         "categorical share": float((distinct <= FEW_VALUES).mean()),
         **skills(X, y, table.train_size, table.num_classes == 0),

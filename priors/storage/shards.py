@@ -58,7 +58,12 @@ def write_shard(
         X, y = table.X.cpu().numpy(), table.y.cpu().numpy()
         y = y.astype(np.uint8) if table.num_classes else y
         plan = np.frombuffer(str(table.plan).encode(), np.uint8)
-        record = {**asdict(spec), "num_classes": table.num_classes, "rejections": dict(table.rejections)}
+        record = {
+            **asdict(spec),
+            "num_classes": table.num_classes,
+            "rejections": dict(table.rejections),
+            "missing": table.missing,
+        }
         record["checksum"] = checksum(record, X, y, plan)
         name = table_name(address)
         metadata[name] = json.dumps(record)
@@ -142,9 +147,9 @@ class Shard:
         """What was asked for when the table was drawn."""
         record = self.record(address)
         try:
-            # the first shards lack keeps_missing
-            spec = TableSpec(**{field.name: record[field.name] for field in fields(TableSpec) if field.name in record})
-            return with_group_tuple(spec)
+            return with_group_tuple(
+                TableSpec(**{field.name: record[field.name] for field in fields(TableSpec) if field.name in record})
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedShard(f"shard {self.path} is damaged (record {table_name(address)}: {error!r})") from None
 
@@ -165,6 +170,7 @@ class Shard:
             num_classes=record["num_classes"],
             plan=plan.tobytes().decode(),
             rejections=Counter(record["rejections"]),
+            missing=record.get("missing", 0.0),
         )
 
 

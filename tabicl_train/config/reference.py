@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import priors
+from priors.realism.options import Realism
 from tabicl_train.config.documentation import class_doc, default_of, field_docs, type_text, value_text
 from tabicl_train.config.folders import CONFIG_DIR
 from tabicl_train.config.schema import RunConfig, StageConfig
@@ -66,7 +67,7 @@ def table(cls: type, fields: Iterable[dataclasses.Field], prefix: str = "") -> s
     """A row for each field: key, type, default and meaning."""
     lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for field in fields:
-        default = value_text(default_of(field)) or '""'
+        default = "{}" if is_part(field) else value_text(default_of(field)) or '""'
         meaning = field_docs(cls).get(field.name, "").replace("|", "\\|")
         lines.append(f"| `{prefix}{field.name}` | {type_text(cls, field.name)} | `{default}` | {meaning} |")
     return "\n".join(lines) + "\n"
@@ -101,6 +102,8 @@ def priors_section() -> str:
         fields = dataclasses.fields(cls)
         rows = table(cls, fields, "prior.") if fields else "It has no options.\n"
         sections.append(f"### `prior={name}`\n\n{class_doc(cls)}\n\n{rows}")
+    rows = table(Realism, dataclasses.fields(Realism), "prior.realism.")
+    sections.append(f"### `prior.realism`\n\n{class_doc(Realism)}\n\n{rows}")
     return "\n".join(sections)
 
 

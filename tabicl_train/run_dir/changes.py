@@ -132,7 +132,11 @@ def prior_defaults(name: str) -> dict[str, Any]:
     except priors.PriorError:
         return {}
     defaults = {field.name: default_of(field) for field in options}
-    return {name: default for name, default in defaults.items() if default is not dataclasses.MISSING}
+    return {
+        name: dataclasses.asdict(default) if dataclasses.is_dataclass(type(default)) else default
+        for name, default in defaults.items()
+        if default is not dataclasses.MISSING
+    }
 
 
 def differs(key: str, before: dict, now: dict) -> bool:
