@@ -69,12 +69,17 @@ def split_rows(labels: np.ndarray, num_classes: int, train_size: int, rng: np.ra
     rows = None
     for _ in range(1 + SPLIT_ATTEMPTS):
         ordered = labels if rows is None else labels[rows]
-        in_train = np.bincount(ordered[:train_size], minlength=num_classes) > 0
-        in_query = np.bincount(ordered[train_size:], minlength=num_classes) > 0
-        if in_train.sum() >= 2 and (in_train == in_query).all():
+        if is_valid_split(ordered, num_classes, train_size):
             return rows
         rows = rng.permutation(len(labels))
     raise Rejected("split")
+
+
+def is_valid_split(labels: np.ndarray, num_classes: int, train_size: int) -> bool:
+    """Whether the first train_size labels and the others hold the same classes, at least two of them."""
+    in_train = np.bincount(labels[:train_size], minlength=num_classes) > 0
+    in_query = np.bincount(labels[train_size:], minlength=num_classes) > 0
+    return bool(in_train.sum() >= 2 and (in_train == in_query).all())
 
 
 def standardise_target(target: torch.Tensor) -> torch.Tensor:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from priors.realism.raw import ranks, some_columns
+
 LOWEST_RATE, HIGHEST_RATE = 0.02, 0.5  # mean share of missing cells in a column with gaps, by strength
 MECHANISMS = ("at random", "by its own value", "by another value", "in blocks")
 STEEPEST = 4.0  # exponent of the rank at which the chance of a gap rises
 MOST_BLOCKS = 3
-TIES = 1e-6  # values closer than this, in standard deviations, have random ranks
 
 
 def draw_gaps(X: np.ndarray, train_size: int, strength: float, rng: np.random.Generator) -> tuple[np.ndarray, str]:
@@ -37,21 +38,13 @@ def draw_gaps(X: np.ndarray, train_size: int, strength: float, rng: np.random.Ge
     return gaps, f"{gaps.mean():.1%} of the cells missing {mechanism}"
 
 
-def some_columns(number: int, share: float, rng: np.random.Generator) -> np.ndarray:
-    """Indices of about this share of the columns, at least one."""
-    picked = np.flatnonzero(rng.random(number) < share)
-    return picked if len(picked) else rng.integers(number, size=1)
-
-
 def chances(values: np.ndarray, rates: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Chance of a gap (K, N) that rises, or falls, with the rank of values (K, N), and is rates (K, 1) on average."""
-    order = np.argsort(values + TIES * rng.random(values.shape), axis=1)
-    ranks = np.empty(values.shape, np.float32)
-    np.put_along_axis(ranks, order, (np.arange(values.shape[1], dtype=np.float32) + 0.5)[None] / values.shape[1], 1)
+    places = ranks(values, rng)
     falls = rng.random(rates.shape) < 0.5
-    ranks = np.where(falls, 1 - ranks, ranks)
+    places = np.where(falls, 1 - places, places)
     exponent = np.minimum(STEEPEST, 1 / rates - 1)
-    return rates * (1 + exponent) * ranks**exponent
+    return rates * (1 + exponent) * places**exponent
 
 
 def fill(X: np.ndarray, gaps: np.ndarray, train_size: int) -> None:

@@ -22,8 +22,11 @@ from tabicl_train.run_dir.outputs import check_output, make_folder
 from tabicl_train.stream import draw_table
 
 
-def run_tables(config: RunConfig, count: int) -> Iterator[tuple[tuple[int, int], Table]]:
-    """The first tables of a run and their addresses (step, table); one per group, as its tables are alike."""
+def run_tables(config: RunConfig, count: int, **changes: Any) -> Iterator[tuple[tuple[int, int], Table]]:
+    """The first tables of a run and their addresses (step, table); one per group, as its tables are alike.
+
+    changes: of what is asked for, see TableSpec
+    """
     prior = build_prior(config)
     addresses = (
         (step, group)
@@ -32,7 +35,7 @@ def run_tables(config: RunConfig, count: int) -> Iterator[tuple[tuple[int, int],
     )
     for step, group in tqdm(itertools.islice(addresses, count), total=count, unit="table", file=sys.stderr):
         index = group.tables[0]
-        yield (step, index), draw_table(prior, group.spec, config.seed, step, index)
+        yield (step, index), draw_table(prior, dataclasses.replace(group.spec, **changes), config.seed, step, index)
 
 
 def describe(config: RunConfig, args: Any) -> None:
@@ -56,6 +59,27 @@ def gallery(config: RunConfig, args: Any) -> None:
     tables = [(f"step {s}, table {i}", table) for (s, i), table in run_tables(config, args.tables or 24)]
     for path in save_gallery(tables, picture):
         print(path)
+
+
+def realism(config: RunConfig, args: Any) -> None:
+    """Save a page that shows, for each option of prior.realism, what it makes of the run's first tables."""
+    require_matplotlib()
+    from priors.inspection.comparison import PICTURES, STRENGTHS, save_comparison
+
+    if "realism" not in config.prior:
+        raise ConfigError([f"prior={config.prior['name']} has no realism; choose a synthetic prior"])
+    path = Path(args.output or f"{config.prior['name']}-realism.html")
+    check_output(path)
+    tables = {}
+    for name in PICTURES:
+        if name == "imbalance" and config.model.is_regression:
+            continue
+        for label, strength in STRENGTHS.items():
+            options = {} if strength is None else {name: 1.0, "strength": strength}
+            changed = dataclasses.replace(config, prior=config.prior | {"realism": options})
+            tables[name, label] = [table for _, table in run_tables(changed, args.tables or 3, keeps_missing=True)]
+    save_comparison(tables, path)
+    print(path)
 
 
 def show(config: RunConfig, args: Any) -> None:
@@ -140,7 +164,7 @@ def dump(config: RunConfig, args: Any) -> None:
     print(f"{args.output}: {tables} tables of steps {steps[0]}..{steps[-1]}; {shards}")
 
 
-ACTIONS = {"describe": describe, "gallery": gallery, "show": show, "bench": bench, "dump": dump}
+ACTIONS = {"describe": describe, "gallery": gallery, "realism": realism, "show": show, "bench": bench, "dump": dump}
 
 
 def act(arguments: list[str]) -> None:

@@ -60,7 +60,7 @@ def test_bench_prints_one_line_per_row_count():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["shw"], "there is no action 'shw'; there are describe, gallery, show, bench, dump"),
+        (["shw"], "there is no action 'shw'; there are describe, gallery, realism, show, bench, dump"),
         (["show", "step=20", "experiment=smoke"], "the run has steps 0..19"),
         (["show", "table=8", "experiment=smoke"], "a step has the tables 0..7"),
         (["describe", "prior=nope"], "prior=nope: there is no such choice"),
