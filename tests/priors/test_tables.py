@@ -76,6 +76,7 @@ def test_gaps_are_kept_where_that_is_asked_for(spec, folder):
         assert torch.equal(filled.X[:, whole], kept.X[:, whole]) and filled.X.isfinite().all()
         labelled = kept.X[:40, ~whole].double()
         assert torch.allclose(labelled.nanmean(0), torch.zeros(1, dtype=torch.float64), atol=1e-5)
+        assert filled.missing == kept.missing == pytest.approx(float(kept.X.isnan().double().mean()))
         missing += int(kept.X.isnan().sum())
     assert missing > 50
 
