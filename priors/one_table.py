@@ -150,10 +150,10 @@ class OneTable(Prior):
 
     def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:
         own, rng = self.rows(numeric=spec.max_classes == 0), rng_at(seed, "rows")
-        training = own.sides[TRAINING]
+        training, rows = own.sides[TRAINING], replace(own.rows, keeps_missing=spec.keeps_missing)
         if self.side == TRAINING:
-            table = own.rows.draw(training, spec.num_rows, spec.train_size, spec.num_features, rng)
+            table = rows.draw(training, spec.num_rows, spec.train_size, spec.num_features, rng)
         else:
-            table = own.rows.draw_for(own.sides[self.side], training, spec.num_rows, rng)
+            table = rows.draw_for(own.sides[self.side], training, spec.num_rows, rng)
         table.source = (NAME, self.task.entry.path)
         return table

@@ -139,7 +139,11 @@ def plan_step(curriculum: CurriculumConfig, model: NetworkConfig, seed: int, ste
     groups = []
     for first in range(0, stage.tables, stage.group_size):
         tables = tuple(range(first, min(first + stage.group_size, stage.tables)))
-        spec = replace(draw_spec(stage, model.max_classes, rng), group_seed=(seed, step, first))
+        spec = replace(
+            draw_spec(stage, model.max_classes, rng),
+            group_seed=(seed, step, first),
+            keeps_missing=model.missing_values,
+        )
         cost = family.forward_flops(model, spec.num_rows, spec.train_size, spec.num_features)
         tokens = family.pack_tokens(model, spec.num_rows, spec.num_features)
         groups.append(Group(spec, tables, cost, tokens))

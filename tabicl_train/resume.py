@@ -64,6 +64,7 @@ def find_start(config: RunConfig) -> tuple[Start, dict | None]:
 def initial_weights(config: RunConfig) -> dict[str, torch.Tensor]:
     """The weights of the run, checkpoint, public file or hub folder that `init_weights` names.
 
+    A network that sees missing values may start from one that saw their means: its tokens for them begin as zeros.
     Raises ConfigError if they cannot be read, or if their model is not the configured one.
     """
     assert config.init_weights is not None
@@ -78,10 +79,14 @@ def initial_weights(config: RunConfig) -> dict[str, torch.Tensor]:
         kinds = ("a classifier", "a regressor") if config.model.is_regression else ("a regressor", "a classifier")
         why = "whose labels are read by other weights"
         raise ConfigError([f"init_weights: the file's model is {kinds[0]}; this run trains {kinds[1]}, {why}"])
+    free: tuple[str, ...] = FREE_TO_CHANGE
+    if config.model.missing_values and not file_config.missing_values:
+        free, name = (*free, "missing_values"), "col_embedder.missing_values"
+        weights = weights | {name: torch.zeros_like(weights["col_embedder.in_linear.weight"])}
     if different := [
         f"init_weights: the file's model has {key}={value}, the configuration model.{key}={configured}"
         for key, value in dataclasses.asdict(file_config).items()
-        if (configured := getattr(config.model, key)) != value and key not in FREE_TO_CHANGE
+        if (configured := getattr(config.model, key)) != value and key not in free
     ]:
         raise ConfigError(different)
     return weights

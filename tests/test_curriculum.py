@@ -10,6 +10,7 @@ from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.model import TabICL, TabICLConfig
+from tabicl_train.model.sequence import SequenceConfig
 
 LONG = StageConfig(steps=40, rows=[400, 60_000], train_share=[0.79, 0.81], tables=64, group_size=1)
 SHORT = StageConfig(steps=60, rows=[1024, 1024], tables=64, group_size=4)
@@ -130,6 +131,12 @@ def test_small_tables_ask_for_fewer_classes():
     stage = replace(SHORT, rows=[10, 12], tables=50, train_share=[0.3, 0.9])
     for group in plan_step(CurriculumConfig({"s": stage}), MODEL, 0, 0).groups:
         assert group.spec.max_classes <= min(group.spec.train_size, group.spec.num_rows - group.spec.train_size)
+
+
+def test_priors_are_asked_for_gaps_only_by_networks_that_see_them():
+    for model in (MODEL, replace(MODEL, missing_values=True), SequenceConfig()):
+        groups = plan_step(TWO, model, 1, 0).groups
+        assert {group.spec.keeps_missing for group in groups} == {model == replace(MODEL, missing_values=True)}
 
 
 def test_stages_follow_each_other():

@@ -120,9 +120,10 @@ def draw_table(
     features = [others[j] for j in rng.permutation(len(others))[: spec.num_features]]
     frame = frame_of(task, columns, features, rows)
     norm_method = str(rng.choice(NORM_METHODS))
-    X = torch.from_numpy(prepare(frame, train_size, norm_method))
+    X = torch.from_numpy(prepare(frame, train_size, norm_method, spec.keeps_missing))
     plan = TablePlan(task, rows, features, f"{made}: {target}", norm_method)
-    return Table(X=X, y=y, train_size=train_size, num_classes=num_classes, plan=plan)
+    missing = float(frame.isna().to_numpy().mean())
+    return Table(X, y, train_size, num_classes, plan=plan, missing=missing)
 
 
 def known_rows(values: Column) -> np.ndarray:
@@ -184,18 +185,19 @@ def merge_rare(labels: np.ndarray, max_classes: int) -> np.ndarray:
     return number[labels]
 
 
-def prepare(frame: pd.DataFrame, train_size: int, norm_method: str) -> np.ndarray:
+def prepare(frame: pd.DataFrame, train_size: int, norm_method: str, keeps_missing: bool = False) -> np.ndarray:
     """Columns as an estimator sees them, float32 (rows, columns that vary among the labelled rows).
 
+    keeps_missing: missing values are NaN, rather than the mean
     Raises Rejected("constant") if none does.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of columns whose power cannot be fitted
-        encoder = FeatureEncoder().fit(frame.iloc[:train_size])
+        encoder = FeatureEncoder(keeps_missing).fit(frame.iloc[:train_size])
         if len(encoder.varying) == 0:
             raise Rejected("constant")
         numbers = encoder.transform(frame)
         X = Normalizer(norm_method).fit(numbers[:train_size]).transform(numbers)
-    if not np.isfinite(X).all():
+    if not np.isfinite(X[~np.isnan(numbers)]).all():
         raise Rejected("nan")
     return X

@@ -1,4 +1,4 @@
-"""Columns of a data frame as numbers without gaps, fitted on labelled rows only."""
+"""Columns of a data frame as numbers, fitted on labelled rows only."""
 
 from __future__ import annotations
 
@@ -18,17 +18,25 @@ class FeatureEncoder:
     Columns that can be read as numbers, and times, keep their values; missing ones become the mean. Other values are
     categories, numbered in sorted order, or in that of a pandas category. A category that no labelled row has becomes
     the mean; so does a value that is not a number in a column of numbers, with a warning.
+
+    keeps_missing: all of these, and missing categories, are NaN instead
     """
+
+    def __init__(self, keeps_missing: bool = False):
+        self.keeps_missing = keeps_missing
 
     def fit(self, X: pd.DataFrame) -> FeatureEncoder:
         """X (rows, columns). Raises TypeError for a column of values that have no order, ValueError for infinity."""
         self.categories = [None if reads_as_numbers(column) else categories(column) for _, column in X.items()]
-        self.lacking = X.isna().to_numpy().any(axis=0)
+        self.lacking = X.isna().to_numpy().any(axis=0) & (not self.keeps_missing)
         numbers = self.encode(X, range(X.shape[1]))
         known = ~np.isnan(numbers)
         means = np.where(known, numbers, 0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
         filled = np.where(known, numbers, means)
-        self.varying = np.flatnonzero((filled != filled[0]).any(axis=0))
+        varies = (filled != filled[0]).any(axis=0)
+        if self.keeps_missing:
+            varies |= (known != known[0]).any(axis=0)  # which values are missing is something to see too
+        self.varying = np.flatnonzero(varies)
         self.means = means[self.varying]
         return self
 
@@ -37,7 +45,7 @@ class FeatureEncoder:
         if len(self.varying) == 0:
             return np.zeros((len(X), 1))
         numbers = self.encode(X, self.varying)
-        return np.where(np.isnan(numbers), self.means, numbers)
+        return numbers if self.keeps_missing else np.where(np.isnan(numbers), self.means, numbers)
 
     def encode(self, X: pd.DataFrame, columns: Iterable[int]) -> np.ndarray:
         """float64 (rows, columns), NaN for unknown values; warns of values that are not numbers but should be"""

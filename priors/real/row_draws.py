@@ -34,12 +34,14 @@ class Rows:
     y: labels int64 in 0..num_classes-1, or numbers float64 (rows,)
     num_classes: 0 if the target is a number
     norm_methods: of the columns; a draw uses one of them
+    keeps_missing: see TableSpec
     """
 
     X: pd.DataFrame
     y: np.ndarray
     num_classes: int
     norm_methods: Sequence[str] = NORM_METHODS
+    keeps_missing: bool = False
 
     def draw(
         self, rows: np.ndarray, num_rows: int, train_size: int, max_features: int | None, rng: np.random.Generator
@@ -65,7 +67,8 @@ class Rows:
         rows = np.concatenate([labelled, queries])
         chosen = np.sort(rng.permutation(self.X.shape[1])[:max_features])
         method = str(rng.choice(self.norm_methods))
-        X = prepare(self.X.iloc[rows, chosen], len(labelled), method)
+        frame = self.X.iloc[rows, chosen]
+        X = prepare(frame, len(labelled), method, self.keeps_missing)
         features = rng.permutation(X.shape[1])
         shift = int(rng.integers(max(self.num_classes, 1)))
         view = View(method, features, shift)
@@ -75,6 +78,7 @@ class Rows:
             train_size=len(labelled),
             num_classes=self.num_classes,
             plan=RowPlan(labelled, queries, view),
+            missing=float(frame.isna().to_numpy().mean()),
         )
 
     def target(self, rows: np.ndarray, train_size: int, view: View) -> np.ndarray:

@@ -56,21 +56,21 @@ class Normalizer:
         self.method = method
 
     def fit(self, numbers: np.ndarray) -> Normalizer:
-        """numbers: float64 (labelled rows, features) without gaps"""
+        """numbers: float64 (labelled rows, features), NaN where missing; each column has a value that is not"""
         self.scaler = StandardScaler().fit(without_tiny(numbers))
         scaled = self.scaler.transform(without_tiny(numbers))
         self.shaper = NORM_METHODS[self.method](len(numbers)).fit(scaled)
         shaped = self.shaper.transform(scaled)
-        inside = np.abs(shaped - shaped.mean(axis=0)) <= OUTLIER_STDS * shaped.std(axis=0)
+        inside = np.abs(shaped - np.nanmean(shaped, axis=0)) <= OUTLIER_STDS * np.nanstd(shaped, axis=0)
         mean = shaped.mean(axis=0, where=inside)
         bound = OUTLIER_STDS * np.maximum(shaped.std(axis=0, where=inside), MIN_STD)
         self.low, self.high = mean - bound, mean + bound
         clamped = shaped.clip(self.low, self.high)
-        self.mean, self.std = clamped.mean(axis=0), np.maximum(clamped.std(axis=0), MIN_STD)
+        self.mean, self.std = np.nanmean(clamped, axis=0), np.maximum(np.nanstd(clamped, axis=0), MIN_STD)
         return self
 
     def transform(self, numbers: np.ndarray) -> np.ndarray:
-        """float64 (rows, features) -> float32 (rows, features)"""
+        """float64 (rows, features) -> float32 (rows, features); NaN stays NaN"""
         shaped = self.shaper.transform(self.scaler.transform(without_tiny(numbers))).clip(self.low, self.high)
         return ((shaped - self.mean) / self.std).astype(np.float32)
 

@@ -151,7 +151,7 @@ class Dissection(L.Callback):
                 norm = (gradients.flat[:-1].norm() / module.loss_scale.scale).item()
                 mark = "" if math.isfinite(loss) and math.isfinite(norm) else "  <- non-finite"
                 sizes = f"{index:>14}{table.X.shape[0]:>14}{table.train_size:>14}{table.X.shape[1]:>14}"
-                print(f"{sizes}{table.X.abs().max().item():>14.3g}{loss:>14.6g}{norm:>14.4g}{mark}")
+                print(f"{sizes}{table.X[~table.X.isnan()].abs().max().item():>14.3g}{loss:>14.6g}{norm:>14.4g}{mark}")
         module.gradients = None  # the step makes its own buffer: the one above has taken over the .grad of the weights
         torch.cuda.empty_cache()
 

@@ -240,6 +240,8 @@ def row_of(scene: Scene, row: int) -> dict[str, Any]:
 
 
 def text_of(value: Any) -> str:
+    if pd.isna(value):
+        return "missing"
     return f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)
 
 

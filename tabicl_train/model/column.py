@@ -59,6 +59,8 @@ class ColumnEmbedding(nn.Module):
         c = config
         self.config = c
         self.in_linear = Linear(c.group_size, c.embed_dim)
+        if c.missing_values:  # zeros: the network begins as one that sees the mean of a standardised column
+            self.missing_values = nn.Parameter(torch.zeros(c.embed_dim, c.group_size))
         self.tf_col = nn.ModuleDict({"blocks": nn.ModuleList(InducedAttention(c) for _ in range(c.col_num_blocks))})
         if c.col_target_aware:
             self.y_encoder = LabelEncoder(c.label_width, c.embed_dim)
@@ -72,31 +74,42 @@ class ColumnEmbedding(nn.Module):
         return self.embed(cells, columns, log_n, recompute)
 
     def read(self, pack: Pack, columns: Columns, labels: Tensor) -> Tensor:
-        """What each token knows of its cell, (tokens, K): the features of its group and, if the network is
-        target-aware, of a labelled row the label (see label_values) and a 1; 0 otherwise. labels: (labelled
-        tokens,)"""
+        """What each token knows of its cell, (tokens, K): the features of its group, which of them are missing if the
+        network sees that, and, if it is target-aware, of a labelled row the label (see label_values) and a 1; 0
+        otherwise. labels: (labelled tokens,)"""
         size, width = self.config.group_size, self.config.label_width
         index = feature_index(pack.sizes, pack.shapes, columns, self.config.col_grouping, size)  # (tokens, size)
         X = F.pad(pack.X, (0, max(N for N, _, _ in pack.shapes))) if self.config.col_grouping == "disjoint" else pack.X
+        features = mark_missing(X[index]) if self.config.missing_values else X[index]
         if not self.config.col_target_aware:
-            return X[index]
+            return features
+        size = features.shape[1]
         cells = X.new_zeros(len(index), size + width + 1)
-        cells[:, :size] = X[index]
+        cells[:, :size] = features
         cells[: columns.labelled, size:-1] = label_values(labels, width)
         cells[: columns.labelled, -1] = 1
         return cells
 
     def embed(self, cells: Tensor, columns: Columns, log_n: Tensor, recompute: bool = False) -> Tensor:
         """cells (tokens, K) -> (tokens, E), for any columns: they do not see each other."""
-        weight = self.in_linear.weight
-        if self.config.col_target_aware:  # one product for features and labels, as passes over all tokens cost more
-            weight = torch.cat([weight, self.y_encoder.weight, self.y_encoder.bias[:, None]], dim=1)
+        weights = [self.in_linear.weight]
+        if self.config.missing_values:
+            weights.append(self.missing_values)
+        if self.config.col_target_aware:
+            weights += [self.y_encoder.weight, self.y_encoder.bias[:, None]]
+        weight = torch.cat(weights, dim=1)  # one product for all of them, as passes over all tokens cost more
         tokens = linear(cells, weight, self.in_linear.bias)  # (tokens, E)
         for block in self.tf_col["blocks"].children():
             tokens = run(block, tokens, columns, log_n, recompute=recompute)
         if self.config.col_affine:
             tokens = cells[:, :1] * self.ln_w(self.out_w(tokens)) + self.ln_b(self.out_b(tokens))
         return tokens
+
+
+def mark_missing(features: Tensor) -> Tensor:
+    """features (..., size), NaN where missing -> (..., 2 size): 0 in place of NaN, and whether they are missing"""
+    missing = features.isnan()
+    return torch.cat([torch.where(missing, 0.0, features), missing.to(features.dtype)], -1)
 
 
 def feature_index(sizes: Tensor, shapes: Iterable[Shape], columns: Columns, grouping: str, size: int) -> Tensor:

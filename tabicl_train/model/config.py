@@ -41,6 +41,9 @@ class TabICLConfig:
     """Features of a group; it has no effect with col_grouping=none."""
     col_target_aware: bool = True
     """Embed the labels before the set transformer."""
+    missing_values: bool = False
+    """Missing values, NaN in a table, are learned tokens; otherwise they are filled with the mean before the network
+    sees the table. The public format cannot express it."""
     col_scaling: str = "qassmax_elementwise"
     """Scalable softmax of the column embedding: none, ssmax, ssmax_mlp, ssmax_mlp_elementwise, qassmax or
     qassmax_elementwise; or, in place of softmax, scaled signed averaging (arXiv 2508.14685) with a fixed exponent (ssa)

@@ -30,6 +30,11 @@ class NetworkConfig(Protocol):
     checkpoint_rows: int
 
     @property
+    def missing_values(self) -> bool:
+        """Whether the network sees missing values, NaN in Pack.X, as what they are; otherwise there are none."""
+        ...
+
+    @property
     def is_regression(self) -> bool: ...
 
     @property

@@ -19,7 +19,8 @@ Shape = tuple[int, int, int]  # N, n, M
 class Pack:
     """Tables, one after the other.
 
-    X: float32 (cells,); each table is (M, N), so that a column lies in one piece
+    X: float32 (cells,); each table is (M, N), so that a column lies in one piece; NaN is a missing value, for networks
+        that take them
     y: (rows,), the labels of all rows of each table, labelled rows first: classes, int64, or numbers, float32
     sizes: int64 (B, 3), the rows N, labelled rows n and features M of each table
     shapes: the same numbers for the host, which must not wait for a GPU to know them

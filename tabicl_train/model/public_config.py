@@ -54,12 +54,21 @@ def beyond_public(config: TabICLConfig) -> str | None:
     """A setting that the client does not have, if there is one."""
     if config.scaling_bound is not None:
         return f"model.scaling_bound ({config.scaling_bound})"
+    if config.missing_values:
+        return "model.missing_values=true"
     rules = (f"model.{name}={getattr(config, name)}" for name in ("col_scaling", "icl_scaling"))
     return next((rule for rule in rules if rule.endswith(SSA)), None)
 
 
 def to_public(config: TabICLConfig) -> dict[str, Any]:
     """The client's configuration of the same network, all 26 keys; raises ConfigError if it has no such network."""
+    if config.missing_values:
+        raise ConfigError(
+            [
+                "the public client imputes missing values, and this network learned them as tokens "
+                "(model.missing_values=true); format=hub and format=onnx can express it"
+            ]
+        )
     if setting := beyond_public(config):
         raise ConfigError([f"the public format has no {setting}; format=hub and format=onnx can express it"])
     public = dict(FIXED)

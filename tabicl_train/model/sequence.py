@@ -60,6 +60,10 @@ class SequenceConfig:
     """Recompute activations in the backward pass of packs with a longer table than this; 0 never recomputes."""
 
     @property
+    def missing_values(self) -> bool:
+        return False
+
+    @property
     def is_regression(self) -> bool:
         return self.max_classes == 0
 

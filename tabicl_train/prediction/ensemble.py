@@ -43,17 +43,18 @@ class Ensemble(BaseEstimator):
 
     def _prepare(self, X: pd.DataFrame, num_classes: int) -> None:
         """Fit everything but the labels; a regressor has num_classes=0."""
-        self.encoder_ = FeatureEncoder().fit(X)
+        self.network_ = load(self.model, regression=num_classes == 0).eval()
+        self.encoder_ = FeatureEncoder(self.network_.config.missing_values).fit(X)
         self.X_ = self.encoder_.transform(X)
         self.normalizers_ = {method: Normalizer(method).fit(self.X_) for method in self.norm_methods}
         rng = check_random_state(self.random_state)
         self.views_ = draw_views(rng, self.n_estimators, self.norm_methods, self.X_.shape[1], num_classes)
         self.device_ = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self.network_ = load(self.model, regression=num_classes == 0).eval().to(self.device_)
+        self.network_.to(self.device_)
 
     def _numbers(self, X: Any) -> np.ndarray:
-        """Query rows as numbers without gaps, float64 (rows, features); called by the public methods themselves, so
-        that a warning names the line that calls them."""
+        """Query rows as numbers, float64 (rows, features), NaN where missing if the network sees that; called by the
+        public methods themselves, so that a warning names the line that calls them."""
         check_is_fitted(self)
         return self.encoder_.transform(self._frame(X))
 

@@ -217,6 +217,8 @@ def disagreement(network: Network, predict: Predictor, outputs: int, tolerance: 
         if network.size_problem(network.config, rows, columns):
             continue
         X = torch.randn(tables, rows, columns, generator=generator)
+        if network.config.missing_values:
+            X[torch.rand(X.shape, generator=generator) < 0.2] = torch.nan
         if network.config.is_regression:
             y_train = torch.randn(tables, labelled, generator=generator)
         else:

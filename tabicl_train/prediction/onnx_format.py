@@ -1,7 +1,8 @@
 """The ONNX format: a classifier for a fixed number of classes, or a regressor, with symbolic numbers of tables, rows
 and columns.
 
-Inputs are tables as the network reads them, with standardized columns and without missing values:
+Inputs are tables as the network reads them, with standardized columns; NaN is a missing value for a network with
+model.missing_values=true, and others take none:
 
 X        (tables, rows, columns) float32
 y_train  (tables, labelled_rows) int64, labels in 0..classes-1 of the first rows
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 
 from tabicl_train.errors import install, is_installed
 from tabicl_train.model.attention import RowSpans
+from tabicl_train.model.column import mark_missing
 from tabicl_train.model.layout import Columns, Context, Spans
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.run_dir.atomic import write_atomically
@@ -54,6 +56,7 @@ class WithSymbolicSizes(nn.Module):
 
         groups = group_features(X, config.col_grouping, config.group_size)  # (B, G, N, K)
         G = groups.shape[1]
+        groups = mark_missing(groups) if config.missing_values else groups
         cells = split_rows(groups, n)  # (B * G * N, K), labelled rows first
         if config.col_target_aware:
             if config.is_regression:

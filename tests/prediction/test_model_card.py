@@ -145,11 +145,12 @@ def test_it_tells_whether_the_client_can_load_the_network(tmp_path):
     make_run(tmp_path / "free")
     make_run(tmp_path / "bounded", "model.scaling_bound=5")
     make_run(tmp_path / "averaging", "model.icl_scaling=ssa")
-    free, *others = (
-        exported_card(tmp_path / name, tmp_path / f"hub_{name}").content for name in ("free", "bounded", "averaging")
-    )
+    make_run(tmp_path / "gaps", "model.missing_values=true")
+    names = ("free", "bounded", "averaging", "gaps")
+    free, *others = (exported_card(tmp_path / name, tmp_path / f"hub_{name}").content for name in names)
     assert "output=model.ckpt` writes a file for the public client" in free
-    for card, setting in zip(others, ("model.scaling_bound (5.0)", "model.icl_scaling=ssa"), strict=True):
+    settings = ("model.scaling_bound (5.0)", "model.icl_scaling=ssa", "model.missing_values=true")
+    for card, setting in zip(others, settings, strict=True):
         assert f"The public client `tabicl` cannot express this network, which has {setting}." in card
         assert "output=model.ckpt" not in card
 

@@ -20,7 +20,7 @@ NETWORKS = {  # the presets, apart from their sizes, and the other scalings and 
     "tabicl_v1": ["model=tabicl_v1"],
     "unbounded": ["model.col_scaling=ssmax", "model.icl_scaling=ssmax_mlp", "model.col_grouping=disjoint"],
     "averaging": ["model.col_scaling=ssmax_mlp_elementwise", "model.icl_scaling=ssa", "model.ssa_exponent=1.2"],
-    "regression": ["model=tabicl_v2_regression", "model.num_quantiles=30"],
+    "regression": ["model=tabicl_v2_regression", "model.num_quantiles=30", "model.missing_values=true"],
     "bounded": [
         "model.col_scaling=ssa_trainable", "model.icl_scaling=qassmax", "model.scaling_bound=3",
         "model.col_grouping=none", "model.bias_free_ln=true", "model.max_classes=7",
@@ -36,6 +36,8 @@ def assert_agreement(file: Path, checkpoint: Path, classes: int) -> None:
     network, predict = load_model(str(checkpoint)), onnx_predictor(file)
     for B, N, M, n in SIZES:
         X, y_train, _ = draw(B, N, M, n, classes=classes)
+        if network.config.missing_values:
+            X[torch.rand(X.shape) < 0.3] = torch.nan
         with torch.no_grad():
             expected = logits_of(network, X, y_train)[..., : classes or None]
         torch.testing.assert_close(predict(X, y_train), expected, rtol=0, atol=1e-4)

@@ -208,13 +208,14 @@ def test_missing_or_misshapen_weights_are_named(file, tmp_path):
 @pytest.mark.parametrize(
     "options, setting",
     [
-        ({"scaling_bound": 20.0}, r"model\.scaling_bound \(20\.0\)"),
-        ({"col_scaling": "ssa"}, r"model\.col_scaling=ssa"),
-        ({"icl_scaling": "ssa_trainable"}, r"model\.icl_scaling=ssa_trainable"),
+        ({"scaling_bound": 20.0}, r"the public format has no model\.scaling_bound \(20\.0\)"),
+        ({"col_scaling": "ssa"}, r"the public format has no model\.col_scaling=ssa"),
+        ({"icl_scaling": "ssa_trainable"}, r"the public format has no model\.icl_scaling=ssa_trainable"),
+        ({"missing_values": True}, r"the public client imputes missing values.*\(model\.missing_values=true\)"),
     ],
 )
 def test_a_network_that_the_client_does_not_have_is_not_exported(options, setting, tmp_path):
     network = small_network(**options)
-    with pytest.raises(ConfigError, match=rf"the public format has no {setting}; format=hub and format=onnx can"):
+    with pytest.raises(ConfigError, match=rf"{setting}; format=hub and format=onnx can"):
         save_public(network.config, network.state_dict(), tmp_path / "model.ckpt")
     assert not list(tmp_path.iterdir())

@@ -63,6 +63,24 @@ def test_a_draw_is_what_its_plan_says(spec, folder):
             assert (pairs.groupby("value")["y"].nunique() == 1).all()
 
 
+@pytest.mark.parametrize("spec", [SPEC, NUMBERS], ids=["classes", "numbers"])
+def test_gaps_are_kept_where_that_is_asked_for(spec, folder):
+    """The same rows, columns and targets; of the values, only those of columns with gaps differ."""
+    prior, missing = prior_of(folder), 0
+    for seed in range(20):
+        filled, kept = prior.sample(spec, seed), prior.sample(replace(spec, keeps_missing=True), seed)
+        assert str(filled.plan) == str(kept.plan) and torch.equal(filled.y, kept.y)
+        frame = pd.read_csv(folder / kept.plan.task.entry.path).iloc[kept.plan.rows][kept.plan.features]
+        assert np.array_equal(kept.X.isnan(), frame.isna())
+        whole = ~kept.X.isnan().any(0)
+        assert torch.equal(filled.X[:, whole], kept.X[:, whole]) and filled.X.isfinite().all()
+        labelled = kept.X[:40, ~whole].double()
+        assert torch.allclose(labelled.nanmean(0), torch.zeros(1, dtype=torch.float64), atol=1e-5)
+        assert filled.missing == kept.missing == pytest.approx(float(kept.X.isnan().double().mean()))
+        missing += int(kept.X.isnan().sum())
+    assert missing > 50
+
+
 def test_draws_do_not_depend_on_paths_formats_of_others_nor_on_what_was_drawn_before(folder, tmp_path):
     prior = prior_of(folder)
     drawn = [prior.sample(SPEC, seed) for seed in range(12)]

@@ -35,12 +35,14 @@ def resume(config: RunConfig, content: dict) -> None:
 def test_missing_settings_take_their_defaults(capsys):
     content = content_of(config_of())
     saved = content["config"]
-    del saved["model"]["checkpoint_rows"], saved["model"]["ff_factor"], saved["prior"]["preset"], saved["validation"]
+    del saved["model"]["checkpoint_rows"], saved["model"]["ff_factor"], saved["model"]["missing_values"]
+    del saved["prior"]["preset"], saved["validation"]
     del saved["curriculum"]["stages"]["smoke"]["clip"], saved["trainer"]["max_hours"]
     resume(config_of(), content)
     assert capsys.readouterr().err == ""
     for change, words in (
         ("model.ff_factor=3", "model.ff_factor was 2, is 3; choose a new run_dir$"),
+        ("model.missing_values=true", "model.missing_values was False, is True; choose a new run_dir$"),
         ("prior.preset=released", "prior.preset was [a-z]+, is released; choose a new run_dir, or set resume.allow"),
         ("curriculum.stages.smoke.clip=1", r"curriculum.stages.smoke.clip was 10.0, is 1.0; choose a new run_dir, or"),
     ):

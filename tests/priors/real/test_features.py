@@ -36,6 +36,24 @@ def test_encoding_of_columns():
     assert np.allclose(encoder.transform(query), [[2.5, 0, 1 / 3, 1, 1, 10, day]])
 
 
+def test_gaps_are_kept_where_that_is_asked_for():
+    """Unknown values and missing categories too; and a column of which only the gaps vary is one to see."""
+    X = pd.DataFrame(
+        {
+            "number": [1.0, None, 4.0],
+            "string": ["b", "a", None],
+            "same": [5.0, None, 5.0],
+            "constant": [3, 3, 3],
+            "empty": [None, None, None],
+        }
+    )
+    encoder = FeatureEncoder(keeps_missing=True).fit(X)
+    expected = [[1, 1, 5], [np.nan, 0, np.nan], [4, np.nan, 5]]
+    assert np.array_equal(encoder.transform(X), expected, equal_nan=True)
+    query = X[:1].assign(number=np.nan, string="new")
+    assert np.array_equal(encoder.transform(query), [[np.nan, np.nan, 5]], equal_nan=True)
+
+
 @pytest.mark.parametrize(
     "values, order, codes",
     [

@@ -22,6 +22,28 @@ def test_normalisation(method):
     assert (np.diff(out[order, 1]) >= 0).all()
 
 
+@pytest.mark.parametrize("method", ["none", "power"])
+def test_gaps_change_nothing_about_the_values_that_are_known(method):
+    rng = np.random.default_rng(0)
+    numbers = rng.exponential(size=(200, 3))
+    numbers[rng.random(numbers.shape) < 0.3] = np.nan
+    found = Normalizer(method).fit(numbers).transform(numbers)
+    for column, own in zip(numbers.T, found.T, strict=True):
+        known = column[~np.isnan(column), None]
+        expected = Normalizer(method).fit(known).transform(known)[:, 0]
+        assert np.array_equal(np.isnan(own), np.isnan(column))
+        assert np.allclose(own[~np.isnan(own)], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(7, 1), (1000, 1), (333, 17)])
+def test_moments_of_columns_without_gaps_are_the_plain_ones_to_the_bit(shape):
+    """So that tables without gaps are what they were before there were gaps."""
+    x = np.random.default_rng(0).normal(3, 10, shape)
+    normalizer = Normalizer("none").fit(x)
+    scaled = normalizer.scaler.transform(x).clip(normalizer.low, normalizer.high)
+    assert np.array_equal(normalizer.mean, scaled.mean(axis=0)) and np.array_equal(normalizer.std, scaled.std(axis=0))
+
+
 def test_power_is_yeo_johnson_without_outliers():
     numbers = np.random.default_rng(0).exponential(size=(200, 1))
     expected = make_pipeline(StandardScaler(), PowerTransformer()).fit_transform(numbers)

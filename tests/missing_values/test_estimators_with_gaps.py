@@ -1,0 +1,70 @@
+"""Estimators on tables with gaps, for a network that sees them and one that does not."""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from tiny_network import TINY, TINY_REGRESSOR, tiny_network
+
+from tabicl_train import TabICLClassifier, TabICLRegressor
+
+
+def seeing(config, token: float = 0.0):
+    """The tiny network with a token for missing values, each of its elements the given number."""
+    network, blind = tiny_network(dataclasses.replace(config, missing_values=True)), tiny_network(config)
+    network.load_state_dict(
+        blind.state_dict() | {"col_embedder.missing_values": torch.full((config.embed_dim, 3), token)}
+    )
+    return network, blind
+
+
+def table() -> tuple[pd.DataFrame, np.ndarray]:
+    """60 rows of numbers that are standardized among the first 40, and a category; the cells at hand may be emptied."""
+    rng = np.random.default_rng(0)
+    numbers = rng.choice([-1.0, 1.0], (60, 3))
+    X = pd.DataFrame(numbers, columns=list("abc")).assign(kind=rng.choice(["x", "y", "z"], 60))
+    return X, rng.integers(0, 3, 60)
+
+
+def outputs(model, X, y):
+    estimator = TabICLRegressor if model.config.is_regression else TabICLClassifier
+    fitted = estimator(model, n_estimators=3).fit(X[:40], y[:40])
+    return fitted.predict(X[40:]) if model.config.is_regression else fitted.predict_proba(X[40:])
+
+
+@pytest.mark.parametrize("config", [TINY, TINY_REGRESSOR], ids=["classes", "numbers"])
+def test_a_gap_is_seen_by_a_network_that_learned_them(config):
+    X, y = table()
+    network, blind = seeing(config, 2.0)
+    assert np.array_equal(outputs(network, X, y), outputs(blind, X, y))  # there are no gaps
+    gaps = X.copy()
+    gaps.loc[[3, 12, 45], "a"], gaps.loc[[5, 50], "kind"] = np.nan, None
+    found = outputs(network, gaps, y)
+    assert np.isfinite(found).all() and not np.allclose(found, outputs(blind, gaps, y), atol=1e-4)
+    filled = gaps.assign(a=gaps["a"].fillna(gaps["a"][:40].mean()))
+    assert np.array_equal(outputs(blind, gaps, y), outputs(blind, filled, y))
+    assert not np.allclose(found, outputs(network, filled, y), atol=1e-4)
+
+
+def test_in_a_query_row_a_token_of_zeros_is_the_mean():
+    X, y = table()
+    network, blind = seeing(TINY)
+    X.loc[[41, 45, 59], "b"] = np.nan
+    found, expected = (
+        TabICLClassifier(model, n_estimators=2, norm_methods=("none",)).fit(X[:40], y[:40]).predict_proba(X[40:])
+        for model in (network, blind)
+    )
+    assert np.allclose(found, expected, atol=1e-6)
+
+
+def test_columns_that_only_gaps_make_vary_and_rows_of_gaps_alone_are_predicted():
+    X, y = table()
+    X["flag"] = np.where(X["a"] > 0, 1.0, np.nan)
+    X.loc[7] = X.loc[44] = np.nan
+    network, blind = seeing(TINY, 2.0)
+    for model, columns in ((network, 5), (blind, 4)):
+        fitted = TabICLClassifier(model, n_estimators=2).fit(X[:40], y[:40])
+        assert fitted.X_.shape == (40, columns) and np.isnan(fitted.X_).any() == (model is network)
+        assert np.isfinite(fitted.predict_proba(X[40:])).all()
