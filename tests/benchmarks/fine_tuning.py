@@ -87,10 +87,11 @@ def summary(results: pd.DataFrame) -> list[str]:
             continue
         worse = scored[scored[f"{method}_most"] < 0]["task"]
         losses = f"{scored['start'].mean():.4f} -> {scored[method].mean():.4f}"
-        lines.append(
-            f"{method}: mean log loss of {len(scored)} tasks {losses}, lower by {gain(scored['start'], scored[method])}, "
-            f"{scored[f'{method}_seconds'].mean():.0f} s a task; worse than the start (99 %): {', '.join(worse) or 'none'}"
-        )
+        found, seconds = gain(scored["start"], scored[method]), scored[f"{method}_seconds"].mean()
+        lines += [
+            f"{method}: mean log loss of {len(scored)} tasks {losses}, lower by {found}, {seconds:.0f} s a task",
+            f"{method}: worse than the start (99 %): {', '.join(worse) or 'none'}",
+        ]
     return lines
 
 
