@@ -10,7 +10,6 @@ import math
 import time
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -27,9 +26,6 @@ from priors.table import MIN_ROWS
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.gain import answer, gain
-
-if TYPE_CHECKING:
-    from tabicl_train.prediction.ensemble import Ensemble
 
 DRAWS = 4  # tables of a step
 LABELLED = 0.5, 0.9  # range of the labelled share of a draw
@@ -137,8 +133,8 @@ class FineTuning:
     answer: str
 
 
-def fine_tune(estimator: Ensemble, options: FineTune, X: pd.DataFrame) -> FineTuning:
-    """Train the network of an estimator that is fitted on X but for this.
+def fine_tune(estimator: BaseEstimator, options: FineTune, X: pd.DataFrame) -> FineTuning:
+    """Train the network of a TabICLClassifier or TabICLRegressor that is fitted on X but for this.
 
     Raises ValueError for wrong parameters, more classes than the network has, and rows too few or too much alike.
     """
@@ -216,7 +212,7 @@ def search(
 class Judge:
     """Losses of rows, predicted by an estimator with the network as it is and other rows as context."""
 
-    def __init__(self, estimator: Ensemble, X: pd.DataFrame, context: np.ndarray) -> None:
+    def __init__(self, estimator: BaseEstimator, X: pd.DataFrame, context: np.ndarray) -> None:
         own = {"model": estimator.network_, "n_estimators": VIEWS, "fine_tune": None}
         self.X, self.y = X, estimator.y_
         self.estimator = type(estimator)(**{**estimator.get_params(deep=False), **own})

@@ -179,7 +179,7 @@ def test_the_time_limit(monkeypatch):
 def test_two_fits_are_equal_to_the_bit_and_draw_no_numbers_of_torch(kind):
     X, y = rule()
     network, y = (NETWORK, y) if kind is TabICLClassifier else (tiny_network(TINY_REGRESSOR), X[:, 0])
-    options = {"n_estimators": 2, "fine_tune": FineTune(**LEARNS)}
+    options = {"n_estimators": 2, "fine_tune": FineTune(**{**LEARNS, "max_steps": 10})}
     state = torch.random.get_rng_state()
     first, second = kind(network, **options).fit(X, y), kind(network, **options).fit(X, y)
     assert torch.equal(state, torch.random.get_rng_state())
