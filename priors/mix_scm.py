@@ -59,6 +59,23 @@ class MixSCM(Prior):
         other.priors = {name: prior.for_validation() for name, prior in self.priors.items()}
         return other
 
+    def unfit(self, max_classes: int) -> list[str]:
+        return [f"component {name}: {line}" for name, prior in self.priors.items() for line in prior.unfit(max_classes)]
+
+    def parts(self) -> dict[str, Prior]:
+        """Mixtures of the components that a run of these weights draws from."""
+        by_part: dict[str, dict[str, Prior]] = {}
+        for name, prior in self.priors.items():
+            if self.components[name]["weight"]:
+                for part in prior.parts():
+                    by_part.setdefault(part, {})[name] = prior
+        mixtures: dict[str, Prior] = {}
+        for part, priors in by_part.items():
+            mixture = replace(self, components={name: self.components[name] for name in priors})
+            mixture.priors = priors
+            mixtures[part] = mixture
+        return mixtures
+
     def usable(self, rows: int, numeric: bool) -> tuple[int, int] | None:
         counts = (prior.usable(rows, numeric) for name, prior in self.priors.items() if self.components[name]["weight"])
         return min((count for count in counts if count is not None), default=None)

@@ -14,6 +14,7 @@ from priors.random import Seed, as_seed, one_thread, rng_at
 from priors.table import PriorError, Table, TableSpec
 
 MAX_REJECTIONS = 1000  # in a row, before the request counts as impossible
+SYNTHETIC, OWN = "synthetic", "own"  # what the tables of a prior are: computed, or drawn from real ones
 
 
 @dataclass
@@ -65,10 +66,18 @@ class Prior:
         training nor validation draws."""
         return self
 
+    def parts(self) -> dict[str, Prior]:
+        """The priors of the synthetic tables and of those drawn from real ones, which are scored apart, by name."""
+        return {SYNTHETIC if self.fingerprint() is None else OWN: self}
+
     def units(self, table: Table) -> list[Hashable] | None:
         """What each query row of a table belongs to, for means and intervals: a real row or table that several draws
         may share. None if the table is a unit of its own, as every synthetic one is."""
         return None
+
+    def unfit(self, max_classes: int) -> list[str]:
+        """Why the prior's real table cannot train a network with so many classes (0: that predicts numbers)."""
+        return []
 
     def usable(self, rows: int, numeric: bool) -> tuple[int, int] | None:
         """Of real tables, how many are long enough for a draw of so many rows, and how many there are."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from functools import cached_property
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +64,8 @@ class Tables(Prior):
             if not entries:
                 problems.append(where + "there are no .csv, .parquet, .arrow or .feather files in it")
             elif len(left_out) == len(entries):
+                from priors.real.tasks import reasons
+
                 problems.append(where + f"no file in it can be used: {reasons(left_out)}")
             else:
                 problems.append(where + "all of its tables are held out; lower held_out")
@@ -116,13 +116,12 @@ class Tables(Prior):
         return int((self.most_rows[numeric] >= rows).sum()), len(self.tasks)
 
     def fingerprint(self) -> str:
-        from priors.real.index import VERSION
+        from priors.real.tasks import fingerprint
 
-        values = [(task.entry.hash, task.target, task.drop, task.categorical) for task in self.contents[1]]
-        return blake2b(json.dumps([VERSION, values]).encode(), digest_size=8).hexdigest()
+        return fingerprint(self.contents[1])
 
     def about(self, most: int = 3) -> list[str]:
-        from priors.real.tasks import RULE, shortened
+        from priors.real.tasks import RULE, columns_left_out, reasons, shortened
 
         entries, tasks, left_out = self.contents
         held_out = sorted({task.entry.path for task in tasks if self.is_held_out(task)})
@@ -134,13 +133,7 @@ class Tables(Prior):
             lines.append(f"{len(guessed)} not in tasks.csv, so their target is {RULE}: {shortened(guessed, most)}")
         if left_out:
             lines.append(f"{len(left_out)} files left out: {reasons(left_out, most)}")
-        columns = {
-            f"{name!r} of {task.entry.path}": reason
-            for task in tasks
-            for name, reason in task.entry.left_out.items()
-            if name not in task.drop
-        }
-        return [*lines, f"{len(columns)} columns left out: {reasons(columns, most)}"] if columns else lines
+        return lines + columns_left_out(tasks, most)
 
     def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:
         from priors.real.draws import draw_table
@@ -153,9 +146,3 @@ class Tables(Prior):
         rng = rng_at(seed, "table")
         task = self.tasks[np.searchsorted(chances, rng.random() * chances[-1], side="right")]
         return draw_table(task, self.cache.columns(task.entry), self.own_target, spec, rng)
-
-
-def reasons(left_out: dict[str, str], most: int = 3) -> str:
-    from priors.real.tasks import shortened
-
-    return shortened((f"{name} ({reason})" for name, reason in left_out.items()), most, "; ")

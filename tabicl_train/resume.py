@@ -44,7 +44,7 @@ class Start:
         if config.seed != self.seed:
             return f"seed is {config.seed}, that of rank 0 {self.seed}"
         if build_prior(config).fingerprint() != self.real_tables:
-            return "prior.folder holds other tables than on rank 0"
+            return "the real tables of the prior are others than on rank 0"
         return None
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -25,6 +25,7 @@ class StepItem:
 
     tables: number of tables of the step over all ranks, over which the loss is averaged
     rejections: number of draws that the prior rejected, by reason
+    units: of the tables of all packs, see Prior.units; only if the stream keeps them
     seconds: that drawing took
     """
 
@@ -33,6 +34,7 @@ class StepItem:
     tables: int
     packs: list[Pack]
     rejections: Counter[str] = field(default_factory=Counter)
+    units: list[list[Hashable] | None] = field(default_factory=list)
     seconds: float = 0.0
 
     def to(self, device: torch.device) -> StepItem:
@@ -41,7 +43,7 @@ class StepItem:
 
 @dataclass
 class StepStream:
-    """The items of one rank: `steps` of a run."""
+    """The items of one rank: `steps` of a run; keeps_units: whether they say what the rows of tables belong to."""
 
     prior: Prior
     curriculum: CurriculumConfig
@@ -50,6 +52,7 @@ class StepStream:
     steps: range
     rank: int = 0
     ranks: int = 1
+    keeps_units: bool = False
 
     def __iter__(self) -> Iterator[StepItem]:
         return map(self.draw, self.steps)
@@ -65,7 +68,10 @@ class StepStream:
                 drawing(index)
                 tables.append(draw_table(self.prior, spec, self.seed, step, index))
                 item.rejections.update(tables[-1].rejections)
+            tables.sort(key=lambda table: (len(table.y), table.train_size, table.X.shape[1]))  # equal shapes together
             item.packs.append(pack(tables))
+            if self.keeps_units:
+                item.units += map(self.prior.units, tables)
         item.seconds = time.perf_counter() - started
         return item
 
@@ -94,6 +100,4 @@ def draw_table(prior: Prior, spec: TableSpec, seed: int, step: int, index: int) 
 
 
 def pack(tables: list[Table]) -> Pack:
-    """The tables in the order of their shapes, so that those of equal shape follow each other."""
-    order = sorted(tables, key=lambda table: (len(table.y), table.train_size, table.X.shape[1]))
-    return Pack.of((table.X, table.y, table.train_size) for table in order)
+    return Pack.of((table.X, table.y, table.train_size) for table in tables)

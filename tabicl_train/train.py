@@ -19,6 +19,8 @@ from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.checkpoints import CheckpointFiles, Checkpoints
 from tabicl_train.callbacks.diagnostics import Diagnostics
 from tabicl_train.callbacks.guard import Guard
+from tabicl_train.callbacks.held_out.answer import Answer
+from tabicl_train.callbacks.held_out.selection import out_of_patience
 from tabicl_train.callbacks.metrics import Metrics
 from tabicl_train.callbacks.preemption import Preemption
 from tabicl_train.callbacks.profile import Profile
@@ -61,7 +63,7 @@ def train(config: RunConfig) -> str:
                 processes.agree(next(iter(config.too_few_tables(processes.size)), None))
                 processes.agree(compiling.problem(config.trainer))
                 start, content = open_run(config, lock, processes)
-                if start.steps < config.total_steps:
+                if start.steps < config.total_steps and not processes.from_first(lambda: has_ended(config, start)):
                     outcome = train_from(start, content, config, lock, processes, stop)
                 else:
                     outcome = processes.from_first(lambda: complete(start, content, config, lock, processes, stop))
@@ -97,6 +99,12 @@ def open_run(config: RunConfig, lock: RunLock, processes: Processes) -> tuple[St
     return start, content
 
 
+def has_ended(config: RunConfig, start: Start) -> bool:
+    """Whether the validations of the run so far have ended it; see validation.patience."""
+    rows = Records(Path(config.run_dir)).rows("validation.csv")
+    return start.steps > 0 and out_of_patience(config.validation, rows, start.steps) is not None
+
+
 def complete(
     start: Start, content: dict | None, config: RunConfig, lock: RunLock, processes: Processes, stop: Stop
 ) -> str:
@@ -105,15 +113,20 @@ def complete(
     records = Records(Path(config.run_dir), lock.check)
     status = RunStatus(records, lambda: start.steps)
     validation = Validation(config, records, processes, stop)
-    if validation.is_missing(start.steps):
+    answer = Answer(config, records, torch.device("cuda" if uses_cuda(config.trainer) else "cpu"), stop)
+    if (lacks_scores := validation.is_missing(start.steps)) or answer.is_missing(start.steps):
         set_up_process(config)
         status.write("running")
         lock.on_beat = status.beat
+    if lacks_scores:
         assert content is not None  # steps have been done, so there is a checkpoint
-        validation.finish(content, torch.device("cuda" if uses_cuda(config.trainer) else "cpu"))
+        validation.finish(content, answer.device)
     for log in run_logs(config, records):
         log.complete()
-    outcome = "preempted" if validation.postponed else "finished"
+    is_whole = not validation.postponed
+    if is_whole and (lacks_scores or answer.is_missing(start.steps)):
+        is_whole = answer.give(start.steps)
+    outcome = "finished" if is_whole else "preempted"
     if (read_status(records.folder) or {}).get("status") != outcome:
         status.write(outcome)
     return outcome
@@ -159,8 +172,13 @@ def train_from(
             raise
         finally:
             files.wait()
+    step = trainer.global_step
     postponed = processes.from_first(lambda: validation.postponed)
-    outcome = "finished" if trainer.global_step >= config.total_steps and not postponed else "preempted"
+    is_whole = not postponed and (validation.has_ended or step >= config.total_steps)
+    if not any(processes.gather(stop.first is not None)):  # at a time limit there is an answer too
+        answer = Answer(config, records, device, stop)
+        is_whole = processes.from_first(lambda: answer.give(step)) and is_whole
+    outcome = "finished" if is_whole else "preempted"
     status.write(outcome)
     return outcome
 

@@ -8,7 +8,7 @@ import torch
 from runs import assert_same_end, metrics, read
 from short_runs import run
 
-from tabicl_train.callbacks.validation import held_out_stream
+from tabicl_train.callbacks.held_out.draws import held_out_streams
 from tabicl_train.config.compose import compose
 from tabicl_train.debugging.replay import replay
 from tabicl_train.errors import ConfigError
@@ -74,7 +74,8 @@ def test_validation_scores_are_those_of_their_definitions(folder):
         (step, *of) for step in ("8", "16") for of in (("synthetic", "40"), ("synthetic", "60"), ("diabetes", "80"))
     ]
     network = load_model(str(folder / "numbers"))
-    stream = held_out_stream(compose(["experiment=smoke", "prior=mlp_scm_causal", *NUMBERS, *VALIDATED]))
+    config = compose(["experiment=smoke", "prior=mlp_scm_causal", *NUMBERS, *VALIDATED])
+    stream = held_out_streams(config)["synthetic"]
     for row, item in zip(rows[3:5], stream, strict=True):
         expected = scores_of(network, [table for pack in item.packs for table in pack.tables()])
         assert {key: float(row[key]) for key in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)

@@ -9,7 +9,7 @@ from forked import exit_code, ranks, train
 from runs import assert_same_end, assert_same_state, exact, metrics, read
 from short_runs import run
 
-from tabicl_train.callbacks.validation import held_out_stream
+from tabicl_train.callbacks.held_out.draws import held_out_streams
 from tabicl_train.config.compose import compose, from_values
 from tabicl_train.debugging.replay import replay
 from tabicl_train.errors import ConfigError
@@ -72,7 +72,7 @@ def test_validation_scores_are_those_of_their_definitions(folder):
     for task in TASKS:
         row = read(folder / task / "validation.csv")[-1]
         config = compose(["experiment=smoke", *settings(task), *VALIDATED])
-        network, (item,) = load_network(str(folder / task)), list(held_out_stream(config))
+        network, (item,) = load_network(str(folder / task)), list(held_out_streams(config)["synthetic"])
         losses, hits, squares = [], [], []
         spreads = [y.double().var(correction=0) for pack in item.packs for _, y, _ in pack.tables()]
         with torch.no_grad():

@@ -105,8 +105,7 @@ def draw_table(
     """
     target = draw_target(task, own_target, spec, rng)
     values = columns[target]
-    known = np.flatnonzero(values.codes >= 0 if isinstance(values, pd.Categorical) else ~np.isnan(values))
-    rows = rng.choice(known, spec.num_rows, replace=False)
+    rows = rng.choice(known_rows(values), spec.num_rows, replace=False)
     train_size = spec.train_size
     if spec.max_classes == 0:
         y, num_classes, made = standardise_target(torch.from_numpy(values[rows])), 0, "numeric target"
@@ -119,16 +118,26 @@ def draw_table(
         y = torch.from_numpy(rng.permutation(num_classes)[labels])
     others = [facts.name for facts in task.columns if facts.name != target]
     features = [others[j] for j in rng.permutation(len(others))[: spec.num_features]]
-    frame = pd.DataFrame(
+    frame = frame_of(task, columns, features, rows)
+    norm_method = str(rng.choice(NORM_METHODS))
+    X = torch.from_numpy(prepare(frame, train_size, norm_method))
+    plan = TablePlan(task, rows, features, f"{made}: {target}", norm_method)
+    return Table(X=X, y=y, train_size=train_size, num_classes=num_classes, plan=plan)
+
+
+def known_rows(values: Column) -> np.ndarray:
+    """Numbers of the rows in which a column has a value."""
+    return np.flatnonzero(values.codes >= 0 if isinstance(values, pd.Categorical) else ~np.isnan(values))
+
+
+def frame_of(task: Task, columns: dict[str, Column], features: list[str], rows: np.ndarray) -> pd.DataFrame:
+    """Some columns and rows of a table as an estimator takes them."""
+    return pd.DataFrame(
         {
             name: pd.Categorical(columns[name][rows]) if name in task.categorical else columns[name][rows]
             for name in features
         }
     )
-    norm_method = str(rng.choice(NORM_METHODS))
-    X = torch.from_numpy(prepare(frame, train_size, norm_method))
-    plan = TablePlan(task, rows, features, f"{made}: {target}", norm_method)
-    return Table(X=X, y=y, train_size=train_size, num_classes=num_classes, plan=plan)
 
 
 def draw_target(task: Task, own_target: float, spec: TableSpec, rng: np.random.Generator) -> str:

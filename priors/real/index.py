@@ -80,6 +80,20 @@ def index_folder(folder: Path) -> dict[str, Entry]:
     return index_files(folder.resolve(), tuple(find_files(folder)))
 
 
+def index_file(path: Path) -> Entry:
+    """The entry of a single file, in memory only; raises PriorError if it cannot be used."""
+    if path.suffix.lower() not in files.SUFFIXES:
+        raise PriorError(f"{path} must be one of {', '.join(files.SUFFIXES)} files")
+    try:
+        state = path.stat()
+    except OSError as error:
+        raise PriorError(f"{path} cannot be read: {error.strerror}") from None
+    entry = read_entry_once(path.parent.resolve(), path.name, state.st_size, state.st_mtime_ns)
+    if entry.reason is not None:
+        raise PriorError(f"{path} cannot be used: {entry.reason}")
+    return entry
+
+
 def find_files(folder: Path) -> list[File]:
     """The files of tables in a folder and its subfolders; hidden ones are left alone. Subfolders that cannot be listed
     are among them, so that they are named."""
@@ -188,6 +202,9 @@ def read_entry(folder: Path, path: str, size: int, modified: int) -> Entry:
     except Exception as error:  # damaged files make the readers raise errors of any kind
         reason = f"it cannot be read ({type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]})"
     return Entry(path, size, modified, reason=reason)
+
+
+read_entry_once = lru_cache(maxsize=2)(read_entry)  # see index_files
 
 
 def read_content(path: Path) -> bytes:

@@ -14,13 +14,14 @@ import pandas as pd
 import torch
 
 from priors.finish import Rejected
-from priors.real.draws import NORM_METHODS, prepare
+from priors.real.draws import NORM_METHODS, frame_of, known_rows, prepare
 from priors.real.features import as_numbers, reads_as_numbers
 from priors.real.files import Column
 from priors.real.index import mixed, value_hashes
 from priors.real.target_scale import TargetScale
+from priors.real.tasks import Task
 from priors.real.views import View
-from priors.table import MIN_ROWS, Table
+from priors.table import MIN_ROWS, PriorError, Table
 
 MIN_HELD_OUT = 2  # rows held out for one purpose: an interval needs two
 
@@ -46,6 +47,11 @@ class Rows:
         """A table of labelled and query rows drawn from some rows, see draw_rows, in a random view. Raises Rejected."""
         labelled, queries = draw_rows(self.y[rows], self.num_classes, num_rows, train_size, rng)
         return self.table(rows[labelled], rows[queries], rng, max_features)
+
+    def draw_for(self, queries: np.ndarray, rows: np.ndarray, num_rows: int, rng: np.random.Generator) -> Table:
+        """A table of these query rows, with at most `num_rows` labelled ones drawn from `rows`. Raises Rejected."""
+        order, _ = shuffled(self.y[rows], self.num_classes, rng)
+        return self.table(rows[order[:num_rows]], queries, rng)
 
     def table(
         self, labelled: np.ndarray, queries: np.ndarray, rng: np.random.Generator, max_features: int | None = None
@@ -107,24 +113,29 @@ def draw_rows(
 
     y: labels or numbers (rows,)
     num_classes: 0 for numbers
-    Raises ValueError if there are too few rows.
+    Raises PriorError, a ValueError, if there are too few rows.
     """
-    order = rng.permutation(len(y))
-    fewest = 1
-    if num_classes:
-        first = np.unique(y[order], return_index=True)[1]
-        order = np.concatenate([order[first], np.delete(order, first)])
-        fewest = len(first)
+    order, classes = shuffled(y, num_classes, rng)
+    fewest = max(classes, 1)
     count = min(num_rows, len(y))
     labelled = max(min(round(count * train_size / num_rows), count - 1), fewest)
     if labelled >= count:
-        classes = f" of {fewest} classes" if num_classes else ""
-        raise ValueError(f"{count} rows{classes} are too few: none is left for a query")
+        of_classes = f" of {classes} classes" if classes else ""
+        raise PriorError(f"{count} rows{of_classes} are too few: none is left for a query")
     return rng.permutation(order[:labelled]), order[labelled:count]
 
 
+def shuffled(y: np.ndarray, num_classes: int, rng: np.random.Generator) -> tuple[np.ndarray, int]:
+    """The rows in random order, one of each class first, and how many classes there are; 0 for numbers."""
+    order = rng.permutation(len(y))
+    if num_classes == 0:
+        return order, 0
+    first = np.unique(y[order], return_index=True)[1]
+    return np.concatenate([order[first], np.delete(order, first)]), len(first)
+
+
 def split_by_content(
-    rows: Rows, selection: float, answer: float, names: Sequence[str] | None = None
+    rows: Rows, selection: float, answer: float, names: Sequence[object] | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Numbers of the rows for training, of those for selection and of those for the answer, each in order.
 
@@ -133,7 +144,7 @@ def split_by_content(
 
     selection, answer: shares of the rows, about; with 0 there are none
     names: of the classes, for messages
-    Raises ValueError if a side has too few rows, or training has less than two classes.
+    Raises PriorError, a ValueError, if a side has too few rows, or training has less than two classes.
     """
     place = row_hashes(rows.X, rows.y) / 2**64
     sides = np.where(place < answer, 2, np.where(place < answer + selection, 1, 0))
@@ -142,7 +153,7 @@ def split_by_content(
         present = np.unique(rows.y)
         if len(present) < 2:
             one = names[present[0]] if names is not None and len(present) else "none"
-            raise ValueError(f"the target has a single class ({one}); two are needed")
+            raise PriorError(f"the target has a single class ({one}); two are needed")
     training, selected, answering = (np.flatnonzero(sides == side) for side in range(3))
     for found, share, fewest, purpose in (
         (training, 1 - selection - answer, MIN_ROWS, "training"),
@@ -150,7 +161,7 @@ def split_by_content(
         (answering, answer, MIN_HELD_OUT, "the answer"),
     ):
         if share > 0 and len(found) < fewest:
-            raise ValueError(
+            raise PriorError(
                 f"{len(found)} of the {len(sides)} rows are for {purpose}, where at least {fewest} are needed: "
                 "use more rows or other shares"
             )
@@ -170,3 +181,31 @@ def values_of(column: pd.Series) -> Column:
     if reads_as_numbers(column):
         return as_numbers(column)
     return pd.Categorical(column.astype(object).where(column.notna()).map(str, na_action="ignore"))
+
+
+@dataclass
+class OwnRows:
+    """The rows of a file that have a target.
+
+    numbers: of the rows in the file, from 0
+    sides: rows for training, selection and the answer
+    """
+
+    rows: Rows
+    numbers: np.ndarray
+    sides: tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def own_rows(task: Task, columns: dict[str, Column], numeric: bool, selection: float, answer: float) -> OwnRows:
+    """numeric: whether the target is a number; raises what split_by_content raises."""
+    values = columns[task.target]
+    numbers = known_rows(values)
+    values = values[numbers]
+    if numeric:
+        names, y = np.array([]), values
+    else:
+        names, y = np.unique(np.asarray(values), return_inverse=True)
+    features = [facts.name for facts in task.columns if facts.name != task.target]
+    X = frame_of(task, columns, features, numbers)
+    rows = Rows(X, y, len(names))
+    return OwnRows(rows, numbers, split_by_content(rows, selection, answer, names.tolist()))

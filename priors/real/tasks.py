@@ -11,13 +11,15 @@ tasks.csv has the columns of tabicl-evaluate's suite=folder:
 from __future__ import annotations
 
 import csv
+import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 
-from priors.real.index import TASKS, ColumnFacts, Entry
+from priors.real.index import TASKS, VERSION, ColumnFacts, Entry
 from priors.table import MIN_ROWS, PriorError
 
 COLUMNS = ("item", "target")
@@ -66,14 +68,14 @@ class Task:
         """Numbers, which are cut into classes, or categories that are more than a name of each row."""
         return facts.distinct <= facts.known / 2 if self.is_category(facts) else facts.kind == "number"
 
-    def problem(self) -> str | None:
-        """Why the table cannot be used; None if it can."""
+    def problem(self, named_by: str = TASKS) -> str | None:
+        """Why the table cannot be used; None if it can. named_by: what names its columns."""
         named = [self.target, *self.drop, *self.categorical]
         everything = {facts.name for facts in self.entry.columns} | self.entry.left_out.keys()
         if unknown := [name for name in named if name not in everything]:
-            return f"{TASKS} names the columns {', '.join(unknown)}, which it does not have"
+            return f"{named_by} names the columns {', '.join(unknown)}, which it does not have"
         if self.target in self.drop:
-            return f"{TASKS} drops its target {self.target}"
+            return f"{named_by} drops its target {self.target}"
         if self.target in self.entry.left_out:
             return f"its target {self.target!r} has {self.entry.left_out[self.target]}"
         facts = next(facts for facts in self.entry.columns if facts.name == self.target)
@@ -142,6 +144,27 @@ def listed(folder: Path, entries: dict[str, Entry]) -> list[Task]:
         return tuple((row.get(column) or "").split())
 
     return [Task(entries[row["item"]], row["target"], names(row, "drop"), names(row, "categorical")) for row in rows]
+
+
+def fingerprint(tasks: Iterable[Task]) -> str:
+    """A hash of tables and of what is predicted in them."""
+    values = [(task.entry.hash, task.target, task.drop, task.categorical) for task in tasks]
+    return blake2b(json.dumps([VERSION, values]).encode(), digest_size=8).hexdigest()
+
+
+def columns_left_out(tasks: Iterable[Task], most: int) -> list[str]:
+    """The columns that are not used, in a line for the user; [] if there are none."""
+    columns = {
+        f"{name!r} of {task.entry.path}": reason
+        for task in tasks
+        for name, reason in task.entry.left_out.items()
+        if name not in task.drop
+    }
+    return [f"{len(columns)} columns left out: {reasons(columns, most)}"] if columns else []
+
+
+def reasons(left_out: dict[str, str], most: int = 3) -> str:
+    return shortened((f"{name} ({reason})" for name, reason in left_out.items()), most, "; ")
 
 
 def shortened(texts: Iterable[str], most: int = 5, between: str = ", ") -> str:

@@ -13,8 +13,10 @@ from typing import Any
 import lightning as L
 import numpy as np
 
-from tabicl_train.callbacks.validation import read_scores
-from tabicl_train.config.schema import SYNTHETIC, RunConfig
+from tabicl_train.callbacks.held_out.selection import read_scores
+from tabicl_train.callbacks.validation import Validation
+from tabicl_train.config.monitoring import REAL, kind_of
+from tabicl_train.config.schema import RunConfig
 from tabicl_train.console import first_line, tell
 from tabicl_train.module import Pretraining
 from tabicl_train.run_dir.lock import LostLock
@@ -52,7 +54,8 @@ class RunLog(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, module: Pretraining) -> None:
         if trainer.is_global_zero:
-            self.log_new_rows(is_finished=trainer.global_step >= self.config.total_steps)
+            has_ended = any(callback.has_ended for callback in trainer.callbacks if isinstance(callback, Validation))
+            self.log_new_rows(is_finished=has_ended or trainer.global_step >= self.config.total_steps)
 
     def on_exception(self, trainer: L.Trainer, module: Pretraining, exception: BaseException) -> None:
         with self.harmless():
@@ -122,7 +125,7 @@ def validation_values(rows: list[Values]) -> Values:
     """What is logged for the rows of a validation: each score, and the means as in the run's messages."""
     values: Values = {f"{VALIDATION}step": rows[0]["step"]} if rows else {}
     for row in rows:
-        name = f"{SYNTHETIC}_{row['rows']}" if row["data"] == SYNTHETIC else row["data"]
+        name = row["data"] if kind_of(row["data"]) == REAL else f"{row['data']}_{row['rows']}"
         scores = {key: value for key, value in row.items() if key not in ("step", "data", "rows")}
         values |= {f"{VALIDATION}{name}/{key}": value for key, value in scores.items()}
     for means in read_scores(rows).values():

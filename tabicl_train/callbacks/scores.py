@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 
 import torch
+from torch import Tensor
 
 from tabicl_train.config.monitoring import INTERVAL, QUERY_SHARE
 from tabicl_train.model.family import Network
@@ -13,38 +14,39 @@ from tabicl_train.model.quantiles import pinball
 from tabicl_train.module import Pretraining
 from tabicl_train.prediction.predict import predict
 
+Scored = tuple[dict[str, float], list[Tensor]]  # scores by name, and the losses of the query rows of each pack
 
-def score_classes(network: Network, module: Pretraining, packs: list[Pack]) -> dict[str, float]:
+
+def score_classes(network: Network, module: Pretraining, packs: list[Pack]) -> Scored:
     """The columns loss, accuracy and guess_loss of CLASS_SCORES, means over the tables."""
-    losses, accuracies = [], []
+    losses, accuracies, row_losses = [], [], []
     for pack in packs:
         with module.precision.autocast(module.device.type):
             logits = predict(network, pack).float()  # (query rows, C)
-        losses += network.losses(logits, pack).tolist()
+        row_losses.append(network.row_losses(logits, pack))
+        losses += network.means(row_losses[-1], pack).tolist()
         accuracies += network.means((logits.argmax(-1) == network.targets(pack)).float(), pack).tolist()
-    return {
-        "loss": statistics.fmean(losses),
-        "accuracy": statistics.fmean(accuracies),
-        "guess_loss": mean_guess(network, packs),
-    }
+    scores = {"loss": statistics.fmean(losses), "accuracy": statistics.fmean(accuracies)}
+    return scores | {"guess_loss": mean_guess(network, packs)}, row_losses
 
 
-def score_numbers(network: Network, module: Pretraining, packs: list[Pack]) -> dict[str, float]:
+def score_numbers(network: Network, module: Pretraining, packs: list[Pack]) -> Scored:
     """The columns of NUMBER_SCORES, over the tables with equal weight.
 
     loss is of the quantiles as the network predicts them, all others of the sorted ones: crps (twice the pinball loss),
     rmse and r2 of their mean, and coverage, the share of targets in the interval between two of them. A network that
     predicts the number itself has no crps and no coverage.
     """
-    measures = []  # (tables, 6)
+    measures, row_losses = [], []  # measures (tables, 6)
     for pack in packs:
         with module.precision.autocast(module.device.type):
             quantiles = predict(network, pack).float()  # (query rows, Q)
         y = network.targets(pack)
+        row_losses.append(network.row_losses(quantiles, pack))
         in_order = quantiles.sort(1).values
         low, high = (in_order[:, place(level, in_order.shape[1])] for level in INTERVAL)
         rows = (
-            *(pinball(quantiles, y), 2 * pinball(in_order, y), (in_order.mean(1) - y).square()),
+            *(row_losses[-1], 2 * pinball(in_order, y), (in_order.mean(1) - y).square()),
             *(y, y.square(), ((low <= y) & (y <= high)).float()),
         )
         measures.append(torch.stack([network.means(values, pack) for values in rows], 1).double())
@@ -54,8 +56,8 @@ def score_numbers(network: Network, module: Pretraining, packs: list[Pack]) -> d
     names = ("loss", "crps", "rmse", "r2", "coverage")
     found = {name: score.item() for name, score in zip(names, scores, strict=True)}
     if not network.predicts_quantiles:
-        found = {name: found[name] for name in ("rmse", "r2")} | {"loss": error.mean().item()}
-    return found | {"guess_loss": mean_guess(network, packs)}
+        found = {name: found[name] for name in ("loss", "rmse", "r2")}
+    return found | {"guess_loss": mean_guess(network, packs)}, row_losses
 
 
 def place(level: float, num_quantiles: int) -> int:

@@ -1,13 +1,13 @@
-"""Scores the network during training: on held-out synthetic tables and on real data.
+"""Scores the network during training: on held-out tables of the prior and on public real data.
 
 validation.csv has a row per validation and set of tables:
 
 step            optimiser steps done
-data            "synthetic", or the name of a real table
+data            "synthetic", "own" for tables that the prior draws from real ones, or the name of a public real table
 rows            rows of a table
-loss, accuracy  of the query rows: mean cross entropy, share of correct predictions; means over synthetic tables
-roc_auc         one versus rest, for real tables
-guess_loss      of guessing the frequencies of the labels, for synthetic tables; see diagnostics.guess_loss
+loss, accuracy  of the query rows: mean cross entropy, share of correct predictions; means over held-out tables
+roc_auc         one versus rest, for public real tables
+guess_loss      of guessing the frequencies of the labels, for held-out tables; see diagnostics.guess_loss
 
 Of regression, in units of the target's standard deviation (see scores.score_numbers):
 
@@ -24,9 +24,8 @@ import copy
 import dataclasses
 import itertools
 import math
-import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from functools import cached_property
 
 import lightning as L
@@ -34,9 +33,21 @@ import torch
 
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.checkpoints import to_host
-from tabicl_train.callbacks.scores import diabetes, score_classes, score_numbers
-from tabicl_train.config.monitoring import CLASS_SCORES, NUMBER_SCORES, REAL_SCORES, judged_by
-from tabicl_train.config.schema import SYNTHETIC, CurriculumConfig, RunConfig, StageConfig, build_prior
+from tabicl_train.callbacks.held_out import answer
+from tabicl_train.callbacks.held_out.draws import Losses, held_out_streams, score_item, unit_losses
+from tabicl_train.callbacks.held_out.selection import (
+    BEST,
+    START,
+    is_better,
+    out_of_patience,
+    paired,
+    read_scores,
+    real_score,
+    start_weights,
+)
+from tabicl_train.callbacks.scores import diabetes, score_numbers
+from tabicl_train.config.monitoring import CLASS_SCORES, NUMBER_SCORES, OWN, REAL, SYNTHETIC
+from tabicl_train.config.schema import RunConfig
 from tabicl_train.console import first_line, say, tell
 from tabicl_train.model.family import Network
 from tabicl_train.module import Pretraining
@@ -45,18 +56,19 @@ from tabicl_train.processes.signals import Stop
 from tabicl_train.run_dir.atomic import save_atomically
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, DamagedCheckpoint, read
 from tabicl_train.run_dir.records import Records
-from tabicl_train.stream import StepItem, StepStream
+from tabicl_train.stream import StepItem
 from tabicl_train.workers import Loader
 
 COLUMNS = ("step", "data", "rows", *CLASS_SCORES)
 NUMBER_COLUMNS = ("step", "data", "rows", *NUMBER_SCORES)  # of regression
 TABLES = ("rows", "tables", "features", "real_rows")  # the settings that decide which tables are scored
-HELD_OUT = -1  # in place of a run's seed, which is at least 0: no step has these tables, and all runs share them
 LONG = 60.0  # seconds of waiting before the first line about it; the next ones after twice, four times, ... that
-DONE, STOP = "validation/{}", "validation/stop"  # keys in the store: a step is validated; a process is to stop
+# Keys in the store: a step is validated, and whether the run ends with it; a process is to stop.
+DONE, STOP = "validation/{}", "validation/stop"
 FALLS = 3  # consecutive falls of the mean score on real data after which there is a warning
 
 Row = tuple[str, int, *tuple[float | None, ...]]  # the columns without the step
+Result = tuple[Row, Losses]  # without losses for public real data
 
 
 class Validation(L.Callback):
@@ -66,31 +78,42 @@ class Validation(L.Callback):
     without it. A stop signal to any rank interrupts it, and the next start of the run begins with it.
 
     checkpoints/best.ckpt holds the best weights and averages so far, and their scores. It is written before the rows:
-    a run that is killed in between validates again, and no best weights are lost.
+    a run that is killed in between validates again, and no best weights are lost. Of a run with `init_weights` the
+    first ones are those that it starts from, which checkpoints/start.ckpt keeps.
+
+    start_losses: of the weights that the run started from, by units, see held_out/draws.py
+    has_ended: whether there was no better score for as long as validation.patience allows
     """
 
     def __init__(self, config: RunConfig, records: Records, processes: Processes, stop: Stop) -> None:
         self.config, self.settings = config, config.validation
-        self.records, self.best = records, records.folder / "checkpoints" / "best.ckpt"
+        self.records, self.best = records, records.folder / BEST
         self.processes, self.stop = processes, stop
         self.postponed = False  # whether the last validation was left to the next start of the run
+        self.has_ended = False
+        self.is_paired = config.init_weights is not None and config.validation.best != REAL
+        self.start_losses: dict[Hashable, float] | None = None
+        self.drawn: Mapping[str, Iterable[StepItem]] = {}  # set by `drawing` or `finish`
         self.columns = NUMBER_COLUMNS if config.model.is_regression else COLUMNS
 
     @contextlib.contextmanager
     def drawing(self) -> Iterator[None]:
-        """Within the context a worker draws the synthetic tables, which the first validation needs."""
+        """Within the context workers draw the held-out tables, which the first validation needs."""
         if self.processes.rank > 0 or not self.settings.every:
             yield
             return
-        stream, settings = held_out_stream(self.config), self.config.stream.local()
-        num_workers, prefetch = min(1, settings.workers), max(1, len(stream.steps))
+        settings = self.config.stream.local()
+        num_workers, prefetch = min(1, settings.workers), max(1, len(self.settings.rows))
         workers = dataclasses.replace(settings, num_workers=num_workers, prefetch=prefetch)
-        with Loader(stream, workers) as self.loader:
+        with contextlib.ExitStack() as stack:
+            streams = held_out_streams(self.config)
+            self.drawn = {part: stack.enter_context(Loader(stream, workers)) for part, stream in streams.items()}
             yield
 
     @cached_property
-    def items(self) -> list[StepItem]:
-        return list(self.loader)
+    def items(self) -> list[tuple[str, StepItem]]:
+        """The held-out tables, each item with the name of the prior's part."""
+        return [(part, item) for part, items in self.drawn.items() for item in items]
 
     @cached_property
     def tasks(self) -> list:
@@ -118,9 +141,12 @@ class Validation(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, module: Pretraining) -> None:
         if self.processes.rank == 0 and self.settings.every:
-            self.records.rewind("validation.csv", trainer.global_step, self.columns)
-            if trainer.global_step == 0:
-                self.best_scores = None  # an existing file belongs to another run
+            steps = trainer.global_step or -1  # at the beginning of a run, without rows of what it starts from
+            self.records.rewind("validation.csv", steps, self.columns)
+            if trainer.global_step == 0:  # existing files belong to another run
+                self.best_scores = None
+                for name in (START, answer.NAME):
+                    (self.records.folder / name).unlink(missing_ok=True)
         self.validate_if_due(trainer, module)  # the run may have been killed between save and validation
 
     def on_train_batch_end(self, trainer: L.Trainer, module: Pretraining, *_) -> None:
@@ -133,12 +159,17 @@ class Validation(L.Callback):
             return
         if self.processes.rank > 0:
             self.wait(step)
-            return
-        if self.is_missing(step):
-            averages = next(callback for callback in trainer.callbacks if isinstance(callback, Averages))
-            self.validate(step, module, {averages.state_key: averages.state_dict()})
-        if self.processes.size > 1:
-            self.processes.put(DONE.format(step), True)
+            self.has_ended = self.processes.get(DONE.format(step))
+        else:
+            if self.is_missing(step):
+                averages = next(callback for callback in trainer.callbacks if isinstance(callback, Averages))
+                self.validate(step, module, {averages.state_key: averages.state_dict()})
+            if reason := out_of_patience(self.settings, self.records.rows("validation.csv"), step):
+                tell(f"validation step {step}: {reason}; the run ends")
+            self.has_ended = reason is not None
+            if self.processes.size > 1:
+                self.processes.put(DONE.format(step), self.has_ended)
+        trainer.should_stop = trainer.should_stop or self.has_ended
 
     def is_due(self, step: int) -> bool:
         """Whether there is a validation after this many steps; before the first one, only of weights to start from."""
@@ -183,28 +214,25 @@ class Validation(L.Callback):
         module = Pretraining(self.config)
         module.load_state_dict(checkpoint["state_dict"])
         averages = Averages(self.config.averages).state_key
-        self.loader = held_out_stream(self.config)
+        self.drawn = held_out_streams(self.config)
         self.validate(step, module.to(device), {averages: checkpoint["callbacks"][averages]})
 
     def validate(self, step: int, module: Pretraining, averages: dict) -> None:
-        started, self.postponed = time.perf_counter(), False
+        started = time.perf_counter()
         network = copy.deepcopy(module.model).eval()
-        parts = [(self.score_synthetic, item) for item in self.items]
-        parts += [(self.score_real, task) for task in self.tasks]
-        results = []
-        for score, part in parts:
-            if self.is_asked_to_stop():
-                self.postponed = True
-                tell(f"validation step {step}: left to the next start, since the run was asked to stop")
-                return
-            results.append(score(network, module, part))
-        rows = [dict(zip(self.columns, (step, *row), strict=True)) for row in results]
+        parts = [(self.score_drawn, item) for item in self.items]
+        results = self.scored(network, module, [*parts, *((self.score_real, task) for task in self.tasks)])
+        self.postponed = results is None or not self.know_start(step, module)
+        if results is None or self.postponed:
+            tell(f"validation step {step}: left to the next start, since the run was asked to stop")
+            return
+        rows = [dict(zip(self.columns, (step, *row), strict=True)) for row, _ in results]
         scores = read_scores(rows)[step]
-        if is_better(scores, self.best_scores, self.settings.best):
+        if self.is_best(step, scores, results):
             self.keep(step, module, averages, scores)
         self.records.append_rows("validation.csv", *rows)
-        means = [f"loss {scores['synthetic']:.4f}"] if self.items else []
-        means += [f"{real_score(rows)} on real data {scores['real']:.4f}"] if self.tasks else []
+        means = [f"loss {scores[kind]:.4f} on {kind} tables" for kind in (OWN, SYNTHETIC) if kind in scores]
+        means += [f"{real_score(rows)} on real data {scores[REAL]:.4f}"] if REAL in scores else []
         tell(f"validation step {step}: {', '.join(means)} ({time.perf_counter() - started:.1f} s)")
         history = read_scores(self.records.rows("validation.csv"))
         if step in history and (fall := falling(history, real_score(rows))) is not None:
@@ -212,16 +240,55 @@ class Validation(L.Callback):
             line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "step": step - 1, "reason": fall}
             self.records.append_line("incidents.jsonl", line)
 
-    def score_synthetic(self, network: Network, module: Pretraining, item: StepItem) -> Row:
-        score = score_numbers if network.config.is_regression else score_classes
-        scores = score(network, module, [pack.to(module.device) for pack in item.packs])
-        return SYNTHETIC, item.packs[0].shapes[0][0], *map(scores.get, self.columns[3:])
+    def scored(self, network: Network, module: Pretraining, parts: list) -> list[Result] | None:
+        """The results of all parts; None if the run is asked to stop meanwhile."""
+        results = []
+        for score, part in parts:
+            if self.is_asked_to_stop():
+                return None
+            results.append(score(network, module, part))
+        return results
 
-    def score_real(self, network: Network, module: Pretraining, task) -> Row:
+    def know_start(self, step: int, module: Pretraining) -> bool:
+        """Score the weights that the run started from, if later ones are compared with them and this process has not
+        done so; False if the run is asked to stop meanwhile."""
+        if not self.is_paired or step == 0 or self.start_losses is not None:
+            return True
+        if (weights := start_weights(self.config)) is None:
+            tell("warning   the weights that the run started from are gone; the best ones are not compared with them")
+            self.is_paired = False
+            return True
+        network = copy.deepcopy(module.model).eval()
+        network.load_state_dict(weights)
+        items = [item for item in self.items if item[0] == self.settings.best]
+        results = self.scored(network, module, [(self.score_drawn, item) for item in items])
+        self.start_losses = None if results is None else self.deciding(results)
+        return results is not None
+
+    def deciding(self, results: list[Result]) -> dict[Hashable, float]:
+        """The losses of the units on which the choice of the best weights depends."""
+        return unit_losses([loss for row, losses in results if row[0] == self.settings.best for loss in losses])
+
+    def is_best(self, step: int, scores: dict[str, float], results: list[Result]) -> bool:
+        """Whether weights are the best so far: the first ones that are validated before the first step, and later ones
+        with a better score that is no luck, if it is a loss that can be compared unit by unit with the first ones'."""
+        if step == 0:
+            self.start_losses = self.deciding(results) if self.is_paired else None
+            return True
+        if not is_better(scores, self.best_scores, self.settings.best):
+            return False
+        return self.start_losses is None or paired(self.start_losses, self.deciding(results)).is_likely
+
+    def score_drawn(self, network: Network, module: Pretraining, part: tuple[str, StepItem]) -> Result:
+        name, item = part
+        scores, losses = score_item(network, module, item)
+        return (name, item.packs[0].shapes[0][0], *map(scores.get, self.columns[3:])), losses
+
+    def score_real(self, network: Network, module: Pretraining, task) -> Result:
         if network.config.is_regression:
             name, pack = task
-            scores = score_numbers(network, module, [pack.to(module.device)])
-            return name, pack.shapes[0][0], *map(scores.get, self.columns[3:])
+            scores, _ = score_numbers(network, module, [pack.to(module.device)])
+            return (name, pack.shapes[0][0], *map(scores.get, self.columns[3:])), []
         from tabicl_train.evaluation.evaluate import score_task
         from tabicl_train.prediction.classifier import TabICLClassifier
 
@@ -231,7 +298,7 @@ class Validation(L.Callback):
         except (ValueError, torch.OutOfMemoryError) as error:  # for example probabilities that are not numbers
             tell(f"warning   {task.name} could not be scored: {first_line(error)}")
             scores = dict.fromkeys(("log_loss", "accuracy", "roc_auc"), math.nan)
-        return task.name, len(task.y), scores["log_loss"], scores["accuracy"], scores["roc_auc"], None
+        return (task.name, len(task.y), scores["log_loss"], scores["accuracy"], scores["roc_auc"], None), []
 
     def keep(self, step: int, module: Pretraining, averages: dict, scores: dict[str, float]) -> None:
         content = {
@@ -244,6 +311,8 @@ class Validation(L.Callback):
         }
         self.records.check()
         try:
+            if step == 0:
+                save_atomically(to_host(content), self.records.folder / START)
             save_atomically(to_host(content), self.best)
         except OSError as error:
             tell(f"warning   {self.best.name} could not be written ({first_line(error)})")
@@ -251,52 +320,9 @@ class Validation(L.Callback):
             self.best_scores = scores
 
 
-def held_out_stream(config: RunConfig) -> StepStream:
-    """The validation's synthetic tables: item k holds those with the k-th number of rows.
-
-    Apart from the validation's own settings they depend on the prior and the number of classes only. A prior of real
-    tables draws them from those that it holds out.
-    """
-    settings = config.validation
-    stages = {
-        f"{k}": StageConfig(steps=1, rows=[rows, rows], features=list(settings.features), tables=settings.tables)
-        for k, rows in enumerate(settings.rows)
-    }
-    prior = build_prior(config).for_validation()
-    return StepStream(prior, CurriculumConfig(stages), config.model, HELD_OUT, range(len(stages)))
-
-
-def read_scores(rows: list[dict[str, str]]) -> dict[int, dict[str, float]]:
-    """Scores by step, from the rows of validation.csv: the mean loss on synthetic tables (`synthetic`) and the mean
-    ROC AUC or R2 on real ones (`real`); nan if there are none."""
-    by_step: dict[int, dict[str, list[float]]] = {}
-    for row in rows:
-        scores = by_step.setdefault(int(row["step"]), {"synthetic": [], "real": []})
-        if row["data"] == SYNTHETIC:
-            scores["synthetic"].append(float(row["loss"]))
-        else:
-            scores["real"].append(float(row[judged_by(row)]))
-    return {
-        step: {kind: statistics.fmean(values) if values else math.nan for kind, values in scores.items()}
-        for step, scores in by_step.items()
-    }
-
-
-def real_score(rows: list[dict]) -> str:
-    """The name of the score by which these rows of validation.csv judge real data."""
-    return REAL_SCORES[judged_by(rows[0])]
-
-
-def is_better(scores: dict[str, float], best: dict[str, float] | None, kind: str) -> bool:
-    """Whether scores beat the best ones so far: a lower loss, or a higher score on real data."""
-    if not math.isfinite(scores[kind]) or best is None or not math.isfinite(best[kind]):
-        return math.isfinite(scores[kind])
-    return scores[kind] < best[kind] if kind == SYNTHETIC else scores[kind] > best[kind]
-
-
 def falling(scores: dict[int, dict[str, float]], name: str) -> str | None:
     """The warning if the score on real data, which has this name, fell in each of the last validations."""
-    last = [score["real"] for score in scores.values()][-FALLS - 1 :]
+    last = [score.get(REAL, math.nan) for score in scores.values()][-FALLS - 1 :]
     if len(last) <= FALLS or not all(a > b for a, b in itertools.pairwise(last)):
         return None
     return f"the mean {name} on real data fell {FALLS} times in a row: {', '.join(f'{v:.4f}' for v in last)}"

@@ -196,7 +196,8 @@ def prepare(overrides: list[str]) -> list[str]:
     return add_stages([quote(text) for text in overrides])
 
 
-NAMES = ("name", "run_dir", "init_weights", "prior.folder")  # settings that are text, whatever they look like
+# settings that are text, whatever they look like
+NAMES = ("name", "run_dir", "init_weights", "prior.folder", "prior.file", "prior.target")
 NUMBER = r"[-+]?[\d._]+(e[-+]?\d+)?"
 
 

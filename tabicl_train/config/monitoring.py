@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from priors.prior import OWN, SYNTHETIC
 from priors.table import MIN_ROWS
 from tabicl_train.config.checks import at_least, one_of, ordered_pair
 from tabicl_train.errors import install, is_installed
@@ -13,9 +14,8 @@ from tabicl_train.model.family import NetworkConfig
 
 GUARD_ACTIONS = ("warn", "stop", "rewind")
 
-SYNTHETIC = "synthetic"  # held-out synthetic tables, as opposed to real ones
-
-BEST = ("real", SYNTHETIC)
+REAL = "real"  # public data, as opposed to held-out tables of the prior, synthetic or drawn from real ones
+BEST = (REAL, SYNTHETIC, OWN)
 
 CLASS_SCORES = ("loss", "accuracy", "roc_auc", "guess_loss")  # columns of validation.csv; of regression, the next ones
 NUMBER_SCORES = ("loss", "crps", "rmse", "r2", "coverage", "guess_loss")
@@ -31,6 +31,11 @@ def judged_by(columns: Iterable[str]) -> str:
     """Which of the REAL_SCORES a table of scores with these columns has; raises ValueError if it is not one."""
     (score,) = REAL_SCORES.keys() & set(columns)
     return score
+
+
+def kind_of(data: str) -> str:
+    """What a row of validation.csv is about: synthetic, own or real; data: its column."""
+    return data if data in (SYNTHETIC, OWN) else REAL
 
 
 @dataclass
@@ -108,21 +113,25 @@ class AveragesConfig:
 
 @dataclass
 class ValidationConfig:
-    """How good the network is during training: on held-out synthetic tables and on real data."""
+    """How good the network is during training: on held-out tables of the prior, which are synthetic or your own, and on
+    public real data."""
 
     every: int = 0
     """Steps between validations; 0 never validates."""
     rows: list[int] = field(default_factory=lambda: [128, 512, 1024])
-    """Rows of the synthetic tables, one set of tables for each number; [] leaves synthetic tables out."""
+    """Rows of the held-out tables, one set of tables for each number; [] leaves them out."""
     tables: int = 16
-    """Synthetic tables for each number of rows."""
+    """Held-out tables for each number of rows; a mixture of synthetic tables with your own has as many of both."""
     features: list[int] = field(default_factory=lambda: [2, 30])
-    """Range [lowest, highest] of the features of the synthetic tables, drawn uniformly."""
+    """Range [lowest, highest] of the features of the held-out tables, drawn uniformly."""
     real_rows: int = 200
     """Largest number of rows to use of each of scikit-learn's four bundled data sets, or for regression of its set
     diabetes; 0 leaves real data out."""
     best: str = "real"
-    """Which score decides the weights kept in checkpoints/best.ckpt: real or synthetic."""
+    """Which score decides the weights kept in checkpoints/best.ckpt: real, synthetic or own (held-out tables that a
+    prior draws from real ones)."""
+    patience: int = 0
+    """Validations without a better score, in a row, after which the run ends; 0 never ends it."""
 
     def problems(self) -> list[str]:
         problems = at_least(0, every=self.every) + at_least(1, tables=self.tables) + one_of("best", self.best, BEST)
@@ -130,9 +139,12 @@ class ValidationConfig:
         problems += [problem for rows in self.rows for problem in at_least(MIN_ROWS, rows=rows)]
         if self.real_rows != 0:  # with fewer than 50, a 30 % split of ten classes could miss one
             problems += at_least(50, real_rows=self.real_rows)
-        if self.every and not (self.real_rows if self.best == "real" else self.rows):
-            empty = "real_rows is 0" if self.best == "real" else "rows is empty"
+        if self.every and not (self.real_rows if self.best == REAL else self.rows):
+            empty = "real_rows is 0" if self.best == REAL else "rows is empty"
             problems.append(f"best is {self.best!r}, but {empty}")
+        problems += at_least(0, patience=self.patience)
+        if self.patience > 0 and not self.every:
+            problems.append(f"patience is {self.patience}, but every is 0, which never validates")
         return problems
 
     def unfit(self, model: NetworkConfig) -> list[str]:

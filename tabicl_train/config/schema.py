@@ -22,6 +22,7 @@ import priors
 from priors.disk import Disk
 from tabicl_train.config.checks import at_least, long_enough, one_of
 from tabicl_train.config.monitoring import (
+    REAL,
     SYNTHETIC,
     AveragesConfig,
     CheckpointConfig,
@@ -244,10 +245,13 @@ class RunConfig:
             if not self.model.is_regression and not prior.classes:
                 problems.append(f"prior={self.prior['name']} draws numbers only, which needs model.max_classes=0")
             is_regression = self.model.is_regression
+            problems += [f"prior {self.prior['name']}: {line}" for line in prior.unfit(self.model.max_classes)]
             problems += [f"curriculum.{line}" for line in self.curriculum.too_long(prior, is_regression)]
             if self.validation.every and self.validation.rows:
                 rows = max(self.validation.rows)
                 problems += long_enough("validation.rows", rows, prior.for_validation(), is_regression)
+                if (best := self.validation.best) != REAL and best not in (parts := prior.parts()):
+                    problems.append(f"validation.best is {best!r}, but all tables of the prior are {next(iter(parts))}")
         no_start = self.init_weights is not None and not Path(self.init_weights).exists() and not self.has_checkpoint
         if no_start and is_first(self.trainer.nodes):  # which reads it for all
             problems.append(f"init_weights is {self.init_weights!r}; there is no such file or run directory")
@@ -276,6 +280,8 @@ class RunConfig:
             problems.append("trainer.accelerator is 'cuda'; torch finds no GPU on this machine")
         elif bf16_on_gpu and torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False):
             problems.append("trainer.precision is 'bf16', which the GPU of this machine lacks; use fp16 or fp32")
+        if self.prior["name"] == "one_table" and self.init_weights is None and not self.has_checkpoint:
+            problems.append("init_weights is not set; prior=one_table fine-tunes weights, on a single table")
         problems += self.stream.start_problems()
         if isinstance(prior := build_prior(self), Disk):
             steps = [stage.tables for stage in self.curriculum.stages.values() for _ in range(stage.steps)]

@@ -72,11 +72,15 @@ class Network(nn.Module, ABC):
         """
 
     @abstractmethod
-    def losses(self, predictions: Tensor, pack: Pack) -> Tensor:
-        """predictions (query rows, outputs) -> loss of each table (B,) float32, mean over its query rows.
+    def row_losses(self, predictions: Tensor, pack: Pack) -> Tensor:
+        """predictions (query rows, outputs) -> loss of each query row (query rows,) float32.
 
         Targets arrive as the prior drew them: int64 classes or, if the settings' max_classes is 0, float32 numbers.
         """
+
+    def losses(self, predictions: Tensor, pack: Pack) -> Tensor:
+        """The same -> loss of each table (B,), mean over its query rows."""
+        return self.means(self.row_losses(predictions, pack), pack)
 
     @staticmethod
     @abstractmethod

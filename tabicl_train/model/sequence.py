@@ -149,12 +149,11 @@ class SequenceModel(Network):
             tokens.append((grid + position).flatten(0, 1))
         return torch.cat(tokens)
 
-    def losses(self, predictions: Tensor, pack: Pack) -> Tensor:
-        """Cross entropy of logits (rows, C), or squared error of numbers (rows, 1), mean over all rows of each table,
-        (B,) float32."""
+    def row_losses(self, predictions: Tensor, pack: Pack) -> Tensor:
+        """Cross entropy of logits (rows, C), or squared error of numbers (rows, 1), (rows,) float32."""
         if self.config.is_regression:
-            return self.means((predictions[:, 0].float() - self.targets(pack)).square(), pack)
-        return self.means(F.cross_entropy(predictions.float(), self.targets(pack), reduction="none"), pack)
+            return (predictions[:, 0].float() - self.targets(pack)).square()
+        return F.cross_entropy(predictions.float(), self.targets(pack), reduction="none")
 
     def targets(self, pack: Pack) -> Tensor:
         return pack.y

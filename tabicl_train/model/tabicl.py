@@ -78,13 +78,11 @@ class TabICL(Network):
             sizes = torch.stack([N, n, -(-M // self.config.group_size)], 1)
         return sizes, shapes
 
-    def losses(self, predictions: Tensor, pack: Pack) -> Tensor:
-        """Cross entropy of logits (query rows, C), or pinball loss of quantiles (query rows, Q), mean over the query
-        rows of each table, (B,) float32."""
+    def row_losses(self, predictions: Tensor, pack: Pack) -> Tensor:
+        """Cross entropy of logits (query rows, C), or pinball loss of quantiles (query rows, Q), (query rows,)."""
         if self.config.is_regression:
-            return pack.means(pinball(predictions, pack.queries()))
-        losses = F.cross_entropy(predictions.float(), pack.queries(), reduction="none")  # (query rows,)
-        return pack.means(losses)
+            return pinball(predictions, pack.queries())
+        return F.cross_entropy(predictions.float(), pack.queries(), reduction="none")
 
     def blocks(self) -> Iterator[nn.Module]:
         """The transformer blocks of all stages, which are worth compiling: `block.compile(dynamic=True)`."""

@@ -21,11 +21,11 @@ from tqdm import tqdm
 
 from priors.finish import Rejected
 from priors.random import rng_at
-from priors.real.row_draws import Rows, draw_rows, split_by_content
+from priors.real.row_draws import Rows, shuffled, split_by_content
 from priors.table import MIN_ROWS
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
-from tabicl_train.prediction.gain import answer, gain
+from tabicl_train.prediction.gain import NO_GAIN, answer, gain
 
 DRAWS = 4  # tables of a step
 LABELLED = 0.5, 0.9  # range of the labelled share of a draw
@@ -150,16 +150,14 @@ def fine_tune(estimator: BaseEstimator, options: FineTune, X: pd.DataFrame) -> F
     rows = Rows(X, y, num_classes, estimator.norm_methods)
     training, selected, answering = split_by_content(rows, options.selection, options.answer)
     rng, most = rng_at(seed, "check"), options.max_rows
-    context = training
-    if len(training) > most:
-        context = training[draw_rows(y[training], num_classes, most + 1, most, rng)[0]]
-    judge = Judge(estimator, X, context)
+    order, _ = shuffled(y[training], num_classes, rng)
+    judge = Judge(estimator, X, training[order[:most]])
     selected, answering = rng.permutation(selected)[:most], rng.permutation(answering)[:most]
     unseen_before = judge.losses(answering) if len(answering) else None
     trainer = Trainer(network, rows, training, options, estimator.memory_gb * 2**30, seed)
     history, ended_by, before, best = search(trainer, judge, selected)
     if best is None:
-        words = answer(gain(before, before), False, len(selected), "rows")
+        words = NO_GAIN
     elif unseen_before is not None:
         words = answer(gain(unseen_before, judge.losses(answering)), True, len(answering), "rows")
     else:

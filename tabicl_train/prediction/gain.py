@@ -9,6 +9,7 @@ import numpy as np
 from scipy import stats
 
 CONFIDENCE = 0.95
+NO_GAIN = "no gain: the weights you started from are returned"
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def answer(found: Gain, chosen: bool, count: int, units: str) -> str:
     units: what they are, such as "rows"
     """
     if not chosen:
-        return "no gain: the weights you started from are returned"
+        return NO_GAIN
     on = f"on {count} {units} that took no part in training or selection (mean loss, 95 % interval)"
     if found.low > 0:
         return f"better by {found} {on}"

@@ -163,8 +163,8 @@ def scores(pretrained: Pretrained) -> list[str]:
         columns = ["data", "rows", *(score for score in of_task if score != "guess_loss")]
         units = " Losses and RMSE are in standard deviations of the target." if pretrained.config.is_regression else ""
         sections.append(
-            f"## Validation\n\nAfter step {step:,}{others}, on held-out synthetic tables and on scikit-learn's bundled "
-            f"data sets.{units}{coverage}\n\n"
+            f"## Validation\n\nAfter step {step:,}{others}, on held-out tables of the prior and on scikit-learn's "
+            f"bundled data sets.{units}{coverage}\n\n"
             + table(columns, ([row.get(column, "") for column in columns] for row in rows))
         )
     if rows := origin["evaluation"]:

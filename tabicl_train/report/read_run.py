@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from tabicl_train.callbacks.held_out.answer import NAME as ANSWER
 from tabicl_train.config.schema import flatten
 from tabicl_train.run_dir.records import Records, csv_text
 from tabicl_train.run_dir.status import read_status
@@ -33,6 +34,7 @@ class Run:
     validation: pd.DataFrame | None
     evaluation: pd.DataFrame | None
     attention: pd.DataFrame | None  # from entropy/entropy.csv, which tabicl-lab writes
+    answer: dict | None  # from answer.json: what the training has gained
 
 
 def holds_run(folder: Path) -> bool:
@@ -50,6 +52,7 @@ def read_run(folder: Path, name: str) -> Run:
         records.lines("incidents.jsonl"),
         *(read_table(records, f"{table}.csv") for table in TABLES),
         read_table(Records(folder / "entropy"), "entropy.csv"),
+        records.json(ANSWER),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from tabicl_train.config.monitoring import REAL_SCORES, SYNTHETIC, judged_by
+from tabicl_train.config.monitoring import OWN, REAL, REAL_SCORES, SYNTHETIC, judged_by, kind_of
 from tabicl_train.config.schema import RunConfig, flatten
 from tabicl_train.evaluation.scores import judged, summarize
 from tabicl_train.evaluation.scores_figure import draw_scores
@@ -76,6 +76,7 @@ def sections(runs: list[Run]) -> dict[str, Any]:
         "unmeasured": [run for run in runs if run.attention is None],
         "throughput": throughput(runs),
         "incidents": per_run(runs, incidents),
+        "answers": [(run.name, answer_of(run.answer)) for run in runs if run.answer is not None],
         "validation": curves(runs, "validation", draw_validation),
         "validation_scores": per_run(runs, validation_scores),
         "unevaluated": [run for run in runs if run.evaluation is None],
@@ -217,6 +218,11 @@ def incidents(run: Run) -> tuple[pd.DataFrame, int] | None:
     return shown.set_index("time"), len(run.incidents) - len(shown)
 
 
+def answer_of(answer: dict[str, Any]) -> str:
+    """What the training has gained, in a line."""
+    return f"After step {answer['step']}: {'; '.join(answer['sentences'])}."
+
+
 def validation_scores(run: Run) -> tuple[pd.DataFrame, list[str]] | None:
     """The last and the best mean scores, and warnings about falling ones."""
     if run.validation is None:
@@ -232,9 +238,9 @@ def validation_scores(run: Run) -> tuple[pd.DataFrame, list[str]] | None:
 
 def validation_means(rows: pd.DataFrame) -> dict[str, pd.Series]:
     """Mean scores by step, of the kinds of tables that were scored."""
-    synthetic = rows[rows["data"] == SYNTHETIC].groupby("step")["loss"].mean()
-    means = {"loss on synthetic tables": synthetic}
-    of_real = rows[rows["data"] != SYNTHETIC].groupby("step")
+    kinds = rows["data"].map(kind_of)
+    means = {f"loss on {kind} tables": rows[kinds == kind].groupby("step")["loss"].mean() for kind in (OWN, SYNTHETIC)}
+    of_real = rows[kinds == REAL].groupby("step")
     means |= {f"{name} on real data": of_real[score].mean() for score, name in REAL_SCORES.items() if score in rows}
     return {name: values for name, values in means.items() if len(values)}
 

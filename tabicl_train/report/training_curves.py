@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from tabicl_train.config.monitoring import REAL_SCORES, SYNTHETIC
+from tabicl_train.config.monitoring import OWN, REAL, REAL_SCORES, SYNTHETIC, kind_of
 
 WINDOWS = 40  # a smoothed curve is a moving average over one fortieth of the longest run
 RATIO_WINDOWS = 20  # the same for the ratio of losses
@@ -21,7 +21,7 @@ def draw_training(metrics: Runs, batches: Runs, validation: Runs) -> Figure:
     the ratio of the two losses."""
     ratios = {name: loss_ratios(rows) for name, rows in batches.items() if "guess_loss" in rows}
     points = {
-        name: loss_ratios(rows[rows["data"] == SYNTHETIC].assign(tables=1))
+        name: loss_ratios(of_kind(rows, OWN, SYNTHETIC).assign(tables=1))
         for name, rows in validation.items()
         if "guess_loss" in rows
     }
@@ -65,7 +65,7 @@ def draw_ratios(axes: Axes, names: list[str], ratios: Runs, points: Runs) -> Non
             axes.plot(steps.index, steps["ratio"], color=f"C{i}", alpha=0.25, linewidth=0.8)
             axes.plot(steps.index, windows["loss"] / windows["guess_loss"], color=f"C{i}", label=label)
         if name in points:
-            color, label = ("C1", "validation, synthetic tables") if single else (f"C{i}", f"{name}, validation")
+            color, label = ("C1", "validation, held-out tables") if single else (f"C{i}", f"{name}, validation")
             axes.plot(points[name]["ratio"], "o", color=color, markeredgecolor="white", label=label)
     axes.axhline(1, color="0.7", linewidth=0.8, zorder=0)
     _, high = axes.get_ylim()
@@ -105,24 +105,32 @@ def draw_curves(axes: Axes, runs: Runs, column: str, smooth: bool = True) -> Non
 
 
 def draw_validation(runs: Runs) -> Figure:
-    """Loss on synthetic tables and ROC AUC or R2 on real ones, from validation.csv: means, and for a single run also
-    every set of tables."""
+    """Loss on held-out tables, of your own and synthetic ones, and ROC AUC or R2 on public real data, from
+    validation.csv: means, and for a single run also every set of tables."""
     scores = {score: name for score, name in REAL_SCORES.items() if any(score in rows for rows in runs.values())}
+    kinds = [kind for kind in (OWN, SYNTHETIC) if any(len(of_kind(rows, kind)) for rows in runs.values())]
     figure = Figure(figsize=(11, 3.6), layout="constrained")
-    losses, *others = figure.subplots(1, 1 + len(scores))
-    draw_sets(losses, {name: rows[rows["data"] == SYNTHETIC] for name, rows in runs.items()}, "loss")
-    label_steps(losses, "loss on held-out synthetic tables")
-    for axes, (score, title) in zip(others, scores.items(), strict=True):
-        real = {name: rows[rows["data"] != SYNTHETIC] for name, rows in runs.items() if score in rows}
+    panels = list(figure.subplots(1, len(kinds) + len(scores), squeeze=False)[0])
+    for axes, kind in zip(panels, kinds, strict=False):
+        draw_sets(axes, {name: of_kind(rows, kind) for name, rows in runs.items()}, "loss")
+        label_steps(axes, f"loss on held-out {kind} tables")
+    for axes, (score, title) in zip(panels[len(kinds) :], scores.items(), strict=True):
+        real = {name: of_kind(rows, REAL) for name, rows in runs.items() if score in rows}
         draw_sets(axes, real, score)
         label_steps(axes, f"{title} on real data")
     return figure
 
 
+def of_kind(validation: pd.DataFrame, *kinds: str) -> pd.DataFrame:
+    """The rows about tables of these kinds."""
+    return validation[validation["data"].map(kind_of).isin(kinds)]
+
+
 def draw_sets(axes: Axes, runs: Runs, column: str) -> None:
     """A curve per run: the mean of a column over the sets of tables; for a single run also a curve per set."""
     for i, (name, validation) in enumerate(runs.items()):
-        sets = validation["data"].where(validation["data"] != SYNTHETIC, validation["rows"].astype(str) + " rows")
+        is_real = validation["data"].map(kind_of) == REAL
+        sets = validation["data"].where(is_real, validation["rows"].astype(str) + " rows")
         table = validation.pivot_table(column, "step", sets.rename("set"), sort=False)
         if table.empty:
             continue

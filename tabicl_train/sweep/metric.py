@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tabicl_train.config.monitoring import CLASS_SCORES, NUMBER_SCORES
-from tabicl_train.config.schema import SYNTHETIC, RunConfig
+from tabicl_train.config.monitoring import CLASS_SCORES, NUMBER_SCORES, REAL, kind_of
+from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.config.suggestions import closest
 from tabicl_train.run_dir.records import Records, number
 
@@ -21,6 +21,9 @@ METRICS = {
     "synthetic/loss": "mean loss on held-out synthetic tables",
     "synthetic/accuracy": "mean accuracy on held-out synthetic tables",
     "synthetic/r2": "mean R2 on held-out synthetic tables",
+    "own/loss": "mean loss on held-out tables of your own",
+    "own/accuracy": "mean accuracy on held-out tables of your own",
+    "own/r2": "mean R2 on held-out tables of your own",
     "loss": "mean training loss over the last tenth of the steps",
 }
 
@@ -39,10 +42,12 @@ def problem(metric: str, config: RunConfig) -> str | None:
         return f"metric is {metric!r}, which runs of task={task} do not have"
     if not settings.every:
         return f"metric is {metric!r}, but validation.every is 0; set the number of steps between validations"
-    if kind == "real" and not settings.real_rows:
-        return f"metric is {metric!r}, but validation.real_rows is 0, which leaves real data out"
-    if kind == SYNTHETIC and not settings.rows:
-        return f"metric is {metric!r}, but validation.rows is [], which leaves synthetic tables out"
+    if kind == REAL:
+        return None if settings.real_rows else f"metric is {metric!r}, but validation.real_rows is 0"
+    if not settings.rows:
+        return f"metric is {metric!r}, but validation.rows is [], which leaves held-out tables out"
+    if kind not in build_prior(config).parts():
+        return f"metric is {metric!r}, but prior={config.prior['name']} draws no such tables"
     return None
 
 
@@ -87,7 +92,7 @@ def validation_means(run_dir: Path, kind: str, score: str) -> list[tuple[int, fl
     return [
         (step, statistics.fmean(values))
         for step, at_step in rows.items()
-        if (values := [value(row, score) for row in at_step if (row["data"] == SYNTHETIC) == (kind == SYNTHETIC)])
+        if (values := [value(row, score) for row in at_step if kind_of(row["data"]) == kind])
     ]
 
 

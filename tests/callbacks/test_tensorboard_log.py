@@ -10,8 +10,8 @@ import pytest
 from logged_runs import SETTINGS, VALIDATED, train, train_and_die
 from runs import metrics, read
 
+from tabicl_train.callbacks.held_out.selection import read_scores
 from tabicl_train.callbacks.tensorboard_log import TensorBoardLog
-from tabicl_train.callbacks.validation import read_scores
 from tabicl_train.config.compose import compose
 from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir.records import Records

@@ -20,7 +20,9 @@ from sklearn.model_selection import train_test_split
 from priors.dummy import Dummy
 from tabicl_train import TabICLClassifier
 from tabicl_train import train as training
-from tabicl_train.callbacks.validation import COLUMNS, Validation, held_out_stream, read_scores
+from tabicl_train.callbacks.held_out.draws import held_out_streams
+from tabicl_train.callbacks.held_out.selection import read_scores
+from tabicl_train.callbacks.validation import COLUMNS, Validation
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import SYNTHETIC
 from tabicl_train.errors import ConfigError
@@ -92,7 +94,7 @@ def test_rows_are_loss_and_accuracy_of_the_network_at_that_step(folder):
     ]
     assert [row["rows"] for row in rows[:6]] == ["40", "60", "60", "60", "60", "60"]
     network = load_model(str(folder / "validated"))
-    stream = held_out_stream(compose([*SETTINGS, *VALIDATED]))
+    stream = held_out_streams(compose([*SETTINGS, *VALIDATED]))[SYNTHETIC]
     for row, item in zip(rows[-6:-4], stream, strict=True):
         losses, right = [], []
         tables = [table for pack in item.packs for table in pack.tables()]
@@ -124,7 +126,8 @@ def test_the_probe_is_the_classifier_with_one_estimator_on_a_held_out_part(folde
 
 
 def test_held_out_tables_are_the_same_in_every_run_and_in_no_step(monkeypatch):
-    streams = [held_out_stream(compose([*SETTINGS, *VALIDATED, *more])) for more in ([], ["seed=5", "model=small"])]
+    changes = [], ["seed=5", "model=small"]
+    streams = [held_out_streams(compose([*SETTINGS, *VALIDATED, *more]))[SYNTHETIC] for more in changes]
     for a, b in zip(*streams, strict=True):
         assert [p.shapes for p in a.packs] == [p.shapes for p in b.packs]
         assert all(torch.equal(p.X, q.X) and torch.equal(p.y, q.y) for p, q in zip(a.packs, b.packs, strict=True))
@@ -152,13 +155,13 @@ def test_a_run_in_two_parts_writes_the_same_rows(killed, folder, tmp_path):
 def scripted(losses: list[float], roc_aucs: list[float]) -> list:
     """Patches that make the validations of steps 1, 2, ... find these scores."""
 
-    def synthetic(self, network, module, item):
-        return SYNTHETIC, 40, losses[module.global_step - 1], 0.5, None, 1.6
+    def drawn(self, network, module, part):
+        return (SYNTHETIC, 40, losses[module.global_step - 1], 0.5, None, 1.6), []
 
     def real(self, network, module, task):
-        return task.name, 60, 1.0, 0.5, roc_aucs[module.global_step - 1], None
+        return (task.name, 60, 1.0, 0.5, roc_aucs[module.global_step - 1], None), []
 
-    return mock.patch.multiple(Validation, score_synthetic=synthetic, score_real=real)
+    return mock.patch.multiple(Validation, score_drawn=drawn, score_real=real)
 
 
 LOSSES = [1.5, 1.4, 1.3, 1.1, 1.2, 1.1, math.nan, 1.3]
@@ -247,20 +250,20 @@ class StopsIn:
     """A stop signal in the middle of the last validation."""
 
     def __init__(self) -> None:
-        self.score = Validation.score_synthetic
+        self.score = Validation.score_drawn
 
-    def __call__(self, validation, network, module, item):
+    def __call__(self, validation, network, module, part):
         os.kill(os.getpid(), signal.SIGTERM)
         deadline = time.monotonic() + 30
         while not validation.stop.asked and time.monotonic() < deadline:
             time.sleep(0.01)  # another thread reads the signal
-        return self.score(validation, network, module, item)
+        return self.score(validation, network, module, part)
 
 
 def test_a_stop_signal_ends_a_validation_and_the_next_start_does_it(folder, tmp_path):
     settings = [*VALIDATED, "validation.every=100"]
     stops = StopsIn()
-    with mock.patch.object(Validation, "score_synthetic", lambda *a: stops(*a)):
+    with mock.patch.object(Validation, "score_drawn", lambda *a: stops(*a)):
         assert run(tmp_path / "run", *settings) == "preempted"
         assert (read_status(tmp_path / "run")["status"], read_status(tmp_path / "run")["step"]) == ("preempted", 8)
         assert run(tmp_path / "run", *settings) == "preempted"  # again in the last one, which is all that is left
@@ -271,7 +274,7 @@ def test_a_stop_signal_ends_a_validation_and_the_next_start_does_it(folder, tmp_
 
 def test_one_in_the_middle_of_a_run_is_not_lost_to_a_stop_signal(folder, tmp_path):
     stops = StopsIn()
-    with mock.patch.object(Validation, "score_synthetic", lambda *a: stops(*a)):
+    with mock.patch.object(Validation, "score_drawn", lambda *a: stops(*a)):
         assert run(tmp_path / "run", *VALIDATED) == "preempted"
     assert read_status(tmp_path / "run")["step"] == 2  # no step more than that of the validation
     assert run(tmp_path / "run", *VALIDATED) == "finished"

@@ -10,8 +10,9 @@ from tabicl_train.model.config import TabICLConfig
 
 GROUPS = sorted(d.name for d in CONFIG_DIR.iterdir() if d.is_dir() and d.name != "sweep")  # in tests/sweep/test_plan.py
 CHOICES = [(g, f.stem) for g in GROUPS for f in sorted((CONFIG_DIR / g).glob("*.yaml"))]
-for name in ("disk", "tables"):  # do not compose without a folder of tables: their own tests have one
-    CHOICES.remove(("prior", name))
+# They do not compose without tables: their own tests have some.
+for group, name in (("prior", "disk"), ("prior", "tables"), ("prior", "one_table"), ("experiment", "fine_tune")):
+    CHOICES.remove((group, name))
 NEEDS = {"sequence": "curriculum=sequences", "linear_functions": "model.max_classes=0"}  # by the start of a choice
 
 

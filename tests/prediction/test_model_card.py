@@ -55,7 +55,7 @@ def test_it_tells_recipe_data_scores_and_limits(tmp_path):
         "All training tables were drawn from the prior `mlp_scm` "
         f"(version {STREAM_VERSION} of the stream of tables) with these",
         "| `causal` | `True` |",
-        "After step 10, on held-out synthetic tables",
+        "After step 10, on held-out tables of the prior",
         "| synthetic | 64 | 1.2500 | 0.5000 |  |",
         "| iris | 60 | 1.5000 | 0.5000 | 0.6250 |",
         "| inside | this model | 2 | 0.7000 | 0.5000 | 0.7500 |",  # the mean of 0.8 and 0.6: tasks have equal weight

@@ -11,6 +11,7 @@ from interrupted import train, train_all
 from runs import assert_same_end, last, metrics
 from test_resume import STEPS, tables
 
+from priors import PriorError
 from tabicl_train.config.compose import compose
 from tabicl_train.errors import ConfigError
 
@@ -27,11 +28,21 @@ def settings(folder):
     return ["prior=tables", f"prior.folder={folder}", "prior.held_out=0.3", "stream.num_workers=0"]
 
 
-def test_the_tables_are_the_same_for_workers_ranks_and_continued_runs(settings, tmp_path):
+@pytest.fixture
+def short(tmp_path):
+    """Settings of runs on one table, with fewer rows than some draws ask for."""
+    own_tables.frame(0, 70).to_csv(tmp_path / "short.csv", index=False)
+    return ["prior=one_table", f"prior.file={tmp_path}/short.csv", "stream.num_workers=0"]
+
+
+@pytest.mark.parametrize("prior", ["settings", "short"])
+def test_the_tables_are_the_same_for_workers_ranks_and_continued_runs(prior, request, tmp_path):
+    settings = request.getfixturevalue(prior)
     assert train(tmp_path, [*settings, f"run_dir={tmp_path}/whole"]) == "finished"
     other = [*settings, f"run_dir={tmp_path}/other", "stream.num_workers=2"]
     assert train(tmp_path, [*other, f"signal={signal.SIGTERM:d}"]) == "preempted"
-    assert train(tmp_path, [*other, "prior.cache_gib=1e-6"]) == "finished"
+    memory = ["prior.cache_gib=1e-6"] if prior == "settings" else []
+    assert train(tmp_path, [*other, *memory]) == "finished"
     assert_same_end(tmp_path / "other", tmp_path / "whole")
     with ranks(
         train_all, tmp_path, [*settings, "trainer.devices=2", f"run_dir={tmp_path}/two"], folder=tmp_path
@@ -56,11 +67,37 @@ def test_a_run_is_continued_on_the_same_tables_only(settings, folder, tmp_path):
     assert train(tmp_path, [*run, "trainer.max_steps=3", "resume.allow_changes=true"]) == "finished"
 
 
+def test_a_run_is_continued_on_the_same_file_only(short, tmp_path):
+    run = [*short, f"run_dir={tmp_path}/run", "trainer.max_steps=2"]
+    train(tmp_path, run)
+    copy = shutil.copy(tmp_path / "short.csv", tmp_path / "copy.csv")
+    with pytest.raises(ConfigError, match=r"is another run: prior.file was .*short.csv, is .*copy.csv"):
+        train(tmp_path, [*run, f"prior.file={copy}"])
+    own_tables.frame(1, 70).to_csv(tmp_path / "short.csv", index=False)
+    with pytest.raises(ConfigError, match="is another run: the hash of the real tables was"):
+        train(tmp_path, [*run, "trainer.max_steps=3"])
+
+
+def test_fine_tuning_needs_weights_and_scores_held_out_rows(short, tmp_path):
+    train(tmp_path, [f"run_dir={tmp_path}/start", "trainer.max_steps=1"])
+    words = ["experiment=fine_tune", "model=tiny", *short, f"run_dir={tmp_path}/run", "trainer.max_steps=20"]
+    result = command("train", *words)
+    assert result.returncode == 2 and "error: init_weights is not set; prior=one_table fine-tunes" in result.stderr
+    result = command("train", *words, f"init_weights={tmp_path}/start")
+    assert result.returncode == 0, result.stderr
+    assert "short.csv: 70 rows, 7 features, target 'label' (a column called" in result.stderr
+    steps = [line.split(",")[0] for line in (tmp_path / "run/validation.csv").read_text().splitlines()[1:]]
+    assert steps == ["0", "10", "20"]
+    assert command("train", *words).returncode == 0  # a run that goes on has weights of its own
+    exported = command("export", f"checkpoint={tmp_path}/run", f"output={tmp_path}/best.ckpt", "weights=best")
+    assert exported.returncode == 0, exported.stderr
+
+
 def test_ranks_with_other_tables_do_not_train(settings, folder, tmp_path, monkeypatch):
     from tabicl_train.resume import Start
 
     config = compose(["experiment=smoke", *settings])
-    assert Start(0, 0, real_tables="other").problem(config) == "prior.folder holds other tables than on rank 0"
+    assert Start(0, 0, real_tables="other").problem(config) == "the real tables of the prior are others than on rank 0"
 
 
 def test_a_command_trains_validates_on_held_out_tables_and_tells(settings, folder, tmp_path):
@@ -77,21 +114,29 @@ def test_a_command_trains_validates_on_held_out_tables_and_tells(settings, folde
     assert f"{folder}: 6 tables with" in described and "labelled share" in described
 
 
-def test_a_file_that_changes_stops_the_run(settings, folder, tmp_path, monkeypatch):
+@pytest.fixture
+def files_change_after_a_step(tmp_path, monkeypatch):
+    """Those in the folder of a test."""
     from tabicl_train.callbacks.metrics import Metrics
 
-    mine = shutil.copytree(folder, tmp_path / "mine")
-    change = Metrics.on_train_batch_end
+    end = Metrics.on_train_batch_end
 
     def change_files(*arguments):
-        for path in mine.glob("*.csv"):
-            path.write_text(path.read_text().replace("red", "RED"))
-        return change(*arguments)
+        for path in tmp_path.rglob("*.csv"):
+            path.write_text(path.read_text().replace("red", "redder"))
+        return end(*arguments)
 
     monkeypatch.setattr(Metrics, "on_train_batch_end", change_files)
+
+
+@pytest.mark.usefixtures("files_change_after_a_step")
+def test_a_file_that_changes_stops_the_run(settings, short, folder, tmp_path):
+    mine = shutil.copytree(folder, tmp_path / "mine")
     result = command("train", "experiment=smoke", *settings, f"prior.folder={mine}", f"run_dir={tmp_path}/run")
     assert result.returncode == 1
     assert "mine/table" in result.stderr and ".csv has changed since it was indexed" in result.stderr
+    with pytest.raises(PriorError, match=r"short\.csv has changed since it was indexed"):
+        train(tmp_path, [*short, f"run_dir={tmp_path}/other"])
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from tabicl_train.callbacks.validation import COLUMNS, read_scores
+from tabicl_train.callbacks.held_out.selection import read_scores
+from tabicl_train.callbacks.validation import COLUMNS
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.run_dir.records import Records
 from tabicl_train.sweep.metric import METRICS, curve, is_better_lower, last, problem

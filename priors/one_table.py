@@ -1,0 +1,152 @@
+"""one_table: draws of labelled and query rows of a single real table, on which a network is fine-tuned."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from priors.prior import Prior
+from priors.random import rng_at
+from priors.table import PriorError, Table, TableSpec
+
+if TYPE_CHECKING:  # pandas and scikit-learn take two seconds, which runs without real tables need not spend
+    from priors.real.draws import TableCache
+    from priors.real.row_draws import OwnRows
+    from priors.real.tasks import Task
+
+TRAINING, SELECTION, ANSWER = range(3)
+
+
+@dataclass
+class OneTable(Prior):
+    """The rows of one real table: each draw labels some of them, and the others are the queries.
+
+    Draws see the table as a member of an estimator's ensemble does. A draw has fewer rows than asked for if the table
+    is shorter, and fewer features if it is narrower.
+    """
+
+    numeric_targets = True
+    side = TRAINING  # of the rows, that the queries are drawn from; see for_validation, for_answer
+
+    file: str = ""
+    """The table: a .csv, .parquet, .arrow or .feather file."""
+    target: str = ""
+    """The column to predict; by default a column called target, class, label or y, else the last one."""
+    drop: list[str] = field(default_factory=list)
+    """Columns to leave out."""
+    categorical: list[str] = field(default_factory=list)
+    """Numeric columns to treat as categories."""
+    selection: float = 0.1
+    """Share of the rows, chosen by a hash of their values, that validation predicts and training never sees."""
+    answer: float = 0.1
+    """Share of the rows, chosen in the same way, that neither training nor validation sees: they tell at the end what
+    the training has gained."""
+
+    def problems(self) -> list[str]:
+        problems = [
+            f"{name} is {share}; it must lie in (0, 1)"
+            for name, share in (("selection", self.selection), ("answer", self.answer))
+            if not 0 < share < 1
+        ]
+        if not problems and self.selection + self.answer >= 1:
+            problems.append("selection and answer leave no rows for training; their sum must be below 1")
+        if not self.file:
+            return [*problems, "file is not set; it is the table to train on"]
+        try:
+            problem = self.task.problem("the prior")
+        except PriorError as error:
+            return [*problems, str(error)]
+        return [*problems, f"{self.file}: {problem}"] if problem else problems
+
+    @cached_property
+    def task(self) -> Task:
+        """What is predicted in the file; raises PriorError if it cannot be used."""
+        from priors.real.index import index_file
+        from priors.real.tasks import guess
+
+        task = guess(index_file(Path(self.file)))
+        target, is_guessed = self.target or task.target, not self.target
+        return replace(
+            task, target=target, drop=tuple(self.drop), categorical=tuple(self.categorical), is_guessed=is_guessed
+        )
+
+    def unfit(self, max_classes: int) -> list[str]:
+        facts = next(facts for facts in self.task.columns if facts.name == self.task.target)
+        target = f"the target {facts.name!r} of {self.file}"
+        is_number = facts.kind == "number" and facts.name not in self.categorical
+        if max_classes == 0 and not is_number:
+            return [f"{target} has categories, but the network predicts numbers: set task=classification"]
+        if 0 < max_classes < facts.distinct:
+            advice = ": set task=regression if they are numbers" if is_number else ""
+            return [f"{target} has {facts.distinct} classes, more than the network's {max_classes}{advice}"]
+        try:
+            self.rows(numeric=max_classes == 0)
+        except PriorError as error:
+            return [f"{self.file}: {error}"]
+        return []
+
+    def rows(self, numeric: bool) -> OwnRows:
+        """The rows of the file and their sides; raises PriorError if a side has too few or the file has changed."""
+        from priors.real.row_draws import own_rows
+
+        columns = self.cache.columns(self.task.entry)
+        if numeric not in self.known_rows:
+            self.known_rows[numeric] = own_rows(self.task, columns, numeric, self.selection, self.answer)
+        return self.known_rows[numeric]
+
+    @cached_property
+    def known_rows(self) -> dict[bool, OwnRows]:
+        """What `rows` has returned so far."""
+        return {}
+
+    @cached_property
+    def cache(self) -> TableCache:
+        from priors.real.draws import TableCache
+
+        return TableCache(Path(self.file).parent, float("inf"))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the table in memory, for worker processes."""
+        return {name: value for name, value in vars(self).items() if name not in ("cache", "known_rows")}
+
+    def for_validation(self) -> OneTable:
+        return self.with_queries(SELECTION)
+
+    def for_answer(self) -> OneTable:
+        return self.with_queries(ANSWER)
+
+    def with_queries(self, side: int) -> OneTable:
+        other = replace(self)
+        other.task, other.cache, other.known_rows, other.side = self.task, self.cache, self.known_rows, side
+        return other
+
+    def units(self, table: Table) -> list[Hashable]:
+        """The numbers of the query rows in the file, from 0."""
+        rows = self.rows(numeric=table.num_classes == 0)
+        return rows.numbers[table.plan.queries].tolist()
+
+    def fingerprint(self) -> str:
+        from priors.real.tasks import fingerprint
+
+        return fingerprint([self.task])
+
+    def about(self, most: int = 3) -> list[str]:
+        from priors.real.tasks import RULE, columns_left_out
+
+        entry, task = self.task.entry, self.task
+        guessed = f" ({RULE})" if task.is_guessed else ""
+        return [
+            f"{self.file}: {entry.rows:,} rows, {len(task.columns) - 1} features, target {task.target!r}{guessed}",
+            f"rows that training never sees: {self.selection:.0%} for selection, {self.answer:.0%} for the answer",
+            *columns_left_out([task], most),
+        ]
+
+    def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:
+        own, rng = self.rows(numeric=spec.max_classes == 0), rng_at(seed, "rows")
+        training = own.sides[TRAINING]
+        if self.side == TRAINING:
+            return own.rows.draw(training, spec.num_rows, spec.train_size, spec.num_features, rng)
+        return own.rows.draw_for(own.sides[self.side], training, spec.num_rows, rng)

@@ -1,0 +1,1 @@
+"""Tables of a run's prior that training never sees: what a network loses on them, and what follows from it."""

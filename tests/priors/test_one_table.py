@@ -1,0 +1,174 @@
+"""The prior of the rows of one real table."""
+
+import os
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import own_tables
+import pandas as pd
+import pytest
+import torch
+
+from priors import PriorError, TableSpec, build_prior
+from tabicl_train.config.compose import compose
+from tabicl_train.errors import ConfigError
+
+SPEC = TableSpec(60, 48, 10)
+NUMBERS = replace(SPEC, max_classes=0)
+
+
+@pytest.fixture
+def file(tmp_path):
+    """200 rows, of which 50 are there twice."""
+    frame = own_tables.frame(0, 150)
+    pd.concat([frame, frame[:50]]).to_csv(tmp_path / "own.csv", index=False)
+    return str(tmp_path / "own.csv")
+
+
+@pytest.mark.parametrize("spec", [SPEC, NUMBERS], ids=["classes", "numbers"])
+def test_rows_that_are_held_out_are_never_drawn_in_training(spec, file):
+    """Nor their copies; and each row is drawn for one purpose."""
+    frame = pd.read_csv(file).fillna(-1).to_numpy()
+    training = build_prior("one_table", file=file, target="label" if spec.max_classes else "price")
+    drawn: list[set[int]] = []
+    for prior in (training, training.for_validation(), training.for_answer()):
+        own = prior.rows(numeric=spec.max_classes == 0)
+        drawn.append(set())
+        for seed in range(60):
+            table = prior.sample(spec, seed)
+            assert prior.units(table) == own.numbers[table.plan.queries].tolist()
+            drawn[-1].update(prior.units(table))
+            context = set(own.numbers[table.plan.labelled].tolist())
+            if prior is training:
+                drawn[0] |= context
+            else:  # every held-out row, from at most num_rows training rows
+                assert set(prior.units(table)) == drawn[-1] and len(prior.units(table)) == len(drawn[-1])
+                assert context <= drawn[0] and len(context) == 60 == table.train_size
+    assert sorted(number for side in drawn for number in side) == list(range(200))
+    values = [{tuple(frame[number]) for number in side} for side in drawn]
+    assert not values[0] & (values[1] | values[2]) and not values[1] & values[2]
+    assert all(len(side) >= 5 for side in drawn)
+
+
+def test_views_of_the_held_out_rows_differ_and_are_those_of_their_address(file):
+    prior = build_prior("one_table", file=file)
+    drawn = [prior.for_validation().sample(SPEC, seed) for seed in range(6)]
+    assert len({str(table.plan.view) for table in drawn}) == 6
+    other = pickle.loads(pickle.dumps(prior.for_validation()))
+    for seed, table in reversed(list(enumerate(drawn))):
+        again = other.sample(SPEC, seed)
+        assert torch.equal(again.X, table.X) and torch.equal(again.y, table.y)
+    assert prior.fingerprint() == other.fingerprint() == prior.for_answer().fingerprint()
+    assert prior.fingerprint() != build_prior("one_table", file=file, target="price").fingerprint()
+
+
+def test_a_short_table_gives_all_of_its_rows_and_a_wide_one_some_of_its_features(file):
+    prior = build_prior("one_table", file=file)
+    table = prior.sample(TableSpec(1000, 800, 3), 0)
+    count = len(prior.rows(False).sides[0])
+    assert table.X.shape == (count, 3) and table.train_size == round(0.8 * count)
+    assert prior.for_validation().sample(TableSpec(1000, 800, 3), 0).X.shape[1] == 7
+    assert prior.usable(10**6, False) is None  # so no curriculum is too long for it
+
+
+def test_options_choose_the_target_and_the_features(file):
+    prior = build_prior("one_table", file=file, target="group", drop=["x", "day"], categorical=["size"])
+    rows = prior.rows(False).rows
+    assert list(rows.X) == ["gaps", "flag", "size", "price", "label"] and rows.num_classes == 3
+    assert rows.X["size"].dtype == "category"
+    assert prior.about() == [
+        f"{file}: 200 rows, 5 features, target 'group'",
+        "rows that training never sees: 10% for selection, 10% for the answer",
+    ]
+    assert (
+        build_prior("one_table", file=file)
+        .about()[0]
+        .endswith("target 'label' (a column called target, class, label or y, else the last one)")
+    )
+
+
+def test_rows_without_a_target_are_left_out(file):
+    frame = pd.read_csv(file)
+    frame.loc[::3, "label"] = None
+    frame.to_csv(file, index=False)
+    prior = build_prior("one_table", file=file)
+    assert set(prior.rows(False).numbers) == set(np.flatnonzero(np.arange(200) % 3))
+
+
+def test_it_may_be_part_of_a_mixture(file):
+    components = {"dummy": {"weight": 1}, "one_table": {"weight": 1, "file": file}}
+    mix = build_prior("mix_scm", components=components)
+    assert {mix.sample(SPEC, seed).X.shape[1] == 7 for seed in range(20)} == {True, False}
+    assert mix.priors["one_table"].fingerprint() == mix.fingerprint() and mix.unfit(10) == []
+    assert mix.unfit(0)[0].startswith("component one_table: the target 'label' of")
+
+
+def test_a_changed_file_stops_the_draws(file):
+    prior = build_prior("one_table", file=file)
+    table = prior.sample(SPEC, 0)
+    os.utime(file, ns=(0, 0))  # another time, the same content
+    assert torch.equal(prior.sample(SPEC, 0).X, table.X)
+    own_tables.frame(3, 150).to_csv(file, index=False)
+    for each in (prior, prior.for_validation()):
+        with pytest.raises(PriorError, match=r"own\.csv has changed since it was indexed"):
+            each.sample(SPEC, 0)
+    os.remove(file)
+    with pytest.raises(PriorError, match=r"own\.csv cannot be read any more: .*No such file"):
+        prior.sample(SPEC, 0)
+
+
+LABELS = {
+    "empty": "",
+    "one_class": "x,label\n" + "".join(f"{n},a\n" for n in range(50)),
+    "few_rows": "x,label\n1,a\n2,b\n",
+    "wide": ",".join(f"c{n}" for n in range(10_000)) + "\n",
+    "mixed": "x,label\n" + "".join(f"{n},{'a' if n % 9 == 0 else n}\n" for n in range(50)),
+    "dates": "x,label\n" + "".join(f"{n},2020-01-{n % 28 + 1:02}\n" for n in range(50)),
+    "names": "x,label\n" + "".join(f"{n},name {n}\n" for n in range(50)),
+    "text": "x,label\n" + "".join(f"{n},{'ab'[n % 2]}\n" for n in range(50)),
+    "many": "x,label\n" + "".join(f"{n},class {n % 12}\n" for n in range(100)),
+    "numbers": "x,label\n" + "".join(f"{n},{n / 3}\n" for n in range(100)),
+    "short": "x,label\n" + "".join(f"{n},{n % 2}\n" for n in range(12)),
+    "broken": "x,label\n1\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("empty", [], "empty.csv cannot be used: it is empty"),
+        ("one_class", [], "one_class.csv: its target 'label' has a single value"),
+        ("few_rows", [], "few_rows.csv cannot be used: 2 rows, fewer than 10"),
+        ("wide", [], "wide.csv cannot be used: 10,000 columns, more than 2,000"),
+        ("mixed", [], "mixed.csv: its target 'label' has numbers beside the text 'a'"),
+        ("dates", [], "dates.csv: its target 'label' has times"),
+        ("names", [], "names.csv: its target 'label' has 50 different texts in 50 rows"),
+        ("text", ["task=regression"], "the target 'label' of .*text.csv has categories, but the network predicts numb"),
+        ("many", [], "the target 'label' of .*many.csv has 12 classes, more than the network's 10$"),
+        ("numbers", [], "numbers.csv has 100 classes, more than the network's 10: set task=regression if they are num"),
+        ("short", [], r"short.csv: \d+ of the 12 rows are for \w+, where at least \d+ are needed: use more rows or"),
+        ("broken", [], "broken.csv cannot be used: line 2 has 1 values, but there are 2 columns"),
+        ("text", ["prior.target=z"], "text.csv: the prior names the columns z, which it does not have"),
+        ("text", ["prior.drop=[label]"], "text.csv: the prior drops its target label"),
+        ("text", ["prior.drop=[x]"], "text.csv: it has no column beside its target"),
+        ("text", ["prior.selection=0"], r"prior one_table: selection is 0(.0)?; it must lie in \(0, 1\)"),
+        ("text", ["prior.selection=0.6", "prior.answer=0.5"], "selection and answer leave no rows for training"),
+        ("text", ["prior.file=nowhere.csv"], "nowhere.csv cannot be read: No such file or directory"),
+        ("text", ["prior.file=a.xlsx"], "a.xlsx must be one of .csv, .parquet, .arrow, .feather files"),
+        ("text", ["prior.file="], "file is not set; it is the table to train on"),
+    ],
+)
+def test_what_cannot_be_used_is_told_in_one_sentence(name, settings, message, tmp_path):
+    (tmp_path / f"{name}.csv").write_text(LABELS[name])
+    with pytest.raises(ConfigError, match=message) as caught:
+        compose(["experiment=fine_tune", f"prior.file={tmp_path}/{name}.csv", *settings])
+    assert len(caught.value.problems) == 1
+
+
+def test_a_class_of_one_row_is_labelled_only(tmp_path):
+    own_tables.frame(0, 100).assign(label=["a", *"bc" * 49, "b"]).to_csv(tmp_path / "rare.csv", index=False)
+    prior = build_prior("one_table", file=str(tmp_path / "rare.csv"))
+    for each in (prior, prior.for_validation(), prior.for_answer()):
+        tables = [each.sample(SPEC, seed) for seed in range(20)]
+        assert all(0 in table.plan.labelled and 0 not in table.plan.queries for table in tables)
