@@ -14,11 +14,13 @@ from sklearn.utils.validation import check_X_y
 
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.ensemble import Ensemble
+from tabicl_train.prediction.fine_tune import FineTune
 from tabicl_train.prediction.predict import predict_logits
 
 
 class TabICLClassifier(ClassifierMixin, Ensemble):
-    """Predicts the classes of rows from labelled rows, without training: `fit` only prepares the table.
+    """Predicts the classes of rows from labelled rows, without training: `fit` only prepares the table, unless it is to
+    fine-tune the network.
 
     model: a run directory, a checkpoint, an export (a public file or a hub folder), or a network
     n_estimators: size of the ensemble, whose logits are averaged; members differ in normalization, order of features
@@ -28,7 +30,8 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
     memory_gb: memory that predictions may take besides the network and the table (GiB), approximately; labelled rows
         are computed in one piece, so many of them may need more
     device: "cpu", "cuda" and so on; by default CUDA if available
-    random_state: seed of the ensemble
+    random_state: seed of the ensemble and of fine-tuning
+    fine_tune: how `fit` trains a copy of the network on the rows it is given; `fine_tuning_` then says what came of it
 
     X may be an array or a data frame, with numbers, booleans, times, strings, categories and missing values.
 
@@ -50,8 +53,9 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
         memory_gb: float = 4.0,
         device: str | None = None,
         random_state: int | None = 0,
+        fine_tune: FineTune | None = None,
     ):
-        super().__init__(model, n_estimators, norm_methods, memory_gb, device, random_state)
+        super().__init__(model, n_estimators, norm_methods, memory_gb, device, random_state, fine_tune)
         self.softmax_temperature = softmax_temperature
 
     def fit(self, X: Any, y: Any) -> TabICLClassifier:
@@ -86,6 +90,11 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
             of_views = logits.unflatten(0, (len(views), -1)).double().cpu().numpy()  # (views, query rows, C)
             total += sum(np.roll(one, -view.shift, axis=-1) for one, view in zip(of_views, views, strict=True))
         return torch.softmax(torch.from_numpy(total / len(self.views_)), dim=-1).numpy()
+
+    def _losses(self, X: pd.DataFrame, y: np.ndarray) -> np.ndarray:
+        """Cross entropy of rows (rows,); y: their numbers in `classes_`"""
+        p = self.predict_proba(X)[np.arange(len(y)), y]
+        return -np.log(np.maximum(p, np.finfo(float).tiny))
 
     def _check_parameters(self) -> None:
         super()._check_parameters()

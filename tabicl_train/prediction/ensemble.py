@@ -18,6 +18,7 @@ from priors.real.features import FeatureEncoder
 from priors.real.views import NORM_METHODS, Normalizer, View, draw_views
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
+from tabicl_train.prediction.fine_tune import FineTune, fine_tune
 
 EMBEDDINGS_PER_TOKEN = 16  # in float32, which a prediction has in memory; measured
 
@@ -33,6 +34,7 @@ class Ensemble(BaseEstimator):
         memory_gb: float = 4.0,
         device: str | None = None,
         random_state: int | None = 0,
+        fine_tune: FineTune | None = None,
     ):
         self.model = model
         self.n_estimators = n_estimators
@@ -40,9 +42,10 @@ class Ensemble(BaseEstimator):
         self.memory_gb = memory_gb
         self.device = device
         self.random_state = random_state
+        self.fine_tune = fine_tune
 
     def _prepare(self, X: pd.DataFrame, num_classes: int) -> None:
-        """Fit everything but the labels; a regressor has num_classes=0."""
+        """Fit everything but the labels, `y_`, which are known already; a regressor has num_classes=0."""
         self.network_ = load(self.model, regression=num_classes == 0).eval()
         self.encoder_ = FeatureEncoder(self.network_.config.missing_values).fit(X)
         self.X_ = self.encoder_.transform(X)
@@ -51,6 +54,7 @@ class Ensemble(BaseEstimator):
         self.views_ = draw_views(rng, self.n_estimators, self.norm_methods, self.X_.shape[1], num_classes)
         self.device_ = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.network_.to(self.device_)
+        self.fine_tuning_ = None if self.fine_tune is None else fine_tune(self, self.fine_tune, X)
 
     def _numbers(self, X: Any) -> np.ndarray:
         """Query rows as numbers, float64 (rows, features), NaN where missing if the network sees that; called by the

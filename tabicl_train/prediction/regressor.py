@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_consistent_length, column_or_1d
 
 from priors.real.target_scale import TargetScale
+from tabicl_train.model.quantiles import levels, pinball
 from tabicl_train.prediction.ensemble import Ensemble
 from tabicl_train.prediction.predict import quantile_parts
 
@@ -22,7 +24,8 @@ PART = 2**17  # values that are sorted and averaged at a time: 1 MB in float64 s
 
 
 class TabICLRegressor(RegressorMixin, Ensemble):
-    """Predicts a number for each row from labelled rows, without training: `fit` only prepares the table.
+    """Predicts a number for each row from labelled rows, without training: `fit` only prepares the table, unless it is
+    to fine-tune the network.
 
     The parameters are those of TabICLClassifier, without softmax_temperature. X may be what it may be there.
 
@@ -74,6 +77,11 @@ class TabICLRegressor(RegressorMixin, Ensemble):
         if not 0 < coverage < 1:
             raise ValueError(f"coverage is {coverage}; it must lie between 0 and 1")
         return self._at(self._numbers(X), [(1 - coverage) / 2, (1 + coverage) / 2])
+
+    def _losses(self, X: pd.DataFrame, y: np.ndarray) -> np.ndarray:
+        """Pinball loss of the network's own levels (rows,), in units of y (rows,)"""
+        a = levels(self.network_.config.outputs).double().numpy()
+        return pinball(torch.from_numpy(self.predict_quantiles(X, a.tolist())), torch.from_numpy(y)).double().numpy()
 
     def _at(self, numbers: np.ndarray, levels: Sequence[float]) -> np.ndarray:
         a = np.asarray(levels, dtype=float)

