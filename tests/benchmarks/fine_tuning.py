@@ -15,7 +15,7 @@ The CSV file gets a row per task as it finishes, and a second call goes on with 
     ours_most, client_most              upper bound of the gain, one-sided, 99 %: below 0 is worse than the start
     ours_seconds, client_seconds, ours_kept_start
 
-The defaults were chosen on other tasks: bank_wages_job, ais_sport, math_level, stagec_progress and hsb2_prog.
+The defaults were chosen on other tasks: bank_wages_job, ais_sport, math_level, stagec_progress and chile_vote.
 """
 
 import csv
