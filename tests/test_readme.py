@@ -50,6 +50,7 @@ LESS = {
     "tabicl-train experiment=demo": TRAIN_LESS,
     "tabicl-train experiment=demo_long": TRAIN_LESS,
     "tabicl-train experiment=demo_regression": TRAIN_LESS,
+    "tabicl-train experiment=own_tables": TRAIN_LESS,
     "tabicl-train experiment=fine_tune": ["trainer.max_steps=2", "validation.rows=[64]", "validation.tables=1"],
     "tabicl-train experiment=": ["--cfg", "job"],  # larger models: the settings are checked, and nothing is trained
     "tabicl-submit": ["trainer.max_steps=2"],

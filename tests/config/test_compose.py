@@ -11,8 +11,8 @@ from tabicl_train.model.config import TabICLConfig
 GROUPS = sorted(d.name for d in CONFIG_DIR.iterdir() if d.is_dir() and d.name != "sweep")  # in tests/sweep/test_plan.py
 CHOICES = [(g, f.stem) for g in GROUPS for f in sorted((CONFIG_DIR / g).glob("*.yaml"))]
 # They do not compose without tables: their own tests have some.
-for group, name in (("prior", "disk"), ("prior", "tables"), ("prior", "one_table"), ("experiment", "fine_tune")):
-    CHOICES.remove((group, name))
+for choice in ("prior/disk", "prior/tables", "prior/one_table", "experiment/fine_tune", "experiment/own_tables"):
+    CHOICES.remove(tuple(choice.split("/")))
 NEEDS = {"sequence": "curriculum=sequences", "linear_functions": "model.max_classes=0"}  # by the start of a choice
 
 
