@@ -31,6 +31,7 @@ PRIORS = {
     "mix_scm": ("mix_scm", {}),
     "needle": ("needle", {}),
     "tables": ("tables", {"folder": own_tables.shared(), "held_out": 0.0}),
+    "one_table": ("one_table", {"file": f"{own_tables.shared()}/table0.csv", "target": "size"}),
     "quantifiers": ("quantifiers", {"undecided": True}),
     "linear_functions": ("linear_functions", {}),
 }
