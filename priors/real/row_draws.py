@@ -77,7 +77,7 @@ class Rows:
             y=torch.from_numpy(self.target(rows, len(labelled), view)),
             train_size=len(labelled),
             num_classes=self.num_classes,
-            plan=RowPlan(labelled, queries, view),
+            plan=RowPlan(labelled, queries, view, self.num_classes),
             missing=float(frame.isna().to_numpy().mean()),
         )
 
@@ -96,15 +96,20 @@ class Rows:
 
 @dataclass
 class RowPlan:
-    """What was drawn: numbers of the labelled rows and of the query rows, and how they are seen."""
+    """What was drawn: numbers of the labelled rows and of the query rows, and how they are seen.
+
+    num_classes: 0 if the target is a number
+    """
 
     labelled: np.ndarray
     queries: np.ndarray
     view: View
+    num_classes: int
 
     def __str__(self) -> str:
         rows = f"{len(self.labelled)} labelled rows, {len(self.queries)} query rows"
-        return f"{rows}, {len(self.view.features)} columns, normalization {self.view.norm_method}"
+        target = f"{self.num_classes} classes" if self.num_classes else "numeric target"
+        return f"{rows}, {len(self.view.features)} columns, normalization {self.view.norm_method}; {target}"
 
 
 def draw_rows(
