@@ -85,7 +85,7 @@ class FineTune(BaseEstimator):
     def check(self) -> None:
         """Raise ValueError with everything wrong with the parameters."""
         parts = TabICL.parts
-        count = (lambda number: isinstance(number, Integral) and number >= 1, "a whole number, at least 1")
+        count = (lambda number: number >= 1 and isinstance(number, Integral), "a whole number, at least 1")
         bounds: dict[str, tuple[Callable[[Any], bool], str]] = {
             "learning_rate": (lambda rate: 0 < rate < math.inf, "a number above 0"),
             "max_steps": count,
@@ -99,7 +99,7 @@ class FineTune(BaseEstimator):
             "selection": (lambda share: 0 < share < 1, "a number between 0 and 1"),
             "answer": (lambda share: 0 <= share < 1, "a number in [0, 1)"),
             "max_rows": (
-                lambda rows: isinstance(rows, Integral) and rows >= MIN_ROWS,
+                lambda rows: rows >= MIN_ROWS and isinstance(rows, Integral),
                 f"a whole number, at least {MIN_ROWS}",
             ),
         }
