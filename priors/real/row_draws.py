@@ -172,7 +172,7 @@ def split_by_content(
         if share > 0 and len(found) < fewest:
             raise PriorError(
                 f"{len(found)} of the {len(sides)} rows are for {purpose}, where at least {fewest} are needed: "
-                "use more rows or other shares"
+                "use more rows or other shares; copies of a row are all on one side"
             )
     return training, selected, answering
 

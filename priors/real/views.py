@@ -6,15 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from sklearn.preprocessing import FunctionTransformer, PowerTransformer, QuantileTransformer, StandardScaler
+from sklearn.preprocessing import FunctionTransformer, QuantileTransformer, StandardScaler
 
 from priors.finish import MIN_STD, OUTLIER_STDS  # real tables are clamped as synthetic ones are
+from priors.real.yeo_johnson import YeoJohnson
 
 TINY = 1e-150  # smaller numbers count as 0
 
 NORM_METHODS: dict[str, Callable] = {  # from the number of labelled rows
     "none": lambda rows: FunctionTransformer(),
-    "power": lambda rows: PowerTransformer(standardize=False),
+    "power": lambda rows: YeoJohnson(),
     "quantile": lambda rows: QuantileTransformer(n_quantiles=min(rows, 1000), output_distribution="normal"),
 }
 

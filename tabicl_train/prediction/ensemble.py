@@ -54,7 +54,9 @@ class Ensemble(BaseEstimator):
         self.views_ = draw_views(rng, self.n_estimators, self.norm_methods, self.X_.shape[1], num_classes)
         self.device_ = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.network_.to(self.device_)
-        self.fine_tuning_ = None if self.fine_tune is None else fine_tune(self, self.fine_tune, X)
+        self.fine_tuning_ = None  # also if fine-tuning is interrupted
+        if self.fine_tune is not None:
+            self.fine_tuning_ = fine_tune(self, self.fine_tune, X)
 
     def _numbers(self, X: Any) -> np.ndarray:
         """Query rows as numbers, float64 (rows, features), NaN where missing if the network sees that; called by the
@@ -100,6 +102,10 @@ class Ensemble(BaseEstimator):
             raise ValueError(f"norm_methods is {self.norm_methods!r}; it must hold some of {', '.join(NORM_METHODS)}")
         if not self.memory_gb > 0:
             raise ValueError(f"memory_gb is {self.memory_gb}; it must be above 0")
+        if not isinstance(self.fine_tune, FineTune | None):
+            raise TypeError(f"fine_tune is {self.fine_tune!r}; it must be None or FineTune(...), with its options")
+        if self.fine_tune is not None:
+            self.fine_tune.check()
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()

@@ -9,7 +9,10 @@ import copy
 import math
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -82,25 +85,33 @@ class FineTune(BaseEstimator):
     def check(self) -> None:
         """Raise ValueError with everything wrong with the parameters."""
         parts = TabICL.parts
-        bounds = {
-            "learning_rate": (0 < self.learning_rate < math.inf, "above 0"),
-            "max_steps": (self.max_steps >= 1, "at least 1"),
-            "max_minutes": (self.max_minutes > 0, "above 0"),
-            "every": (self.every >= 1, "at least 1"),
-            "patience": (self.patience >= 1, "at least 1"),
+        count = (lambda number: number >= 1 and isinstance(number, Integral), "a whole number, at least 1")
+        bounds: dict[str, tuple[Callable[[Any], bool], str]] = {
+            "learning_rate": (lambda rate: 0 < rate < math.inf, "a number above 0"),
+            "max_steps": count,
+            "max_minutes": (lambda minutes: minutes > 0, "a number above 0"),
+            "every": count,
+            "patience": count,
             "frozen": (
-                not isinstance(self.frozen, str) and set(self.frozen) < parts.keys(),
+                lambda names: not isinstance(names, str) and set(names) < parts.keys(),
                 f"a tuple of some of {', '.join(parts)}, but not of all of them",
             ),
-            "selection": (0 < self.selection < 1, "between 0 and 1"),
-            "answer": (0 <= self.answer < 1, "in [0, 1)"),
-            "max_rows": (self.max_rows >= MIN_ROWS, f"at least {MIN_ROWS}"),
+            "selection": (lambda share: 0 < share < 1, "a number between 0 and 1"),
+            "answer": (lambda share: 0 <= share < 1, "a number in [0, 1)"),
+            "max_rows": (
+                lambda rows: rows >= MIN_ROWS and isinstance(rows, Integral),
+                f"a whole number, at least {MIN_ROWS}",
+            ),
         }
-        problems = [
-            f"fine_tune: {name} is {getattr(self, name)!r}; it must be {bound}"
-            for name, (is_right, bound) in bounds.items()
-            if not is_right
-        ]
+        problems = []
+        for name, (is_right, bound) in bounds.items():
+            value = getattr(self, name)
+            try:
+                if is_right(value):
+                    continue
+            except TypeError:  # it is not of the kind that can be compared
+                pass
+            problems.append(f"fine_tune: {name} is {value!r}; it must be {bound}")
         if not problems and self.selection + self.answer >= 1:
             problems.append("fine_tune: selection and answer leave no rows for training")
         if problems:
@@ -136,10 +147,9 @@ class FineTuning:
 def fine_tune(estimator: BaseEstimator, options: FineTune, X: pd.DataFrame) -> FineTuning:
     """Train the network of a TabICLClassifier or TabICLRegressor that is fitted on X but for this.
 
-    Raises ValueError for wrong parameters, more classes than the network has, and rows too few or too much alike.
+    Raises ValueError for more classes than the network has, and rows too few or too much alike.
     """
     network, y = estimator.network_, estimator.y_
-    options.check()
     num_classes = 0 if network.config.is_regression else int(y.max()) + 1
     if num_classes > network.config.max_classes:
         raise ValueError(
@@ -180,30 +190,32 @@ def search(
     before = judge.losses(selected)
     weights, best, lowest, since = copy.deepcopy(network.state_dict()), None, float(before.mean()), 0
     history, ended_by = [Check(0, lowest, clock() - started)], "steps"
-    with tqdm(total=options.max_steps, unit="step", desc="fine-tuning", disable=None) as bar:
-        for step in range(1, options.max_steps + 1):
-            if not trainer.step(step):
-                ended_by = "loss"
-                break
-            bar.update()
-            is_late = clock() - started >= 60 * options.max_minutes
-            if not (step % options.every == 0 or step == options.max_steps or is_late):
-                continue
-            losses = judge.losses(selected)
-            loss = float(losses.mean())
-            history.append(Check(step, loss, clock() - started))
-            bar.set_postfix_str(f"loss {loss:.4f} (start {history[0].loss:.4f})")
-            if not np.isfinite(loss):
-                ended_by = "loss"
-                break
-            since = since + 1 if loss >= lowest else 0
-            lowest = min(lowest, loss)
-            if gain(before, losses).is_likely and (best is None or loss < best.mean()):
-                weights, best = copy.deepcopy(network.state_dict()), losses
-            if is_late or since == options.patience:
-                ended_by = "time" if is_late else "patience"
-                break
-    network.load_state_dict(weights)
+    try:
+        with tqdm(total=options.max_steps, unit="step", desc="fine-tuning", disable=None) as bar:
+            for step in range(1, options.max_steps + 1):
+                if not trainer.step(step):
+                    ended_by = "loss"
+                    break
+                bar.update()
+                is_late = clock() - started >= 60 * options.max_minutes
+                if not (step % options.every == 0 or step == options.max_steps or is_late):
+                    continue
+                losses = judge.losses(selected)
+                loss = float(losses.mean())
+                history.append(Check(step, loss, clock() - started))
+                bar.set_postfix_str(f"loss {loss:.4f} (start {history[0].loss:.4f})")
+                if not np.isfinite(loss):
+                    ended_by = "loss"
+                    break
+                since = since + 1 if loss >= lowest else 0
+                lowest = min(lowest, loss)
+                if gain(before, losses).is_likely and (best is None or loss < best.mean()):
+                    weights, best = copy.deepcopy(network.state_dict()), losses
+                if is_late or since == options.patience:
+                    ended_by = "time" if is_late else "patience"
+                    break
+    finally:  # if it is interrupted, the estimator predicts all the same, and not with half-trained weights
+        network.load_state_dict(weights)
     return history, ended_by, before, best
 
 
@@ -256,6 +268,7 @@ class Trainer:
         N, M = self.num_rows, self.rows.X.shape[1]
         return 4 * self.network.kept_values(self.network.config, N, round(N * LABELLED[1]), M, recomputed)
 
+    @torch.enable_grad()  # `fit` may be called where gradients are off
     def step(self, number: int) -> bool:
         """Take step `number`, from 1, if its loss and gradients are finite, and tell whether they are."""
         device, total = self.trained[0].device, 0.0

@@ -263,12 +263,17 @@ def test_gradients_do_not_depend_on_how_many_draws_go_through_the_network_togeth
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"learning_rate": 0.0}, "learning_rate is 0.0; it must be above 0"),
-        ({"max_steps": 0, "max_minutes": -1}, "max_steps is 0; .* max_minutes is -1; it must be above 0"),
+        ({"learning_rate": 0.0}, "learning_rate is 0.0; it must be a number above 0"),
+        ({"max_steps": 0, "max_minutes": -1}, "max_steps is 0; .* max_minutes is -1; it must be a number above 0"),
         ({"frozen": ("head",)}, r"frozen is \('head',\); it must be a tuple of some of column, row, icl"),
         ({"frozen": ("column", "row", "icl")}, "not of all"),
         ({"frozen": "icl"}, "it must be a tuple"),
         ({"selection": 0.5, "answer": 0.5}, "leave no rows for training"),
+        (
+            {"max_steps": 2.5, "every": None},
+            "max_steps is 2.5; .* every is None; it must be a whole number",
+        ),
+        ({"learning_rate": "1e-4"}, "learning_rate is '1e-4'; it must be a number above 0"),
         ({"selection": 0.95}, "rows are for training, where at least 10 are needed"),
     ],
 )
@@ -276,6 +281,39 @@ def test_wrong_parameters_are_told(options, message):
     X, y = rule()
     with pytest.raises(ValueError, match=message):
         tuned(X, y, **options)
+
+
+@pytest.mark.parametrize("wrong", [True, False, {"max_steps": 3}, FineTune])
+def test_options_of_another_type_are_told(wrong):
+    with pytest.raises(TypeError, match=r"fine_tune is .*; it must be None or FineTune\(\.\.\.\)"):
+        TabICLClassifier(NETWORK, fine_tune=wrong).fit(*rule())
+
+
+def test_an_interruption_leaves_the_best_weights_so_far(monkeypatch):
+    X, y = rule()
+    undisturbed, step = tuned(X, y, **LEARNS), Trainer.step
+    assert undisturbed.fine_tuning_.history[-1].step == 20
+
+    def interrupted(self, number):
+        if number == 25:
+            raise KeyboardInterrupt
+        return step(self, number)
+
+    monkeypatch.setattr(Trainer, "step", interrupted)
+    model = clone(undisturbed).set_params(model=NETWORK, fine_tune__max_steps=40)
+    model.fine_tuning_ = undisturbed.fine_tuning_  # of an earlier fit
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X, y)
+    assert equal(weights(model), weights(undisturbed))
+    assert model.fine_tuning_ is None
+
+
+def test_fit_where_gradients_are_off():
+    X, y = rule(60)
+    with torch.no_grad():
+        model = tuned(X, y)
+    assert model.fine_tuning_ is not None
+    assert model.fine_tuning_.history[1].loss != model.fine_tuning_.history[0].loss
 
 
 def test_tables_that_cannot_be_trained_on_are_told():

@@ -1,0 +1,49 @@
+"""The power transform, against scikit-learn's."""
+
+import warnings
+
+import numpy as np
+import pytest
+from sklearn.preprocessing import PowerTransformer, StandardScaler
+
+from priors.real.yeo_johnson import YeoJohnson, most_likely_power, parts, powered
+
+rng = np.random.default_rng(0)
+ROWS = 77
+COLUMNS = {
+    "normal": rng.normal(size=ROWS),
+    "skewed": rng.exponential(size=ROWS) ** 3,
+    "heavy tails": rng.standard_cauchy(ROWS) ** 3,
+    "two values": rng.integers(0, 2, ROWS) * 1.0,
+    "one value differs": (np.arange(ROWS) == 5) * 1.0,
+    "equal": np.full(ROWS, 0.1),
+    "gaps": np.where(rng.random(ROWS) < 0.3, np.nan, rng.exponential(size=ROWS)),
+    "hardly different": 1 + 1e-12 * rng.normal(size=ROWS),
+}
+SHAPES = {"scaled": lambda x: StandardScaler().fit_transform(x), "raw": abs, "negative": lambda x: -abs(x)}
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_it_is_scikit_learns_to_the_bit(column, shape):
+    x = SHAPES[shape](COLUMNS[column][:, None])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        peer = PowerTransformer(standardize=False).fit(x)
+        expected = peer.transform(np.concatenate([x, 3 * x]))
+    found = YeoJohnson().fit(x)
+    assert found.powers == list(peer.lambdas_)
+    assert np.array_equal(found.transform(np.concatenate([x, 3 * x])), expected, equal_nan=True)
+
+
+def test_powers_0_and_2_are_logarithms():
+    x = np.array([-3.0, -1.0, 0.0, 1.0, 3.0])
+    for power in (0.0, 2.0):
+        near = [powered(*parts(x), power + step) for step in (-1e-9, 1e-9)]
+        np.testing.assert_allclose(powered(*parts(x), power), np.mean(near, axis=0), atol=1e-7)
+    np.testing.assert_allclose(powered(*parts(x), 1.0), x)
+
+
+def test_logs_of_a_log_normal_column_are_found():
+    x = np.expm1(np.random.default_rng(0).normal(3, 0.5, 20_000))
+    assert abs(most_likely_power(x)) < 0.02
