@@ -10,11 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from priors.inspection.gallery import class_color, image, informative_columns, page
+from priors.inspection.gallery import image, informative_columns, page
 from priors.table import Table
 
 STRENGTHS = {"off": None, "weak": 0.15, "strong": 0.85}
-BINS = 60
+BINS = 30
+ABOUT = f"""<p>An option is the probability that a table is changed, such as <code>prior.realism.missing=0.3</code>;
+here it is 1. Weak and strong are <code>prior.realism.strength</code> {STRENGTHS["weak"]} and {STRENGTHS["strong"]}.
+Each line shows one table, unless a draw was rejected at one strength: then its pictures show different tables. The
+lists number columns as the prior computes them, before they are permuted.</p>"""
 
 
 def save_comparison(tables: dict[tuple[str, str], list[Table]], path: Path) -> None:
@@ -31,9 +35,10 @@ def save_comparison(tables: dict[tuple[str, str], list[Table]], path: Path) -> N
             for line in str(table.plan).splitlines()
             if line.startswith("realism: ")
         )
-        sections.append(f"<h2>{name}</h2><p>{text}</p>{image(draw(name, shown), name)}<ul>{plans}</ul>")
+        heading = f"<h2>prior.realism.{name}</h2><p>{text}</p>"
+        sections.append(f"{heading}{image(draw(name, shown), name)}<ul>{plans}</ul>")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page("Realism: off, weak and strong", "\n".join(sections)))
+    path.write_text(page("Realism: off, weak and strong", "\n".join([ABOUT, *sections])))
 
 
 def draw(name: str, shown: dict[str, list[Table]]) -> bytes:
@@ -44,13 +49,16 @@ def draw(name: str, shown: dict[str, list[Table]]) -> bytes:
     plot, _ = PICTURES[name]
     count = len(shown["off"])
     figure = Figure(figsize=(4.2 * len(shown), 2.6 * count), layout="constrained")
-    axes = figure.subplots(count, len(shown), squeeze=False)
+    axes = figure.subplots(count, len(shown), squeeze=False, sharey="row" if name == "shift" else "none")
     for i, same in enumerate(zip(*shown.values(), strict=True)):
         for ax, label, table in zip(axes[i], shown, same, strict=True):
             plot(ax, table, same[0], same[-1])
             ax.set_title(f"table {i}, {label}", fontsize=9)
             ax.tick_params(labelsize=7)
-            ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+            if name == "shift":
+                ax.set_xticks([1, 2], ["labelled", "query"])
+            else:
+                ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     buffer = io.BytesIO()
     figure.savefig(buffer, dpi=80)
     return buffer.getvalue()
@@ -65,30 +73,44 @@ def plot_gaps(ax: Any, table: Table, off: Table, strong: Table) -> None:
     ax.axhline(table.train_size - 0.5, color="tab:blue")
 
 
-def plot_changed_column(ax: Any, table: Table, off: Table, strong: Table) -> None:
-    """The column that differs most between off and strong."""
+def changed_column(table: Table, off: Table, strong: Table) -> tuple[np.ndarray, bool]:
+    """The column (N,) of a table that differs most between off and strong, and whether it does."""
     width = min(off.X.shape[1], strong.X.shape[1], table.X.shape[1])
-    column = int((off.X[:, :width] - strong.X[:, :width]).abs().mean(0).argmax())
-    ax.hist(table.X[:, column].numpy(), bins=BINS)
-    ax.set_xlabel(f"column {column}", fontsize=8)
+    changes = (off.X[:, :width] - strong.X[:, :width]).abs().mean(0)
+    return table.X[:, int(changes.argmax())].numpy(), bool(changes.max() > 0)
+
+
+def plot_tails(ax: Any, table: Table, off: Table, strong: Table) -> None:
+    """A histogram of the column that changes most, with one axis for all strengths."""
+    values, is_changed = changed_column(table, off, strong)
+    extent = max(float(np.abs(changed_column(other, off, strong)[0]).max()) for other in (off, strong))
+    ax.hist(values, bins=np.linspace(-extent, extent, BINS + 1))
+    note_unchanged(ax, is_changed)
+
+
+def plot_rounded(ax: Any, table: Table, off: Table, strong: Table) -> None:
+    """The values of the column that changes most, in ascending order."""
+    values, is_changed = changed_column(table, off, strong)
+    ax.plot(np.sort(values), ".", markersize=3)
+    note_unchanged(ax, is_changed)
+
+
+def note_unchanged(ax: Any, is_changed: bool) -> None:
+    if not is_changed:
+        ax.text(0.5, 0.9, "no numeric column was picked", ha="center", transform=ax.transAxes, color="tab:red")
 
 
 def plot_shifted_column(ax: Any, table: Table, off: Table, strong: Table) -> None:
-    """The column in which the means of labelled and query rows differ most."""
+    """The column in which the means of labelled and query rows differ most, as boxes of the two kinds of row."""
     means = strong.X[: strong.train_size].mean(0) - strong.X[strong.train_size :].mean(0)
-    column = int(means.abs().argmax())
-    values = table.X[:, column].numpy()
-    edges = np.linspace(values.min(), values.max(), 25)
-    for rows, label in ((slice(table.train_size), "labelled"), (slice(table.train_size, None), "query")):
-        ax.hist(values[rows], bins=edges, density=True, alpha=0.5, label=label)
-    ax.set_xlabel(f"column {column}", fontsize=8)
-    ax.legend(fontsize=7)
+    values = table.X[:, int(means[: table.X.shape[1]].abs().argmax())].numpy()
+    ax.boxplot([values[: table.train_size], values[table.train_size :]], widths=0.6)
 
 
 def plot_classes(ax: Any, table: Table, off: Table, strong: Table) -> None:
-    """Class frequencies."""
-    counts = np.bincount(table.y.numpy(), minlength=table.num_classes)
-    ax.bar(range(len(counts)), counts / counts.sum(), color=[class_color(c) for c in range(len(counts))])
+    """Class frequencies, the commonest first."""
+    counts = np.sort(np.bincount(table.y.numpy(), minlength=table.num_classes))[::-1]
+    ax.bar(range(1, len(counts) + 1), counts / counts.sum())
     ax.set_ylim(0, 1)
 
 
@@ -108,15 +130,30 @@ def plot_copies(ax: Any, table: Table, off: Table, strong: Table) -> None:
 PICTURES: dict[str, tuple[Callable, str]] = {
     "missing": (
         plot_gaps,
-        "All cells: rows from top to bottom, grey by value, gaps red. The blue line divides labelled from query rows.",
+        "Cells are missing: at random, by value, or in blocks. All cells, rows from top to bottom, are grey by value "
+        "and red where they are missing. The blue line divides labelled from query rows.",
     ),
-    "tails": (plot_changed_column, "Histogram of the column that changes most."),
-    "rounding": (plot_changed_column, "Histogram of the column that changes most."),
-    "shift": (plot_shifted_column, "The column in which labelled and query rows differ most."),
-    "imbalance": (plot_classes, "Class frequencies."),
+    "tails": (
+        plot_tails,
+        "A few values lie far from the others, on both sides or on one. Histogram of the column that changes most.",
+    ),
+    "rounding": (
+        plot_rounded,
+        "Many values are equal, as they are rounded. The values of the column that changes most, in ascending order: "
+        "equal values form a step.",
+    ),
+    "shift": (
+        plot_shifted_column,
+        "The rows to be predicted differ from the labelled ones. The column that shows it most: median, quartiles and "
+        "extremes of the labelled rows and of the query rows.",
+    ),
+    "imbalance": (
+        plot_classes,
+        "Common classes are commoner, rare ones rarer. Share of each class, the commonest first.",
+    ),
     "duplicates": (
         plot_copies,
-        "The two columns most informative about the target. Rows that equal another one, but for one value at most, "
-        "are red; labelled rows are dots, query rows crosses.",
+        "Rows are copies of others. The two columns most informative about the target: rows that equal another one, "
+        "but for one value at most, are red; labelled rows are dots, query rows crosses.",
     ),
 }

@@ -6,7 +6,7 @@ import numpy as np
 
 from priors.realism.raw import ranks, some_columns
 
-LOWEST_RATE, HIGHEST_RATE = 0.02, 0.5  # mean share of missing cells in a column with gaps, by strength
+LOWEST_RATE, HIGHEST_RATE = 0.02, 0.5  # mean share of missing cells in a column with gaps, by strength; blocks: at most
 MECHANISMS = ("at random", "by its own value", "by another value", "in blocks")
 STEEPEST = 4.0  # exponent of the rank at which the chance of a gap rises
 MOST_BLOCKS = 3
@@ -22,8 +22,9 @@ def draw_gaps(X: np.ndarray, train_size: int, strength: float, rng: np.random.Ge
     column_share = rng.uniform(0.2, 1.0)
     gaps = np.zeros(X.shape, bool)
     if mechanism == "in blocks":
-        for _ in range(rng.integers(1, MOST_BLOCKS + 1)):
-            length = max(1, round(len(X) * rate * rng.uniform(0.5, 1.5)))
+        blocks = rng.integers(1, MOST_BLOCKS + 1)
+        for _ in range(blocks):
+            length = max(1, round(len(X) * rate / blocks * rng.uniform(0.5, 1.5)))
             start = rng.integers(len(X) - length + 1)
             gaps[start : start + length, some_columns(X.shape[1], column_share, rng)] = True
     else:

@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 from joblib import Parallel, delayed
 from tqdm import tqdm
 
+from priors import build_prior
 from priors.prior import Prior
 from priors.storage.shards import SHARD_SIZE, Address, DamagedShard, Shard, check_spec, shard_path, write_shard
 from priors.table import PriorError, Table, TableSpec
@@ -153,6 +154,14 @@ def fill_shard(job: Job) -> Outcome:
     return Outcome(len(job.requests), bool(missing), damage)
 
 
+def completed(prior: str, stored: str) -> str:
+    """Options in the head of a shard, with the defaults of those that the prior has got since."""
+    try:
+        return json.dumps(asdict(build_prior(prior, **json.loads(stored))), sort_keys=True)
+    except (PriorError, TypeError, ValueError):
+        return stored
+
+
 def stored_tables(path: Path, head: dict[str, str]) -> tuple[dict[Address, tuple[TableSpec, Table]], str | None]:
     """The tables that the shard holds already; none if it is damaged, and then the damage.
 
@@ -164,7 +173,7 @@ def stored_tables(path: Path, head: dict[str, str]) -> tuple[dict[Address, tuple
         shard = Shard(path)
         for key, value in head.items():
             stored = shard.metadata.get(key)
-            if stored != value:
+            if stored != value and (key != "options" or completed(head["prior"], stored) != value):
                 raise PriorError(f"shard {path} belongs to another dump: its {key} is {stored}, not {value}")
         return {address: (shard.spec(address), shard.table(address)) for address in shard.addresses()}, None
     except DamagedShard as error:

@@ -145,7 +145,7 @@ class PriorOptions:
     """
 
     tables: int | None = None
-    """describe, gallery, realism, bench: number of tables, by default 200, 24, 3, and 10 in each round."""
+    """describe, gallery, realism, bench: number of tables, by default 200, 24, 6, and 10 in each round."""
     output: str | None = None
     """gallery: picture to write, FILE.png; realism: page to write, FILE.html; dump: folder to write to."""
     step: int = 0

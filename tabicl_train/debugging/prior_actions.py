@@ -77,7 +77,7 @@ def realism(config: RunConfig, args: Any) -> None:
         for label, strength in STRENGTHS.items():
             options = {} if strength is None else {name: 1.0, "strength": strength}
             changed = dataclasses.replace(config, prior=config.prior | {"realism": options})
-            tables[name, label] = [table for _, table in run_tables(changed, args.tables or 3, keeps_missing=True)]
+            tables[name, label] = [table for _, table in run_tables(changed, args.tables or 6, keeps_missing=True)]
     save_comparison(tables, path)
     print(path)
 

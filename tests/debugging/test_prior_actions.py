@@ -42,7 +42,7 @@ def test_realism_shows_every_option_at_three_strengths(model, tmp_path):
     result = command("prior", "realism", "experiment=smoke", "prior=mlp_scm", "tables=2", f"output={page}", *settings)
     assert result.returncode == 0, result.stderr
     text = page.read_text()
-    names = re.findall(r"<h2>(\w+)</h2>", text)
+    names = re.findall(r"<h2>prior\.realism\.(\w+)</h2>", text)
     assert names == [name for name in PICTURES if not (model and name == "imbalance")] and "http" not in text
     assert text.count("data:image/png;base64,") == len(names) and text.count("<li>weak, table 1: ") == len(names)
     assert text.count("<li>strong, table 0: ") == len(names) and "<li>off" not in text

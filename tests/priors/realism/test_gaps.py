@@ -69,6 +69,8 @@ def test_blocks_are_runs_of_rows():
     for gaps in drawn_by(MECHANISMS[3]):
         starts = (np.diff(gaps.astype(int), axis=0, prepend=0) == 1).sum(0)
         assert 1 <= starts.max() <= 3 and gaps.sum() / max(1, starts.sum()) > 20
+    strongest = np.array([gaps.mean(0).max() for gaps in drawn_by(MECHANISMS[3], strength=1.0)])
+    assert 0.25 < strongest.mean() < HIGHEST_RATE and strongest.max() <= 1.5 * HIGHEST_RATE
 
 
 @pytest.mark.parametrize("name", ["graph_scm", "mlp_scm", "tree_scm", "mix_scm"])

@@ -211,7 +211,9 @@ def test_tables_of_any_spec_and_options_are_valid(data):
     rows = data.draw(st.integers(20, 120))
     train_size = data.draw(st.integers(8, rows - 8))
     max_classes = data.draw(st.sampled_from([0, 2, 3, 6]))
-    spec = TableSpec(rows, train_size, data.draw(st.integers(1, 9)), max_classes, None, data.draw(st.booleans()))
+    spec = TableSpec(
+        rows, train_size, data.draw(st.integers(1, 9)), max_classes, keeps_missing=data.draw(st.booleans())
+    )
     options = {name: data.draw(st.sampled_from([0.0, 0.5, 1.0])) for name in OPTIONS}
     options["strength"] = data.draw(st.sampled_from([None, 0.0, 1.0]))
     table = build_prior(data.draw(st.sampled_from(["mlp_scm", "tree_scm"])), realism=options).sample(spec, 3)

@@ -160,6 +160,19 @@ def test_a_folder_holds_one_dump(prior, seed, shard_size, message, dumped):
     assert stamps(dumped) == before
 
 
+def test_options_that_a_dump_of_a_past_version_lacks_take_their_defaults(monkeypatch, tmp_path):
+    def without_realism(prior):
+        return {name: value for name, value in dataclasses.asdict(prior).items() if name != "realism"}
+
+    with monkeypatch.context() as past:
+        past.setattr("priors.storage.dump.asdict", without_realism)
+        dump(PRIOR, requests(0, 5), tmp_path, 4)
+    assert dump(PRIOR, requests(0, 12), tmp_path, 4) == Counter(kept=1, written=2)
+    assert_serves(tmp_path, requests(0, 12))
+    with pytest.raises(PriorError, match="belongs to another dump: its options is"):
+        dump(build_prior("mlp_scm", realism={"missing": 0.5}), requests(0, 12), tmp_path, 4)
+
+
 def test_errors_reach_the_caller_from_worker_processes(dumped, tmp_path):
     (address, spec), *_ = requests(1, 2)
     with pytest.raises(PriorError, match="impossible table: num_features is 0"):
