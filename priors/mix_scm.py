@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
@@ -95,24 +95,29 @@ class MixSCM(Prior):
     def for_answer(self) -> MixSCM:
         return self.with_priors({name: prior.for_answer() for name, prior in self.priors.items()})
 
+    @property
+    def kind_of_units(self) -> str:  # type: ignore[override]
+        return " and ".join(sorted({prior.kind_of_units for prior in self.priors.values()}))
+
     def units(self, table: Table) -> list[Hashable] | None:
         return None if table.source is None else self.priors[table.source[0]].units(table)
 
     def unfit(self, max_classes: int) -> list[str]:
         return [f"component {name}: {line}" for name, prior in self.priors.items() for line in prior.unfit(max_classes)]
 
-    def parts(self) -> dict[str, Prior]:
-        """Mixtures of the components that a run of these weights draws from."""
+    def parts(self, mixes: Collection[Mapping[str, float]] = ()) -> dict[str, Prior]:
         by_part: dict[str, dict[str, Prior]] = {}
         for name, prior in self.priors.items():
-            if self.components[name]["weight"]:
-                for part in prior.parts():
-                    by_part.setdefault(part, {})[name] = prior
+            for part in prior.parts():
+                by_part.setdefault(part, {})[name] = prior
         mixtures: dict[str, Prior] = {}
         for part, priors in by_part.items():
-            mixture = replace(self, components={name: self.components[name] for name in priors})
-            mixture.priors = priors
-            mixtures[part] = mixture
+            weights = {name: self.components[name]["weight"] for name in priors}
+            if not any(weights.values()):
+                weights = {name: float(any(mix.get(name) for mix in mixes)) for name in priors}
+            components = {name: {**self.components[name], "weight": share} for name, share in weights.items() if share}
+            if components:
+                mixtures[part] = self.with_priors({name: priors[name] for name in components}, components)
         return mixtures
 
     def usable(self, rows: int, numeric: bool) -> tuple[int, int] | None:

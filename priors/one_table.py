@@ -30,6 +30,7 @@ class OneTable(Prior):
     """
 
     numeric_targets = True
+    kind_of_units = "rows"
     side = TRAINING  # of the rows, that the queries are drawn from; see for_validation, for_answer
 
     file: str = ""

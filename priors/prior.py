@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -28,11 +28,13 @@ class Prior:
     numeric_targets: whether it also draws tables with a numeric target, which spec.max_classes = 0 asks for
     classes: whether it draws tables with classes
     raw: whether its columns and targets are tables as they are, in this order and on this scale
+    kind_of_units: what `units` are: tables, families of tables, or rows
     """
 
     numeric_targets: ClassVar[bool] = False
     classes: ClassVar[bool] = True
     raw: ClassVar[bool] = False
+    kind_of_units: ClassVar[str] = "tables"
 
     def problems(self) -> list[str]:
         """Everything wrong with the options, as messages for the user."""
@@ -80,8 +82,11 @@ class Prior:
         training nor validation draws."""
         return self
 
-    def parts(self) -> dict[str, Prior]:
-        """The priors of the synthetic tables and of those drawn from real ones, which are scored apart, by name."""
+    def parts(self, mixes: Collection[Mapping[str, float]] = ()) -> dict[str, Prior]:
+        """The priors of the synthetic tables and of those drawn from real ones, which are scored apart, by name.
+
+        mixes: the shares of stages; if no component of a part has a weight, those that a stage draws from have the same
+        """
         return {SYNTHETIC if self.fingerprint() is None else OWN: self}
 
     def units(self, table: Table) -> list[Hashable] | None:

@@ -133,6 +133,10 @@ class Tables(Prior):
         other.contents, other.side = self.contents, side
         return other
 
+    @property
+    def kind_of_units(self) -> str:  # type: ignore[override]
+        return "families" if any(task.family for task in self.tasks) else "tables"
+
     def units(self, table: Table) -> list[Hashable]:
         """The family of the table, or its file, for each query row."""
         return [table.plan.task.unit] * (len(table.y) - table.train_size)

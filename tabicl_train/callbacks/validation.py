@@ -271,15 +271,21 @@ class Validation(L.Callback):
 
     def is_best(self, step: int, scores: dict[str, float], results: list[Result]) -> bool:
         """Whether weights are the best so far: the first ones that are validated before the first step, and later ones
-        with a better score that is no luck, if it is a loss that can be compared unit by unit with the first ones'."""
+        with a better score that is no luck, if it is a loss that can be compared unit by unit with the first ones',
+        which are finite."""
         if step == 0:
             self.start_losses = self.deciding(results) if self.is_paired else None
             if self.start_losses is not None and len(self.start_losses) < 2:
-                tell("warning   a single held-out table or row tells no gain: the weights of the start stay the best")
+                tell(
+                    "warning   a single held-out table, family or row cannot show a gain, so the weights of the start "
+                    "stay the best ones; hold out more (prior.held_out)"
+                )
             return True
         if not is_better(scores, self.best_scores, self.settings.best):
             return False
-        return self.start_losses is None or paired(self.start_losses, self.deciding(results)).is_likely
+        if self.start_losses is None or not all(map(math.isfinite, self.start_losses.values())):
+            return True
+        return paired(self.start_losses, self.deciding(results)).is_likely
 
     def score_drawn(self, network: Network, module: Pretraining, part: tuple[str, StepItem]) -> Result:
         name, item = part

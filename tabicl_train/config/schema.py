@@ -239,7 +239,9 @@ class RunConfig:
         except priors.PriorError as error:
             problems.append(str(error) if str(error).startswith("prior ") else f"prior: {error}")
         else:
-            has_disk = self.prior["name"] == "disk" or (isinstance(prior, MixSCM) and prior.shares.get("disk"))
+            parts = self.curriculum.parts(prior)
+            mixtures = [part for part in parts.values() if isinstance(part, MixSCM)]
+            has_disk = self.prior["name"] == "disk" or any("disk" in mixture.priors for mixture in mixtures)
             if has_disk and self.validation.every and self.validation.rows:
                 problems.append("validation.rows must be [] with prior=disk, which only has the tables of steps")
             if self.model.is_regression and not prior.numeric_targets:
@@ -251,8 +253,9 @@ class RunConfig:
             problems += [f"curriculum.{line}" for line in self.curriculum.unserved(prior, is_regression)]
             if self.validation.every and self.validation.rows:
                 rows = max(self.validation.rows)
-                problems += long_enough("validation.rows", rows, prior.for_validation(), is_regression)
-                if (best := self.validation.best) != REAL and best not in (parts := prior.parts()):
+                for part in parts.values():
+                    problems += long_enough("validation.rows", rows, part.for_validation(), is_regression)
+                if (best := self.validation.best) != REAL and best not in parts:
                     problems.append(f"validation.best is {best!r}, but all tables of the prior are {next(iter(parts))}")
         no_start = self.init_weights is not None and not Path(self.init_weights).exists() and not self.has_checkpoint
         if no_start and is_first(self.trainer.nodes):  # which reads it for all

@@ -166,6 +166,10 @@ class CurriculumConfig:
             problems += [f"stages.{name}.{line}" for line in found]
         return problems
 
+    def parts(self, prior: Prior) -> dict[str, Prior]:
+        """The parts of a prior, see Prior.parts, from which the stages draw."""
+        return prior.parts([stage.mix for stage in self.stages.values()])
+
     def unserved(self, prior: Prior, is_regression: bool) -> list[str]:
         """What the stages ask of a prior that it does not have: shares of components, and real tables that are long
         enough for the longest tables."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection
 
 from tabicl_train.console import first_line
@@ -37,7 +38,9 @@ def closest(name: str, names: Collection[str]) -> list[str]:
 def wrong_type(key: str, error: Exception) -> str:
     """The message for a value that OmegaConf refuses."""
     reason = first_line(error.__cause__ or error)
-    if "ListConfig" in reason:
+    if reason == "Cannot merge DictConfig with ListConfig" or re.fullmatch(r"Cannot assign \w+ to Dict\[.*", reason):
+        reason = "it must be a mapping, such as {name: 1}"
+    elif "ListConfig" in reason:
         reason = "it must be a list, such as [1,2]"
     return f"{key}: {reason}"
 

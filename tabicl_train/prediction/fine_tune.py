@@ -169,7 +169,7 @@ def fine_tune(estimator: BaseEstimator, options: FineTune, X: pd.DataFrame) -> F
     if best is None:
         words = NO_GAIN
     elif unseen_before is not None:
-        words = answer(gain(unseen_before, judge.losses(answering)), True, len(answering), "rows")
+        words = answer(gain(unseen_before, judge.losses(answering)), len(answering), "rows")
     else:
         words = (
             f"better by {gain(before, best)} on the {len(selected)} rows by which the weights were chosen "

@@ -51,15 +51,23 @@ def gain(before: np.ndarray, after: np.ndarray) -> Gain:
     return Gain(mean, error, mean - half, mean + half)
 
 
-def answer(found: Gain, chosen: bool, count: int, units: str) -> str:
-    """The result of a training in words.
+def untold(found: Gain, units: str) -> str | None:
+    """Why there is no interval; None if there is one."""
+    if not math.isfinite(found.mean):
+        return "none, since the mean loss before or after the training is not finite"
+    if not math.isfinite(found.error):
+        return f"no clear gain: {found.mean:.4f}, on too few {units} for an interval"
+    return None
+
+
+def answer(found: Gain, count: int, units: str) -> str:
+    """The result of a training in words, if the selection preferred later weights to the first ones.
 
     found: on units that took no part in training and selection
-    chosen: whether the selection preferred later weights to the first ones
     units: what they are, such as "rows"
     """
-    if not chosen:
-        return NO_GAIN
+    if problem := untold(found, units):
+        return problem
     on = f"on {count} {units} that took no part in training or selection (mean loss, 95 % interval)"
     if found.low > 0:
         return f"better by {found} {on}"

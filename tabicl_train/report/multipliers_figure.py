@@ -47,6 +47,8 @@ def draw_layer(axes: Axes, scaling: pd.DataFrame, colors: ScalarMappable) -> Non
     segments = LineCollection(ends.reshape(-1, 2, 2), cmap=colors.cmap, norm=colors.norm, linewidth=0.9)
     segments.set_array(scaling["step"].to_numpy())
     axes.add_collection(segments)
+    points, colored = ends.reshape(-1, 2), scaling["step"].repeat(2)  # all there is where a step has a single n
+    axes.scatter(*points.T, c=colored, cmap=colors.cmap, norm=colors.norm, s=4)
     axes.set(xscale="log", ylim=(0, 1.08 * ends[:, [1, 3]].max()))
     axes.set_xlim(ends[:, 0].min() / 1.1, ends[:, 2].max() * 1.1)
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))

@@ -107,7 +107,8 @@ def draw_curves(axes: Axes, runs: Runs, column: str, smooth: bool = True) -> Non
 def draw_validation(runs: Runs) -> Figure:
     """Loss on held-out tables, of your own and synthetic ones, and ROC AUC or R2 on public real data, from
     validation.csv: means, and for a single run also every set of tables."""
-    scores = {score: name for score, name in REAL_SCORES.items() if any(score in rows for rows in runs.values())}
+    real = [of_kind(rows, REAL) for rows in runs.values()]
+    scores = {score: name for score, name in REAL_SCORES.items() if any(len(own) and score in own for own in real)}
     kinds = [kind for kind in (OWN, SYNTHETIC) if any(len(of_kind(rows, kind)) for rows in runs.values())]
     figure = Figure(figsize=(11, 3.6), layout="constrained")
     panels = list(figure.subplots(1, len(kinds) + len(scores), squeeze=False)[0])
@@ -115,8 +116,7 @@ def draw_validation(runs: Runs) -> Figure:
         draw_sets(axes, {name: of_kind(rows, kind) for name, rows in runs.items()}, "loss")
         label_steps(axes, f"loss on held-out {kind} tables")
     for axes, (score, title) in zip(panels[len(kinds) :], scores.items(), strict=True):
-        real = {name: of_kind(rows, REAL) for name, rows in runs.items() if score in rows}
-        draw_sets(axes, real, score)
+        draw_sets(axes, {name: of_kind(rows, REAL) for name, rows in runs.items() if score in rows}, score)
         label_steps(axes, f"{title} on real data")
     return figure
 

@@ -85,8 +85,10 @@ class TablesSeen:
             return None
         epochs = {table: rows / size for _, table, size, _, rows in entries if table}
         most = max(epochs, key=epochs.__getitem__)
-        text = f"{statistics.median(epochs.values()):.3g} epochs over the median table"
-        text += f", {epochs[most]:.3g} over the most drawn: {most}"
+        text = f"{epochs[most]:.3g} epochs over {most}"
+        if len(epochs) > 1:
+            text = f"{statistics.median(epochs.values()):.3g} epochs over the median table"
+            text += f", {epochs[most]:.3g} over the most drawn: {most}"
         if isinstance(self.prior, MixSCM):
             share = sum(draws for _, table, _, draws, _ in entries if table) / drawn
             text = f"{share:.0%} real tables (asked for {self.asked(self.prior, steps):.0%}), {text}"

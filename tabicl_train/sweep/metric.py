@@ -46,7 +46,7 @@ def problem(metric: str, config: RunConfig) -> str | None:
         return None if settings.real_rows else f"metric is {metric!r}, but validation.real_rows is 0"
     if not settings.rows:
         return f"metric is {metric!r}, but validation.rows is [], which leaves held-out tables out"
-    if kind not in build_prior(config).parts():
+    if kind not in config.curriculum.parts(build_prior(config)):
         return f"metric is {metric!r}, but prior={config.prior['name']} draws no such tables"
     return None
 

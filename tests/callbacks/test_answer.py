@@ -1,6 +1,7 @@
 """Runs that start from weights: the best ones are never below the start, and the run says what they have gained."""
 
 import json
+import math
 import signal
 from pathlib import Path
 from unittest import mock
@@ -15,7 +16,8 @@ from runs import assert_same_state, read
 from scipy import stats
 
 from priors.table import TableSpec
-from tabicl_train.callbacks.held_out.draws import answer_streams
+from tabicl_train import train as training
+from tabicl_train.callbacks.held_out.draws import answer_streams, unit_losses
 from tabicl_train.callbacks.preemption import Preemption
 from tabicl_train.model.pack import Pack
 from tabicl_train.prediction.export import load_checkpoint, load_network
@@ -90,11 +92,10 @@ def test_a_run_that_gets_worse_keeps_the_weights_it_started_from(folder, tmp_pat
     _, start = load_checkpoint(str(folder / "start"))
     for name in ("best", "start"):
         assert_same_state(load_checkpoint(str(tmp_path / f"run/checkpoints/{name}.ckpt"))[1], start)
-    assert answer_of(tmp_path / "run") == {
-        "step": 8, "best_step": 0, "sentences": ["no gain: the weights you started from are returned"], "parts": {}
-    }  # fmt: skip
     *_, answer, command = capfd.readouterr().err.splitlines()
-    assert answer == "answer    no gain: the weights you started from are returned"
+    words = "no gain found: the weights you started from stay the best ones"
+    assert answer == f"answer    {words}"
+    assert answer_of(tmp_path / "run") == {"step": 8, "best_step": 0, "sentences": [words], "parts": {}}
     export = f"tabicl-export checkpoint={tmp_path}/run output={tmp_path}/run/best.ckpt weights=best"
     assert command == f"          the best weights are those of step 0: {export}"
 
@@ -135,9 +136,37 @@ def test_a_better_mean_alone_does_not_replace_the_start(folder, tmp_path):
     assert min(losses) < losses[0] and answer_of(tmp_path / "run")["best_step"] == 0
 
 
+def test_a_start_whose_loss_is_not_finite_is_replaced_by_weights_whose_loss_is(folder, tmp_path, capfd):
+    first = iter([math.inf])
+
+    def losses(losses):
+        found = unit_losses(losses)
+        return dict.fromkeys(found, next(first, 1.0))
+
+    with mock.patch("tabicl_train.callbacks.validation.unit_losses", losses):
+        run(tmp_path / "run", "trainer.max_steps=4", *GAINS, f"init_weights={folder}/start")
+    assert answer_of(tmp_path / "run")["best_step"] > 0
+
+    def not_finite(losses):
+        return dict.fromkeys(unit_losses(losses), math.nan)
+
+    capfd.readouterr()
+    (tmp_path / "run/answer.json").unlink()
+    with mock.patch("tabicl_train.callbacks.held_out.answer.unit_losses", not_finite):
+        run(tmp_path / "run", "trainer.max_steps=4", *GAINS, f"init_weights={folder}/start")
+    words = "own rows: none, since the mean loss before or after the training is not finite"
+    assert f"answer    {words}" in capfd.readouterr().err
+    own = answer_of(tmp_path / "run")["parts"]["own"]
+    assert own["gain"] is own["start"] is own["low"] is None
+
+
 def test_a_time_limit_gives_an_answer_and_a_signal_leaves_it_to_the_next_start(folder, tmp_path, capfd):
     settings = [*GAINS, f"init_weights={folder}/start"]
     limit = At(7, lambda stop: setattr(stop, "limit", 0.0))
+    config = configured(tmp_path / "early", *settings, "trainer.max_hours=1e-9")
+    with installed():
+        assert training.train(config) == "preempted"
+    assert "answer    none yet, since the run has ended before its first validation" in capfd.readouterr().err
     assert run(tmp_path / "run", *settings, callbacks=(limit,)) == "preempted"
     assert answer_of(tmp_path / "run")["step"] == 7
     asked = At(12, lambda stop: stop.notice(signal.SIGTERM, 0.0))

@@ -9,6 +9,7 @@ import torch
 
 from priors import PriorError, TableSpec, build_prior
 from priors.random import STREAM_VERSION
+from tabicl_train.callbacks.held_out.draws import answer_streams, held_out_streams
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior as build_configured
 from tabicl_train.config.schema import flatten
@@ -161,6 +162,8 @@ def test_a_stage_has_shares_of_its_own():
             "the share of tree_scm is -1.0; it must be a number, 0 or more; 'nope' is no component",
         ),
         ("{tree_scm:0}", "mix is {'tree_scm': 0.0}; at least one share must be positive"),
+        ("[1]", "it must be a mapping, such as {name: 1}"),
+        ("3", "it must be a mapping, such as {name: 1}"),
         ("{tree_scm:much}", "Value 'much' of type 'str' could not be converted to Float"),
     ],
 )
@@ -180,6 +183,29 @@ def test_a_stage_without_real_tables_needs_no_long_one(tmp_path):
         compose(["experiment=smoke", "prior=mix_scm", *real])
     config = compose(["experiment=smoke", "prior=mix_scm", *real, f"{STAGE}.mix={{mlp_scm:1}}"])
     assert config.curriculum.usable_tables(build_configured(config), False) == []
+
+
+@pytest.mark.parametrize("name", ["tables", "one_table"])
+def test_real_tables_that_only_a_stage_draws_are_validated(tmp_path, name):
+    folder = own_tables.write(tmp_path / "tables", 8)
+    place = f"file={folder}/table0.csv" if name == "one_table" else f"folder={folder}"
+    real = [f"+prior.components.{name}.weight=0", f"+prior.components.{name}.{place}", "validation.every=5"]
+    real += ["validation.rows=[60]", "validation.best=own"]
+    if name == "tables":
+        real += ["+prior.components.tables.held_out=0.5"]
+    with pytest.raises(ConfigError, match=r"best is 'own', but all tables of the prior are synthetic"):
+        compose(["experiment=smoke", "prior=mix_scm", *real])
+    real += [f"{STAGE}.mix={{{name}:3,mlp_scm:1}}"]
+    config = compose(["experiment=smoke", "prior=mix_scm", *real])
+    for streams in (held_out_streams(config), answer_streams(config)):
+        assert sorted(streams) == ["own", "synthetic"]
+        assert list(streams["own"].prior.priors) == [name]
+        assert streams["synthetic"].prior.shares == pytest.approx({"mlp_scm": 0.7, "tree_scm": 0.3})
+    (item,) = held_out_streams(config)["own"]
+    assert {source[0] for source, _ in item.sources} == {name}
+    if name == "tables":
+        with pytest.raises(ConfigError, match="none is held out"):
+            compose(["experiment=smoke", "prior=mix_scm", *real, "prior.components.tables.held_out=0"])
 
 
 def test_the_shares_of_a_stage_may_change_until_it_starts():

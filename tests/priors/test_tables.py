@@ -253,12 +253,28 @@ def test_a_changed_file_stops_the_draws(folder):
     assert all(same(prior.sample(SPEC, seed), table) for seed, table in enumerate(before))
     for path in folder.glob("*.csv"):
         path.write_text(path.read_text().replace("yes", "YES"))
-    with pytest.raises(PriorError, match=r"tables/table\d.csv has changed since it was indexed"):
+    with pytest.raises(
+        PriorError, match=r"tables/table\d.csv has changed since it was indexed, .*: restore it, or begin"
+    ):
         prior.sample(SPEC, 0)
     for path in folder.glob("*.csv"):
         path.unlink()
     with pytest.raises(PriorError, match=r"tables/table\d.csv cannot be read any more: .*No such file"):
         prior.sample(SPEC, 0)
+
+
+def test_a_change_that_the_index_cannot_see_is_told(folder):
+    prior = prior_of(folder)
+    for path in folder.glob("*.csv"):
+        state = path.stat()
+        path.write_text(path.read_text().replace("yes", "YES"))
+        os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    for each in (prior, prior_of(folder)):
+        with pytest.raises(PriorError, match="restore it, or `touch` it and begin another run"):
+            each.sample(SPEC, 0)
+    for path in folder.glob("*.csv"):
+        path.touch()
+    assert prior_of(folder).sample(SPEC, 0)
 
 
 def test_memory_for_tables_is_bounded(folder):

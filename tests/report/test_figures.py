@@ -46,7 +46,8 @@ def test_multipliers_are_lines_from_the_smallest_to_the_largest_n(run_dir):
     panels = [axes for axes in draw_multipliers(pd.read_csv(run_dir / "scaling.csv")).axes if axes.get_title()]
     assert [axes.get_title() for axes in panels] == ["column.0", "icl.0"]
     for axes in panels:
-        (lines,) = axes.collections
+        lines, points = axes.collections
+        assert len(points.get_offsets()) == 2 * len(lines.get_segments())
         segments, steps = lines.get_segments(), lines.get_array()
         assert len(segments) > 100 and steps[0] == 1 and steps[-1] == 160
         for (start, end), step in zip(segments, steps, strict=True):

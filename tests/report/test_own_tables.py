@@ -43,6 +43,8 @@ def test_own_synthetic_and_public_tables_are_told_apart(folder):
     assert [axes.get_title() for axes in panels] == [
         "loss on held-out own tables", "loss on held-out synthetic tables", "ROC AUC on real data"
     ]  # fmt: skip
+    without = draw_validation({"run": rows[rows["data"] != "iris"]}).axes
+    assert [axes.get_title() for axes in without] == [axes.get_title() for axes in panels[:2]]
     labels = [[line.get_label() for line in axes.lines] for axes in panels]
     assert labels == [["40 rows", "64 rows", "mean"], ["64 rows", "mean"], ["iris", "mean"]]
     assert [curve(folder, f"{kind}/loss")[-1] for kind in ("own", "synthetic", "real")] == [

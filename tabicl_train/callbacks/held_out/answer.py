@@ -7,8 +7,8 @@ answer.json:
 step, best_step  optimiser steps done; those after which the best weights were saved, 0 if no later ones were better
 sentences        what `tabicl-train` prints and `tabicl-report` shows
 parts            by the parts of the prior, "own" and "synthetic": mean loss of the units at the start and of the best
-                 weights, the gain with its standard error and 95 % interval (null for a single unit), the number of
-                 units, and what they are: rows or tables
+                 weights, the gain with its standard error and 95 % interval (null for a single unit, or if not
+                 finite), the number of units, and what they are: rows, tables or families of tables
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ import torch
 from torch import Tensor
 
 from priors import PriorError
-from tabicl_train.callbacks.held_out.draws import answer_streams, name_of_units, score_item, unit_losses
+from tabicl_train.callbacks.held_out.draws import answer_streams, score_item, unit_losses
 from tabicl_train.callbacks.held_out.selection import BEST, paired, start_weights
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.console import first_line, tell
 from tabicl_train.model.families import family_of
 from tabicl_train.module import Pretraining
 from tabicl_train.prediction.export import tensors_of
-from tabicl_train.prediction.gain import NO_GAIN, Gain, answer
+from tabicl_train.prediction.gain import Gain, answer, untold
 from tabicl_train.processes.signals import Stop
 from tabicl_train.run_dir.checkpoint import DamagedCheckpoint, read
 from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem
 
 NAME = "answer.json"
+NO_GAIN = "no gain found: the weights you started from stay the best ones"
 
 
 class Interrupted(Exception):
@@ -61,6 +62,9 @@ class Answer:
         if not self.is_due:
             return True
         path = self.records.folder / BEST
+        if not path.exists() and not self.records.rows("validation.csv"):
+            tell("answer    none yet, since the run has ended before its first validation")
+            return True
         try:
             best = read(path)
         except (DamagedCheckpoint, OSError) as error:
@@ -98,11 +102,13 @@ class Answer:
                 sentences.append(f"{part} tables: none, since none are held out for it")
                 continue
             before, after = (self.losses(weights, items) for weights in (start, best))
-            found, units = paired(before, after), name_of_units(items)
-            means = {"start": statistics.fmean(before.values()), "best": statistics.fmean(after.values())}
-            parts[part] = {"units": len(before), "of": units, **means, **numbers(found)}
-            words = answer(found, True, len(before), units) if part == judged else change(found, len(before), units)
-            sentences.append(f"{part} {units}: {words}")
+            found, units = paired(before, after), stream.prior.kind_of_units
+            means = {name: statistics.fmean(losses.values()) for name, losses in (("start", before), ("best", after))}
+            values = {**means, "gain": found.mean, "error": found.error, "low": found.low, "high": found.high}
+            finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+            parts[part] = {"units": len(before), "of": units, **finite}
+            words = answer(found, len(before), units) if part == judged else change(found, len(before), units)
+            sentences.append(f"{part} {'rows' if units == 'rows' else 'tables'}: {words}")
         return sentences
 
     def losses(self, weights: dict[str, Tensor], items: list[StepItem]) -> dict[Hashable, float]:
@@ -117,13 +123,10 @@ class Answer:
         return unit_losses(losses)
 
 
-def numbers(found: Gain) -> dict[str, float | None]:
-    values = {"gain": found.mean, "error": found.error, "low": found.low, "high": found.high}
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
-
-
 def change(found: Gain, count: int, units: str) -> str:
     """The answer for units of a kind on which the selection did not depend."""
+    if problem := untold(found, units):
+        return problem
     interval = f"{-found.mean:+.4f} [{-found.high:+.4f}, {-found.low:+.4f}]"
     return f"the mean loss changes by {interval} on {count} {units} that took no part (95 % interval)"
 

@@ -24,14 +24,14 @@ def held_out_streams(config: RunConfig) -> dict[str, StepStream]:
     Apart from the validation's own settings they depend on the prior and the number of classes only. A prior of real
     tables draws them from those that it holds out.
     """
-    parts, rows = build_prior(config).parts(), list(config.validation.rows)
+    parts, rows = config.curriculum.parts(build_prior(config)), list(config.validation.rows)
     return {part: stream(config, prior.for_validation(), rows, VALIDATION) for part, prior in parts.items()}
 
 
 def answer_streams(config: RunConfig) -> dict[str, StepStream]:
     """The same for the answer at the end of a run: other tables, and real ones that no validation draws. Without the
     numbers of rows that none of these real tables has."""
-    parts = {part: prior.for_answer() for part, prior in build_prior(config).parts().items()}
+    parts = {part: prior.for_answer() for part, prior in config.curriculum.parts(build_prior(config)).items()}
     return {part: stream(config, prior, drawable(config, prior), ANSWER) for part, prior in parts.items()}
 
 
@@ -75,9 +75,3 @@ def unit_losses(losses: Losses) -> dict[Hashable, float]:
     for unit, loss in losses:
         by_unit.setdefault(unit, []).append(loss)
     return {unit: statistics.fmean(values) for unit, values in by_unit.items()}
-
-
-def name_of_units(items: list[StepItem]) -> str:
-    """What the units of these tables are: rows, if a table has several, or tables."""
-    several = any(units is not None and len(set(units)) > 1 for item in items for units in item.units)
-    return "rows" if several else "tables"

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tabicl_train.config.monitoring import REAL, REAL_SCORES, judged_by, kind_of
 from tabicl_train.config.schema import RunConfig, ValidationConfig
+from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
 from tabicl_train.prediction.export import tensors_of
 from tabicl_train.prediction.gain import Gain, gain
@@ -60,7 +61,7 @@ def out_of_patience(settings: ValidationConfig, rows: list[dict[str, str]], step
     if not settings.patience or without < settings.patience:
         return None
     since = "" if best_step is None else f" since that of step {best_step}"
-    return f"no better score in {without} validations{since} (validation.patience={settings.patience})"
+    return f"no better score in {counted(without, 'validation')}{since} (validation.patience={settings.patience})"
 
 
 def start_weights(config: RunConfig) -> dict[str, Tensor] | None:
