@@ -256,6 +256,8 @@ class Trainer:
             for p in getattr(network, name).parameters()
             if p.requires_grad
         ]
+        if not self.trained:
+            raise ValueError("fine_tune: no weight of the network that is not frozen takes gradients (requires_grad)")
         self.optimizer = torch.optim.AdamW(self.trained, lr=0.0, weight_decay=0.0)
         self.num_rows = min(options.max_rows, len(training))
         self.recomputes = self.kept_bytes(False) > memory

@@ -170,7 +170,7 @@ def test_continued_pretraining_on_other_tables(run, tmp_path, monkeypatch):
     least = ("trainer.max_steps=1", "curriculum.stages.own.tables=2", *model)
     names = "hawks,gpa2_athlete,gu_immun,gu_prenat"
     settings = (f"start={tmp_path}/start.ckpt", "folder=study", "folds=2", f"tasks={names}", "rows=200", "tables=1")
-    printed = run("own_tables.py", *settings, *least)
+    printed = run("continued_pretraining.py", *settings, *least)
     assert re.search(r"^log_loss: \d\.\d{4} -> .*better by .*of 3 families improve$", printed, re.MULTILINE)
     assert re.search(r"^mix_scm_causal: log loss \d\.\d{4} -> ", printed, re.MULTILINE)
     drawn = [set((tmp_path / f"study/tables-{k}").glob("*.csv")) for k in range(2)]

@@ -1,5 +1,6 @@
 """Fine-tuning in the estimators: never below the start, on rows apart from those that choose, and repeatable."""
 
+import copy
 import pickle
 import warnings
 from unittest import mock
@@ -314,6 +315,12 @@ def test_fit_where_gradients_are_off():
         model = tuned(X, y)
     assert model.fine_tuning_ is not None
     assert model.fine_tuning_.history[1].loss != model.fine_tuning_.history[0].loss
+
+
+def test_a_network_without_gradients_is_told():
+    fixed = copy.deepcopy(NETWORK).requires_grad_(False)
+    with pytest.raises(ValueError, match="no weight of the network that is not frozen takes gradients"):
+        TabICLClassifier(fixed, fine_tune=FineTune()).fit(*rule(60))
 
 
 def test_tables_that_cannot_be_trained_on_are_told():

@@ -1,6 +1,6 @@
 """What continued pretraining on real tables gives on other real tables, by cross-validation over families of tables.
 
-    python tests/benchmarks/own_tables.py start=RUN folder=FOLDER [folds=5] [only=0,1] [share=0.5] [tasks=NAME,NAME]
+    python tests/benchmarks/continued_pretraining.py start=RUN folder=FOLDER [folds=5] [only=0,1] [share=0.5] [tasks=NAME,NAME]
         [rows=1000] [tables=64] [SETTING=VALUE ...]
 
 start   weights to begin at: a run of experiment=demo
