@@ -1,7 +1,7 @@
 """What continued pretraining on real tables gives on other real tables, by cross-validation over families of tables.
 
-    python tests/benchmarks/continued_pretraining.py start=RUN folder=FOLDER [folds=5] [only=0,1] [share=0.5] [tasks=NAME,NAME]
-        [rows=1000] [tables=64] [SETTING=VALUE ...]
+    python tests/benchmarks/continued_pretraining.py start=RUN folder=FOLDER [folds=5] [only=0,1] [share=0.5]
+        [tasks=NAME,NAME] [rows=1000] [tables=64] [SETTING=VALUE ...]
 
 start   weights to begin at: a run of experiment=demo
 folder  for the tables, the runs of experiment=own_tables and scores-*.csv; what is there is not done again
