@@ -37,8 +37,9 @@ def closest(name: str, names: Collection[str]) -> list[str]:
 
 def wrong_type(key: str, error: Exception) -> str:
     """The message for a value that OmegaConf refuses."""
-    reason = first_line(error.__cause__ or error)
-    if reason == "Cannot merge DictConfig with ListConfig" or re.fullmatch(r"Cannot assign \w+ to Dict\[.*", reason):
+    cause = error.__cause__ or error
+    reason = first_line(cause)
+    if re.search(r"^Cannot assign \w+ to Dict\[|reference_type=Dict\[", str(cause)):
         reason = "it must be a mapping, such as {name: 1}"
     elif "ListConfig" in reason:
         reason = "it must be a list, such as [1,2]"

@@ -120,16 +120,16 @@ def test_a_changed_file_stops_the_draws(file):
 
 LABELS = {
     "empty": "",
-    "one_class": "x,label\n" + "".join(f"{n},a\n" for n in range(50)),
+    "one_class": "x,label\n" + "".join(f"{n * n},a\n" for n in range(50)),
     "few_rows": "x,label\n1,a\n2,b\n",
     "wide": ",".join(f"c{n}" for n in range(10_000)) + "\n",
-    "mixed": "x,label\n" + "".join(f"{n},{'a' if n % 9 == 0 else n}\n" for n in range(50)),
-    "dates": "x,label\n" + "".join(f"{n},2020-01-{n % 28 + 1:02}\n" for n in range(50)),
-    "names": "x,label\n" + "".join(f"{n},name {n}\n" for n in range(50)),
-    "text": "x,label\n" + "".join(f"{n},{'ab'[n % 2]}\n" for n in range(50)),
-    "many": "x,label\n" + "".join(f"{n},class {n % 12}\n" for n in range(100)),
-    "numbers": "x,label\n" + "".join(f"{n},{n / 3}\n" for n in range(100)),
-    "short": "x,label\n" + "".join(f"{n},{n % 2}\n" for n in range(12)),
+    "mixed": "x,label\n" + "".join(f"{n * n},{'a' if n % 9 == 0 else n}\n" for n in range(50)),
+    "dates": "x,label\n" + "".join(f"{n * n},2020-01-{n % 28 + 1:02}\n" for n in range(50)),
+    "names": "x,label\n" + "".join(f"{n * n},name {n}\n" for n in range(50)),
+    "text": "x,label\n" + "".join(f"{n * n},{'ab'[n % 2]}\n" for n in range(50)),
+    "many": "x,label\n" + "".join(f"{n * n},class {n % 12}\n" for n in range(100)),
+    "numbers": "x,label\n" + "".join(f"{n * n},{n / 3}\n" for n in range(100)),
+    "short": "x,label\n" + "".join(f"{n * n},{n % 2}\n" for n in range(12)),
     "broken": "x,label\n1\n",
 }
 
