@@ -52,7 +52,8 @@ def test_the_tables_are_the_same_for_workers_ranks_and_continued_runs(prior, req
     assert len(expected) == STEPS * 8
     assert tables(tmp_path, "other") == tables(tmp_path, "two") == expected
     seen = (tmp_path / "whole/tables_seen.csv").read_text()
-    assert seen.splitlines()[1].startswith(f"tables,,{STEPS * 8},")
+    name = settings[0].removeprefix("prior=")
+    assert seen.splitlines()[1].startswith(f"{name},,{STEPS * 8},")
     assert [(tmp_path / name / "tables_seen.csv").read_text() for name in ("other", "two")] == [seen, seen]
 
 
