@@ -32,6 +32,7 @@ class LineConfig:
     dropout: float = 0.0
     checkpoint_rows: int = 0
     is_regression: ClassVar[bool] = True
+    missing_values: ClassVar[bool] = False
     outputs: ClassVar[int] = 1
 
     def problems(self) -> list[str]:
