@@ -39,7 +39,8 @@ def wrong_type(key: str, error: Exception) -> str:
     """The message for a value that OmegaConf refuses."""
     cause = error.__cause__ or error
     reason = first_line(cause)
-    if re.search(r"^Cannot assign \w+ to Dict\[|reference_type=Dict\[", str(cause)):
+    is_list = reason.startswith("Cannot merge DictConfig with ListConfig")
+    if (is_list and "reference_type=Dict[" in str(cause)) or re.match(r"Cannot assign \w+ to Dict\[", reason):
         reason = "it must be a mapping, such as {name: 1}"
     elif "ListConfig" in reason:
         reason = "it must be a list, such as [1,2]"
