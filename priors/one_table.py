@@ -115,12 +115,12 @@ class OneTable(Prior):
         return {name: value for name, value in vars(self).items() if name not in ("cache", "known_rows")}
 
     def for_validation(self) -> OneTable:
-        return self.with_queries(SELECTION)
+        return self.drawing_for(SELECTION)
 
     def for_answer(self) -> OneTable:
-        return self.with_queries(ANSWER)
+        return self.drawing_for(ANSWER)
 
-    def with_queries(self, side: int) -> OneTable:
+    def drawing_for(self, side: int) -> OneTable:
         other = replace(self)
         other.task, other.cache, other.known_rows, other.side = self.task, self.cache, self.known_rows, side
         return other
