@@ -21,13 +21,13 @@ from tabicl_train.callbacks.diagnostics import Diagnostics
 from tabicl_train.callbacks.guard import Guard
 from tabicl_train.callbacks.held_out.answer import Answer
 from tabicl_train.callbacks.held_out.selection import out_of_patience
+from tabicl_train.callbacks.loggers import Logger, Loggers
 from tabicl_train.callbacks.metrics import Metrics
 from tabicl_train.callbacks.preemption import Preemption
 from tabicl_train.callbacks.profile import Profile
-from tabicl_train.callbacks.run_log import RunLog
-from tabicl_train.callbacks.tensorboard_log import TensorBoardLog
+from tabicl_train.callbacks.tensorboard_logger import TensorBoardLogger
 from tabicl_train.callbacks.validation import Validation
-from tabicl_train.callbacks.wandb_log import WandbLog
+from tabicl_train.callbacks.wandb_logger import WandbLogger
 from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.console import counted, is_first, tell
 from tabicl_train.model.kernels import memory
@@ -112,7 +112,8 @@ def complete(
     tell(f"{config.run_dir}: finished already, {start.steps} steps are done")
     records = Records(Path(config.run_dir), lock.check)
     status = RunStatus(records, lambda: start.steps)
-    validation = Validation(config, records, processes, stop)
+    loggers = build_loggers(config, start.steps)
+    validation = Validation(config, records, processes, stop, loggers.log_metrics)
     answer = Answer(config, records, torch.device("cuda" if uses_cuda(config.trainer) else "cpu"), stop)
     if (lacks_scores := validation.is_missing(start.steps)) or answer.is_missing(start.steps):
         set_up_process(config)
@@ -121,8 +122,7 @@ def complete(
     if lacks_scores:
         assert content is not None  # steps have been done, so there is a checkpoint
         validation.finish(content, answer.device)
-    for log in run_logs(config, records):
-        log.complete()
+    loggers.close()
     is_whole = not validation.postponed
     if is_whole and (lacks_scores or answer.is_missing(start.steps)):
         is_whole = answer.give(start.steps)
@@ -141,8 +141,10 @@ def train_from(
     files = CheckpointFiles(config.checkpoint, content, lock.check)
     del content  # hundreds of megabytes, which `files` lets go once they are loaded
     origin = describe_origin()
-    validation = Validation(config, records, processes, stop)
-    trainer = build_trainer(config, run_callbacks(config, records, files, origin, stop, validation), files, processes)
+    loggers = build_loggers(config, start.steps) if processes.rank == 0 else Loggers()
+    validation = Validation(config, records, processes, stop, loggers.log_metrics)
+    callbacks = run_callbacks(config, records, files, origin, stop, validation)
+    trainer = build_trainer(config, callbacks, files, processes)
     steps = range(start.steps, config.total_steps)
     stream = build_stream(config, steps, processes)
     # Workers draw while the model is built, and are forked before this process has threads or a CUDA context; forked
@@ -169,9 +171,11 @@ def train_from(
         except BaseException as error:
             if processes.rank == 0:
                 status.write("failed", processes.cause(error))
+            loggers.close(exit_code=1)
             raise
         finally:
             files.wait()
+    loggers.close()
     step = trainer.global_step
     postponed = processes.from_first(lambda: validation.postponed)
     is_whole = not postponed and (validation.has_ended or step >= config.total_steps)
@@ -191,9 +195,8 @@ def run_callbacks(
     profile = [Profile(config.profile, records.folder)] if config.profile.step is not None else []
     return [  # in this order: the guard may change the weights, and all states must be up to date for a checkpoint
         Guard(config, records, files),
-        Metrics(config, records),
-        Diagnostics(records),
-        *run_logs(config, records),
+        Metrics(config, records, validation.log_values),
+        Diagnostics(records, validation.log_values),
         *profile,
         Averages(config.averages),
         Checkpoints(records.folder / "checkpoints", files, config, origin),
@@ -202,10 +205,17 @@ def run_callbacks(
     ]
 
 
-def run_logs(config: RunConfig, records: Records) -> list[RunLog]:
-    """The logs beside the run's own files."""
-    wandb: list[RunLog] = [WandbLog(config, records)] if config.wandb.mode != "disabled" else []
-    return wandb + ([TensorBoardLog(config, records)] if config.tensorboard else [])
+def build_loggers(config: RunConfig, step: int) -> Loggers:
+    """What logs the run outside its own files.
+
+    step: at which the run is resumed
+    """
+    folder, loggers = Path(config.run_dir), list[Logger]()
+    if config.wandb.mode != "disabled":
+        loggers.append(WandbLogger(config.wandb, folder, dataclasses.asdict(config)))
+    if config.tensorboard:
+        loggers.append(TensorBoardLogger(folder, step))
+    return Loggers(loggers)
 
 
 def run_steps(

@@ -18,6 +18,7 @@ from collections.abc import Callable
 import lightning as L
 import torch
 
+from tabicl_train.callbacks.loggers import multiplier_values
 from tabicl_train.callbacks.metrics import is_logged
 from tabicl_train.module import Pretraining
 from tabicl_train.run_dir.records import Records
@@ -28,10 +29,13 @@ SCALING = ("step", "stage", "layer", "n_smallest", "n_largest", "at_smallest", "
 
 
 class Diagnostics(L.Callback):
-    """Writes batches.csv and scaling.csv."""
+    """Writes batches.csv and scaling.csv.
 
-    def __init__(self, records: Records) -> None:
-        self.records = records
+    log: called with the multipliers of a step, and the step
+    """
+
+    def __init__(self, records: Records, log: Callable[[dict, int], None]) -> None:
+        self.records, self.log_values = records, log
 
     def on_train_start(self, trainer: L.Trainer, module: Pretraining) -> None:
         if trainer.is_global_zero:
@@ -63,6 +67,7 @@ class Diagnostics(L.Callback):
             layers.append(dict(zip(SCALING, values, strict=True)))
         if layers:
             self.records.append_rows("scaling.csv", *layers)
+            self.log_values(multiplier_values(layers), step)
 
 
 def by_kind(

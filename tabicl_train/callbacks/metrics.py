@@ -5,11 +5,13 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from collections.abc import Callable
 
 import lightning as L
 import torch
 from torch import Tensor
 
+from tabicl_train.callbacks.loggers import training_values
 from tabicl_train.callbacks.progress import Progress
 from tabicl_train.compiling import count_graphs, too_many_graphs
 from tabicl_train.config.schema import RunConfig
@@ -47,10 +49,12 @@ class Metrics(L.Callback):
     tflops_per_s               of the model on all ranks, 10^12 operations per second, without recomputed activations
     peak_share                 share of the device's peak performance, where that is known
     memory_gb                  peak of this process so far, on the device or, on a CPU, resident
+
+    log: called with the values of each row and its step
     """
 
-    def __init__(self, config: RunConfig, records: Records) -> None:
-        self.config, self.records = config, records
+    def __init__(self, config: RunConfig, records: Records, log: Callable[[dict, int], None]) -> None:
+        self.config, self.records, self.log_values = config, records, log
         self.feeding = Feeding()
         self.seen, self.told_seen = TablesSeen(config, records), time.perf_counter()
 
@@ -127,6 +131,7 @@ class Metrics(L.Callback):
             }
             if trainer.is_global_zero:
                 self.records.append_rows("metrics.csv", {column: row[column] for column in COLUMNS})
+                self.log_values(training_values(row), step)
                 self.progress.show(row)
                 busy = seconds * (1 - row["data_wait"])
                 self.feeding.add(item.stage, self.tables, busy, self.drawing, trainer.train_dataloader.drawers)

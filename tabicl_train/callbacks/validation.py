@@ -25,7 +25,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import cached_property
 
 import lightning as L
@@ -45,6 +45,7 @@ from tabicl_train.callbacks.held_out.selection import (
     real_score,
     start_weights,
 )
+from tabicl_train.callbacks.loggers import validation_values
 from tabicl_train.callbacks.scores import diabetes, score_numbers
 from tabicl_train.config.monitoring import CLASS_SCORES, NUMBER_SCORES, OWN, REAL, SYNTHETIC
 from tabicl_train.config.schema import RunConfig
@@ -83,12 +84,20 @@ class Validation(L.Callback):
 
     start_losses: of the weights that the run started from, by units, see held_out/draws.py
     has_ended: whether there was no better score for as long as validation.patience allows
+    log: called with the scores of each validation and its step
     """
 
-    def __init__(self, config: RunConfig, records: Records, processes: Processes, stop: Stop) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        records: Records,
+        processes: Processes,
+        stop: Stop,
+        log: Callable[[dict, int], None] = lambda values, step: None,
+    ) -> None:
         self.config, self.settings = config, config.validation
         self.records, self.best = records, records.folder / BEST
-        self.processes, self.stop = processes, stop
+        self.processes, self.stop, self.log_values = processes, stop, log
         self.postponed = False  # whether the last validation was left to the next start of the run
         self.has_ended = False
         self.is_paired = config.init_weights is not None and config.validation.best != REAL
@@ -231,6 +240,7 @@ class Validation(L.Callback):
         if self.is_best(step, scores, results):
             self.keep(step, module, averages, scores)
         self.records.append_rows("validation.csv", *rows)
+        self.log_values(validation_values(rows, scores), step)
         means = [f"loss {scores[kind]:.4f} on {kind} tables" for kind in (OWN, SYNTHETIC) if kind in scores]
         means += [f"{real_score(rows)} on real data {scores[REAL]:.4f}"] if REAL in scores else []
         tell(f"validation step {step}: {', '.join(means)} ({time.perf_counter() - started:.1f} s)")
