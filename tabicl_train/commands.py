@@ -240,9 +240,9 @@ def export() -> None:
             return
         from tabicl_train.callbacks.wandb_artifact import log_artifact, wandb_run_of
 
-        run = wandb_run_of(args.checkpoint)  # before anything is written
+        run_dir = wandb_run_of(args.checkpoint)  # before anything is written
         print(write(args.checkpoint, args.output, args.weights, args.format, args.classes))
-        print(log_artifact(run, Path(args.output), read_weights(args.checkpoint, args.weights).summary))
+        print(log_artifact(run_dir, Path(args.output), read_weights(args.checkpoint, args.weights).summary))
 
 
 @closed_output()

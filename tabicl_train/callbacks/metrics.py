@@ -9,7 +9,7 @@ import time
 import torch
 from torch import Tensor
 
-from tabicl_train.callbacks.loggers import Log
+from tabicl_train.callbacks.loggers import Log, training_values
 from tabicl_train.callbacks.progress import Progress
 from tabicl_train.compiling import count_graphs, too_many_graphs
 from tabicl_train.config.schema import RunConfig
@@ -128,7 +128,7 @@ class Metrics:
             }
             if self.ranks.rank == 0:
                 self.records.append_rows("metrics.csv", {column: row[column] for column in COLUMNS})
-                self.log({key: value for key, value in row.items() if key != "step" and value != ""}, step)
+                self.log(training_values(row), step)
                 self.progress.show(row)
                 busy = seconds * (1 - row["data_wait"])
                 self.feeding.add(item.stage, self.tables, busy, self.drawing, self.loader.drawers)

@@ -15,7 +15,6 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from tabicl_train.run_dir.atomic import write_atomically
 
@@ -74,51 +73,6 @@ class Records:
         """The content of a JSON file; None if it is missing or damaged."""
         with open_or_empty(self.folder / name) as file:
             return parsed(file.read())
-
-
-class RowReader:
-    """The rows of a CSV file by their step, while the file is being written.
-
-    Cells that are numbers become int or float, and empty cells are left out.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.file: io.TextIOBase | None = None
-        self.header: list[str] | None = None
-        self.row: dict[str, Any] | None = None  # read, and not yet taken
-
-    def next_step(self) -> int | None:
-        """The step of the next row; None if there is none yet."""
-        while self.row is None and (line := self.read_line()):
-            (cells,) = csv.reader([line])
-            if self.header is None:
-                self.header = cells
-            elif len(cells) == len(self.header):
-                self.row = {key: number(text) for key, text in zip(self.header, cells, strict=True) if text != ""}
-        return None if self.row is None else self.row["step"]
-
-    def read_line(self) -> str:
-        if self.file is None:
-            if not self.path.exists():
-                return ""
-            self.file = open_or_empty(self.path)
-        position = self.file.tell()
-        line = self.file.readline()
-        if not line.endswith("\n"):  # the end, or an incomplete line
-            self.file.seek(position)
-            return ""
-        return line
-
-    def take(self, step: int) -> list[dict[str, Any]]:
-        """The rows of a step; those of earlier steps are skipped."""
-        rows = []
-        while (next_step := self.next_step()) is not None and next_step <= step:
-            assert self.row is not None  # next_step has read it
-            if next_step == step:
-                rows.append(self.row)
-            self.row = None
-        return rows
 
 
 def number(text: str) -> int | float | str:
