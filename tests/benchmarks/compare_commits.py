@@ -61,15 +61,22 @@ PRIORS: dict[str, tuple[str, dict]] = {
     "linear_functions": ("linear_functions", {}),
 }
 CLASSES_ONLY, NUMBERS_ONLY = ("needle", "quantifiers"), ("linear_functions",)
+REAL = ("tables", "one_table")  # which have no long tables
+SMALL = {"num_rows": 40, "train_size": 20, "num_features": 3}
+LARGE = {"num_rows": 150, "train_size": 100, "num_features": 12, "max_classes": 5, "group_seed": (0, 1)}
+LONG = {"num_rows": 600, "train_size": 400, "num_features": 20}
+ADDRESSES = [(SMALL, seed) for seed in (4, 9, 10, 12, 13, 14)] + [(LARGE, seed) for seed in (2, 5, 6, 11)]
 TABLES = {
-    f"{name}{kind}": {"prior": prior, "options": options, "spec": spec | {"keeps_missing": name == "mix_scm realism"}}
+    f"{name}{kind}": {
+        "prior": prior,
+        "options": options,
+        "spec": spec | {"keeps_missing": name == "mix_scm realism"},
+        "addresses": ADDRESSES if name in REAL else [*ADDRESSES, *((LONG, seed) for seed in (0, 4, 6, 10))],
+    }
     for name, (prior, options) in PRIORS.items()
     for kind, spec, others in ((", classes", {}, NUMBERS_ONLY), (", numbers", {"max_classes": 0}, CLASSES_ONLY))
     if name not in others
 }
-SMALL = {"num_rows": 40, "train_size": 20, "num_features": 3}
-LARGE = {"num_rows": 150, "train_size": 100, "num_features": 12, "max_classes": 5, "group_seed": (0, 1)}
-ADDRESSES = [(SMALL, seed) for seed in (4, 9, 10, 12, 13, 14)] + [(LARGE, seed) for seed in (2, 5, 6, 11)]
 
 # Runs of a few steps, several of them in more than one pack.
 BASE = [
@@ -155,8 +162,9 @@ def draw(output: Path, cases: dict[str, dict]) -> None:
             try:
                 options = json.loads(json.dumps(case["options"]).replace(OWN_TABLES, place))
                 prior = build_prior(case["prior"], **options)
-                for address, seed in ADDRESSES:
-                    table = prior.sample(TableSpec(**(address | case["spec"])), (seed, 0))
+                for address, seed in case["addresses"]:
+                    group = {"group_seed": tuple(address["group_seed"])} if "group_seed" in address else {}
+                    table = prior.sample(TableSpec(**(address | case["spec"] | group)), (seed, 0))
                     found |= {
                         f"{address['num_rows']} rows, seed {seed}, {part}": value
                         for part, value in (
