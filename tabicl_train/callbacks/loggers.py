@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from tabicl_train.config.monitoring import REAL, kind_of
 from tabicl_train.console import first_line, tell
+
+Log = Callable[[dict[str, Any], int], None]  # logs values by name, after a number of steps
 
 
 class Logger(Protocol):

@@ -13,7 +13,7 @@ from tabicl_train.callbacks.wandb_logger import open_run, run_id, sync_command
 from tabicl_train.config.monitoring import WandbConfig
 from tabicl_train.console import first_line
 from tabicl_train.errors import ConfigError, install, is_installed
-from tabicl_train.run_dir.lock import owner_is_alive
+from tabicl_train.run_dir.lock import is_in_use
 
 
 def wandb_run_of(checkpoint: str) -> Path:
@@ -39,7 +39,7 @@ def wandb_run_of(checkpoint: str) -> Path:
     folder = Path(checkpoint) if Path(checkpoint).is_dir() else Path(checkpoint).resolve().parent.parent
     if not (folder / "wandb.json").exists():
         raise ConfigError([f"artifact=true, but {checkpoint!r} belongs to no run that was logged to wandb"])
-    if owner_is_alive(folder):
+    if is_in_use(folder):
         raise ConfigError([f"artifact=true, but {folder} is in training, so its wandb run is in use"])
     return folder
 
