@@ -10,11 +10,14 @@ from runs import assert_same_end, last, metrics
 from short_runs import REWIND, SETTINGS, STAGES, Poison, Ruin, run
 
 from tabicl_train import module
+from tabicl_train import train as training
 from tabicl_train.callbacks import guard
 from tabicl_train.callbacks.averages import Averages
+from tabicl_train.callbacks.checkpoints import CheckpointFiles
 from tabicl_train.callbacks.guard import Diverged
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import RunConfig
+from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.prediction.export import export
 from tabicl_train.prediction.public_format import load_public
@@ -27,6 +30,12 @@ class Look:
 
     def __init__(self, before: int) -> None:
         self.before = before
+        self.averages: Averages | None = None
+
+    def keep(self, config) -> Averages:
+        """In place of the class: the averages of a run."""
+        self.averages = Averages(config)
+        return self.averages
 
     def on_train_start(self, optimizer, **_) -> None:
         self.of_run = optimizer
@@ -37,7 +46,8 @@ class Look:
             states = self.of_run.state_dict()["state"]
             self.optimizer = {i: {k: v.clone() for k, v in state.items()} for i, state in states.items()}
             self.loss_scale = module.loss_scale.scale.clone()
-            self.ema = {k: v.clone() for k, v in self.averages.ema.items()}
+            if self.averages is not None:
+                self.ema = {k: v.clone() for k, v in self.averages.ema.items()}
 
 
 def incidents(run_dir: Path) -> list[dict]:
@@ -209,9 +219,10 @@ def short_memory(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_is_rewound_to_the_last_good_checkpoint(tmp_path, short_memory, capsys):
+def test_a_run_is_rewound_to_the_last_good_checkpoint(tmp_path, short_memory, monkeypatch, capsys):
     settings = (*REWIND, "trainer.precision=fp16")
     after = Look(10)
+    monkeypatch.setattr(training, "Averages", after.keep)
     run(tmp_path / "run", *settings, callbacks=(Ruin(9), after))
     stderr = capsys.readouterr().err
     assert "guard     back to the weights of step 8; steps up to 10 are skipped" in stderr
