@@ -218,19 +218,34 @@ def test_a_kill_at_either_write_of_a_validation_loses_no_best_weights(write, tmp
     assert list(read_scores(Records(tmp_path / "run").rows("validation.csv"))) == [4, 8]
 
 
-def test_best_weights_stay_unless_a_new_run_begins_in_their_folder(tmp_path):
-    settings = [*VALIDATED, "validation.every=2", "trainer.max_steps=4"]
+def best_of(run_dir: Path) -> tuple[int, float]:
+    """Step and score of the best weights."""
+    content = torch.load(run_dir / "checkpoints/best.ckpt", weights_only=True)
+    return content["global_step"], content["scores"]["real"]
+
+
+def test_best_weights_stay_when_their_step_is_done_again(tmp_path):
+    settings = [*VALIDATED, "trainer.max_steps=4"]
     for roc_auc in (0.9, 0.5):  # of step 4; that of step 2 is 0.8
         with scripted(LOSSES, [0.0, 0.8, 0.0, roc_auc]):
             run(tmp_path / "run", *settings)
         (tmp_path / "run/checkpoints/step-00000004.ckpt").unlink()
-    content = torch.load(tmp_path / "run/checkpoints/best.ckpt", weights_only=True)
-    assert (content["global_step"], content["scores"]["real"]) == (4, 0.9)
-    (tmp_path / "run/checkpoints/step-00000002.ckpt").unlink()
+    assert best_of(tmp_path / "run") == (4, 0.9)
+
+
+def test_best_weights_of_a_run_that_begins_again_at_step_0_are_forgotten(tmp_path):
+    class Kill:
+        def on_train_batch_start(self, step, **_) -> None:
+            if step == 3:
+                raise Killed
+
+    settings = [*VALIDATED, "checkpoint.every=4", "trainer.max_steps=4"]
+    with scripted(LOSSES, [0.0, 0.9, 0.0, 0.9]), pytest.raises(Killed):
+        run(tmp_path / "run", *settings, callbacks=(Kill(),))
+    assert best_of(tmp_path / "run") == (2, 0.9)
     with scripted(LOSSES, [0.0, 0.1, 0.0, 0.2]):
         run(tmp_path / "run", *settings)
-    content = torch.load(tmp_path / "run/checkpoints/best.ckpt", weights_only=True)
-    assert (content["global_step"], content["scores"]["real"]) == (4, 0.2)
+    assert best_of(tmp_path / "run") == (4, 0.2)
 
 
 def test_a_finished_run_gets_the_last_validation_that_it_lacks(folder, tmp_path):
