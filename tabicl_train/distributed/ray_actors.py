@@ -1,0 +1,203 @@
+"""Tables drawn by the actors of a Ray cluster, ahead of training.
+
+An actor holds the stream and draws a step by its number, which is all that it needs. Ray starts lost actors again and
+repeats their calls. This process hands a step to each idle actor, within the bounds that also hold for workers, and
+takes the items in order. Ray's errors become one of two: WorkerDied, if a step ends every actor that draws it, and
+TablesUnavailable, if the cluster is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from tabicl_train.config.schema import CONNECT, StreamConfig, address_of
+from tabicl_train.console import first_line
+from tabicl_train.distributed.signals import Stop
+from tabicl_train.errors import ConfigError, picklable
+from tabicl_train.model.pack import Pack, Shape
+from tabicl_train.stream import StepItem, StepStream
+from tabicl_train.workers import Ahead, Loader, TablesUnavailable, WorkerDied
+
+POLL = 1.0  # seconds between looks at stop signals and at the head of the cluster
+PATIENCE = 600.0  # seconds to wait for one step: Ray waits forever for the free CPU that an actor needs
+RETRIES = 3  # calls that Ray repeats: a step whose tables need too much memory would end actors forever
+ENVIRONMENT = {  # read when Ray is imported
+    # Ray ends a process a minute after the head is gone, and a run would end without a checkpoint.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the default prints a warning
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, tuple[Shape, ...]]  # of a pack; Ray shares arrays without copying
+
+
+class Drawer:
+    """The actor. folder: the working directory of the run, where the machine has it"""
+
+    def __init__(self, stream: StepStream, folder: str) -> None:
+        with contextlib.suppress(OSError):
+            os.chdir(folder)
+        torch.set_num_threads(1)  # as in workers: sums of several threads are rounded differently
+        self.stream = stream
+
+    def draw(self, step: int) -> tuple[StepItem, list[Arrays]]:
+        try:
+            item = self.stream.draw(step)
+        except Exception as error:
+            raise picklable(error)  # noqa: B904 - mostly the same error
+        packs = [(pack.X.numpy(), pack.y.numpy(), pack.sizes.numpy(), pack.shapes) for pack in item.packs]
+        return replace(item, packs=[]), packs
+
+
+class RayLoader(Loader):
+    """The items of a stream, in order, drawn by Ray actors.
+
+    Nothing happens before `start`, which connects to the cluster or starts Ray on this machine. `close` ends the
+    actors, and Ray where `start` has started it.
+
+    Parameters
+    ----------
+    stream : StepStream
+        The items; its first step is the one given to `start`.
+    config : StreamConfig
+        Address of the cluster, number of actors, and how far they draw ahead.
+    device : torch.device, optional
+        Where the items will go; for a GPU they are put in pinned memory.
+    """
+
+    def __init__(self, stream: StepStream, config: StreamConfig, device: torch.device | None = None) -> None:
+        super().__init__(stream, StreamConfig(num_workers=0), device)
+        self.config = config
+        self.idle: list[Any] = []
+        self.busy: dict[Any, Any] = {}  # actors, by the reference to what they will return
+        self.references: dict[int, Any] = {}  # to the items of the steps that were handed out and not yet taken
+
+    @property
+    def drawers(self) -> int:
+        return self.config.workers
+
+    def start(self, first: int | None = None, stop: Stop | None = None) -> None:
+        """Have the tables drawn from step `first` on, by default the stream's first one.
+
+        Raises
+        ------
+        ConfigError
+            If Ray cannot be started, or the process cannot join its cluster.
+        """
+        super().start(first, stop)
+        self.ahead, self.undrawn = Ahead(self.stream, self.config), self.stream.steps.start
+        os.environ |= {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
+        import ray
+
+        try:
+            connect(self.config)
+        except SystemExit:  # what Ray makes of SIGTERM while it connects
+            if stop is None:
+                raise
+            stop.handle(signal.SIGTERM)
+            return
+        except Exception as error:  # of any kind: Ray documents none
+            raise ConfigError([f"stream=ray: {first_line(error)}"]) from None
+        self.ray = ray
+        self.head, self.asked_head = ray.get_runtime_context().gcs_address, time.monotonic()
+        options = {"num_cpus": 1, "max_restarts": -1, "max_task_retries": RETRIES, "scheduling_strategy": "SPREAD"}
+        for _ in range(self.drawers):
+            actor = ray.remote(**options)(Drawer).remote(self.stream, os.getcwd())
+            self.busy[actor.__ray_ready__.remote()] = actor
+
+    def take(self, step: int) -> StepItem:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            self.hand_out(step)
+            self.collect(0.0 if self.is_drawn(step) else POLL)
+            if self.is_drawn(step):
+                with contextlib.suppress(self.ray.exceptions.GetTimeoutError):
+                    item, packs = self.get(step)
+                    item.packs += [Pack(*map(torch.tensor, values), shapes) for *values, shapes in packs]
+                    del self.references[step]
+                    self.hand_out(step + 1)
+                    return item
+            self.check_stop()
+            self.check_head()
+            if time.monotonic() > deadline:
+                missing = f"no actor has drawn step {step} in {PATIENCE:.0f} s"
+                raise TablesUnavailable(f"{missing}; each of the {self.drawers} needs a free CPU of the Ray cluster")
+
+    def is_drawn(self, step: int) -> bool:
+        return step in self.references and self.references[step] not in self.busy
+
+    def hand_out(self, due: int) -> None:
+        """Give steps to idle actors, while `due` is the one that is taken next."""
+        while self.idle and self.undrawn < self.stream.steps.stop and self.ahead.allows(self.undrawn, due):
+            actor = self.idle.pop()
+            self.references[self.undrawn] = reference = actor.draw.remote(self.undrawn)
+            self.busy[reference] = actor
+            self.undrawn += 1
+
+    def collect(self, seconds: float) -> None:
+        """Wait for an actor to finish, at most for some seconds, and note all that are idle now."""
+        if self.busy and self.ray.wait(list(self.busy), timeout=seconds)[0]:
+            for reference in self.ray.wait(list(self.busy), num_returns=len(self.busy), timeout=0)[0]:
+                self.idle.append(self.busy.pop(reference))
+
+    def get(self, step: int) -> tuple[StepItem, list[Arrays]]:
+        """What an actor has returned, or its error."""
+        errors = self.ray.exceptions
+        try:
+            return self.ray.get(self.references[step], timeout=POLL)
+        except errors.GetTimeoutError:
+            raise
+        except errors.RayTaskError as error:
+            raise error.cause from error
+        except errors.RayError as error:
+            self.asked_head = 0.0
+            self.check_head()
+            if isinstance(error, (errors.ActorUnavailableError, errors.OutOfMemoryError)):
+                where = f"step {step}, seed {self.stream.seed}"
+                ended = f"{RETRIES + 1} Ray actors ended, one after the other, while drawing {where} (out of memory?)"
+                raise WorkerDied(ended) from error
+            last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            raise TablesUnavailable(f"a Ray actor is gone and does not start again: {last}") from error
+
+    def check_head(self) -> None:
+        """Raise TablesUnavailable if the head of the cluster does not answer: Ray itself would wait for it."""
+        if time.monotonic() - self.asked_head < POLL:
+            return
+        try:
+            socket.create_connection(address_of(self.head), timeout=CONNECT).close()
+        except OSError as error:
+            raise TablesUnavailable(f"the head of the Ray cluster, {self.head}, is gone ({error})") from None
+        self.asked_head = time.monotonic()
+
+    def close(self) -> None:
+        """End the actors, and Ray's own processes where `start` has started them."""
+        if hasattr(self, "ray"):
+            self.ray.shutdown()
+
+
+def connect(config: StreamConfig) -> None:
+    """Join the cluster, or start Ray on this machine with a CPU for each actor."""
+    import ray
+
+    own = {"num_cpus": config.workers, "num_gpus": 0, "include_dashboard": False} if config.address is None else {}
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(
+            address=config.address or "local",
+            runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
+            log_to_driver=False,
+            logging_level=logging.CRITICAL,
+            **own,
+        )
+    finally:
+        signal.signal(signal.SIGTERM, handler)  # Ray has put its own one in its place
