@@ -94,15 +94,8 @@ def train(config: RunConfig) -> str:
         if has_steps:
             stack.enter_context(validation.drawing())
         metric = Metrics(config, records, loader, ranks, loggers.log_metrics)
-        callbacks: list[Any] = [  # in this order: the guard may change the weights
-            Guard(config, records, files, ranks, averages, metric),
-            metric,
-            averages,
-        ]
-        if ranks.rank == 0:
-            profile = [Profile(config.profile, folder)] if config.profile.step is not None else []
-            callbacks += [Diagnostics(records, loggers.log_metrics), *profile, status]
-
+        guard = Guard(config, records, files, ranks, averages, metric)
+        callbacks = build_callbacks(config, guard, metric, averages, status, loggers)
         fabric = open_fabric(config.trainer, launch, ranks, callbacks)
         ranks.raise_on_all_ranks(
             [
@@ -309,6 +302,16 @@ def rewind(records: Records, step: int, validation: Validation) -> None:
         records.rewind("validation.csv", step or -1, validation.columns)
         if step == 0:
             validation.forget()
+
+
+def build_callbacks(
+    config: RunConfig, guard: Guard, metric: Metrics, averages: Averages, status: RunStatus, loggers: Loggers
+) -> list[Any]:
+    """What watches or keeps a run, in the order in which it is called: the guard may change the weights."""
+    if guard.ranks.rank > 0:
+        return [guard, metric]
+    profile = [Profile(config.profile, guard.records.folder)] if config.profile.step is not None else []
+    return [guard, metric, Diagnostics(guard.records, loggers.log_metrics), *profile, averages, status]
 
 
 def build_loggers(config: RunConfig, folder: Path, step: int) -> list[Logger]:

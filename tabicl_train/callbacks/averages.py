@@ -33,7 +33,7 @@ class Averages:
         self.points = state["points"] if self.config.last else []
 
     def on_train_batch_end(self, step: int, module: Pretraining, **_) -> None:
-        if module.rank > 0 or not (self.config.ema or self.config.last):
+        if not (self.config.ema or self.config.last):
             return
         weights = module.model.state_dict()
         if self.config.ema:

@@ -220,7 +220,7 @@ class RunConfig:
     wandb: WandbConfig = field(default_factory=WandbConfig)
     """Weights and Biases."""
     tensorboard: bool = False
-    """Write the curves for TensorBoard to the run's folder `tensorboard`; it needs the extra `tensorboard`."""
+    """Write the curves for TensorBoard to `tensorboard` in the run directory; it needs the extra `tensorboard`."""
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     """A trace of a few steps."""
     resume: ResumeConfig = field(default_factory=ResumeConfig)

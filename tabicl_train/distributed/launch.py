@@ -113,7 +113,7 @@ def launch_ranks(devices: int, run_dir: Path) -> int:
 
     from tabicl_train.run_dir.status import read_status
 
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # its cause of a failure is not always the first
+    logging.disable(logging.CRITICAL)  # the agent's own account, whose cause is not always the first one
     run_id = OWN + uuid.uuid4().hex[:12]
     config = LaunchConfig(
         min_nodes=1,
@@ -156,11 +156,14 @@ def describe_cause(failures: dict[int, ProcessFailure], run_dir: Path) -> str:
 
     def order(item: tuple[int, ProcessFailure]) -> tuple:
         _, failure = item
-        is_killed = failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM and failure.timestamp <= start + 5
-        return not is_killed, bool(CONNECTION.search(message_of(failure))), failure.timestamp
+        is_killed = failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM
+        is_late = failure.timestamp > start + 5  # the agent kills ranks that do not end within 30 s
+        return is_late, not is_killed, bool(CONNECTION.search(message_of(failure))), failure.timestamp
 
     rank, failure = min(failures.items(), key=order)
     message = message_of(failure)
+    if "imed out" in message:
+        message = f"another rank did not answer within trainer.timeout; {message}"
     trace = run_dir / f"rank-{rank}.log"
     if not message:
         return f"rank {rank} {describe_exit(failure.exitcode)}"

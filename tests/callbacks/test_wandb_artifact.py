@@ -61,7 +61,7 @@ def test_a_checkpoint_belongs_to_its_run_whatever_its_path_looks_like(run_dir, m
 def test_a_run_in_training_and_a_missing_package_are_refused(run_dir, tmp_path, monkeypatch):
     arguments = (f"checkpoint={run_dir}", f"output={tmp_path}/m.ckpt", "artifact=true")
     with monkeypatch.context() as patch:
-        patch.setattr("tabicl_train.callbacks.wandb_artifact.owner_is_alive", lambda folder: folder == run_dir)
+        patch.setattr("tabicl_train.callbacks.wandb_artifact.is_in_use", lambda folder: folder == run_dir)
         result = command("export", *arguments)
         assert result.returncode == 2 and "is in training, so its wandb run is in use" in result.stderr
     monkeypatch.setattr("tabicl_train.callbacks.wandb_artifact.is_installed", lambda package: False)
