@@ -34,7 +34,6 @@ RETRIES = 3  # calls that Ray repeats: a step whose tables need too much memory 
 ENVIRONMENT = {  # read when Ray is imported
     # Ray ends a process a minute after the head is gone, and a run would end without a checkpoint.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the default prints a warning
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 
@@ -189,7 +188,7 @@ def connect(config: StreamConfig) -> None:
     """Join the cluster, or start Ray on this machine with a CPU for each actor."""
     import ray
 
-    own = {"num_cpus": config.workers, "num_gpus": 0, "include_dashboard": False} if config.address is None else {}
+    own: dict[str, Any] = {"num_cpus": config.workers, "num_gpus": 0, "include_dashboard": False}
     handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
@@ -197,7 +196,7 @@ def connect(config: StreamConfig) -> None:
             runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
             log_to_driver=False,
             logging_level=logging.CRITICAL,
-            **own,
+            **(own if config.address is None else {}),
         )
     finally:
         signal.signal(signal.SIGTERM, handler)  # Ray has put its own one in its place
