@@ -1,9 +1,8 @@
 """Tables drawn by the actors of a Ray cluster, ahead of training.
 
-An actor holds the stream and draws a step by its number, which is all that it needs. Ray starts lost actors again and
-repeats their calls. This process hands a step to each idle actor, within the bounds that also hold for workers, and
-takes the items in order. Ray's errors become one of two: WorkerDied, if a step ends every actor that draws it, and
-TablesUnavailable, if the cluster is gone.
+An actor holds the stream and draws a step by its number. Ray starts lost actors again and repeats their calls. The
+training process gives idle actors the next steps, within the bounds that hold for workers, and takes the items in order.
+Ray's errors become WorkerDied, if a step ends every actor that draws it, or TablesUnavailable, if the cluster is gone.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
@@ -77,6 +77,7 @@ class RayLoader(Loader):
     def __init__(self, stream: StepStream, config: StreamConfig, device: torch.device | None = None) -> None:
         super().__init__(stream, StreamConfig(num_workers=0), device)
         self.config = config
+        self.ray: Any = None  # imported by `start`
         self.idle: list[Any] = []
         self.busy: dict[Any, Any] = {}  # actors, by the reference to what they will return
         self.references: dict[int, Any] = {}  # to the items of the steps that were handed out and not yet taken
@@ -101,36 +102,37 @@ class RayLoader(Loader):
         try:
             connect(self.config)
         except SystemExit:  # what Ray makes of SIGTERM while it connects
-            if stop is None:
-                raise
-            stop.handle(signal.SIGTERM)
-            return
+            if stop is not None:
+                stop.handle(signal.SIGTERM)
+                return
+            raise
         except Exception as error:  # of any kind: Ray documents none
             raise ConfigError([f"stream=ray: {first_line(error)}"]) from None
         self.ray = ray
-        self.head, self.asked_head = ray.get_runtime_context().gcs_address, time.monotonic()
-        options = {"num_cpus": 1, "max_restarts": -1, "max_task_retries": RETRIES, "scheduling_strategy": "SPREAD"}
+        self.head = ray.get_runtime_context().gcs_address
+        kind = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=RETRIES, scheduling_strategy="SPREAD")(Drawer)
         for _ in range(self.drawers):
-            actor = ray.remote(**options)(Drawer).remote(self.stream, os.getcwd())
+            actor: Any = kind.remote(self.stream, os.getcwd())
             self.busy[actor.__ray_ready__.remote()] = actor
 
     def take(self, step: int) -> StepItem:
         deadline = time.monotonic() + PATIENCE
         while True:
             self.hand_out(step)
-            self.collect(0.0 if self.is_drawn(step) else POLL)
+            finished = self.collect(0.0 if self.is_drawn(step) else POLL)
             if self.is_drawn(step):
                 with contextlib.suppress(self.ray.exceptions.GetTimeoutError):
                     item, packs = self.get(step)
-                    item.packs += [Pack(*map(torch.tensor, values), shapes) for *values, shapes in packs]
+                    for X, y, sizes, shapes in packs:
+                        item.packs.append(Pack(torch.tensor(X), torch.tensor(y), torch.tensor(sizes), shapes))
                     del self.references[step]
                     self.hand_out(step + 1)
                     return item
             self.check_stop()
-            self.check_head()
+            if not finished:
+                self.check_head()
             if time.monotonic() > deadline:
-                missing = f"no actor has drawn step {step} in {PATIENCE:.0f} s"
-                raise TablesUnavailable(f"{missing}; each of the {self.drawers} needs a free CPU of the Ray cluster")
+                raise TablesUnavailable(f"no Ray actor drew step {step} in {PATIENCE:.0f} s; each needs a free CPU")
 
     def is_drawn(self, step: int) -> bool:
         return step in self.references and self.references[step] not in self.busy
@@ -143,11 +145,13 @@ class RayLoader(Loader):
             self.busy[reference] = actor
             self.undrawn += 1
 
-    def collect(self, seconds: float) -> None:
-        """Wait for an actor to finish, at most for some seconds, and note all that are idle now."""
-        if self.busy and self.ray.wait(list(self.busy), timeout=seconds)[0]:
-            for reference in self.ray.wait(list(self.busy), num_returns=len(self.busy), timeout=0)[0]:
-                self.idle.append(self.busy.pop(reference))
+    def collect(self, seconds: float) -> bool:
+        """Wait for an actor to finish, at most for some seconds, and note all that did; whether there are any."""
+        if not self.busy or not self.ray.wait(list(self.busy), timeout=seconds)[0]:
+            return False
+        for reference in self.ray.wait(list(self.busy), num_returns=len(self.busy), timeout=0)[0]:
+            self.idle.append(self.busy.pop(reference))
+        return True
 
     def get(self, step: int) -> tuple[StepItem, list[Arrays]]:
         """What an actor has returned, or its error."""
@@ -159,28 +163,27 @@ class RayLoader(Loader):
         except errors.RayTaskError as error:
             raise error.cause from error
         except errors.RayError as error:
-            self.asked_head = 0.0
             self.check_head()
             if isinstance(error, (errors.ActorUnavailableError, errors.OutOfMemoryError)):
-                where = f"step {step}, seed {self.stream.seed}"
-                ended = f"{RETRIES + 1} Ray actors ended, one after the other, while drawing {where} (out of memory?)"
-                raise WorkerDied(ended) from error
-            last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+                where = f"step {step}, seed {self.stream.seed} (out of memory?)"
+                raise WorkerDied(f"{RETRIES + 1} Ray actors ended, one after another, while drawing {where}") from error
+            last = str(error).strip().splitlines()[-1]
             raise TablesUnavailable(f"a Ray actor is gone and does not start again: {last}") from error
 
     def check_head(self) -> None:
         """Raise TablesUnavailable if the head of the cluster does not answer: Ray itself would wait for it."""
-        if time.monotonic() - self.asked_head < POLL:
-            return
         try:
             socket.create_connection(address_of(self.head), timeout=CONNECT).close()
         except OSError as error:
             raise TablesUnavailable(f"the head of the Ray cluster, {self.head}, is gone ({error})") from None
-        self.asked_head = time.monotonic()
 
     def close(self) -> None:
         """End the actors, and Ray's own processes where `start` has started them."""
-        if hasattr(self, "ray"):
+        if self.ray is not None:
+            self.stop = Stop()
+            self.stop.first = 0.0  # a thread that pins items must not ask for more: Ray would start anew
+            if isinstance(self.items, Generator):
+                self.items.close()
             self.ray.shutdown()
 
 
