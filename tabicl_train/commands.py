@@ -100,12 +100,8 @@ def train() -> None:
         config = check(args)
     if args.help:
         return
-    if (
-        config is not None
-        and not (args.cfg or args.info)
-        and (devices := config.trainer.devices or 1) > 1
-        and not is_rank()
-    ):
+    devices = 1 if config is None else config.trainer.devices or 1
+    if config is not None and devices > 1 and not (args.cfg or args.info or is_rank()):
         sys.exit(launch_ranks(devices, Path(config.run_dir)))
     args.overrides = prepare(args.overrides)
     # Signals are watched from here on since it takes seconds before the run begins; a preflight has nothing to save.
