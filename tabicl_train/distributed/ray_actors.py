@@ -1,7 +1,7 @@
 """Tables drawn by the actors of a Ray cluster, ahead of training.
 
 An actor holds the stream and draws a step by its number. Ray starts lost actors again and repeats their calls. The
-training process gives idle actors the next steps, within the bounds that hold for workers, and takes the items in order.
+training process gives idle actors the next steps, within the bounds of workers, and takes the items in order.
 Ray's errors become WorkerDied, if a step ends every actor that draws it, or TablesUnavailable, if the cluster is gone.
 """
 
@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
@@ -31,8 +30,8 @@ from tabicl_train.workers import Ahead, Loader, TablesUnavailable, WorkerDied
 POLL = 1.0  # seconds between looks at stop signals and at the head of the cluster
 PATIENCE = 600.0  # seconds to wait for one step: Ray waits forever for the free CPU that an actor needs
 RETRIES = 3  # calls that Ray repeats: a step whose tables need too much memory would end actors forever
-ENVIRONMENT = {  # read when Ray is imported
-    # Ray ends a process a minute after the head is gone, and a run would end without a checkpoint.
+ENVIRONMENT = {
+    # Ray ends a process this long after the head is gone. The default, 60 s, is shorter than a validation may take.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
@@ -66,12 +65,8 @@ class RayLoader(Loader):
 
     Parameters
     ----------
-    stream : StepStream
-        The items; its first step is the one given to `start`.
-    config : StreamConfig
-        Address of the cluster, number of actors, and how far they draw ahead.
-    device : torch.device, optional
-        Where the items will go; for a GPU they are put in pinned memory.
+    stream, config, device
+        As for `Loader`, with actors in place of workers.
     """
 
     def __init__(self, stream: StepStream, config: StreamConfig, device: torch.device | None = None) -> None:
@@ -168,7 +163,7 @@ class RayLoader(Loader):
                 where = f"step {step}, seed {self.stream.seed} (out of memory?)"
                 raise WorkerDied(f"{RETRIES + 1} Ray actors ended, one after another, while drawing {where}") from error
             last = str(error).strip().splitlines()[-1]
-            raise TablesUnavailable(f"a Ray actor is gone and does not start again: {last}") from error
+            raise TablesUnavailable(f"a Ray actor cannot be started: {last}") from error
 
     def check_head(self) -> None:
         """Raise TablesUnavailable if the head of the cluster does not answer: Ray itself would wait for it."""
@@ -182,7 +177,7 @@ class RayLoader(Loader):
         if self.ray is not None:
             self.stop = Stop()
             self.stop.first = 0.0  # a thread that pins items must not ask for more: Ray would start anew
-            if isinstance(self.items, Generator):
+            if hasattr(self.items, "close"):
                 self.items.close()
             self.ray.shutdown()
 
