@@ -5,6 +5,7 @@
 #   NODES=2 (default 1): as many nodes, each with all cores. Only the first one's name can be resolved.
 #   Debian: apt-get install slurmctld slurmd slurm-client munge
 set -euo pipefail
+NODES=${NODES:-1}
 folder=$(mktemp -d)
 chmod 755 "$folder"
 mkdir "$folder/state"
@@ -13,7 +14,7 @@ host=$(hostname -s)
 mapfile -t ports < <(python3 -c '
 import socket, sys
 sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(int(sys.argv[1]) + 1)]
-print(*(free.getsockname()[1] for free in sockets), sep="\n")' "${NODES:=1}")
+print(*(free.getsockname()[1] for free in sockets), sep="\n")' "$NODES")
 cat > "$folder/slurm.conf" <<END
 ClusterName=test
 SlurmctldHost=$host(127.0.0.1)
