@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tabicl_train.console import tell
-from tabicl_train.processes.launch import PREEMPTED, describe_exit
-from tabicl_train.processes.signals import Stop
+from tabicl_train.distributed.launch import PREEMPTED, describe_exit
+from tabicl_train.distributed.signals import Stop
 from tabicl_train.run_dir.checkpoint import saved
 from tabicl_train.run_dir.lock import FULL_DISK, owner_is_alive
 from tabicl_train.run_dir.status import read_status

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tabicl_train.config.schema import with_workers
-from tabicl_train.processes.signals import PARENT
+from tabicl_train.distributed.signals import PARENT
 from tabicl_train.sweep.plan import Job
 
 LOG = "log.txt"
