@@ -10,7 +10,7 @@
     { sed -n 's/^# Usage: /usage: /p' launch/multinode.sh >&2; exit 2; }
 endpoint=$1 nodes=$2 ranks=$3 && shift 3
 # All errors of the configuration at once, and once: torchrun would repeat them at each restart.
-python -m tabicl_train "$@" --cfg job > /dev/null
+errors=$(python -m tabicl_train "$@" --cfg job 2>&1 > /dev/null) || { echo "$errors" >&2; exit 2; }
 # Shared with the ranks, torchrun's store would stay on the first rank 0's machine, and all would wait for it once it is
 # lost.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1

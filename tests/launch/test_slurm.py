@@ -29,7 +29,7 @@ pytestmark = [
 until = functools.partial(waiting.until, seconds=600.0)
 SETTINGS = ["experiment=smoke", "prior=dummy", "stream.num_workers=0", "trainer.accelerator=cpu",
             "checkpoint.every=1000"]  # fmt: skip
-LONG = [*SETTINGS, "curriculum.stages.smoke.steps=3000"]  # a signal after the start finds the run still going
+LONG = [*SETTINGS, "curriculum.stages.smoke.steps=500"]  # the run still goes when the signal comes
 ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
 
 
@@ -104,7 +104,7 @@ def test_a_canceled_job_saves_a_checkpoint_and_does_not_come_back(tmp_path):
 
 
 def test_a_job_whose_node_is_lost_starts_again(tmp_path):
-    settings = [*SETTINGS, "curriculum.stages.smoke.steps=1000", "checkpoint.every=20"]
+    settings = [*LONG, "checkpoint.every=20"]
     job = sbatch(tmp_path, ["--time=60"], *settings, f"run_dir={tmp_path / 'run'}")
     until(lambda: rows(tmp_path / "run") > 50, "the run begins")
     (daemon,) = Path(os.environ["SLURM_CONF"]).parent.glob("slurmd-*.pid")
