@@ -74,7 +74,7 @@ TABLES = {
         "addresses": ADDRESSES if name in REAL else [*ADDRESSES, *((LONG, seed) for seed in (0, 4, 6, 10))],
     }
     for name, (prior, options) in PRIORS.items()
-    for kind, spec, others in ((", classes", {}, NUMBERS_ONLY), (", numbers", {"max_classes": 0}, CLASSES_ONLY))
+    for kind, spec, others in ((" classes", {}, NUMBERS_ONLY), (" numbers", {"max_classes": 0}, CLASSES_ONLY))
     if name not in others
 }
 
@@ -158,7 +158,7 @@ def draw(output: Path, cases: dict[str, dict]) -> None:
     with tempfile.TemporaryDirectory() as place:
         write_own_tables(Path(place))
         for name, case in cases.items():
-            found = {}
+            found: dict[str, Any] = {}
             try:
                 options = json.loads(json.dumps(case["options"]).replace(OWN_TABLES, place))
                 prior = build_prior(case["prior"], **options)
