@@ -267,7 +267,8 @@ def results(tree: Path, folder: Path, cases: list[str], is_new: bool, limit: flo
         for name in missing:
             (folder / f"{name}.json").unlink(missing_ok=True)
         command = [__file__, "draw", str(folder), json.dumps(missing)]
-        call(command, tree, folder, folder / "tables.log", limit)
+        if (code := call(command, tree, folder, folder / "tables.log", limit)) != 0:
+            print(f"tables: exit code or end: {code}, see {folder / 'tables.log'}", flush=True)
     found = {name: stored(folder, name, case) or {} for name, case in tables.items()}
     for name, settings in runs.items():
         if (known := stored(folder, name, settings)) is None:
