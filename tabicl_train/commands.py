@@ -28,7 +28,14 @@ from tabicl_train.config.options import (
 )
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.console import first_line, is_first, is_first_here, say
-from tabicl_train.distributed.launch import PREEMPTED, die_with_launcher, is_own_launch, is_rank, launch_ranks, start_problems
+from tabicl_train.distributed.launch import (
+    PREEMPTED,
+    die_with_launcher,
+    is_own_launch,
+    is_rank,
+    launch_ranks,
+    start_problems,
+)
 from tabicl_train.distributed.signals import watch_signals
 from tabicl_train.errors import ConfigError, install, is_installed, require_matplotlib
 from tabicl_train.run_dir.outputs import make_folder
@@ -93,8 +100,9 @@ def train() -> None:
         config = check(args)
     if args.help:
         return
-    if config is not None and not (args.cfg or args.info) and (config.trainer.devices or 1) > 1 and not is_rank():
-        sys.exit(launch_ranks(config.trainer.devices, Path(config.run_dir)))
+    devices = 1 if config is None else config.trainer.devices or 1
+    if config is not None and devices > 1 and not (args.cfg or args.info or is_rank()):
+        sys.exit(launch_ranks(devices, Path(config.run_dir)))
     args.overrides = prepare(args.overrides)
     # Signals are watched from here on since it takes seconds before the run begins; a preflight has nothing to save.
     with contextlib.nullcontext() if config is None or config.preflight else watch_signals():

@@ -20,7 +20,7 @@ from tabicl_train.gradients import Gradients
 from tabicl_train.model.families import family_of
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
-from tabicl_train.optimizer import build_optimizer
+from tabicl_train.optimizer import MuonAdamW, build_optimizer
 from tabicl_train.precision import LossScale, choose
 from tabicl_train.schedules import learning_rate
 from tabicl_train.stream import StepItem
@@ -51,7 +51,7 @@ class Pretraining(L.LightningModule):
         self.rank = 0  # of this process in the last step
         self.trained_parts: list[str] = []
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self) -> MuonAdamW:
         return build_optimizer(self.model, self.config.optimizer)
 
     def on_fit_start(self) -> None:
@@ -59,7 +59,7 @@ class Pretraining(L.LightningModule):
         self.skipped = self.skipped.to(self.device)
         self.loss_scale.to(self.device)
 
-    def training_step(self, item: StepItem, step: int, rank: int, optimizer: torch.optim.Optimizer) -> None:
+    def training_step(self, item: StepItem, step: int, rank: int, optimizer: MuonAdamW) -> None:
         """One optimizer step: forward and backward passes, exchange, clipping and update, without a device sync.
 
         Parameters
@@ -70,7 +70,7 @@ class Pretraining(L.LightningModule):
             The step's number, counted from 0.
         rank : int
             The rank of this process.
-        optimizer : Optimizer
+        optimizer : MuonAdamW
             As from `configure_optimizers`.
         """
         if item.step != step:
@@ -180,7 +180,7 @@ class Pretraining(L.LightningModule):
         if checkpoint["config"]["optimizer"]["name"] != self.config.optimizer.name:  # allowed by resume.allow_changes
             checkpoint["optimizer_states"] = []  # the states of two optimizers do not fit each other
 
-    def go_back(self, checkpoint: dict, step: int, optimizer: torch.optim.Optimizer) -> None:
+    def go_back(self, checkpoint: dict, step: int, optimizer: MuonAdamW) -> None:
         """Load weights, optimizer and loss scale of an earlier checkpoint of this run, which continues at `step`."""
         self.load_state_dict(checkpoint["state_dict"])
         steps = range(checkpoint["global_step"], step)

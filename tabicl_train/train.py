@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import math
 import platform
 import warnings
 from datetime import timedelta
@@ -42,6 +41,7 @@ from tabicl_train.distributed.signals import Stop, watch_signals
 from tabicl_train.distributed.slurm import requeue
 from tabicl_train.model.kernels import memory
 from tabicl_train.module import Pretraining
+from tabicl_train.optimizer import MuonAdamW
 from tabicl_train.planning.run_plan import run_plan
 from tabicl_train.precision import policy, set_up_gpu, uses_cuda
 from tabicl_train.resume import Start, find_start, initial_weights
@@ -52,7 +52,7 @@ from tabicl_train.run_dir.provenance import describe_machine, describe_origin, r
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import RunStatus
 from tabicl_train.stream import StepStream
-from tabicl_train.workers import Loader, TablesUnavailable
+from tabicl_train.workers import Loader
 
 
 def train(config: RunConfig) -> str:
@@ -125,11 +125,7 @@ def train(config: RunConfig) -> str:
             close_process_group(ranks)
             return "finished"
 
-        module = fabric.to_device(Pretraining(config))
-        module.on_fit_start()
-        optimizer = module.configure_optimizers()
-        if config.trainer.compile:
-            compiling.compile_blocks(module.model)
+        module, optimizer = build_module(config, fabric)
         if device.type == "cpu":
             memory.keep_freed_memory()
         origin = describe_origin()
@@ -157,10 +153,10 @@ def train(config: RunConfig) -> str:
             is_whole = answer.give(step) and is_whole
         except BaseException as error:
             fabric.call("on_exception", error=error, module=module)
-            loggers.close(1)
             if ranks.rank == 0:
                 with contextlib.suppress(OSError):  # of a full disk, which is the error
                     status.write(status="failed", cause=f"{type(error).__name__}: {first_line(error)}")
+            loggers.close(1)
             raise
         loggers.close()
         outcome = "finished" if is_whole else "preempted"
@@ -179,7 +175,7 @@ def train(config: RunConfig) -> str:
 def fit(
     fabric: Fabric,
     module: Pretraining,
-    optimizer: torch.optim.Optimizer,
+    optimizer: MuonAdamW,
     loader: Loader,
     checkpoints: Checkpoints,
     validation: Validation,
@@ -251,6 +247,16 @@ def close_process_group(ranks: Ranks) -> None:
     ranks.barrier()
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def build_module(config: RunConfig, fabric: Fabric) -> tuple[Pretraining, MuonAdamW]:
+    """Module and optimizer on the device, with random weights."""
+    module = Pretraining(config)
+    fabric.to_device(module)
+    module.on_fit_start()
+    if config.trainer.compile:
+        compiling.compile_blocks(module.model)
+    return module, module.configure_optimizers()
 
 
 def broadcast_weights(module: Pretraining) -> None:
@@ -358,11 +364,7 @@ def run_steps(
         Idle; its stream has these steps.
     """
     set_up_process(config)
-    module = fabric.to_device(Pretraining(config))
-    module.on_fit_start()
-    optimizer = module.configure_optimizers()
-    if config.trainer.compile:
-        compiling.compile_blocks(module.model)
+    module, optimizer = build_module(config, fabric)
     if content is not None:
         load_training(dict(content), module, optimizer)
     elif config.init_weights is not None:
@@ -391,9 +393,7 @@ def set_up_process(config: RunConfig) -> None:
     torch.manual_seed(config.seed)
 
 
-def introduce(
-    config: RunConfig, prior: Prior, fabric: Fabric, module: Pretraining, start: Start, drawers: int
-) -> None:
+def introduce(config: RunConfig, prior: Prior, fabric: Fabric, module: Pretraining, start: Start, drawers: int) -> None:
     """Print what is about to run, as it is in force; drawers: processes that draw its tables for each rank."""
     tell(f"run       {config.run_dir}" + (f", resumed at step {start.steps}" if start.steps else ""))
     workers = counted(drawers, "Ray actor" if config.stream.name == "ray" else "worker")

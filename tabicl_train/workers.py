@@ -38,10 +38,10 @@ from torch import Tensor
 
 from tabicl_train.config.schema import StreamConfig
 from tabicl_train.console import tell
-from tabicl_train.errors import picklable
-from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.distributed.launch import describe_exit
 from tabicl_train.distributed.signals import SIGNALS, Stop, die_with_parent
+from tabicl_train.errors import picklable
+from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.stream import StepItem, StepStream
 
 # Forked workers start in 0.1 s and end with this process. The forkserver of Python 3.14 would start them under another.
@@ -130,8 +130,8 @@ class Loader:
             with contextlib.suppress(OSError):  # a dead process is noticed when its step is due
                 worker.connection.send(self.stream.steps.start)
         items = map(self.take, self.stream.steps)
-        on_gpu = self.device is not None and self.device.type == "cuda"
-        self.items = pinned(items, self.device) if on_gpu else items
+        device = self.device
+        self.items = pinned(items, device) if device is not None and device.type == "cuda" else items
 
     def next(self) -> StepItem | None:
         """The next item; None if the process was asked to stop while it waited, or if no tables are available any more.

@@ -18,6 +18,7 @@ from tabicl_train.config.schema import CheckpointConfig, RunConfig
 from tabicl_train.console import first_line
 from tabicl_train.curriculum import last_of_stage, stage_at
 from tabicl_train.module import Pretraining
+from tabicl_train.optimizer import MuonAdamW
 from tabicl_train.run_dir.atomic import save_atomically, sync_folder
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, DamagedCheckpoint, saved, step_of, verify
 
@@ -129,7 +130,7 @@ class Checkpoints:
         """Whether the run is saved after this many steps."""
         return step % self.config.checkpoint.every == 0 or last_of_stage(self.config.curriculum, step - 1) is not None
 
-    def save(self, step: int, module: Pretraining, optimizer: torch.optim.Optimizer) -> None:
+    def save(self, step: int, module: Pretraining, optimizer: MuonAdamW) -> None:
         """Save the run after `step` steps, at the end of a stage under its name too."""
         content = self.content(step, module, optimizer)
         self.saved_step = step
@@ -138,7 +139,7 @@ class Checkpoints:
             second_name = self.folder / f"stage-{stage}.ckpt" if stage else None
             self.files.save(content, self.folder / f"step-{step:08d}.ckpt", second_name)
 
-    def content(self, step: int, module: Pretraining, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    def content(self, step: int, module: Pretraining, optimizer: MuonAdamW) -> dict[str, Any]:
         """The dictionary after `step` steps."""
         stage, _, stage_step = stage_at(self.config.curriculum, min(step, self.config.total_steps - 1))
         run = {
@@ -161,7 +162,7 @@ class Checkpoints:
         module.on_save_checkpoint(content)
         return content
 
-    def load(self, content: dict[str, Any], module: Pretraining, optimizer: torch.optim.Optimizer) -> None:
+    def load(self, content: dict[str, Any], module: Pretraining, optimizer: MuonAdamW) -> None:
         """Restore module, optimizer and callbacks from a checkpoint's dictionary."""
         load_training(content, module, optimizer)
         for name, callback in self.stateful.items():
@@ -170,7 +171,7 @@ class Checkpoints:
         self.saved_step = content["global_step"]
 
 
-def load_training(content: dict[str, Any], module: Pretraining, optimizer: torch.optim.Optimizer) -> None:
+def load_training(content: dict[str, Any], module: Pretraining, optimizer: MuonAdamW) -> None:
     """Restore module and optimizer alone, from a checkpoint's dictionary."""
     module.on_load_checkpoint(content)
     module.load_state_dict(content["state_dict"])

@@ -22,6 +22,7 @@ from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.model.family import Network
 from tabicl_train.model.scaling import Scaling
 from tabicl_train.module import Pretraining
+from tabicl_train.optimizer import MuonAdamW
 from tabicl_train.run_dir.checkpoint import DamagedCheckpoint, read, saved, step_of
 from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem
@@ -72,9 +73,7 @@ class Guard:
         for key in STATE:
             setattr(self, key, state.get(key, getattr(self, key)))
 
-    def on_train_batch_end(
-        self, step: int, item: StepItem, module: Pretraining, optimizer: torch.optim.Optimizer, **_
-    ) -> None:
+    def on_train_batch_end(self, step: int, item: StepItem, module: Pretraining, optimizer: MuonAdamW, **_) -> None:
         scale = module.loss_scale.scale if module.loss_scale.enabled else module.loss.new_zeros(())
         self.unread.append((item.step, torch.stack([module.loss, module.grad_norm, scale])))
         if is_logged(self.config, step):
@@ -120,7 +119,7 @@ class Guard:
         line |= {"replay": command, "groups": groups}
         self.records.append_line("incidents.jsonl", {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **line})
 
-    def judge(self, step: int, module: Pretraining, optimizer: torch.optim.Optimizer) -> None:
+    def judge(self, step: int, module: Pretraining, optimizer: MuonAdamW) -> None:
         limits = self.limits
         for count, most, what in (
             (self.longest, limits.skipped_in_a_row, "steps in a row"),
@@ -175,7 +174,7 @@ class Guard:
             f"guard.multiplier={limits.multiplier}, and the moving average of the loss {average:.3f}"
         )
 
-    def rewind(self, step: int, module: Pretraining, optimizer: torch.optim.Optimizer, good: dict) -> None:
+    def rewind(self, step: int, module: Pretraining, optimizer: MuonAdamW, good: dict) -> None:
         """Restore weights and optimiser from a checkpoint. The steps since then count as done: their tables are not
         used again."""
         module.go_back(good, step, optimizer)

@@ -49,10 +49,10 @@ from tabicl_train.callbacks.scores import diabetes, score_numbers
 from tabicl_train.config.monitoring import CLASS_SCORES, NUMBER_SCORES, OWN, REAL, SYNTHETIC
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.console import first_line, tell
-from tabicl_train.model.family import Network
-from tabicl_train.module import Pretraining
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.distributed.signals import Stop
+from tabicl_train.model.family import Network
+from tabicl_train.module import Pretraining
 from tabicl_train.run_dir.atomic import save_atomically
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, DamagedCheckpoint, read
 from tabicl_train.run_dir.records import Records

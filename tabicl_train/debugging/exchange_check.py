@@ -22,10 +22,10 @@ from torch import Tensor
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.console import tell
 from tabicl_train.curriculum import stage_at
+from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.gradients import Gradients
 from tabicl_train.module import Pretraining
-from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.train import run_steps
 from tabicl_train.workers import Loader

@@ -20,11 +20,11 @@ from tabicl_train.callbacks.guard import MULTIPLIER_AT
 from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.console import tell
 from tabicl_train.debugging.exchange_check import check_exchange
-from tabicl_train.errors import ConfigError
-from tabicl_train.precision import Precision, choose
 from tabicl_train.distributed.launch import read_launch
 from tabicl_train.distributed.ranks import Ranks
+from tabicl_train.errors import ConfigError
 from tabicl_train.module import Pretraining
+from tabicl_train.precision import Precision, choose
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.train import build_loader, build_stream, close_process_group, device_of, open_fabric, run_steps
 from tabicl_train.workers import Loader
@@ -32,6 +32,7 @@ from tabicl_train.workers import Loader
 LOSS = 0.02  # largest relative difference between the mean losses over the second half of the steps
 NORM = 1.25  # largest ratio, either way, between the median gradient norms there
 MULTIPLIER = 1.25  # largest ratio, either way, between the largest multipliers there
+
 
 class Recorder:
     """Records loss, gradient norm and largest base multiplier of every step."""

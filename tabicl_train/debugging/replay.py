@@ -14,12 +14,13 @@ from tabicl_train.callbacks.checkpoints import to_host
 from tabicl_train.config.compose import from_values
 from tabicl_train.config.schema import CurriculumConfig, RunConfig, StageConfig, build_prior, flatten
 from tabicl_train.curriculum import plan_step, stage_at
+from tabicl_train.distributed.launch import Launch
+from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.gradients import Gradients
 from tabicl_train.model.families import settings_of
 from tabicl_train.module import Pretraining
-from tabicl_train.distributed.launch import Launch
-from tabicl_train.distributed.ranks import Ranks
+from tabicl_train.optimizer import MuonAdamW
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.changes import STREAM, change, up_to_date
 from tabicl_train.run_dir.records import Records
@@ -83,7 +84,12 @@ def replay_values(values: dict, from_checkpoint: bool) -> dict:
     """A run's configuration without the devices, files and services that the replay does not need."""
     values = values | {"init_weights": None} if from_checkpoint else values
     trainer = values["trainer"] | {"accelerator": "auto", "devices": None}
-    return values | {"trainer": trainer, "wandb": values["wandb"] | {"mode": "disabled"}, "tensorboard": False, "stream": {"name": "local"}}
+    return values | {
+        "trainer": trainer,
+        "wandb": values["wandb"] | {"mode": "disabled"},
+        "tensorboard": False,
+        "stream": {"name": "local"},
+    }
 
 
 def newest_before(folder: Path, step: int, rewinds: list[tuple[int, int]]) -> tuple[tuple[Path, dict] | None, int]:
@@ -116,7 +122,7 @@ class Dissection:
         self.config, self.step, self.rewinds = config, step, rewinds
         self.checkpoints: dict[int, dict] = {}  # those that the run went back to, by number of steps
 
-    def rewind(self, item: StepItem, module: Pretraining, optimizer: torch.optim.Optimizer) -> None:
+    def rewind(self, item: StepItem, module: Pretraining, optimizer: MuonAdamW) -> None:
         for good, at in self.rewinds:
             if item.step == at:
                 module.go_back(to_host(self.checkpoints[good]), at, optimizer)
@@ -133,9 +139,7 @@ class Dissection:
         if any(good <= item.step < at for good, at in self.rewinds):
             item.packs.clear()  # the rewind discards what the step would do
 
-    def on_train_batch_start(
-        self, item: StepItem, module: Pretraining, optimizer: torch.optim.Optimizer, **_
-    ) -> None:
+    def on_train_batch_start(self, item: StepItem, module: Pretraining, optimizer: MuonAdamW, **_) -> None:
         self.rewind(item, module, optimizer)
         if item.step != self.step:
             return

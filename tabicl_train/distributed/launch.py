@@ -1,4 +1,4 @@
-"""How this process was started, and how `trainer.devices=N` starts its ranks: by torch's elastic agent, as torchrun does.
+"""How this process was started, and how `trainer.devices=N` starts its ranks: by torch's elastic agent.
 
 Several machines need torchrun itself, which sets the same variables (launch/README.md).
 """

@@ -13,9 +13,9 @@ from tabicl_train.config.arguments import parse
 from tabicl_train.config.compose import compose
 from tabicl_train.config.options import SubmitOptions
 from tabicl_train.config.schema import RunConfig
-from tabicl_train.errors import ConfigError
 from tabicl_train.distributed.launch import PREEMPTED
 from tabicl_train.distributed.signals import PARENT
+from tabicl_train.errors import ConfigError
 
 WARNING = 300  # seconds before the time limit at which the run is asked to stop: enough for a step and a checkpoint
 GPU_WORKERS = 8  # that a job has for each GPU, and cores for them, if stream.num_workers does not say

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from tabicl_train.console import first_line, tell
-from tabicl_train.errors import ConfigError, is_installed
 from tabicl_train.distributed.signals import Stop, watch_signals
+from tabicl_train.errors import ConfigError, is_installed
 from tabicl_train.run_dir.checkpoint import sweep as remove_temporary_files
 from tabicl_train.run_dir.lock import RunLock
 from tabicl_train.run_dir.outputs import make_folder

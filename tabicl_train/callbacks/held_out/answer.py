@@ -29,12 +29,12 @@ from tabicl_train.callbacks.held_out.draws import answer_streams, score_item, un
 from tabicl_train.callbacks.held_out.selection import BEST, paired, start_weights
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.console import first_line, tell
+from tabicl_train.distributed.ranks import Ranks
+from tabicl_train.distributed.signals import Stop
 from tabicl_train.model.families import family_of
 from tabicl_train.module import Pretraining
 from tabicl_train.prediction.export import tensors_of
 from tabicl_train.prediction.gain import Gain, answer, untold
-from tabicl_train.distributed.ranks import Ranks
-from tabicl_train.distributed.signals import Stop
 from tabicl_train.run_dir.checkpoint import DamagedCheckpoint, read
 from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem

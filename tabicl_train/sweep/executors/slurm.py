@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tabicl_train.config.sweep import SweepConfig
 from tabicl_train.console import first_line
-from tabicl_train.errors import ConfigError
 from tabicl_train.distributed.signals import SIGNALS
+from tabicl_train.errors import ConfigError
 from tabicl_train.sweep.executors.executor import cores, process_of, start_process
 from tabicl_train.sweep.plan import Job
 
