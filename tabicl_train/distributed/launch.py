@@ -143,6 +143,9 @@ def launch_ranks(devices: int, run_dir: Path) -> int:
     status = read_status(run_dir) or {}
     if status.get("launch") == run_id and status["status"] in ("finished", "preempted"):
         return 0 if status["status"] == "finished" else PREEMPTED
+    if status.get("launch") == run_id and status["status"] == "failed":  # after a signal, which hides the ranks' codes
+        print(f"error: {status['cause']}", file=sys.stderr)
+        return 1
     return PREEMPTED if signaled else 0  # before the run began; a preflight has no status
 
 

@@ -35,10 +35,11 @@ class StopItself:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.is_last = int(os.environ.get("RANK", 0)) == int(os.environ.get("WORLD_SIZE", 1)) - 1
+        is_last = int(os.environ.get("RANK", 0)) == int(os.environ.get("WORLD_SIZE", 1)) - 1
+        self.step = AT[0] if number and is_last else None
 
     def on_train_batch_start(self, item, **_) -> None:
-        self.left = AT[1] if item.step == AT[0] and self.is_last else None
+        self.left = AT[1] if item.step == self.step else None
         assert self.left is None or len(item.packs) > AT[1]
 
     def query_losses(self, *arguments):
@@ -50,8 +51,6 @@ class StopItself:
 
 
 QUERY_LOSSES = module.query_losses
-
-
 BUILD_CALLBACKS = training.build_callbacks
 
 
@@ -65,7 +64,7 @@ def train(folder: Path, overrides: list[str]) -> str:
         return [*watching, *BUILD_CALLBACKS(*arguments)]
 
     with (
-        mock.patch.object(module, "query_losses", stop.query_losses if stop.number else QUERY_LOSSES),
+        mock.patch.object(module, "query_losses", stop.query_losses),
         mock.patch.object(training, "build_callbacks", callbacks),
     ):
         return training.train(config)
