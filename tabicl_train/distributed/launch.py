@@ -161,7 +161,9 @@ def describe_cause(failures: dict[int, ProcessFailure], run_dir: Path) -> str:
         _, failure = item
         is_killed = failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM
         is_late = failure.timestamp > start + 5  # the agent kills ranks that do not end within 30 s
-        return is_late, not is_killed, bool(CONNECTION.search(message_of(failure))), failure.timestamp
+        message = message_of(failure)
+        is_sequel = bool(CONNECTION.search(message)) or (failure.exitcode == -signal.SIGTERM and not message)
+        return is_late, not is_killed, is_sequel, failure.timestamp
 
     rank, failure = min(failures.items(), key=order)
     message = message_of(failure)
