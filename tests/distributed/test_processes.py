@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 from forked import exit_code, ranks, start, train
-from multiprocessing.context import ForkServerProcess
-from runs import metrics
 from waiting import until
 
+from tabicl_train.run_dir.checkpoint import saved, step_of
 from tabicl_train.run_dir.lock import is_in_use
 from tabicl_train.run_dir.status import read_status
 
 SETTINGS = (
     "experiment=smoke", "prior=dummy", "curriculum.stages.smoke.steps=1000000", "checkpoint.every=4",
-    "trainer.log_every=1", "trainer.accelerator=cpu", "trainer.devices=2", "stream.num_workers=1",
+    "trainer.accelerator=cpu", "trainer.devices=2", "stream.num_workers=1",
 )  # fmt: skip
 
 
@@ -32,8 +31,8 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def step(run_dir: Path) -> int:
-    return int(rows[-1]["step"]) if (run_dir / "metrics.csv").exists() and (rows := metrics(run_dir)) else 0
+def saved_step(run_dir: Path) -> int:
+    return max(map(step_of, saved(run_dir / "checkpoints")), default=0)
 
 
 class Launch:
@@ -41,19 +40,14 @@ class Launch:
 
     def __init__(self, run_dir: Path, stderr: Path, *settings: str) -> None:
         stderr.unlink(missing_ok=True)
-        self.stderr, first = stderr, step(run_dir)
-        self.process: ForkServerProcess = start(train, *SETTINGS, f"run_dir={run_dir}", *settings, stderr=stderr)
-        # a resumed run first drops the rows after its checkpoint
-        until(lambda: not self.process.is_alive() or self.has_begun(run_dir, first), seconds=300)
+        first = saved_step(run_dir)
+        self.process = start(train, *SETTINGS, f"run_dir={run_dir}", *settings, stderr=stderr)
+        until(lambda: not self.process.is_alive() or saved_step(run_dir) > first, seconds=300)
         assert self.process.is_alive(), stderr.read_text()
         self.ranks = children(self.process.pid)
         self.ranks.sort(key=lambda pid: b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
         self.workers = [worker for rank in self.ranks for worker in children(rank)]
         assert len(self.ranks) == 2 and len(self.workers) == 2
-
-    def has_begun(self, run_dir: Path, first: int) -> bool:
-        status = read_status(run_dir)
-        return status is not None and status["status"] == "running" and step(run_dir) > first
 
     def left(self) -> list[int]:
         return [pid for pid in [*self.ranks, *self.workers] if lives(pid)]
@@ -98,7 +92,7 @@ def test_a_suspended_rank_ends_the_run_by_the_timeout(tmp_path):
 def test_a_signal_to_any_rank_of_torchrun_ends_all_with_0_and_a_line(tmp_path):
     run_dir = tmp_path / "run"
     with ranks(train, *SETTINGS, f"run_dir={run_dir}", folder=tmp_path) as processes:
-        until(lambda: step(run_dir) > 2)
+        until(lambda: saved_step(run_dir) > 0, seconds=300)
         os.kill(processes[1].pid, signal.SIGUSR1)
         assert [exit_code(process) for process in processes] == [0, 0]
     last = (tmp_path / "stderr.0").read_text().splitlines()[-1]

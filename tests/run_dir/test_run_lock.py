@@ -75,14 +75,13 @@ def test_a_restart_waits_for_the_lock_of_a_machine_that_has_died(name, held, mon
         return acquire(self, timeout=timeout)
 
     monkeypatch.setattr(run_lock.FileLock, "acquire", wait)
-    later = RunLock(held.folder)
-    thread = threading.Thread(target=later.acquire)
+    later, got = RunLock(held.folder), []
+    thread = threading.Thread(target=lambda: (later.acquire(), got.append(later.lock.is_locked)))
     thread.start()
     assert waits.wait(60) and thread.is_alive()
     held.release()
     thread.join(60)
-    assert later.lock.is_locked
-    later.release()
+    assert got == [True]
 
 
 def train_with_a_lasting_worker(*settings: str) -> None:
@@ -105,7 +104,7 @@ def test_the_lock_of_a_killed_process_is_free_at_once_although_its_worker_lives(
     run = tmp_path / "run"
     settings = [*SETTINGS[:-1], "stream.num_workers=1", "trainer.log_every=1", f"run_dir={run}"]
     process = start(train_with_a_lasting_worker, *settings)
-    until(lambda: (run / "metrics.csv").exists() and (run / "metrics.csv").read_text().count("\n") == 4)
+    until(lambda: (run / "metrics.csv").exists() and (run / "metrics.csv").read_text().count("\n") == 4, seconds=300)
     assert is_in_use(run)
     (worker,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     try:
