@@ -177,14 +177,6 @@ def test_scripts_that_are_shown_exist_and_can_be_executed():
     assert all(os.access(ROOT / script, os.X_OK) for script in shown)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("line", [line for lines in PAGES.values() for line in lines if "launch/local.sh" in line])
-def test_settings_for_the_launch_script_are_valid(line):
-    settings = [word for word in shlex.split(line, comments=True) if "=" in word]
-    result = command("train", *settings, "--cfg", "job")
-    assert result.returncode == 0, result.stderr
-
-
 def test_ci_and_readme_name_the_same_test_command():
     assert "launch/test.sh" in (ROOT / ".ci/run").read_text()
     assert "launch/test.sh" in PAGES["README.md"]

@@ -1,42 +1,20 @@
-"""The scripts that start torchrun, with a stand-in for Python."""
+"""The launch scripts with stand-ins for Python, srun and scontrol, which record how they are called."""
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import yaml
-from one_machine_slurm import until
-from scripts import copy_scripts
+from scripts import ROOT, copy_scripts
 
 pytestmark = pytest.mark.multi_process
-
-# Prints a configuration, or stands for torchrun, which ends with an error after a signal.
-PYTHON = f"""#!/usr/bin/env bash
-[ "$1" != -c ] || exec "{sys.executable}" "$@"
+SETTINGS = ["experiment=smoke", "seed=3"]
+# Checks a configuration, as tabicl-train does with --cfg job.
+PYTHON = """#!/usr/bin/env bash
+case "$*" in *--cfg*) [[ "$*" != *wrong* ]] || { echo "error: wrong" >&2; exit 2; } ;; *) echo "$*" >> calls ;; esac
 """
-PYTHON += """
-status() {  # dated later than the start, which may lie in the same tick of the clock
-    echo "{\\"status\\": \\"$1\\"}" > "a run/status.json"; touch -d "1 hour" "a run/status.json"
-}
-echo "$*" >> calls
-case "$*" in
-*--cfg*) echo "seed: 0"; echo "run_dir: ${NAME:-a run}" ;;
-*fail*) exit 1 ;;
-*signal*)
-    trap '
-        case "$*" in
-        *late-signal) status finished ;;
-        *early-signal) ;;
-        *) status preempted ;;
-        esac
-        exit 1' TERM
-    touch ready
-    while true; do sleep 0.1; done ;;
-*) for last; do true; done; status "$last" ;;
-esac
-"""
+SRUN = '#!/usr/bin/env bash\necho "$*" >> calls\n'
+SCONTROL = "#!/usr/bin/env bash\nprintf 'first\\nsecond\\n'\n"
 
 
 @pytest.fixture
@@ -44,82 +22,92 @@ def folder(tmp_path) -> Path:
     launch = copy_scripts(tmp_path)
     with open(launch / "setup.sh", "a") as file:
         file.write("PATH=$PWD:$PATH\n")
-    (tmp_path / "python").write_text(PYTHON)
-    (tmp_path / "python").chmod(0o755)
-    (tmp_path / "a run").mkdir()
-    (tmp_path / "a run/status.json").write_text('{"status": "preempted"}')  # of the time before
-    os.utime(tmp_path / "a run/status.json", (0, 0))
+    for name, text in {"python": PYTHON, "srun": SRUN, "scontrol": SCONTROL}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
     return tmp_path
 
 
-SCRIPTS = {
-    "local": (["local.sh", "2"], "--standalone --nproc-per-node 2"),
-    "multinode": (["multinode.sh", "a:1", "1:4", "2"], "--nnodes 1:4 --nproc-per-node 2 --max-restarts 10 "
-                  "--rdzv-backend c10d --rdzv-endpoint a:1 --rdzv-id tabicl-"),
-    "one process": (["local.sh"], None),
-}  # fmt: skip
+def multinode(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    command = ["bash", folder / "launch/multinode.sh", *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
 
 
-ENDS = [("finished", 0), ("preempted", 75), ("fail", 1), ("signal", 75), ("early-signal", 75),
-        ("late-signal", 0)]  # fmt: skip
+def sbatch(folder: Path, *settings: str, **variables: str) -> subprocess.CompletedProcess:
+    """What SLURM does with launch/slurm.sbatch."""
+    job = {"SLURM_JOB_ID": "16", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "first,second"}
+    env = os.environ | job | {"SLURM_SUBMIT_DIR": str(folder), "PATH": f"{folder}:{os.environ['PATH']}"} | variables
+    command = ["bash", folder / "launch/slurm.sbatch", *settings]
+    return subprocess.run(command, env=env, capture_output=True, text=True)
+
+
+def called(folder: Path) -> str:
+    """The last call that was recorded, if any."""
+    calls = folder / "calls"
+    return calls.read_text().splitlines()[-1] if calls.exists() else ""
+
+
+def test_machines_meet_with_the_same_settings(folder):
+    assert multinode(folder, "a:1", "1:4", "2", *SETTINGS).returncode == 0
+    first = called(folder)
+    assert first.startswith("-m torch.distributed.run --nnodes 1:4 --nproc-per-node 2 --max-restarts 10 ")
+    assert "--rdzv-endpoint a:1 --rdzv-id tabicl-" in first and first.endswith(" -m tabicl_train " + " ".join(SETTINGS))
+    multinode(folder, "a:1", "1:4", "2", *SETTINGS)
+    assert called(folder) == first
+    multinode(folder, "a:1", "1:4", "2", "experiment=smoke", "seed=4")
+    ids = [line.partition("--rdzv-id ")[2].split()[0] for line in (first, called(folder))]
+    assert ids[0] != ids[1]
 
 
 @pytest.mark.parametrize(
-    ("script", "argument", "code"),
-    [("one process", "finished", 0), *((script, *end) for script in ("local", "multinode") for end in ENDS)],
+    "arguments",
+    [["a:1", "2", "2"], ["a:1", "2", "seed=1"], ["a:1", "two", "2", "seed=1"], ["a:1", "2", "2", "wrong=1"]],
 )
-def test_a_script_ends_as_the_run_did(script, argument, code, folder):
-    (name, *arguments), torchrun = SCRIPTS[script]
-    with subprocess.Popen(["bash", folder / "launch" / name, *arguments, argument]) as process:
-        if "signal" in argument:
-            until((folder / "ready").exists, "torchrun starts")
-            process.terminate()
-    assert process.returncode == code
-    started = (folder / "calls").read_text().splitlines()[-1]
-    assert started.startswith(f"-m torch.distributed.run {torchrun}" if torchrun else "-m tabicl_train")
-    assert started.endswith(f"-m tabicl_train {argument}")
+def test_wrong_arguments_start_no_torchrun(arguments, folder):
+    result = multinode(folder, *arguments)
+    assert result.returncode == 2 and ("usage: " in result.stderr or "error: wrong" in result.stderr)
+    assert not called(folder)
 
 
-@pytest.mark.parametrize("name", ["'007'", "a long\n  run", '"a #run"'])
-def test_the_status_is_found_in_a_folder_whose_name_yaml_quotes_or_breaks(name, folder):
-    run_dir = folder / yaml.safe_load(name)
-    (folder / "a run").rename(run_dir)
-    (folder / "a run").symlink_to(run_dir)
-    command = ["bash", folder / "launch/local.sh", "2", "preempted"]
-    assert subprocess.run(command, env=os.environ | {"NAME": name}).returncode == 75
+def test_a_job_starts_one_torchrun_on_each_node(folder):
+    """SLURM sends SIGUSR1 before the time limit, starts the job again, and appends to its log."""
+    options = [line for line in (ROOT / "launch/slurm.sbatch").read_text().splitlines() if line.startswith("#SBATCH")]
+    wanted = ("--ntasks-per-node=1", "--requeue", "--open-mode=append", "--signal=USR1@300")
+    assert {f"#SBATCH {option}" for option in wanted} <= set(options)
+    assert sbatch(folder, *SETTINGS, SLURM_GPUS_ON_NODE="8").returncode == 0
+    for part in ("--nnodes 2 --nproc-per-node 8 ", "--rdzv-endpoint first:15016 --rdzv-id 16 ", ",SIGUSR1 "):
+        assert part in called(folder)
+    assert called(folder).endswith(" -m tabicl_train trainer.requeue=true " + " ".join(SETTINGS))
+    sbatch(folder, *SETTINGS, RANKS="4")
+    assert "--nproc-per-node 4 " in called(folder)
 
 
-def name_of_run(folder: Path, endpoint: str, *settings: str, machine: str = "a") -> str:
-    """The name that multinode.sh gives a run, started on that machine."""
-    (folder / "uname").write_text(f"#!/bin/sh\necho {machine}\n")
-    (folder / "uname").chmod(0o755)
-    subprocess.run(["bash", folder / "launch/multinode.sh", endpoint, "2", "2", *settings, "finished"], check=True)
-    words = (folder / "calls").read_text().splitlines()[-1].split()
-    return words[words.index("--rdzv-id") + 1]
+def test_the_index_in_an_array_chooses_the_seed_or_a_line_of_settings(folder):
+    (folder / "settings").write_text("seed=9\noptimizer=adamw optimizer.eps=1e-7\n")
+    assert sbatch(folder, "seed=%a", "run_dir=seed-%a", SLURM_ARRAY_TASK_ID="3").returncode == 0
+    assert called(folder).endswith(" seed=3 run_dir=seed-3")
+    assert sbatch(folder, "@settings", "run_dir=line-%a", SLURM_ARRAY_TASK_ID="1").returncode == 0
+    assert called(folder).endswith(" optimizer=adamw optimizer.eps=1e-7 run_dir=line-1")
 
 
-def test_machines_meet_with_the_same_settings_at_the_same_place(folder):
-    first = name_of_run(folder, "a:1", "seed=1")
-    assert name_of_run(folder, "a:1", "seed=2") != first == name_of_run(folder, "a:1", "seed=1", machine="b")
-    alone = name_of_run(folder, "localhost:1", "seed=1")
-    assert name_of_run(folder, "localhost:1", "seed=1", machine="b") != alone
-    assert name_of_run(folder, "localhost:1", "seed=1") == alone
+@pytest.mark.parametrize(
+    ("setting", "index", "message"),
+    [("@settings", {"SLURM_ARRAY_TASK_ID": "1"}, "no line 1"), ("@settings", {}, "needs a job array"),
+     ("seed=%a", {}, "needs a job array"), ("@missing", {"SLURM_ARRAY_TASK_ID": "0"}, "missing"),
+     ("wrong=1", {}, "error: wrong")],
+)  # fmt: skip
+def test_a_job_with_wrong_settings_trains_nothing(setting, index, message, folder):
+    (folder / "settings").write_text("seed=9\n")
+    result = sbatch(folder, setting, "run_dir=run", **index)
+    assert result.returncode != 0 and message in result.stderr and not called(folder)
 
 
-@pytest.mark.parametrize("arguments", [["a:1", "2"], ["a:1", "2", "2", "trainer.nodes=2"],
-    ["a:1", "2", "seed=1"], ["a:1", "seed=1", "seed=2"]])  # fmt: skip
-def test_wrong_arguments_are_refused(arguments, folder):
-    result = subprocess.run(["bash", folder / "launch/multinode.sh", *arguments], capture_output=True, text=True)
-    assert result.returncode == 2 and ("usage: " in result.stderr or "leave out" in result.stderr)
-    assert not (folder / "calls").exists()
+def test_a_job_without_settings_does_not_train_the_default(folder):
+    result = sbatch(folder)
+    assert result.returncode == 2 and "there are no settings" in result.stderr and not called(folder)
 
 
-@pytest.mark.parametrize("script", ["local", "multinode"])
-def test_torchrun_is_not_started_without_settings_nor_for_a_sweep(script, folder):
-    (name, *arguments), _ = SCRIPTS[script]
-    command = ["bash", folder / "launch" / name, *arguments]
-    sweep = subprocess.run([*command, "-m", "seed=0,1"], capture_output=True, text=True)
-    assert sweep.returncode == 2 and "use tabicl-train -m" in sweep.stderr
-    assert not (folder / "calls").exists()
-    subprocess.run(command)
-    assert (folder / "calls").read_text().splitlines() == ["-m tabicl_train"]
+@pytest.mark.parametrize("script", sorted((ROOT / "launch").glob("*.s*")), ids=lambda path: path.name)
+def test_a_script_is_bash(script):
+    result = subprocess.run(["bash", "-n", script], capture_output=True, text=True)
+    assert result.returncode == 0 and not result.stderr

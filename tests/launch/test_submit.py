@@ -9,11 +9,11 @@ from unittest import mock
 
 import pytest
 from command_line import command
-from one_machine_slurm import parent_of, until
 from runs import assert_same_end, run
+from waiting import until
 
 from tabicl_train.config.options import SubmitOptions
-from tabicl_train.processes.submit import submit
+from tabicl_train.distributed.submit import submit
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import read_status
 
@@ -59,7 +59,7 @@ def test_a_limit_without_end_is_refused():
 @pytest.mark.parametrize(("stream", "cores"), [([], 7), (["stream=ray"], 7), (["stream=ray", RAY], 2)])
 def test_each_process_gets_cores_for_the_workers_of_its_machine(stream, cores, tmp_path, monkeypatch):
     submitted = mock.Mock()
-    monkeypatch.setattr("tabicl_train.processes.submit.submit", submitted)
+    monkeypatch.setattr("tabicl_train.distributed.submit.submit", submitted)
     settings = ["experiment=smoke", *stream, "stream.num_workers=6", f"run_dir={tmp_path}/a run"]
     submitted.return_value.paths.stdout = Path(tmp_path, "a run/jobs/1_log.out")
     result = command("submit", *settings)
@@ -71,7 +71,7 @@ def test_each_process_gets_cores_for_the_workers_of_its_machine(stream, cores, t
 def test_a_job_gets_a_number_of_workers_and_cores_for_them(gpus, workers, tmp_path, monkeypatch):
     """By default a run takes the cores of its machine, and those of this machine do not matter."""
     submitted = mock.Mock()
-    monkeypatch.setattr("tabicl_train.processes.submit.submit", submitted)
+    monkeypatch.setattr("tabicl_train.distributed.submit.submit", submitted)
     result = command("submit", "experiment=smoke", f"run_dir={tmp_path}/run", f"submit.gpus={gpus}")
     assert result.returncode == 0, result.stderr
     arguments, *_, cores = submitted.call_args.args
@@ -82,6 +82,10 @@ def test_without_slurm_it_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     result = command("submit", "experiment=smoke", f"run_dir={tmp_path / 'run'}")
     assert result.returncode == 2 and "the job cannot be submitted: " in result.stderr
+
+
+def parent_of(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @pytest.mark.multi_process
