@@ -42,6 +42,6 @@ def forked_jobs(monkeypatch):
 
 def kill(run_dir: Path) -> None:
     """Kill the process that trains in a folder."""
-    from tabicl_train.run_dir.lock import read_owner
+    from tabicl_train.run_dir.status import read_status
 
-    os.kill(read_owner(run_dir / "lock")["process"], signal.SIGKILL)
+    os.kill(read_status(run_dir)["process"], signal.SIGKILL)
