@@ -14,7 +14,7 @@ LAYERS = [
     ["model"],
     ["config"],
     ["run_dir"],
-    ["prediction", "processes"],
+    ["prediction", "distributed"],
     ["evaluation"],
     ["line"],
     ["planning"],
@@ -37,7 +37,6 @@ LINE = {
     "compiling",
     "gradients",
     "resume",
-    "remote",
 }
 LIBRARIES = {  # what a room must not import, directly or through others
     "priors": {"lightning", "hydra", "omegaconf", "tabicl_train"},
@@ -78,7 +77,7 @@ def room_of(module: str) -> str:
     first = rest.partition(".")[0]
     if first in ("", "__main__"):
         return "commands"
-    return "line" if first in LINE else first
+    return "line" if first in LINE or rest == "distributed.ray_actors" else first
 
 
 def test_every_file_belongs_to_a_layer():

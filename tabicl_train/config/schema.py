@@ -307,7 +307,7 @@ class RunConfig:
     def cores(self) -> int:
         """Cores of this machine that a training process and its workers keep busy.
 
-        The actors of a Ray cluster have cores of their own, and what is left here is the process that talks to them.
+        The actors of a Ray cluster have cores of their own; Ray's processes on this machine take one.
         """
         return self.trainer.cpu_threads + (self.stream.workers if self.stream.address is None else 1)
 

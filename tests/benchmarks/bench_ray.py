@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import sys
 import time
-from itertools import islice
 from statistics import median
 
 from priors import build_prior
 from tabicl_train.config.schema import CurriculumConfig, StageConfig, StreamConfig
+from tabicl_train.distributed.ray_actors import RayLoader
 from tabicl_train.model import TabICLConfig
-from tabicl_train.processes.signals import Stop
-from tabicl_train.remote.loader import RayLoader
 from tabicl_train.stream import StepStream
 from tabicl_train.workers import Loader
 
@@ -34,15 +32,15 @@ if __name__ == "__main__":
             Loader(stream, StreamConfig(**settings)) as local,
             RayLoader(stream, StreamConfig("ray", **settings)) as remote,
         ):
-            assert remote.problem(Stop()) is None
             seconds: list[list[float]] = [[], []]
             for loader in (local, remote):
-                next(loader)  # to warm up
+                loader.start()
+                loader.next()  # to warm up
             for _ in range(rounds):
                 for loader, spent in zip((local, remote), seconds, strict=True):
                     start = time.perf_counter()
-                    for _ in islice(loader, steps):
-                        pass
+                    for _ in range(steps):
+                        loader.next()
                     spent.append(time.perf_counter() - start)
         for kind, spent in zip((f"{workers} local workers", f"{workers} Ray actors"), seconds, strict=True):
             print(f"{name:10} {kind:16} {steps / median(spent):7.2f} steps/s of {tables} tables of {rows} rows")

@@ -74,7 +74,7 @@ TABLES = {
         "addresses": ADDRESSES if name in REAL else [*ADDRESSES, *((LONG, seed) for seed in (0, 4, 6, 10))],
     }
     for name, (prior, options) in PRIORS.items()
-    for kind, spec, others in ((", classes", {}, NUMBERS_ONLY), (", numbers", {"max_classes": 0}, CLASSES_ONLY))
+    for kind, spec, others in ((" classes", {}, NUMBERS_ONLY), (" numbers", {"max_classes": 0}, CLASSES_ONLY))
     if name not in others
 }
 
@@ -158,7 +158,7 @@ def draw(output: Path, cases: dict[str, dict]) -> None:
     with tempfile.TemporaryDirectory() as place:
         write_own_tables(Path(place))
         for name, case in cases.items():
-            found = {}
+            found: dict[str, Any] = {}
             try:
                 options = json.loads(json.dumps(case["options"]).replace(OWN_TABLES, place))
                 prior = build_prior(case["prior"], **options)
@@ -267,7 +267,8 @@ def results(tree: Path, folder: Path, cases: list[str], is_new: bool, limit: flo
         for name in missing:
             (folder / f"{name}.json").unlink(missing_ok=True)
         command = [__file__, "draw", str(folder), json.dumps(missing)]
-        call(command, tree, folder, folder / "tables.log", limit)
+        if (code := call(command, tree, folder, folder / "tables.log", limit)) != 0:
+            print(f"tables: exit code or end: {code}, see {folder / 'tables.log'}", flush=True)
     found = {name: stored(folder, name, case) or {} for name, case in tables.items()}
     for name, settings in runs.items():
         if (known := stored(folder, name, settings)) is None:

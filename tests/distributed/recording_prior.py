@@ -1,13 +1,15 @@
-"""A prior of simple tables that leaves traces, fails or ends its process; actors import it from this file."""
+"""A prior of simple tables that leaves traces, fails, waits or ends its process; actors import it from this file."""
 
 import os
 import signal
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from priors.prior import Prior
+from priors.table import PriorError
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.model import TabICLConfig
 from tabicl_train.stream import StepStream
@@ -21,29 +23,34 @@ class Recording(Prior):
     """Tables of 60 rows that tell their address.
 
     folder: gets an empty file PID-STEP for each step that a process draws
-    kill: step at which the first process that draws it is killed; fail: step whose tables cannot be drawn
+    kill: step that ends the first `deaths` processes that draw it
+    fail: step whose tables cannot be drawn; wait: step that is never done
     """
 
     folder: str
     kill: int = -1
+    deaths: int = 1
     fail: int = -1
+    wait: int = -1
 
     def plan(self, spec, seed):
         step = seed[1]
         Path(self.folder, f"{os.getpid()}-{step}").touch()
-        if step == self.kill and len(list(Path(self.folder).glob(f"*-{step}"))) == 1:
+        if step == self.kill and len(list(Path(self.folder).glob(f"*-{step}"))) <= self.deaths:
             os.kill(os.getpid(), signal.SIGKILL)
         if step == self.fail:
-            raise ZeroDivisionError("no such luck")
+            raise PriorError("no such luck")
+        if step == self.wait:
+            threading.Event().wait()
         return seed
 
     def execute(self, plan):
         return torch.arange(120.0).reshape(60, 2) * (1 + plan[1] + plan[2] / 8), torch.arange(60) % 2, 2
 
 
-def stream_of(prior: Prior, steps: range = range(9), rank: int = 0, ranks: int = 1) -> StepStream:
+def stream_of(prior: Prior, rank: int = 0, ranks: int = 1) -> StepStream:
     stage = StageConfig(steps=9, rows=[60, 60], features=[5, 5], tables=TABLES, group_size=2)
-    return StepStream(prior, CurriculumConfig({"only": stage}), TabICLConfig(), 5, steps, rank, ranks)
+    return StepStream(prior, CurriculumConfig({"only": stage}), TabICLConfig(), 5, range(9), rank, ranks)
 
 
 def assert_same(items, expected) -> None:

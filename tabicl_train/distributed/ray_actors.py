@@ -1,0 +1,200 @@
+"""Tables drawn by the actors of a Ray cluster, ahead of training.
+
+An actor holds the stream and draws a step by its number. Ray starts lost actors again and repeats their calls. The
+training process gives idle actors the next steps, within the bounds of workers, and takes the items in order.
+Ray's errors become WorkerDied, if a step ends every actor that draws it, or TablesUnavailable, if the cluster is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from tabicl_train.config.schema import CONNECT, StreamConfig, address_of
+from tabicl_train.console import first_line
+from tabicl_train.distributed.signals import Stop
+from tabicl_train.errors import ConfigError, picklable
+from tabicl_train.model.pack import Pack, Shape
+from tabicl_train.stream import StepItem, StepStream
+from tabicl_train.workers import Ahead, Loader, TablesUnavailable, WorkerDied
+
+POLL = 1.0  # seconds between looks at stop signals and at the head of the cluster
+PATIENCE = 600.0  # seconds to wait for one step: Ray waits forever for the free CPU that an actor needs
+RETRIES = 3  # calls that Ray repeats: a step whose tables need too much memory would end actors forever
+ENVIRONMENT = {
+    # Ray ends a process this long after the head is gone. The default, 60 s, is shorter than a validation may take.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, tuple[Shape, ...]]  # of a pack; Ray shares arrays without copying
+
+
+class Drawer:
+    """The actor. folder: the working directory of the run, where the machine has it"""
+
+    def __init__(self, stream: StepStream, folder: str) -> None:
+        with contextlib.suppress(OSError):
+            os.chdir(folder)
+        torch.set_num_threads(1)  # as in workers: sums of several threads are rounded differently
+        self.stream = stream
+
+    def draw(self, step: int) -> tuple[StepItem, list[Arrays]]:
+        try:
+            item = self.stream.draw(step)
+        except Exception as error:
+            raise picklable(error)  # noqa: B904 - mostly the same error
+        packs = [(pack.X.numpy(), pack.y.numpy(), pack.sizes.numpy(), pack.shapes) for pack in item.packs]
+        return replace(item, packs=[]), packs
+
+
+class RayLoader(Loader):
+    """The items of a stream, in order, drawn by Ray actors.
+
+    Nothing happens before `start`, which connects to the cluster or starts Ray on this machine. `close` ends the
+    actors, and Ray where `start` has started it.
+
+    Parameters
+    ----------
+    stream, config, device
+        As for `Loader`, with actors in place of workers.
+    """
+
+    def __init__(self, stream: StepStream, config: StreamConfig, device: torch.device | None = None) -> None:
+        super().__init__(stream, StreamConfig(num_workers=0), device)
+        self.config = config
+        self.ray: Any = None  # imported by `start`
+        self.idle: list[Any] = []
+        self.busy: dict[Any, Any] = {}  # actors, by the reference to what they will return
+        self.references: dict[int, Any] = {}  # to the items of the steps that were handed out and not yet taken
+
+    @property
+    def drawers(self) -> int:
+        return self.config.workers
+
+    def start(self, first: int | None = None, stop: Stop | None = None) -> None:
+        """Have the tables drawn from step `first` on, by default the stream's first one.
+
+        Raises
+        ------
+        ConfigError
+            If Ray cannot be started, or the process cannot join its cluster.
+        """
+        super().start(first, stop)
+        self.ahead, self.undrawn = Ahead(self.stream, self.config), self.stream.steps.start
+        os.environ |= {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
+        import ray
+
+        try:
+            connect(self.config)
+        except SystemExit:  # what Ray makes of SIGTERM while it connects
+            if stop is not None:
+                stop.handle(signal.SIGTERM)
+                return
+            raise
+        except Exception as error:  # of any kind: Ray documents none
+            raise ConfigError([f"stream=ray: {first_line(error)}"]) from None
+        self.ray = ray
+        self.head = ray.get_runtime_context().gcs_address
+        kind = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=RETRIES, scheduling_strategy="SPREAD")(Drawer)
+        for _ in range(self.drawers):
+            actor: Any = kind.remote(self.stream, os.getcwd())
+            self.busy[actor.__ray_ready__.remote()] = actor
+
+    def take(self, step: int) -> StepItem:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            self.hand_out(step)
+            finished = self.collect(0.0 if self.is_drawn(step) else POLL)
+            if self.is_drawn(step):
+                with contextlib.suppress(self.ray.exceptions.GetTimeoutError):
+                    item, packs = self.get(step)
+                    for X, y, sizes, shapes in packs:
+                        item.packs.append(Pack(torch.tensor(X), torch.tensor(y), torch.tensor(sizes), shapes))
+                    del self.references[step]
+                    self.hand_out(step + 1)
+                    return item
+            self.check_stop()
+            if not finished:
+                self.check_head()
+            if time.monotonic() > deadline:
+                raise TablesUnavailable(f"no Ray actor drew step {step} in {PATIENCE:.0f} s; each needs a free CPU")
+
+    def is_drawn(self, step: int) -> bool:
+        return step in self.references and self.references[step] not in self.busy
+
+    def hand_out(self, due: int) -> None:
+        """Give steps to idle actors, while `due` is the one that is taken next."""
+        while self.idle and self.undrawn < self.stream.steps.stop and self.ahead.allows(self.undrawn, due):
+            actor = self.idle.pop()
+            self.references[self.undrawn] = reference = actor.draw.remote(self.undrawn)
+            self.busy[reference] = actor
+            self.undrawn += 1
+
+    def collect(self, seconds: float) -> bool:
+        """Wait for an actor to finish, at most for some seconds, and note all that did; whether there are any."""
+        if not self.busy or not self.ray.wait(list(self.busy), timeout=seconds)[0]:
+            return False
+        for reference in self.ray.wait(list(self.busy), num_returns=len(self.busy), timeout=0)[0]:
+            self.idle.append(self.busy.pop(reference))
+        return True
+
+    def get(self, step: int) -> tuple[StepItem, list[Arrays]]:
+        """What an actor has returned, or its error."""
+        errors = self.ray.exceptions
+        try:
+            return self.ray.get(self.references[step], timeout=POLL)
+        except errors.GetTimeoutError:
+            raise
+        except errors.RayTaskError as error:
+            raise error.cause from error
+        except errors.RayError as error:
+            self.check_head()
+            if isinstance(error, (errors.ActorUnavailableError, errors.OutOfMemoryError)):
+                where = f"step {step}, seed {self.stream.seed} (out of memory?)"
+                raise WorkerDied(f"{RETRIES + 1} Ray actors ended, one after another, while drawing {where}") from error
+            last = str(error).strip().splitlines()[-1]
+            raise TablesUnavailable(f"a Ray actor cannot be started: {last}") from error
+
+    def check_head(self) -> None:
+        """Raise TablesUnavailable if the head of the cluster does not answer: Ray itself would wait for it."""
+        try:
+            socket.create_connection(address_of(self.head), timeout=CONNECT).close()
+        except OSError as error:
+            raise TablesUnavailable(f"the head of the Ray cluster, {self.head}, is gone ({error})") from None
+
+    def close(self) -> None:
+        """End the actors, and Ray's own processes where `start` has started them."""
+        if self.ray is not None:
+            self.stop = Stop()
+            self.stop.first = 0.0  # a thread that pins items must not ask for more: Ray would start anew
+            if hasattr(self.items, "close"):
+                self.items.close()
+            self.ray.shutdown()
+
+
+def connect(config: StreamConfig) -> None:
+    """Join the cluster, or start Ray on this machine with a CPU for each actor."""
+    import ray
+
+    own: dict[str, Any] = {"num_cpus": config.workers, "num_gpus": 0, "include_dashboard": False}
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(
+            address=config.address or "local",
+            runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
+            log_to_driver=False,
+            logging_level=logging.CRITICAL,
+            **(own if config.address is None else {}),
+        )
+    finally:
+        signal.signal(signal.SIGTERM, handler)  # Ray has put its own one in its place
