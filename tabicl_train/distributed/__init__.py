@@ -1,0 +1,1 @@
+"""Processes, machines and clusters: how a run is launched, stopped and submitted."""

@@ -1,0 +1,145 @@
+"""Runs as jobs of submitit, on SLURM or on this machine; a job saves a checkpoint at its time limit and starts again.
+
+A job imports this file before it starts the run, so the file itself imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tabicl_train.errors import ConfigError
+
+WARNING = 300  # seconds before the time limit at which the run is asked to stop: enough for a step and a checkpoint
+ALWAYS = 1_000_000  # times that submitit starts a job again; its own limit is 3
+FOREVER = 10 * 365 * 24 * 60  # minutes; submitit ends a local job after two if nothing is said
+GPU_WORKERS = 8  # that a job has for each GPU, and cores for them, if stream.num_workers does not say
+PROGRAM = ("-m", "tabicl_train")
+
+
+class Training:
+    """What a job runs on each of its machines: `tabicl-train ARGUMENTS`, by torch's elastic agent if it has several ranks.
+
+    submitit calls `checkpoint` on the first machine before the time limit, and starts the job again afterwards.
+
+    Parameters
+    ----------
+    arguments : list of str
+        The arguments of tabicl-train.
+    nodes, processes : int
+        Number of machines, and of ranks on each of them.
+    variables : dict of str
+        Environment variables of the run.
+    """
+
+    def __init__(self, arguments: list[str], nodes: int = 1, processes: int = 1, variables: dict | None = None) -> None:
+        self.arguments, self.nodes, self.processes, self.variables = arguments, nodes, processes, variables or {}
+        self.program = PROGRAM
+        self.process: subprocess.Popen | None = None
+        self.stopped = False
+
+    def __call__(self) -> None:
+        """Run it to its end; raises RuntimeError if it fails."""
+        # SLURM signals all processes of a job. submitit's signal, SIGUSR2, would end the run at once.
+        submitit_signal = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: self.stop())
+        self.process = subprocess.Popen(self.command(), env=os.environ | self.variables, stdin=subprocess.DEVNULL)
+        signal.signal(signal.SIGUSR2, submitit_signal)
+        if self.stopped:  # before there was a process
+            self.process.send_signal(signal.SIGTERM)
+        self.wait()
+        code = self.process.wait()
+        # A run that was asked to stop ends with 75 (PREEMPTED), and torchrun with 1.
+        if code not in (0, os.EX_TEMPFAIL) and not self.stopped:
+            raise RuntimeError(f"tabicl-train ended with exit code {code}, see above")
+
+    def command(self) -> list[str]:
+        """The command of this machine."""
+        if self.nodes * self.processes == 1:
+            return [sys.executable, *self.program, *self.arguments]
+        import submitit
+
+        job = submitit.JobEnvironment()
+        port = 15_000 + int(job.job_id.partition("_")[0]) % 15_000  # below the ports that a system hands out by itself
+        host = job.hostnames[0] if self.nodes > 1 else "localhost"
+        agent = [f"--nnodes={self.nodes}", f"--nproc-per-node={self.processes}", f"--rdzv-id={job.job_id}"]
+        agent += ["--rdzv-backend=c10d", f"--rdzv-endpoint={host}:{port}", f"--shutdown-timeout={WARNING}"]
+        agent += ["--signals-to-handle=SIGTERM,SIGINT,SIGUSR1"]
+        return [sys.executable, "-m", "torch.distributed.run", *agent, *self.program, *self.arguments]
+
+    def checkpoint(self) -> Any:
+        """Stop the run, which saves its state; returns what to do when the job starts again."""
+        from submitit.helpers import DelayedSubmission
+
+        self.stop()
+        self.wait()
+        return DelayedSubmission(Training(self.arguments, self.nodes, self.processes, self.variables))
+
+    def stop(self) -> None:
+        self.stopped = True
+        if self.process is not None:
+            self.process.send_signal(signal.SIGTERM)
+
+    def wait(self) -> None:
+        """Unlike Popen.wait, it can be called by a signal handler that interrupts it."""
+        if self.process is not None:
+            os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+
+
+def submit(arguments: list[str], options: Any, folder: Path, cpus: int = 1, **variables: str) -> Any:
+    """Submit `tabicl-train ARGUMENTS` as a job.
+
+    Parameters
+    ----------
+    arguments : list of str
+        The arguments of tabicl-train, which name a run directory.
+    options : SubmitOptions
+        Machines, GPUs and time limit; on this machine there is no time limit.
+    folder : Path
+        Where submitit keeps the job and its output.
+    cpus : int
+        Processor cores of each rank.
+    **variables : str
+        Environment variables of the run.
+
+    Returns
+    -------
+    submitit.Job
+
+    Raises
+    ------
+    ConfigError
+        If the job cannot be submitted.
+    """
+    import submitit
+
+    processes, local = max(1, options.gpus), options.cluster == "local"
+    minutes = FOREVER if local else max(1, round(60 * options.hours))
+    parameters = {
+        "name": "tabicl",
+        "nodes": options.nodes,
+        "tasks_per_node": 1,  # the elastic agent starts the ranks
+        "gpus_per_node": options.gpus,
+        "cpus_per_task": cpus * processes,
+        "timeout_min": minutes,
+        "stderr_to_stdout": True,
+        "slurm_signal_delay_s": min(WARNING, 30 * minutes),
+        "slurm_additional_parameters": dict(options.sbatch or {}),
+    }
+    if options.partition is not None:
+        parameters["slurm_partition"] = options.partition
+    # A local job inherits that SIGINT is ignored: after ctrl-C submitit would kill the run within a second.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if local else None
+    try:
+        executor = submitit.AutoExecutor(folder, cluster=options.cluster, slurm_max_num_timeout=ALWAYS)
+        executor.update_parameters(**parameters)
+        return executor.submit(Training(arguments, options.nodes, processes, variables))
+    except (RuntimeError, OSError, ValueError, submitit.core.utils.FailedSubmissionError) as error:
+        raise ConfigError([f"the job cannot be submitted: {error}"]) from None
+    finally:
+        if local:
+            signal.signal(signal.SIGINT, handler)
