@@ -68,7 +68,8 @@ def print_sweep_help(config_name: str, config_path: str | None, config_dir: str 
     print(option_line("sweep", ", ".join(names)) + "\n\nSettings of a sweep:")
     for field in dataclasses.fields(SweepConfig):
         default = default_of(field)
-        shown = "" if default in (None, [], {}) or dataclasses.is_dataclass(default) else f" (default: {value_text(default)})"
+        is_empty = default in (None, [], {}) or dataclasses.is_dataclass(default)
+        shown = "" if is_empty else f" (default: {value_text(default)})"
         print(option_line(f"sweep.{field.name}", field_docs(SweepConfig)[field.name] + shown))
     print("\n" + option_line("--cfg job", "Print the sweep and the commands of its runs; run nothing."))
     print(f"\nHow to write a sweep: {CONFIG_DIR / 'sweep' / 'README.md'}")

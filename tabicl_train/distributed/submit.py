@@ -22,7 +22,7 @@ PROGRAM = ("-m", "tabicl_train")
 
 
 class Training:
-    """What a job runs on each of its machines: `tabicl-train ARGUMENTS`, by torch's elastic agent if it has several ranks.
+    """What a job runs on each of its machines: `tabicl-train ARGUMENTS`, several ranks by torch's elastic agent.
 
     submitit calls `checkpoint` on the first machine before the time limit, and starts the job again afterwards.
 

@@ -119,7 +119,7 @@ class Controller:
         run.job, run.slot = job, self.free.pop(0) if self.free else ""
 
     def next_run(self) -> Run | None:
-        """A run that can start, of a new trial if there is none; with a pruner, the first seed of a trial comes first."""
+        """A run that can start, of a new trial if there is none; with a pruner, the first seed of a trial goes first."""
         for active in self.active:
             first, *others = active.runs
             candidates = [first] if self.prunes and first.value is None else [first, *others]

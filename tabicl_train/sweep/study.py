@@ -22,7 +22,7 @@ RETRY = "retry of"  # attribute of a trial that tries a failed one again: the nu
 
 
 def open_study(plan: Plan) -> optuna.Study:
-    """The study of a sweep whose lock is held, a new one if there is none; raises ConfigError if it is of another sweep."""
+    """The study of a sweep whose lock is held, or a new one; raises ConfigError if it is of another sweep."""
     assert plan.sweep.metric is not None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path = plan.folder / STUDY
