@@ -24,7 +24,6 @@ RETRY = "retry of"  # attribute of a trial that tries a failed one again: the nu
 def open_study(plan: Plan) -> optuna.Study:
     """The study of a sweep whose lock is held, or a new one; raises ConfigError if it is of another sweep."""
     assert plan.sweep.metric is not None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     path = plan.folder / STUDY
     repair(path)
     study = optuna.create_study(
@@ -53,6 +52,7 @@ def load_study(folder: Path) -> optuna.Study:
 
 
 def storage(path: Path) -> JournalStorage:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     return JournalStorage(JournalFileBackend(str(path.absolute())))
 
 
