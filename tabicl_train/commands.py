@@ -12,9 +12,10 @@ import select
 import shlex
 import signal
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from priors import PriorError
 from tabicl_train.config.arguments import help_text, parse
@@ -26,10 +27,17 @@ from tabicl_train.config.options import (
     SubmitOptions,
 )
 from tabicl_train.config.schema import RunConfig
-from tabicl_train.console import is_first, is_first_here
+from tabicl_train.console import first_line, is_first, is_first_here, say
+from tabicl_train.distributed.launch import (
+    PREEMPTED,
+    die_with_launcher,
+    is_own_launch,
+    is_rank,
+    launch_ranks,
+    start_problems,
+)
+from tabicl_train.distributed.signals import watch_signals
 from tabicl_train.errors import ConfigError, install, is_installed, require_matplotlib
-from tabicl_train.processes.launch import PREEMPTED
-from tabicl_train.processes.signals import die_with_launcher, wait_for_torchrun, watch_signals
 from tabicl_train.run_dir.outputs import make_folder
 
 # Exit codes. 0: the command has done its work; 1: an error; 128 + N: a second stop signal N ended it at once, or its
@@ -92,6 +100,9 @@ def train() -> None:
         config = check(args)
     if args.help:
         return
+    devices = 1 if config is None else config.trainer.devices or 1
+    if config is not None and devices > 1 and not (args.cfg or args.info or is_rank()):
+        sys.exit(launch_ranks(devices, Path(config.run_dir)))
     args.overrides = prepare(args.overrides)
     # Signals are watched from here on since it takes seconds before the run begins; a preflight has nothing to save.
     with contextlib.nullcontext() if config is None or config.preflight else watch_signals():
@@ -129,9 +140,9 @@ def check(args: Any) -> RunConfig:
     if args.cfg or args.help or args.info:
         return config
     with config_errors(is_first_here()):
-        if problems := config.start_problems():
+        if problems := [*start_problems(), *config.start_problems()]:
             raise ConfigError(problems)
-        if not config.preflight and is_first(config.trainer.nodes):
+        if not config.preflight and is_first():
             make_folder("run_dir", Path(config.run_dir))
     return config
 
@@ -145,22 +156,20 @@ def run_job(tree: Any) -> None:
         if config.preflight:
             from tabicl_train.debugging.preflight import preflight
 
-            with run_errors():
+            with run_errors(None):
                 preflight(config)
         else:
             run(config)
 
 
 def run(config: RunConfig) -> None:
-    """Train; exits with 1 and one line if the run fails, with 75 if it ends early."""
+    """Train; exits with 1 and one line if the run fails, with 75 if it was preempted (a rank with 0)."""
     from tabicl_train.train import train as run_training
 
-    with run_errors(), watch_signals() as stop:
+    with run_errors(Path(config.run_dir)), watch_signals():
         status = run_training(config)
-    if status == "preempted":
-        if "TORCHELASTIC_RUN_ID" not in os.environ:
-            sys.exit(PREEMPTED)
-        wait_for_torchrun(stop)
+    if status == "preempted" and not is_rank():
+        sys.exit(PREEMPTED)
 
 
 @closed_output()
@@ -264,9 +273,9 @@ def export() -> None:
             return
         from tabicl_train.callbacks.wandb_artifact import log_artifact, wandb_run_of
 
-        run = wandb_run_of(args.checkpoint)  # before anything is written
+        run_dir = wandb_run_of(args.checkpoint)  # before anything is written
         print(write(args.checkpoint, args.output, args.weights, args.format, args.classes))
-        print(log_artifact(run, Path(args.output), read_weights(args.checkpoint, args.weights).summary))
+        print(log_artifact(run_dir, Path(args.output), read_weights(args.checkpoint, args.weights).summary))
 
 
 @closed_output()
@@ -335,32 +344,76 @@ def arguments(options: type) -> Any:
 
 
 @contextlib.contextmanager
-def run_errors() -> Iterator[None]:
-    """Turns the errors that end a run into exit code 1 and one line."""
+def run_errors(folder: Path | None) -> Iterator[None]:
+    """Turns the errors that end a run into exit code 1 and one line; a rank gives its error to the elastic agent.
+
+    folder: the run directory, where a rank writes its stack trace
+    """
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
     from tabicl_train.callbacks.checkpoints import SaveFailed
     from tabicl_train.callbacks.guard import Diverged
-    from tabicl_train.processes.watch import ProcessLost
-    from tabicl_train.run_dir.lock import LostLock
     from tabicl_train.workers import WorkerDied
 
+    handler = get_error_handler()
+    if is_rank():
+        handler.initialize()
     try:
         yield
-    except (PriorError, WorkerDied, Diverged, ProcessLost, LostLock, SaveFailed) as error:
-        sys.exit("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]))
+    except ConfigError as error:
+        if is_rank():
+            print_problems(error, is_first())
+            end_rank(EXIT_CONFIG)
+        raise
+    except Exception as error:
+        is_known = isinstance(error, (PriorError, WorkerDied, Diverged, SaveFailed, OSError))
+        lines = [str(error) if is_known else f"{type(error).__name__}: {first_line(error)}"]
+        lines += getattr(error, "__notes__", [])
+        if is_rank():
+            handler.record_exception(error)
+            if not is_known:
+                save_trace(folder, error)
+            if not is_own_launch():  # which prints the first error of all ranks
+                say(f"error: rank {os.environ['RANK']} failed: " + "\n".join(lines))
+            end_rank(1)
+        if not is_known:
+            raise
+        sys.exit("\n".join([f"error: {lines[0]}", *lines[1:]]))
+
+
+def save_trace(folder: Path | None, error: BaseException) -> None:
+    """Append the stack trace of a rank's error to a file in the run directory, or print it where there is none."""
+    trace = "".join(traceback.format_exception(error))
+    if folder is None or not folder.is_dir():
+        say(trace)
+        return
+    with open(folder / f"rank-{os.environ['RANK']}.log", "a") as file:
+        file.write(trace + "\n")
+
+
+def end_rank(code: int) -> NoReturn:
+    """End a rank at once: closing process groups whose other ranks are gone can take for ever."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 @contextlib.contextmanager
 def config_errors(prints: bool = True) -> Iterator[None]:
     """Turns a ConfigError into exit code 2 and a list of problems, without a stack trace.
 
-    prints: whether this process prints the problems; those that all processes have agreed on are printed by the first
+    prints: whether this process prints the problems
     """
     try:
         yield
     except ConfigError as error:
-        if is_first() if error.everywhere else prints:
-            for problem in error.problems:
-                print(f"error: {problem}", file=sys.stderr)
-            for note in getattr(error, "__notes__", []):
-                print(note, file=sys.stderr)
+        print_problems(error, prints)
         sys.exit(EXIT_CONFIG)
+
+
+def print_problems(error: ConfigError, prints: bool) -> None:
+    if prints:
+        for problem in error.problems:
+            print(f"error: {problem}", file=sys.stderr)
+        for note in getattr(error, "__notes__", []):
+            print(note, file=sys.stderr)

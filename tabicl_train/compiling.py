@@ -20,10 +20,10 @@ from tabicl_train.precision import uses_cuda
 GRAPHS = 24  # that a run should need; a shrunk curriculum of TabICLv2 takes 18
 
 
-def problem(settings: TrainerConfig) -> str | None:
+def problems(settings: TrainerConfig) -> list[str]:
     """What is missing on this machine for `trainer.compile`, if anything."""
     if not settings.compile:
-        return None
+        return []
     import torch
     from torch._inductor import config
 
@@ -35,10 +35,10 @@ def problem(settings: TrainerConfig) -> str | None:
     elif not Path(sysconfig.get_path("include"), "Python.h").exists():
         missing = "Python.h, which a package like python3-dev holds"
     elif not uses_cuda(settings) and " " in torch.__file__:  # torch does not quote it for the linker
-        return f"trainer.compile is true, which fails in a path with a space ({Path(torch.__file__).parent})"
+        return [f"trainer.compile is true, which fails in a path with a space ({Path(torch.__file__).parent})"]
     else:
-        return None
-    return f"trainer.compile is true, which needs {missing}; install it, or leave the setting out"
+        return []
+    return [f"trainer.compile is true, which needs {missing}; install it, or leave the setting out"]
 
 
 def compile_blocks(network: Network, backend: str | Callable = "inductor") -> None:

@@ -9,12 +9,7 @@ from pathlib import Path
 
 
 class ConfigError(Exception):
-    """A configuration that cannot run; `problems` says why, one line each, in the user's terms.
-
-    everywhere: every process of the run raises the same error, so only the first one prints it
-    """
-
-    everywhere = False
+    """A configuration that cannot run; `problems` says why, one line each, in the user's terms."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__(problems)

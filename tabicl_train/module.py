@@ -20,7 +20,7 @@ from tabicl_train.gradients import Gradients
 from tabicl_train.model.families import family_of
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
-from tabicl_train.optimizer import build_optimizer
+from tabicl_train.optimizer import MuonAdamW, build_optimizer
 from tabicl_train.precision import LossScale, choose
 from tabicl_train.schedules import learning_rate
 from tabicl_train.stream import StepItem
@@ -29,7 +29,7 @@ from tabicl_train.stream import StepItem
 class Pretraining(L.LightningModule):
     """Trains a network on the stream.
 
-    Optimization is manual, so that Lightning counts one step per item of the stream.
+    The loop in `train.py` passes step, rank and optimizer; nothing is read from Lightning's Trainer.
 
     After a step, on the device and equal on all ranks: `loss` (mean over the tables of all ranks), `grad_norm` (before
     clipping) and `finite` (whether both are finite; if not, all ranks skip the step). `table_losses` are this rank's.
@@ -37,7 +37,6 @@ class Pretraining(L.LightningModule):
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__()
-        self.automatic_optimization = False
         self.config = config
         self.precision = choose(config.trainer)
         self.model: Network = family_of(config.model)(config.model)
@@ -49,24 +48,35 @@ class Pretraining(L.LightningModule):
         self.loss_scale = LossScale(self.precision.name == "fp16", torch.device("cpu"))
         self.too_large = math.inf  # tokens of the smallest pack that did not fit into memory
         self.gradients: Gradients | None = None
+        self.rank = 0  # of this process in the last step
         self.trained_parts: list[str] = []
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self) -> MuonAdamW:
         return build_optimizer(self.model, self.config.optimizer)
 
-    def transfer_batch_to_device(self, batch: StepItem, device: torch.device, dataloader_idx: int) -> StepItem:
-        return batch.to(device)
-
     def on_fit_start(self) -> None:
+        """Move to the device what is not a parameter."""
         self.skipped = self.skipped.to(self.device)
         self.loss_scale.to(self.device)
 
-    def training_step(self, item: StepItem, batch_idx: int) -> None:
-        if item.step != self.global_step:
-            raise RuntimeError(f"the stream is at step {item.step}, the trainer at {self.global_step}")
-        _, stage, stage_step = stage_at(self.config.curriculum, item.step)
-        optimizer = self.optimizers()
-        assert not isinstance(optimizer, list)  # there is only one
+    def training_step(self, item: StepItem, step: int, rank: int, optimizer: MuonAdamW) -> None:
+        """One optimizer step: forward and backward passes, exchange, clipping and update, without a device sync.
+
+        Parameters
+        ----------
+        item : StepItem
+            This rank's share of the step, on the device.
+        step : int
+            The step's number, counted from 0.
+        rank : int
+            The rank of this process.
+        optimizer : MuonAdamW
+            As from `configure_optimizers`.
+        """
+        if item.step != step:
+            raise RuntimeError(f"the stream is at step {item.step}, the training loop at {step}")
+        self.rank = rank
+        _, stage, stage_step = stage_at(self.config.curriculum, step)
         if stage_step == 0 and stage.fresh_optimizer:
             optimizer.state.clear()
         for group in optimizer.param_groups:
@@ -119,7 +129,7 @@ class Pretraining(L.LightningModule):
                 pieces[:0] = piece.halves()
                 continue
             if self.config.model.dropout > 0:  # seeded by the address, since checkpoints hold no random state
-                rng = rng_at(self.config.seed, item.step, self.global_rank, number, done, "dropout")
+                rng = rng_at(self.config.seed, item.step, self.rank, number, done, "dropout")
                 torch.manual_seed(int(rng.integers(2**63)))
             try:
                 piece_losses = self.add_gradients(gradients, piece, tables / item.tables, checkpoint_rows)
@@ -135,7 +145,7 @@ class Pretraining(L.LightningModule):
                 self.too_large = tokens
                 torch.cuda.empty_cache()
                 what = f"{tables} tables of {tokens:,} tokens did not fit at step {item.step}"
-                say(f"memory    {what} on rank {self.global_rank}; packs of this size are halved from now on")
+                say(f"memory    {what} on rank {self.rank}; packs of this size are halved from now on")
                 pieces[:0] = piece.halves()
                 continue
             losses.append(piece_losses)
@@ -170,12 +180,11 @@ class Pretraining(L.LightningModule):
         if checkpoint["config"]["optimizer"]["name"] != self.config.optimizer.name:  # allowed by resume.allow_changes
             checkpoint["optimizer_states"] = []  # the states of two optimizers do not fit each other
 
-    def go_back(self, checkpoint: dict, step: int) -> None:
+    def go_back(self, checkpoint: dict, step: int, optimizer: MuonAdamW) -> None:
         """Load weights, optimizer and loss scale of an earlier checkpoint of this run, which continues at `step`."""
         self.load_state_dict(checkpoint["state_dict"])
         steps = range(checkpoint["global_step"], step)
         started = (stage for _, stage, number in (stage_at(self.config.curriculum, s) for s in steps) if number == 0)
-        optimizer = self.trainer.optimizers[0]
         other = checkpoint["config"]["optimizer"]["name"] != self.config.optimizer.name
         if other or any(stage.fresh_optimizer for stage in started):
             optimizer.state.clear()

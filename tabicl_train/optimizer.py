@@ -1,6 +1,6 @@
-"""Muon for matrices and AdamW for the rest, as one optimiser with two kinds of parameter groups.
+"""Muon for matrices and AdamW for the rest, as one optimizer with two kinds of parameter groups.
 
-It is one optimiser because Lightning counts the steps of each. Both kinds use the same learning rate: the orthogonal
+Both kinds use the same learning rate: the orthogonal
 update is scaled by 0.2 * sqrt(max(rows, columns)), which gives it the root mean square of an AdamW update (Moonlight,
 arXiv 2502.16982, section 2.2; the TabICLv2 recipe does the same).
 """

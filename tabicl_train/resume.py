@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import yaml
 
-from tabicl_train.config.schema import RunConfig, build_prior
+from tabicl_train.config.schema import RunConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.families import family_name
 from tabicl_train.prediction.export import load_checkpoint
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.changes import FREE_TO_CHANGE, refuse_changes
-from tabicl_train.run_dir.restart import Restart, find_restart
+from tabicl_train.run_dir.records import Records, open_or_empty
 
 
 @dataclass(frozen=True)
@@ -29,36 +30,63 @@ class Start:
     steps: optimiser steps done
     seed: that of rank 0
     checkpoint: the file that rank 0 continues from, if any
-    restart: what torchrun's restart has cost, if this start is one
     real_tables: the hash of the real tables that rank 0 sees, if the prior has any
     """
 
     steps: int
     seed: int
     checkpoint: Path | None = None
-    restart: Restart | None = None
     real_tables: str | None = None
 
-    def problem(self, config: RunConfig) -> str | None:
-        """Why a rank with this configuration cannot take part; None if it can."""
-        if config.seed != self.seed:
-            return f"seed is {config.seed}, that of rank 0 {self.seed}"
-        if build_prior(config).fingerprint() != self.real_tables:
-            return "the real tables of the prior are others than on rank 0"
-        return None
+    def problems(self, seed: int, real_tables: str | None) -> list[str]:
+        """Why a rank with this seed, which sees these real tables, cannot take part."""
+        problems = [f"seed is {seed}, that of rank 0 {self.seed}"] if seed != self.seed else []
+        if real_tables != self.real_tables:
+            problems.append("the real tables of the prior are others than on rank 0")
+        return problems
 
 
-def find_start(config: RunConfig) -> tuple[Start, dict | None]:
-    """The newest intact checkpoint of the run and its content; raises ConfigError if it belongs to another run."""
+def find_start(config: RunConfig, real_tables: str | None) -> tuple[Start, dict | None]:
+    """Where a run begins.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The run.
+    real_tables : str or None
+        The hash of the real tables of its prior.
+
+    Returns
+    -------
+    Start
+    dict or None
+        The content of the newest intact checkpoint.
+
+    Raises
+    ------
+    ConfigError
+        If the run directory belongs to another run, or if its checkpoints are gone.
+    """
     folder = Path(config.run_dir)
-    newest = checkpoint.newest_valid(folder / "checkpoints")
-    real_tables = build_prior(config).fingerprint()
-    if newest is None:
-        return Start(0, config.seed, restart=find_restart(folder, 0), real_tables=real_tables), None
+    if (newest := checkpoint.newest_valid(folder / "checkpoints")) is None:
+        check_beginning(config)
+        return Start(0, config.seed, real_tables=real_tables), None
     path, content = newest
     steps = checkpoint.step_of(path)
     refuse_changes(config, content, steps)
-    return Start(steps, config.seed, path, find_restart(folder, steps), real_tables), content
+    return Start(steps, config.seed, path, real_tables), content
+
+
+def check_beginning(config: RunConfig) -> None:
+    """Refuse a start at step 0 in a run directory whose records say more: of a saved checkpoint, or another seed."""
+    records = Records(Path(config.run_dir))
+    over = "to start over, name another run_dir or remove this one"
+    if saved := (records.json("status.json") or {}).get("saved"):
+        raise ConfigError([f"{records.folder} lacks the checkpoint of step {saved}, which status.json names; {over}"])
+    with open_or_empty(records.folder / "config.yaml") as file:
+        recorded = yaml.safe_load(file) or {}
+    if recorded.get("seed", config.seed) != config.seed:
+        raise ConfigError([f"{records.folder} holds a run with seed={recorded['seed']}, not {config.seed}; {over}"])
 
 
 def initial_weights(config: RunConfig) -> dict[str, torch.Tensor]:

@@ -1,296 +1,391 @@
-"""A pretraining run, from its configuration to its last checkpoint."""
+"""A pretraining run, from its configuration to its last checkpoint; `fit` is the training loop."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-import math
-import os
-import socket
+import platform
 import warnings
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
-import lightning as L
 import torch
+import torch.distributed as dist
 import yaml
+from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
+from lightning.fabric.strategies import DDPStrategy
 
+from priors import Prior
 from tabicl_train import compiling
+from tabicl_train.callbacks import diagnostics, metrics
 from tabicl_train.callbacks.averages import Averages
-from tabicl_train.callbacks.checkpoints import CheckpointFiles, Checkpoints
+from tabicl_train.callbacks.checkpoints import CheckpointFiles, Checkpoints, load_training
 from tabicl_train.callbacks.diagnostics import Diagnostics
 from tabicl_train.callbacks.guard import Guard
 from tabicl_train.callbacks.held_out.answer import Answer
 from tabicl_train.callbacks.held_out.selection import out_of_patience
+from tabicl_train.callbacks.loggers import Logger, Loggers
 from tabicl_train.callbacks.metrics import Metrics
-from tabicl_train.callbacks.preemption import Preemption
 from tabicl_train.callbacks.profile import Profile
-from tabicl_train.callbacks.run_log import RunLog
-from tabicl_train.callbacks.tensorboard_log import TensorBoardLog
+from tabicl_train.callbacks.tensorboard_logger import TensorBoardLogger
 from tabicl_train.callbacks.validation import Validation
-from tabicl_train.callbacks.wandb_log import WandbLog
-from tabicl_train.config.schema import RunConfig, build_prior
-from tabicl_train.console import counted, is_first, tell
+from tabicl_train.callbacks.wandb_logger import WandbLogger
+from tabicl_train.config.schema import RunConfig, StreamConfig, TrainerConfig, build_prior
+from tabicl_train.console import counted, first_line, tell
+from tabicl_train.distributed.launch import Launch, read_launch
+from tabicl_train.distributed.ranks import Ranks
+from tabicl_train.distributed.signals import Stop, watch_signals
+from tabicl_train.distributed.slurm import requeue
 from tabicl_train.model.kernels import memory
 from tabicl_train.module import Pretraining
+from tabicl_train.optimizer import MuonAdamW
 from tabicl_train.planning.run_plan import run_plan
 from tabicl_train.precision import policy, set_up_gpu, uses_cuda
-from tabicl_train.processes.failures import Stopped
-from tabicl_train.processes.join import join
-from tabicl_train.processes.processes import Processes
-from tabicl_train.processes.requeue import requeue
-from tabicl_train.processes.signals import Stop, watch_signals
-from tabicl_train.processes.trainer_plugins import JoinedProcesses, Replicas, disable_sigterm_handling
-from tabicl_train.remote.loader import RayLoader
 from tabicl_train.resume import Start, find_start, initial_weights
 from tabicl_train.run_dir import checkpoint
-from tabicl_train.run_dir.lock import LostLock, RunLock
+from tabicl_train.run_dir.lock import RunLock
 from tabicl_train.run_dir.outputs import make_folder
 from tabicl_train.run_dir.provenance import describe_machine, describe_origin, record_start
 from tabicl_train.run_dir.records import Records
-from tabicl_train.run_dir.status import RunStatus, read_status
+from tabicl_train.run_dir.status import RunStatus
 from tabicl_train.stream import StepStream
 from tabicl_train.workers import Loader
 
 
 def train(config: RunConfig) -> str:
-    """Start or continue the run in config.run_dir. Returns its status: finished or preempted."""
-    folder = Path(config.run_dir)
-    lock = RunLock(folder)
-    with watch_signals() as stop:
-        try:
-            with join(config.trainer, stop, folder) as processes:
-                stop.limit = math.inf if config.trainer.max_hours is None else 3600 * config.trainer.max_hours
-                processes.agree(next(iter(config.too_few_tables(processes.size)), None))
-                processes.agree(compiling.problem(config.trainer))
-                start, content = open_run(config, lock, processes)
-                if start.steps < config.total_steps and not processes.from_first(lambda: has_ended(config, start)):
-                    outcome = train_from(start, content, config, lock, processes, stop)
-                else:
-                    outcome = processes.from_first(lambda: complete(start, content, config, lock, processes, stop))
-                if outcome == "preempted":
-                    processes.from_first(lambda: requeue(config.trainer))
-                return outcome
-        except Stopped:
-            if is_first(config.trainer.nodes):
-                requeue(config.trainer)
-            return "preempted"
-        finally:
-            lock.release()
+    """Start or continue the run in `config.run_dir`, as one of its ranks.
 
+    Parameters
+    ----------
+    config : RunConfig
+        The run; equal on all ranks.
 
-def open_run(config: RunConfig, lock: RunLock, processes: Processes) -> tuple[Start, dict | None]:
-    """Lock the run's folder and choose where the run begins, on rank 0.
+    Returns
+    -------
+    str
+        finished, or preempted: the same command continues it.
 
-    Returns where it begins and, on rank 0, the content of the checkpoint there. Raises ConfigError on all processes.
+    Raises
+    ------
+    ConfigError
+        On all ranks, if the run cannot start.
     """
-    content = None
+    folder = Path(config.run_dir)
+    launch = read_launch()
+    ranks, records, lock = Ranks(launch), Records(folder), RunLock(folder)
+    device = device_of(config.trainer, launch)
+    prior = build_prior(config)
+    with watch_signals() as stop, contextlib.ExitStack() as stack:
+        if config.trainer.max_hours is not None:
+            stop.limit = 3600 * config.trainer.max_hours
+        set_up_process(config)
 
-    def choose_start() -> Start:
-        nonlocal content
-        make_folder("run_dir", Path(config.run_dir, "checkpoints"))
-        lock.acquire()
-        for folder in (lock.path.parent, lock.path.parent / "checkpoints"):
+        # Workers are forked before this process has threads, a process group or a CUDA context; forked late, workers
+        # of a released trainer took 13 s instead of 0.1 s a batch. Checkpoints are not read yet, so they start idle.
+        has_steps = newest_step(folder) < config.total_steps
+        stream = build_stream(config, prior, range(config.total_steps), launch)
+        loader = stack.enter_context(build_loader(stream, config.stream, device, launch, has_steps))
+        status, loggers, averages = RunStatus(records), Loggers(), Averages(config.averages)
+        files = CheckpointFiles(config.checkpoint, lambda step: status.write(saved=step))
+        validation = Validation(config, records, ranks, averages, stop, loggers.log_metrics)
+        if has_steps:
+            stack.enter_context(validation.drawing())
+        metric = Metrics(config, records, loader, ranks, loggers.log_metrics)
+        guard = Guard(config, records, files, ranks, averages, metric)
+        callbacks = build_callbacks(config, guard, metric, averages, status, loggers)
+        fabric = open_fabric(config.trainer, launch, ranks, callbacks)
+        ranks.raise_on_all_ranks(
+            [
+                *launch.problems(config.trainer.devices),
+                *config.too_few_tables(ranks.size)[:1],
+                *compiling.problems(config.trainer),
+            ]
+        )
+
+        def open_run_dir() -> tuple[Start, dict | None]:
+            make_folder("run_dir", folder / "checkpoints")
+            lock.acquire()
             checkpoint.sweep(folder)
-        start, content = find_start(config)
-        return start
+            checkpoint.sweep(folder / "checkpoints")
+            return find_start(config, prior.fingerprint())
 
-    start = processes.from_first(choose_start)
-    processes.agree(start.problem(config))
-    return start, content
+        stack.callback(lock.release)
+        start, content = ranks.from_first(open_run_dir)
+        ranks.raise_on_all_ranks(start.problems(config.seed, prior.fingerprint()))
+        answer = Answer(config, records, device, ranks, stop)
+        validation.has_ended = ranks.from_first(lambda: has_ended(config, records, start))
+        last = start.steps if validation.has_ended else config.total_steps
+        if last == start.steps and not ranks.from_first(lambda: is_missing(start.steps, validation, answer)):
+            tell(f"{folder}: finished already, {start.steps} steps are done")
+            if ranks.rank == 0:
+                status.finish_earlier(start.steps)
+            close_process_group(ranks)
+            return "finished"
+
+        module, optimizer = build_module(config, fabric)
+        if device.type == "cpu":
+            memory.keep_freed_memory()
+        origin = describe_origin()
+        facts = {"real_tables": start.real_tables, "ranks": ranks.size, "device": device_name(device), **origin}
+        checkpoints = Checkpoints(folder / "checkpoints", files, config, facts, callbacks, ranks.rank)
+        if content is not None:
+            checkpoints.load(content, module, optimizer)
+        elif config.init_weights is not None:
+            module.model.load_state_dict(ranks.from_first(lambda: initial_weights(config)))
+        del content  # hundreds of megabytes
+        broadcast_weights(module)
+        machines = ranks.gather(describe_machine(device))
+        if ranks.rank == 0:
+            loggers.loggers = build_loggers(config, folder, start.steps)
+            status.values |= {"step": start.steps, "saved": start.steps}
+            status.write()
+            rewind(records, start.steps, validation)
+            if last > start.steps:
+                records.replace("config.yaml", yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
+                record_start(records, start.steps, origin, machines)
+                introduce(config, prior, fabric, module, start, loader.drawers)
+        try:
+            step = fit(fabric, module, optimizer, loader, checkpoints, validation, ranks, stop, start.steps, last)
+            is_whole = (validation.has_ended or step >= config.total_steps) and not ranks.any(validation.postponed)
+            is_whole = answer.give(step) and is_whole
+        except BaseException as error:
+            fabric.call("on_exception", error=error, module=module)
+            if ranks.rank == 0:
+                with contextlib.suppress(OSError):  # of a full disk, which is the error
+                    status.write(status="failed", cause=f"{type(error).__name__}: {first_line(error)}")
+            loggers.close(1)
+            raise
+        loggers.close()
+        outcome = "finished" if is_whole else "preempted"
+        unavailable = ranks.any(loader.unavailable)
+        if ranks.rank == 0:
+            status.write(status=outcome, step=step)
+            if outcome == "preempted":
+                cause = "no tables can be drawn" if unavailable else stop.cause
+                tell(f"preempted at step {step} ({cause}): {saved_line(folder, step)}; the same command continues")
+                if step > start.steps or not unavailable:
+                    requeue(config.trainer)
+        close_process_group(ranks)
+        return outcome
 
 
-def has_ended(config: RunConfig, start: Start) -> bool:
+def fit(
+    fabric: Fabric,
+    module: Pretraining,
+    optimizer: MuonAdamW,
+    loader: Loader,
+    checkpoints: Checkpoints,
+    validation: Validation,
+    ranks: Ranks,
+    stop: Stop,
+    step: int,
+    last: int,
+) -> int:
+    """The training loop.
+
+    Parameters
+    ----------
+    step, last : int
+        Steps that are done, and with which the run is over.
+
+    Returns
+    -------
+    int
+        Steps that are done.
+    """
+    fabric.call("on_train_start", step=step, module=module, optimizer=optimizer)
+    validation.validate_if_due(step, module)  # the run may have been killed between save and validation
+    loader.start(step, stop)
+    while step < last and not validation.has_ended:
+        item = loader.next() if not validation.postponed else None  # waits for tables, or for a stop signal
+        if ranks.any(item is None or stop.asked):
+            break
+        assert item is not None
+        item = item.to(fabric.device)
+        fabric.call("on_train_batch_start", step=step, item=item, module=module)
+        module.training_step(item, step, ranks.rank, optimizer)
+        step += 1
+        fabric.call("on_train_batch_end", step=step, item=item, module=module, optimizer=optimizer)
+        checkpoints.files.check()
+        if checkpoints.is_due(step):
+            checkpoints.save(step, module, optimizer)
+        validation.validate_if_due(step, module)
+    fabric.call("on_train_end", step=step, module=module)
+    if checkpoints.saved_step != step:
+        checkpoints.save(step, module, optimizer)
+    checkpoints.files.wait()
+    return step
+
+
+def open_fabric(settings: TrainerConfig, launch: Launch, ranks: Ranks, callbacks: list[Any]) -> Fabric:
+    """Fabric with a process group, if there are several ranks, and the groups of `ranks`."""
+    on_cuda = uses_cuda(settings)
+    several = launch.size > 1
+    timeout = timedelta(seconds=settings.timeout)
+    fabric = Fabric(
+        accelerator="cuda" if on_cuda else "cpu",
+        devices=launch.local_size if several or not on_cuda else [launch.local_rank],
+        num_nodes=launch.nodes,
+        # Without `setup`, Fabric adds no DistributedDataParallel, which exchanges gradients inside the backward pass
+        # and waits forever for those that an out-of-memory error there leaves out.
+        strategy=DDPStrategy(process_group_backend="nccl" if on_cuda else "gloo", timeout=timeout)
+        if several
+        else "auto",
+        plugins=[TorchElasticEnvironment() if several else LightningEnvironment()],
+        callbacks=callbacks,
+    )
+    fabric.launch()
+    ranks.connect(settings.timeout)
+    return fabric
+
+
+def close_process_group(ranks: Ranks) -> None:
+    """Wait for all ranks, after their last write, and close the groups."""
+    ranks.barrier()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def build_module(config: RunConfig, fabric: Fabric) -> tuple[Pretraining, MuonAdamW]:
+    """Module and optimizer on the device, with random weights."""
+    module = Pretraining(config)
+    fabric.to_device(module)
+    module.on_fit_start()
+    if config.trainer.compile:
+        compiling.compile_blocks(module.model)
+    return module, module.configure_optimizers()
+
+
+def broadcast_weights(module: Pretraining) -> None:
+    """Give all ranks the weights of rank 0."""
+    if dist.is_initialized():
+        for value in module.state_dict().values():
+            dist.broadcast(value, 0)
+
+
+def device_of(settings: TrainerConfig, launch: Launch) -> torch.device:
+    return torch.device("cuda", launch.local_rank) if uses_cuda(settings) else torch.device("cpu")
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+
+
+def newest_step(folder: Path) -> int:
+    """The step of the newest checkpoint, by the names of the files."""
+    return max(map(checkpoint.step_of, checkpoint.saved(folder / "checkpoints")), default=0)
+
+
+def saved_line(folder: Path, step: int) -> str:
+    path = folder / "checkpoints" / f"step-{step:08d}.ckpt"
+    return f"saved to {path}" if path.exists() else "nothing to save"
+
+
+def has_ended(config: RunConfig, records: Records, start: Start) -> bool:
     """Whether the validations of the run so far have ended it; see validation.patience."""
-    rows = Records(Path(config.run_dir)).rows("validation.csv")
+    rows = records.rows("validation.csv")
     return start.steps > 0 and out_of_patience(config.validation, rows, start.steps) is not None
 
 
-def complete(
-    start: Start, content: dict | None, config: RunConfig, lock: RunLock, processes: Processes, stop: Stop
-) -> str:
-    """Make up for what a kill after the last step has prevented, on rank 0. Returns the run's status."""
-    tell(f"{config.run_dir}: finished already, {start.steps} steps are done")
-    records = Records(Path(config.run_dir), lock.check)
-    status = RunStatus(records, lambda: start.steps)
-    validation = Validation(config, records, processes, stop)
-    answer = Answer(config, records, torch.device("cuda" if uses_cuda(config.trainer) else "cpu"), stop)
-    if (lacks_scores := validation.is_missing(start.steps)) or answer.is_missing(start.steps):
-        set_up_process(config)
-        status.write("running")
-        lock.on_beat = status.beat
-    if lacks_scores:
-        assert content is not None  # steps have been done, so there is a checkpoint
-        validation.finish(content, answer.device)
-    for log in run_logs(config, records):
-        log.complete()
-    is_whole = not validation.postponed
-    if is_whole and (lacks_scores or answer.is_missing(start.steps)):
-        is_whole = answer.give(start.steps)
-    outcome = "finished" if is_whole else "preempted"
-    if (read_status(records.folder) or {}).get("status") != outcome:
-        status.write(outcome)
-    return outcome
+def is_missing(step: int, validation: Validation, answer: Answer) -> bool:
+    """Whether a kill after the last step has left something undone."""
+    return validation.is_missing(step) or answer.is_missing(step)
 
 
-def train_from(
-    start: Start, content: dict | None, config: RunConfig, lock: RunLock, processes: Processes, stop: Stop
-) -> str:
-    """Train until the last step or a stop signal. Returns the run's status."""
-    set_up_process(config)
-    records = Records(Path(config.run_dir), lock.check)
-    files = CheckpointFiles(config.checkpoint, content, lock.check)
-    del content  # hundreds of megabytes, which `files` lets go once they are loaded
-    origin = describe_origin()
-    validation = Validation(config, records, processes, stop)
-    trainer = build_trainer(config, run_callbacks(config, records, files, origin, stop, validation), files, processes)
-    steps = range(start.steps, config.total_steps)
-    stream = build_stream(config, steps, processes)
-    # Workers draw while the model is built, and are forked before this process has threads or a CUDA context; forked
-    # late, workers of a released trainer took 13 s instead of 0.1 s a batch.
-    device = trainer.strategy.root_device
-    with build_loader(stream, config, device, processes) as loader, validation.drawing():
-        processes.agree(loader.problem(stop))
-        module = build_module(config, start.checkpoint, processes)
-        if device.type == "cpu":
-            memory.keep_freed_memory()
-        status = RunStatus(records, lambda: trainer.global_step, writes=processes.rank == 0)
-        ranks = processes.gather(describe_machine(device))
-        if processes.rank == 0:
-            records.replace("config.yaml", yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
-            restart = start.restart.facts(processes.size) if start.restart else None
-            record_start(records, start.steps, {"restart": restart, **origin}, ranks)
-            introduce(config, trainer, module, start, loader.drawers)
-            lock.on_beat = status.beat
-        status.write("running")
-        try:
-            trainer.fit(module, loader, ckpt_path=start.checkpoint, weights_only=True)
-        except LostLock:
-            raise
-        except BaseException as error:
-            if processes.rank == 0:
-                status.write("failed", processes.cause(error))
-            raise
-        finally:
-            files.wait()
-    step = trainer.global_step
-    postponed = processes.from_first(lambda: validation.postponed)
-    is_whole = not postponed and (validation.has_ended or step >= config.total_steps)
-    answer = Answer(config, records, device, stop)
-    # A time limit does not prevent the answer; after a signal there may be only seconds left.
-    is_stopped = answer.is_due and any(processes.gather(stop.first is not None))
-    is_whole = processes.from_first(lambda: not is_stopped and answer.give(step)) and is_whole
-    outcome = "finished" if is_whole else "preempted"
-    status.write(outcome)
-    return outcome
+def rewind(records: Records, step: int, validation: Validation) -> None:
+    """Drop the rows of steps that are done again."""
+    for name, columns in (
+        ("metrics.csv", metrics.COLUMNS),
+        ("batches.csv", diagnostics.BATCHES),
+        ("scaling.csv", diagnostics.SCALING),
+        ("incidents.jsonl", ()),
+    ):
+        records.rewind(name, step, columns)
+    if validation.settings.every:  # at the beginning of a run, without rows of what it starts from
+        records.rewind("validation.csv", step or -1, validation.columns)
+        if step == 0:
+            validation.forget()
 
 
-def run_callbacks(
-    config: RunConfig, records: Records, files: CheckpointFiles, origin: dict, stop: Stop, validation: Validation
-) -> list[L.Callback]:
-    """What watches and keeps a run, in the order in which it is called."""
-    profile = [Profile(config.profile, records.folder)] if config.profile.step is not None else []
-    return [  # in this order: the guard may change the weights, and all states must be up to date for a checkpoint
-        Guard(config, records, files),
-        Metrics(config, records),
-        Diagnostics(records),
-        *run_logs(config, records),
-        *profile,
-        Averages(config.averages),
-        Checkpoints(records.folder / "checkpoints", files, config, origin),
-        validation,  # before the ranks agree to stop: one that a signal cuts short comes first at the next start
-        Preemption(stop, config.trainer),
-    ]
+def build_callbacks(
+    config: RunConfig, guard: Guard, metric: Metrics, averages: Averages, status: RunStatus, loggers: Loggers
+) -> list[Any]:
+    """What watches or keeps a run, in the order in which it is called: the guard may change the weights."""
+    if guard.ranks.rank > 0:
+        return [guard, metric]
+    profile = [Profile(config.profile, guard.records.folder)] if config.profile.step is not None else []
+    return [guard, metric, Diagnostics(guard.records, loggers.log_metrics), *profile, averages, status]
 
 
-def run_logs(config: RunConfig, records: Records) -> list[RunLog]:
+def build_loggers(config: RunConfig, folder: Path, step: int) -> list[Logger]:
     """The logs beside the run's own files."""
-    wandb: list[RunLog] = [WandbLog(config, records)] if config.wandb.mode != "disabled" else []
-    return wandb + ([TensorBoardLog(config, records)] if config.tensorboard else [])
+    loggers: list[Logger] = []
+    if config.wandb.mode != "disabled":
+        loggers.append(WandbLogger(config.wandb, folder, dataclasses.asdict(config)))
+    return loggers + ([TensorBoardLogger(folder, step)] if config.tensorboard else [])
+
+
+def build_stream(config: RunConfig, prior: Prior, steps: range, launch: Launch) -> StepStream:
+    """This rank's share of the steps."""
+    return StepStream(prior, config.curriculum, config.model, config.seed, steps, launch.rank, launch.size)
+
+
+def build_loader(
+    stream: StepStream, config: StreamConfig, device: torch.device, launch: Launch, has_steps: bool = True
+) -> Loader:
+    """What draws the tables, idle; nothing is started for a run without steps."""
+    if not has_steps:
+        return Loader(stream, StreamConfig(num_workers=0))
+    if config.name == "ray":
+        from tabicl_train.distributed.ray_actors import RayLoader
+
+        return RayLoader(stream, config, device)
+    local = config.local(launch.local_size)
+    if config.num_workers is not None and local.workers < config.num_workers:
+        tell(f"warning   stream.num_workers is {config.num_workers}; {local.workers}, as there are no more cores")
+    return Loader(stream, local, device)
 
 
 def run_steps(
-    config: RunConfig, start: tuple[Path, dict | None] | None, until: int, watch: L.Callback, processes: Processes
+    config: RunConfig, content: dict | None, steps: range, watch: Any, ranks: Ranks, fabric: Fabric, loader: Loader
 ) -> None:
-    """Train up to a step, watched by a callback; nothing is written.
+    """Train some steps, watched by a callback; nothing is written.
 
-    start: a checkpoint and, on rank 0, its content; or None for the beginning of the run
+    Parameters
+    ----------
+    content : dict, optional
+        Of the checkpoint to begin from.
+    steps : range
+        The steps.
+    loader : Loader
+        Idle; its stream has these steps.
     """
     set_up_process(config)
-    config = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, max_steps=until))
-    path, content = start or (None, None)
-    trainer = build_trainer(config, [watch], CheckpointFiles(config.checkpoint, content), processes)
-    stream = build_stream(config, range(0 if path is None else checkpoint.step_of(path), until), processes)
-    workers = config.stream.local(sharing(processes))
-    with Loader(stream, workers, trainer.strategy.root_device) as loader:
-        module = build_module(config, path, processes)
-        trainer.fit(module, loader, ckpt_path=path, weights_only=True)
-
-
-def build_stream(config: RunConfig, steps: range, processes: Processes) -> StepStream:
-    """This process's share of the steps."""
-    prior = build_prior(config)
-    return StepStream(prior, config.curriculum, config.model, config.seed, steps, processes.rank, processes.size)
-
-
-def build_loader(stream: StepStream, config: RunConfig, device: torch.device, processes: Processes) -> Loader:
-    if config.stream.name == "ray":
-        return RayLoader(stream, config.stream, device, sharing(processes))
-    return Loader(stream, config.stream.local(sharing(processes)), device)
-
-
-def sharing(processes: Processes) -> int:
-    """How many training processes of this machine share the cores of this one, itself included: all of them, unless
-    each is bound to cores of its own, as SLURM binds them."""
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}
-    host, own = socket.gethostname(), sorted(cores)
-    return sum(name == host and not cores.isdisjoint(others) for name, others in processes.gather((host, own)))
-
-
-def build_module(config: RunConfig, checkpoint: Path | None, processes: Processes) -> Pretraining:
-    """The module, with the initial weights of a run that does not continue from a checkpoint.
-
-    Rank 0 alone reads `init_weights`; `Replicas` gives its weights to all ranks when the training begins. Raises
-    ConfigError on all processes.
-    """
-    module = Pretraining(config)
-    if config.trainer.compile:
-        compiling.compile_blocks(module.model)
-    if config.init_weights is not None and checkpoint is None:
-
-        def load() -> None:
-            module.model.load_state_dict(initial_weights(config))
-
-        processes.from_first(load)
-    return module
-
-
-def build_trainer(
-    config: RunConfig, callbacks: list[L.Callback], files: CheckpointFiles, processes: Processes
-) -> L.Trainer:
-    on_cuda = uses_cuda(config.trainer)
-    backend = "nccl" if on_cuda else "gloo"
-    trainer = L.Trainer(
-        accelerator="cuda" if on_cuda else "cpu",
-        devices=processes.local_size,
-        num_nodes=processes.nodes,
-        strategy=Replicas(processes, backend, config.trainer.timeout) if processes.size > 1 else "auto",
-        max_steps=config.total_steps,
-        max_epochs=-1,
-        use_distributed_sampler=False,
-        callbacks=callbacks,
-        plugins=[files, JoinedProcesses(processes)],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    disable_sigterm_handling(trainer)
-    return trainer
+    module, optimizer = build_module(config, fabric)
+    if content is not None:
+        load_training(dict(content), module, optimizer)
+    elif config.init_weights is not None:
+        module.model.load_state_dict(ranks.from_first(lambda: initial_weights(config)))
+    broadcast_weights(module)
+    loader.start(steps.start)
+    for step in steps:
+        item = loader.next()
+        assert item is not None  # as there is no Stop
+        item = item.to(fabric.device)
+        watch.on_train_batch_start(step=step, item=item, module=module, optimizer=optimizer)
+        module.training_step(item, step, ranks.rank, optimizer)
+        watch.on_train_batch_end(step=step + 1, item=item, module=module, optimizer=optimizer)
 
 
 def set_up_process(config: RunConfig) -> None:
     """Settings of torch and Lightning in a process that trains."""
-    silence_lightning()
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
+        logging.getLogger(name).setLevel(logging.WARNING)  # start-up lines
+    warnings.filterwarnings("ignore", message=".*`srun` command is available.*")  # torchrun and plain starts are fine
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # torch 2.13 about lightning 2.6
     torch.set_num_threads(config.trainer.cpu_threads)
     set_up_gpu(config.trainer)
     # cuDNN attention plans for every new shape and crashed for others; flash and memory-efficient attention remain.
@@ -298,29 +393,16 @@ def set_up_process(config: RunConfig) -> None:
     torch.manual_seed(config.seed)
 
 
-def silence_lightning() -> None:
-    """Hide start-up lines and tips about settings that are made here on purpose."""
-    for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-    warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint.*")
-    warnings.filterwarnings("ignore", message=".*`srun` command is available.*")  # torchrun and plain starts are fine
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # torch 2.13 about lightning 2.6
-
-
-def introduce(config: RunConfig, trainer: L.Trainer, module: Pretraining, start: Start, drawers: int) -> None:
+def introduce(config: RunConfig, prior: Prior, fabric: Fabric, module: Pretraining, start: Start, drawers: int) -> None:
     """Print what is about to run, as it is in force; drawers: processes that draw its tables for each rank."""
     tell(f"run       {config.run_dir}" + (f", resumed at step {start.steps}" if start.steps else ""))
-    if start.restart:
-        tell(start.restart.line(trainer.world_size))
     workers = counted(drawers, "Ray actor" if config.stream.name == "ray" else "worker")
     tell(f"prior     {config.prior['name']}, seed {config.seed}, {workers}")
-    prior = build_prior(config)
     for line in [*prior.about(), *config.curriculum.usable_tables(prior, config.model.is_regression)]:
         tell(f"          {line}")
     has_compiled = config.trainer.compile and next(module.model.blocks(), None) is not None
     compiled = ", compiled blocks (the first steps take long)" if has_compiled else ""
-    tell(f"device    {trainer.world_size} x {trainer.strategy.root_device.type}{compiled}")
+    tell(f"device    {fabric.world_size} x {fabric.device.type}{compiled}")
     if config.trainer.compile and not has_compiled:
         tell("warning   trainer.compile has no effect: a network of this family has no blocks to compile")
     for line in [*policy(config), *run_plan(config)]:

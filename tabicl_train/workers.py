@@ -37,10 +37,11 @@ import torch
 from torch import Tensor
 
 from tabicl_train.config.schema import StreamConfig
+from tabicl_train.console import tell
+from tabicl_train.distributed.launch import describe_exit
+from tabicl_train.distributed.signals import SIGNALS, Stop, die_with_parent
 from tabicl_train.errors import picklable
 from tabicl_train.model.pack import Pack, Shape
-from tabicl_train.processes.launch import describe_exit
-from tabicl_train.processes.signals import SIGNALS, Stop, die_with_parent
 from tabicl_train.stream import StepItem, StepStream
 
 # Forked workers start in 0.1 s and end with this process. The forkserver of Python 3.14 would start them under another.
@@ -56,6 +57,14 @@ class WorkerDied(RuntimeError):
     """A worker process ended without an error message: it was killed, or crashed in native code."""
 
 
+class TablesUnavailable(Exception):
+    """The machines that draw the tables are gone; the run can be continued when they are back."""
+
+
+class Stopped(Exception):
+    """A stop signal has come while a table was drawn."""
+
+
 @dataclass
 class Worker:
     """number: w; drawing: the step and table (-1: none) that it is drawing, in shared memory"""
@@ -69,55 +78,93 @@ class Worker:
 class Loader:
     """The items of a stream, in order.
 
-    The workers start with the constructor, which must run in the main thread. `close` ends them, and so does the end of
-    that thread.
+    The idle workers start with the constructor, which must run in the main thread; they draw once `start` has given
+    them the first step. `close` ends them, and so does the end of that thread.
 
-    device: where the items will go; for a GPU they are put in pinned memory, by a thread that is one item ahead
-    stand_by: whether the workers wait for the number of a step to begin with
-    waited: seconds that the training process has waited for items
+    Parameters
+    ----------
+    stream : StepStream
+        The items; its first step is the one given to `start`.
+    config : StreamConfig
+        Number of workers, and how far they draw ahead.
+    device : torch.device, optional
+        Where the items will go; for a GPU they are put in pinned memory, by a thread that is one item ahead.
 
-    Iterating raises the error of a worker, and WorkerDied naming the table if a worker is gone.
+    Attributes
+    ----------
+    waited : float
+        Seconds that the training process has waited for items.
+    unavailable : bool
+        Whether no tables can be drawn any more.
     """
 
-    def __init__(
-        self, stream: StepStream, config: StreamConfig, device: torch.device | None = None, stand_by: bool = False
-    ) -> None:
-        self.stream, self.waited = stream, 0.0
+    def __init__(self, stream: StepStream, config: StreamConfig, device: torch.device | None = None) -> None:
+        self.stream, self.device, self.waited = stream, device, 0.0
+        self.unavailable = False
         config = config.local()
         self.workers: list[Worker] = []
         for number in range(config.workers):
             connection, worker_end = CONTEXT.Pipe()
             drawing = CONTEXT.RawArray("q", [-1, -1])
             inherited = [connection, *(worker.connection for worker in self.workers)]
-            args = (stream, config, number, worker_end, drawing, inherited, os.getpid(), stand_by)
+            args = (stream, config, number, worker_end, drawing, inherited, os.getpid())
             process = CONTEXT.Process(target=work, args=args, daemon=True)
             process.start()
             worker_end.close()
             self.workers.append(Worker(number, process, connection, drawing))
-        items = map(self.take, stream.steps) if self.workers else iter(stream)
-        self.items = pinned(items, device) if device is not None and device.type == "cuda" else items
 
     @property
     def drawers(self) -> int:
         """Processes that draw tables, beside this one."""
         return len(self.workers)
 
-    def problem(self, stop: Stop) -> str | None:
-        """What keeps the tables from being drawn; waits until that is known, but no longer than for a stop signal."""
-        return None
+    def start(self, first: int | None = None, stop: Stop | None = None) -> None:
+        """Have the tables drawn from step `first` on, by default the stream's first one.
 
-    def __iter__(self) -> Loader:
-        return self
+        `next` returns None once `stop` is asked.
+        """
+        self.stop = stop
+        if first is not None:
+            self.stream = replace(self.stream, steps=range(first, self.stream.steps.stop))
+        for worker in self.workers:
+            with contextlib.suppress(OSError):  # a dead process is noticed when its step is due
+                worker.connection.send(self.stream.steps.start)
+        items = map(self.take, self.stream.steps)
+        device = self.device
+        self.items = pinned(items, device) if device is not None and device.type == "cuda" else items
 
-    def __next__(self) -> StepItem:
+    def next(self) -> StepItem | None:
+        """The next item; None if the process was asked to stop while it waited, or if no tables are available any more.
+
+        Raises the error of a worker, and WorkerDied naming the table if a worker is gone.
+        """
         started = time.perf_counter()
         try:
-            return next(self.items)
+            return None if self.stop is not None and self.stop.asked else next(self.items)
+        except Stopped:
+            return None
+        except TablesUnavailable as error:
+            tell(f"warning   {error}")
+            self.unavailable = True
+            return None
         finally:
             self.waited += time.perf_counter() - started
 
+    def __iter__(self) -> Iterator[StepItem]:
+        """All items of the stream."""
+        self.start()
+        return self.items
+
+    def check_stop(self, _: int = 0) -> None:
+        if self.stop is not None and self.stop.asked:
+            raise Stopped
+
     def take(self, step: int) -> StepItem:
+        if not self.workers:
+            return self.stream.draw(step, self.check_stop)
         worker = self.workers[(step - self.stream.steps.start) % len(self.workers)]
+        while not wait([worker.connection, worker.process.sentinel], timeout=1.0):
+            self.check_stop()
         answer = answer_of(worker.process, worker.connection)
         if answer is None:
             raise WorkerDied(self.describe_death(worker))
@@ -190,7 +237,6 @@ def work(
     drawing: Any,
     inherited: list[Connection],
     parent: int,
-    stand_by: bool,
 ) -> None:
     """What a worker process does.
 
@@ -205,7 +251,7 @@ def work(
     torch.set_num_threads(1)
     ahead = Ahead(stream, config)
     with contextlib.suppress(EOFError, ConnectionError):  # the training process is gone
-        due = connection.recv() if stand_by else stream.steps.start
+        due = connection.recv()  # the first step
         for step in range(due + number, stream.steps.stop, config.workers):
             while not ahead.allows(step, due):
                 due = connection.recv()

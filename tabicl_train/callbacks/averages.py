@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import lightning as L
 import torch
 from torch import Tensor
 
@@ -10,7 +9,7 @@ from tabicl_train.config.schema import AveragesConfig
 from tabicl_train.module import Pretraining
 
 
-class Averages(L.Callback):
+class Averages:
     """Kept by rank 0 and in its checkpoints, so that a resumed run has bit-identical averages.
 
     ema: its decay after t steps is (1 + t) / (10 + t), at most the configured one, so that the initial weights are
@@ -33,10 +32,9 @@ class Averages(L.Callback):
         self.ema, self.since = state["ema"] if self.config.ema else {}, state.get("since", 0)
         self.points = state["points"] if self.config.last else []
 
-    def on_train_batch_end(self, trainer: L.Trainer, module: Pretraining, *_) -> None:
-        if not trainer.is_global_zero or not (self.config.ema or self.config.last):
+    def on_train_batch_end(self, step: int, module: Pretraining, **_) -> None:
+        if not (self.config.ema or self.config.last):
             return
-        step = trainer.global_step
         weights = module.model.state_dict()
         if self.config.ema:
             if not self.ema:

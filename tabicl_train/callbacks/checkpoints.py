@@ -1,4 +1,4 @@
-"""Saves the run every few steps and at the end of each stage and of the run; files are written in a thread."""
+"""Checkpoints of a run: what they hold, when they are saved, and their files, which a thread writes."""
 
 from __future__ import annotations
 
@@ -11,61 +11,57 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
-from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from priors.random import STREAM_VERSION
-from tabicl_train.config.schema import CheckpointConfig, RunConfig, build_prior
-from tabicl_train.console import first_line, tell
+from tabicl_train.config.schema import CheckpointConfig, RunConfig
+from tabicl_train.console import first_line
 from tabicl_train.curriculum import last_of_stage, stage_at
+from tabicl_train.module import Pretraining
+from tabicl_train.optimizer import MuonAdamW
 from tabicl_train.run_dir.atomic import save_atomically, sync_folder
-from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, DamagedCheckpoint, read, saved, step_of, verify
+from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, DamagedCheckpoint, saved, step_of, verify
 
 
-class SaveFailed(OSError):
-    """A run has ended without its last checkpoint."""
+class SaveFailed(Exception):
+    """A checkpoint could not be written."""
 
 
-class CheckpointFiles(TorchCheckpointIO):
+class CheckpointFiles:
     """Writes copies of checkpoints in a thread, one at a time, and removes old ones once a new one is on disk.
 
-    loaded: content of the checkpoint from which the run continues, already verified
-    check: called before anything is written; raises if this process may no longer write
+    Parameters
+    ----------
+    config : CheckpointConfig
+        Which checkpoints are kept.
+    on_saved : callable
+        Called in the thread with the step of a checkpoint that is on disk.
     """
 
-    def __init__(
-        self, config: CheckpointConfig, loaded: dict | None = None, check: Callable[[], None] = lambda: None
-    ) -> None:
-        self.config, self.loaded, self.check = config, loaded, check
+    def __init__(self, config: CheckpointConfig, on_saved: Callable[[int], None] = lambda step: None) -> None:
+        self.config, self.on_saved = config, on_saved
         self.whole: set[tuple[str, int]] = set()  # name and modification time of files known to be intact
         self.thread = ThreadPoolExecutor(1, "checkpoint")
         self.pending: Future | None = None
-        self.failed: Exception | None = None  # why the last save failed
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path, storage_options: Path | None = None) -> None:
-        """Returns once the tensors are copied to host memory. `storage_options`: a second name for the file."""
+    def save(self, content: dict[str, Any], path: Path, second_name: Path | None = None) -> None:
+        """Returns once the tensors are copied to host memory. `second_name`: of the same file."""
         self.wait()
-        self.pending = self.thread.submit(self.write, to_host(checkpoint), Path(path), storage_options)
-
-    def load_checkpoint(self, path, map_location=None, weights_only=None) -> dict[str, Any]:
-        content, self.loaded = self.loaded, None
-        return read(Path(path)) if content is None else content
+        self.pending = self.thread.submit(self.write, to_host(content), path, second_name)
 
     def write(self, content: dict, path: Path, second_name: Path | None) -> None:
-        self.failed = None
-        self.check()
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             if second_name is None:
                 save_atomically(content, path)
             else:  # the stage's name first, so that a kill in between leaves no stage without its file
                 save_atomically(content, second_name)
                 give_name(content, second_name, path)
         except OSError as error:
-            self.failed = error
-            tell(f"warning   {path.name} could not be written ({first_line(error)}); older checkpoints are kept")
-            return
+            raise SaveFailed(
+                f"{path} could not be written: {first_line(error)}. Earlier checkpoints are intact, and the same "
+                "command continues from the newest one"
+            ) from None
+        self.on_saved(step_of(path))
         self.prune(path)
 
     def prune(self, written: Path) -> None:
@@ -92,59 +88,95 @@ class CheckpointFiles(TorchCheckpointIO):
     def is_permanent(self, path: Path) -> bool:
         return self.config.permanent_every is not None and step_of(path) % self.config.permanent_every == 0
 
+    def check(self) -> None:
+        """Raise SaveFailed if the last save has failed; does not wait for it."""
+        if self.pending is not None and self.pending.done():
+            self.wait()
+
     def wait(self) -> None:
-        """Wait until the last save is on disk or has failed; raises errors other than those of the disk."""
+        """Wait until the last save is on disk; raises SaveFailed."""
         pending, self.pending = self.pending, None
         if pending is not None:
             pending.result()
 
 
-class Checkpoints(L.Callback):
-    """Saves every few steps, at the end of each stage (under its name too) and at the end of the run."""
+class Checkpoints:
+    """What a checkpoint of a run holds: one dictionary, made and loaded here.
 
-    def __init__(self, folder: Path, files: CheckpointFiles, config: RunConfig, origin: dict) -> None:
-        self.folder, self.files, self.config, self.origin = folder, files, config, origin
+    Parameters
+    ----------
+    folder : Path
+        Where checkpoints are saved, by rank 0.
+    files : CheckpointFiles
+        Writes them.
+    config : RunConfig
+        Saved with each checkpoint.
+    facts : dict
+        Also saved: the origin of the run's code, its world size and device, and the hash of its real tables.
+    callbacks : list
+        Those with a `state_dict` are part of a checkpoint.
+    rank : int
+        All ranks call `save`, since states may be added up over the ranks; rank 0 writes.
+    """
+
+    def __init__(
+        self, folder: Path, files: CheckpointFiles, config: RunConfig, facts: dict, callbacks: list[Any], rank: int
+    ) -> None:
+        self.folder, self.files, self.config, self.facts, self.rank = folder, files, config, facts, rank
+        self.stateful = {type(callback).__name__: callback for callback in callbacks if hasattr(callback, "state_dict")}
         self.saved_step: int | None = None
-        self.real_tables = build_prior(config).fingerprint()
 
-    def on_train_batch_end(self, trainer: L.Trainer, module, *_) -> None:
-        step = trainer.global_step
-        if step % self.config.checkpoint.every == 0 or last_of_stage(self.config.curriculum, step - 1):
-            self.save(trainer)
+    def is_due(self, step: int) -> bool:
+        """Whether the run is saved after this many steps."""
+        return step % self.config.checkpoint.every == 0 or last_of_stage(self.config.curriculum, step - 1) is not None
 
-    def on_train_end(self, trainer: L.Trainer, module) -> None:
-        if self.saved_step != trainer.global_step:
-            self.save(trainer)
-        self.files.wait()
-        if self.files.failed:
-            raise SaveFailed(
-                f"the last checkpoint could not be written: {first_line(self.files.failed)}. The same command repeats "
-                "the steps since the previous checkpoint"
-            )
-
-    def save(self, trainer: L.Trainer) -> None:
-        step = trainer.global_step
-        stage = last_of_stage(self.config.curriculum, step - 1) if step else None
-        second_name = self.folder / f"stage-{stage}.ckpt" if stage else None
-        trainer.save_checkpoint(self.folder / f"step-{step:08d}.ckpt", storage_options=second_name)
+    def save(self, step: int, module: Pretraining, optimizer: MuonAdamW) -> None:
+        """Save the run after `step` steps, at the end of a stage under its name too."""
+        content = self.content(step, module, optimizer)
         self.saved_step = step
+        if self.rank == 0:
+            stage = last_of_stage(self.config.curriculum, step - 1) if step else None
+            second_name = self.folder / f"stage-{stage}.ckpt" if stage else None
+            self.files.save(content, self.folder / f"step-{step:08d}.ckpt", second_name)
 
-    def on_save_checkpoint(self, trainer: L.Trainer, module, checkpoint: dict) -> None:
-        step = trainer.global_step
+    def content(self, step: int, module: Pretraining, optimizer: MuonAdamW) -> dict[str, Any]:
+        """The dictionary after `step` steps."""
         stage, _, stage_step = stage_at(self.config.curriculum, min(step, self.config.total_steps - 1))
-        checkpoint["format_version"] = FORMAT_VERSION
-        checkpoint["config"] = dataclasses.asdict(self.config)
-        checkpoint["run"] = {
+        run = {
             "step": step,
             "stage": stage,
             "stage_step": stage_step,
             "address": [self.config.seed, step],  # of the next step's tables
             "stream_version": STREAM_VERSION,
-            "real_tables": self.real_tables,
-            "ranks": trainer.world_size,
-            "device": device_name(trainer.strategy.root_device),
-            **self.origin,
+            **self.facts,
         }
+        content = {
+            "format_version": FORMAT_VERSION,
+            "global_step": step,
+            "state_dict": module.state_dict(),
+            "optimizer_states": [optimizer.state_dict()],
+            "callbacks": {name: callback.state_dict() for name, callback in self.stateful.items()},
+            "config": dataclasses.asdict(self.config),
+            "run": run,
+        }
+        module.on_save_checkpoint(content)
+        return content
+
+    def load(self, content: dict[str, Any], module: Pretraining, optimizer: MuonAdamW) -> None:
+        """Restore module, optimizer and callbacks from a checkpoint's dictionary."""
+        load_training(content, module, optimizer)
+        for name, callback in self.stateful.items():
+            if name in content["callbacks"]:
+                callback.load_state_dict(content["callbacks"][name])
+        self.saved_step = content["global_step"]
+
+
+def load_training(content: dict[str, Any], module: Pretraining, optimizer: MuonAdamW) -> None:
+    """Restore module and optimizer alone, from a checkpoint's dictionary."""
+    module.on_load_checkpoint(content)
+    module.load_state_dict(content["state_dict"])
+    for state in content["optimizer_states"]:
+        optimizer.load_state_dict(state)
 
 
 def device_name(device: torch.device) -> str:

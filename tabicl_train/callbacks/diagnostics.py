@@ -15,9 +15,9 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable
 
-import lightning as L
 import torch
 
+from tabicl_train.callbacks.loggers import Log, multiplier_values
 from tabicl_train.callbacks.metrics import is_logged
 from tabicl_train.module import Pretraining
 from tabicl_train.run_dir.records import Records
@@ -27,26 +27,20 @@ BATCHES = ("step", "stage", "rows", "n", "features", "classes", "tables", "loss"
 SCALING = ("step", "stage", "layer", "n_smallest", "n_largest", "at_smallest", "at_largest", "gate_mean", "gate_std")
 
 
-class Diagnostics(L.Callback):
-    """Writes batches.csv and scaling.csv."""
+class Diagnostics:
+    """Writes batches.csv and scaling.csv, on rank 0 alone, and logs the multipliers."""
 
-    def __init__(self, records: Records) -> None:
-        self.records = records
+    def __init__(self, records: Records, log: Log) -> None:
+        self.records, self.log = records, log
 
-    def on_train_start(self, trainer: L.Trainer, module: Pretraining) -> None:
-        if trainer.is_global_zero:
-            self.records.rewind("batches.csv", trainer.global_step, BATCHES)
-            self.records.rewind("scaling.csv", trainer.global_step, SCALING)
-
-    def on_train_batch_start(self, trainer: L.Trainer, module: Pretraining, item: StepItem, _: int) -> None:
-        if not trainer.is_global_zero or not is_logged(module.config, item.step + 1):
+    def on_train_batch_start(self, item: StepItem, module: Pretraining, **_) -> None:
+        if not is_logged(module.config, item.step + 1):
             return
         for _, scaling in module.model.named_scalings():
             scaling.gate_sums = torch.zeros(3, device=module.device)
 
-    def on_train_batch_end(self, trainer: L.Trainer, module: Pretraining, _, item: StepItem, __: int) -> None:
-        step = trainer.global_step
-        if not trainer.is_global_zero or not is_logged(module.config, step):
+    def on_train_batch_end(self, step: int, item: StepItem, module: Pretraining, **_) -> None:
+        if not is_logged(module.config, step):
             return
         rows = []
         for kind, losses in by_kind(item, module.table_losses, module.model.guess_loss).items():
@@ -63,6 +57,7 @@ class Diagnostics(L.Callback):
             layers.append(dict(zip(SCALING, values, strict=True)))
         if layers:
             self.records.append_rows("scaling.csv", *layers)
+            self.log(multiplier_values(layers), step)
 
 
 def by_kind(

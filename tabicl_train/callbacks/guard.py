@@ -10,7 +10,6 @@ import math
 import shlex
 import time
 
-import lightning as L
 import torch
 
 from tabicl_train.callbacks.averages import Averages
@@ -19,9 +18,11 @@ from tabicl_train.callbacks.metrics import Metrics, is_logged
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.console import counted, tell
 from tabicl_train.curriculum import plan_step
+from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.model.family import Network
 from tabicl_train.model.scaling import Scaling
 from tabicl_train.module import Pretraining
+from tabicl_train.optimizer import MuonAdamW
 from tabicl_train.run_dir.checkpoint import DamagedCheckpoint, read, saved, step_of
 from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem
@@ -37,15 +38,25 @@ class Diverged(Exception):
     """A run that was stopped because it no longer learns; the message says why and what to try."""
 
 
-class Guard(L.Callback):
+class Guard:
     """At logged steps and before a save, reads loss and gradient norm of the steps since the last time.
 
     incidents.jsonl: a line per incident, with the address of the step and the shapes of its tables.
     """
 
-    def __init__(self, config: RunConfig, records: Records, files: CheckpointFiles) -> None:
-        self.config, self.limits, self.files = config, config.guard, files
+    def __init__(
+        self,
+        config: RunConfig,
+        records: Records,
+        files: CheckpointFiles,
+        ranks: Ranks,
+        averages: Averages,
+        metrics: Metrics,
+    ) -> None:
+        self.config, self.limits, self.files, self.ranks = config, config.guard, files, ranks
+        self.averages, self.metrics = averages, metrics  # which a rewind takes back too
         self.records, self.checkpoints = records, records.folder / "checkpoints"
+        self.writes = ranks.rank == 0
         self.unread: list[tuple[int, torch.Tensor]] = []
         self.average: float | None = None  # of the loss
         self.low: float | None = None  # follows the average down immediately, and up slowly
@@ -62,17 +73,12 @@ class Guard(L.Callback):
         for key in STATE:
             setattr(self, key, state.get(key, getattr(self, key)))
 
-    def on_train_start(self, trainer: L.Trainer, module: Pretraining) -> None:
-        self.writes = trainer.is_global_zero
-        if self.writes:
-            self.records.rewind("incidents.jsonl", trainer.global_step)
-
-    def on_train_batch_end(self, trainer: L.Trainer, module: Pretraining, _, item: StepItem, __: int) -> None:
+    def on_train_batch_end(self, step: int, item: StepItem, module: Pretraining, optimizer: MuonAdamW, **_) -> None:
         scale = module.loss_scale.scale if module.loss_scale.enabled else module.loss.new_zeros(())
         self.unread.append((item.step, torch.stack([module.loss, module.grad_norm, scale])))
-        if is_logged(self.config, trainer.global_step):
+        if is_logged(self.config, step):
             self.look()
-            self.judge(trainer, module)
+            self.judge(step, module, optimizer)
 
     def look(self) -> None:
         """Evaluate the steps since the last call."""
@@ -113,7 +119,7 @@ class Guard(L.Callback):
         line |= {"replay": command, "groups": groups}
         self.records.append_line("incidents.jsonl", {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **line})
 
-    def judge(self, trainer: L.Trainer, module: Pretraining) -> None:
+    def judge(self, step: int, module: Pretraining, optimizer: MuonAdamW) -> None:
         limits = self.limits
         for count, most, what in (
             (self.longest, limits.skipped_in_a_row, "steps in a row"),
@@ -122,34 +128,34 @@ class Guard(L.Callback):
             if self.longest and count >= most:  # steps that were judged before do not stop the run again
                 raise Diverged(
                     f"loss or gradient norm was not finite in {count} {what}, the last ones before step "
-                    f"{trainer.global_step}; {self.records.folder}/incidents.jsonl names them. Lower the learning "
+                    f"{step}; {self.records.folder}/incidents.jsonl names them. Lower the learning "
                     "rate or use trainer.precision=fp32, and begin a new run from an earlier checkpoint "
                     "(init_weights=CHECKPOINT run_dir=...); tabicl-replay shows the tables of a step"
                 )
         self.longest = 0
-        reason = self.passed_limit(module.model, self.average) if trainer.global_step >= limits.after else None
+        reason = self.passed_limit(module.model, self.average) if step >= limits.after else None
         if reason is None:
             self.warned = None
             return
         action, good, facts = limits.action, None, {}
         if action == "rewind" and len(self.abandoned) >= limits.rewinds:
             action, reason = "stop", f"{reason}, after {counted(len(self.abandoned), 'rewind')}"
-        elif action == "rewind" and (good := self.last_good(trainer, module.model)) is None:
+        elif action == "rewind" and (good := self.last_good(step, module.model)) is None:
             action, reason = "stop", f"{reason}, and there is no checkpoint from before that to go back to"
         elif action == "rewind":
             facts["back_to"] = good["global_step"]
         if action == "warn" and self.warned is not None:
             return
         self.warned = reason
-        self.report(trainer.global_step - 1, reason, action=action, **facts)
-        tell(f"guard     step {trainer.global_step}: {reason}; {action}")
+        self.report(step - 1, reason, action=action, **facts)
+        tell(f"guard     step {step}: {reason}; {action}")
         if action == "stop":
             raise Diverged(
-                f"step {trainer.global_step}: {reason}. Lower the learning rate, raise the stage's weight_decay, bound "
+                f"step {step}: {reason}. Lower the learning rate, raise the stage's weight_decay, bound "
                 "the multiplier (model.scaling_bound), or set guard.action=rewind"
             )
         if good is not None:
-            self.rewind(trainer, module, good)
+            self.rewind(step, module, optimizer, good)
 
     def passed_limit(self, model: Network, average: float | None) -> str | None:
         limits = self.limits
@@ -168,29 +174,24 @@ class Guard(L.Callback):
             f"guard.multiplier={limits.multiplier}, and the moving average of the loss {average:.3f}"
         )
 
-    def rewind(self, trainer: L.Trainer, module: Pretraining, good: dict) -> None:
+    def rewind(self, step: int, module: Pretraining, optimizer: MuonAdamW, good: dict) -> None:
         """Restore weights and optimiser from a checkpoint. The steps since then count as done: their tables are not
         used again."""
-        step = trainer.global_step
-        module.go_back(good, step)
-        for callback in trainer.callbacks:
-            if isinstance(callback, Averages):
-                callback.load_state_dict(good["callbacks"][callback.state_key])
-            if isinstance(callback, Metrics):
-                callback.on_load_checkpoint(trainer, module, good)
-        state = good["callbacks"][self.state_key]
+        module.go_back(good, step, optimizer)
+        for callback in (self.averages, self.metrics):
+            callback.load_state_dict(good["callbacks"].get(type(callback).__name__, {}))
+        state = good["callbacks"]["Guard"]
         self.average, self.low = state["average"], state.get("low")
         self.abandoned.append([good["global_step"], step])
         tell(f"guard     back to the weights of step {good['global_step']}; steps up to {step} are skipped")
 
-    def last_good(self, trainer: L.Trainer, model: Network) -> dict | None:
+    def last_good(self, step: int, model: Network) -> dict | None:
         """The content of the checkpoint to go back to, which rank 0 chooses, reads, and sends to the others.
 
         Leaves the model of rank 0 with arbitrary weights.
         """
         self.files.wait()
-        good = self.choose(trainer.global_step, model) if trainer.is_global_zero else None
-        return trainer.strategy.broadcast(good)
+        return self.ranks.from_first(lambda: self.choose(step, model))
 
     def choose(self, step: int, model: Network) -> dict | None:
         """The content of the newest good checkpoint.
@@ -208,7 +209,7 @@ class Guard(L.Callback):
             except (DamagedCheckpoint, OSError) as error:
                 tell(f"warning   {error}; trying an older checkpoint")
                 continue
-            state = content["callbacks"][self.state_key]
+            state = content["callbacks"]["Guard"]
             average, low = state["average"], state.get("low", state["average"])
             if average is not None and average > (low + self.limits.loss) / 2:
                 continue

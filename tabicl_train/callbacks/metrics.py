@@ -6,15 +6,16 @@ import resource
 import sys
 import time
 
-import lightning as L
 import torch
 from torch import Tensor
 
+from tabicl_train.callbacks.loggers import Log, training_values
 from tabicl_train.callbacks.progress import Progress
 from tabicl_train.compiling import count_graphs, too_many_graphs
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.console import counted, tell
 from tabicl_train.curriculum import stage_at
+from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.model.families import family_of
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.model.pack import Pack
@@ -24,6 +25,7 @@ from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.tables_seen import TablesSeen
 from tabicl_train.schedules import learning_rate
 from tabicl_train.stream import StepItem
+from tabicl_train.workers import Loader
 
 SEEN_EVERY = 600.0  # seconds between lines about the real tables that were drawn
 SECONDS = 10.0  # of training or drawing, before the two are compared
@@ -34,7 +36,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-class Metrics(L.Callback):
+class Metrics:
     """Writes metrics.csv and shows progress, on rank 0; of runs on real tables also tables_seen.csv.
 
     step                       optimiser steps done
@@ -49,63 +51,62 @@ class Metrics(L.Callback):
     memory_gb                  peak of this process so far, on the device or, on a CPU, resident
     """
 
-    def __init__(self, config: RunConfig, records: Records) -> None:
-        self.config, self.records = config, records
+    def __init__(self, config: RunConfig, records: Records, loader: Loader, ranks: Ranks, log: Log) -> None:
+        self.config, self.records, self.loader, self.ranks, self.log = config, records, loader, ranks, log
         self.feeding = Feeding()
         self.seen, self.told_seen = TablesSeen(config, records), time.perf_counter()
+        self.step = 0
 
-    def on_load_checkpoint(self, trainer: L.Trainer, module: Pretraining, checkpoint: dict) -> None:
-        """Also called with an earlier checkpoint to which the guard goes back."""
-        self.seen.load(checkpoint.get("tables_seen", "[]"))
+    def state_dict(self) -> dict:
+        """The tables that were seen, added up over all ranks."""
+        if not self.seen.sizes:
+            return {}
+        self.keep_seen()
+        return {"tables_seen": self.seen.text()}
 
-    def on_save_checkpoint(self, trainer: L.Trainer, module: Pretraining, checkpoint: dict) -> None:
-        if self.seen.sizes:
-            self.keep_seen(trainer, module)
-            checkpoint["tables_seen"] = self.seen.text()
+    def load_state_dict(self, state: dict) -> None:
+        """Also called with an earlier state, to which the guard goes back."""
+        self.seen.load(state.get("tables_seen", "[]"))
 
-    def keep_seen(self, trainer: L.Trainer, module: Pretraining, is_end: bool = False) -> None:
-        """Add up and write what was drawn, on all ranks alike, and tell it every ten minutes and at the end."""
-
-        def add_up(counts: Tensor) -> Tensor:
-            return trainer.strategy.reduce(counts.to(module.device), reduce_op="sum").cpu()
-
-        self.seen.merge(add_up)
-        if trainer.is_global_zero:
+    def keep_seen(self, is_end: bool = False) -> None:
+        """Add up and write what was drawn, on all ranks alike, and print it every ten minutes and at the end."""
+        self.seen.merge(self.ranks.sum)
+        if self.ranks.rank == 0:
             self.seen.write()
             now = time.perf_counter()
-            if (is_end or now - self.told_seen >= SEEN_EVERY) and (line := self.seen.line(trainer.global_step)):
+            if (is_end or now - self.told_seen >= SEEN_EVERY) and (line := self.seen.line(self.step)):
                 self.told_seen = now
                 tell(f"seen      {line}")
 
-    def on_train_batch_start(self, trainer: L.Trainer, module: Pretraining, item: StepItem, _: int) -> None:
+    def on_train_batch_start(self, item: StepItem, **_) -> None:
         self.seen.add(item.sources)  # before the guard, after the step, may go back to earlier counts
 
-    def on_train_start(self, trainer: L.Trainer, module: Pretraining) -> None:
+    def on_train_start(self, step: int, **_) -> None:
+        self.step = step
         self.graphs, self.many_graphs = count_graphs(), False
-        self.start_window(trainer)
-        if trainer.is_global_zero:
-            self.records.rewind("metrics.csv", trainer.global_step, COLUMNS)
-            self.progress = Progress(self.config, trainer.global_step)
+        self.start_window()
+        if self.ranks.rank == 0:
+            self.progress = Progress(self.config, step)
             if self.seen.sizes:
                 self.seen.write()  # without the steps that are done again
 
-    def start_window(self, trainer: L.Trainer) -> None:
-        self.started, self.waited = time.perf_counter(), trainer.train_dataloader.waited
+    def start_window(self) -> None:
+        self.started, self.waited = time.perf_counter(), self.loader.waited
         self.tables = self.cells = self.drawn = self.rejected = self.steps = 0
         self.flops = self.drawing = 0.0
         self.clipped: Tensor | int = 0
 
-    def on_train_batch_end(self, trainer: L.Trainer, module: Pretraining, _, item: StepItem, __: int) -> None:
+    def on_train_batch_end(self, step: int, item: StepItem, module: Pretraining, **_) -> None:
+        self.step = step
         self.tables += item.tables
         self.drawing += item.seconds
-        self.cells += sum(pack.cells for pack in item.packs) * trainer.world_size
+        self.cells += sum(pack.cells for pack in item.packs) * self.ranks.size
         self.drawn += sum(map(len, item.packs))
         self.rejected += item.rejections.total()
-        self.flops += sum(step_flops(self.config.model, pack) for pack in item.packs) * trainer.world_size
+        self.flops += sum(step_flops(self.config.model, pack) for pack in item.packs) * self.ranks.size
         _, stage, stage_step = stage_at(self.config.curriculum, item.step)
         self.clipped = self.clipped + (module.grad_norm > stage.clip)  # stays on the device
         self.steps += 1
-        step = trainer.global_step
         if is_logged(self.config, step):
             seconds = time.perf_counter() - self.started
             peak = peak_flops(module.device, module.precision.name)
@@ -117,21 +118,22 @@ class Metrics(L.Callback):
                 "lr": learning_rate(stage, stage_step),
                 "tables_per_s": self.tables / seconds,
                 "cells_per_s": self.cells / seconds,
-                "data_wait": (trainer.train_dataloader.waited - self.waited) / seconds,
+                "data_wait": (self.loader.waited - self.waited) / seconds,
                 "accept_rate": self.drawn / (self.drawn + self.rejected),
                 "skipped": int(module.skipped),
                 "clipped": int(self.clipped) / self.steps,
                 "tflops_per_s": self.flops / seconds / 1e12,
-                "peak_share": "" if peak is None else self.flops / seconds / (peak * trainer.world_size),
+                "peak_share": "" if peak is None else self.flops / seconds / (peak * self.ranks.size),
                 "memory_gb": peak_memory(module.device) / 1e9,
             }
-            if trainer.is_global_zero:
+            if self.ranks.rank == 0:
                 self.records.append_rows("metrics.csv", {column: row[column] for column in COLUMNS})
+                self.log(training_values(row), step)
                 self.progress.show(row)
                 busy = seconds * (1 - row["data_wait"])
-                self.feeding.add(item.stage, self.tables, busy, self.drawing, trainer.train_dataloader.drawers)
+                self.feeding.add(item.stage, self.tables, busy, self.drawing, self.loader.drawers)
                 self.watch_graphs()
-            self.start_window(trainer)
+            self.start_window()
 
     def watch_graphs(self) -> None:
         if self.config.trainer.compile and not self.many_graphs:
@@ -140,10 +142,10 @@ class Metrics(L.Callback):
             if line is not None:
                 tell(line)
 
-    def on_train_end(self, trainer: L.Trainer, module: Pretraining) -> None:
+    def on_train_end(self, **_) -> None:
         if self.seen.sizes:
-            self.keep_seen(trainer, module, is_end=True)
-        if trainer.is_global_zero:
+            self.keep_seen(is_end=True)
+        if self.ranks.rank == 0:
             self.progress.close()
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import lightning as L
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tabicl_train.config.schema import ProfileConfig
 from tabicl_train.console import tell
+from tabicl_train.module import Pretraining
 
 
-class Profile(L.Callback):
-    """Writes files about rank 0 to `profile` in the run's folder.
+class Profile:
+    """On rank 0, writes files to `profile` in the run's folder.
 
     steps-A-B.json.gz     the trace of steps A to B, for ui.perfetto.dev or chrome://tracing
     steps-A-B.pickle      allocations on the GPU up to the end of step B and the code that made them, for
@@ -26,8 +26,8 @@ class Profile(L.Callback):
         self.first, self.last = config.step, config.step + config.steps - 1
         self.profiler: profile | None = None
 
-    def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, *_: object) -> None:
-        if trainer.is_global_zero and trainer.global_step == self.first:
+    def on_train_batch_start(self, step: int, module: Pretraining, **_) -> None:
+        if step == self.first:
             self.folder.mkdir(exist_ok=True)
             if module.device.type == "cuda":
                 torch.cuda.memory._record_memory_history()
@@ -35,8 +35,8 @@ class Profile(L.Callback):
             self.profiler = profile(activities=activities)
             self.profiler.start()
 
-    def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *_: object) -> None:
-        if self.profiler is None or trainer.global_step <= self.last:
+    def on_train_batch_end(self, step: int, module: Pretraining, **_) -> None:
+        if self.profiler is None or step <= self.last:
             return
         self.profiler.stop()
         trace = self.folder / f"steps-{self.first}-{self.last}.json.gz"
@@ -45,11 +45,11 @@ class Profile(L.Callback):
         tell(f"profile   {trace}")
         self.snapshot(trace.with_suffix("").with_suffix(".pickle"), module)
 
-    def on_exception(self, trainer: L.Trainer, module: L.LightningModule, exception: BaseException) -> None:
-        if self.profiler is not None and isinstance(exception, torch.OutOfMemoryError):
+    def on_exception(self, error: BaseException, module: Pretraining, **_) -> None:
+        if self.profiler is not None and isinstance(error, torch.OutOfMemoryError):
             self.snapshot(self.folder / "out-of-memory.pickle", module)
 
-    def snapshot(self, path: Path, module: L.LightningModule) -> None:
+    def snapshot(self, path: Path, module: Pretraining) -> None:
         if module.device.type == "cuda":
             torch.cuda.memory._dump_snapshot(str(path))
             torch.cuda.memory._record_memory_history(enabled=None)

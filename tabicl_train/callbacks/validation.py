@@ -28,7 +28,6 @@ import time
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from functools import cached_property
 
-import lightning as L
 import torch
 
 from tabicl_train.callbacks.averages import Averages
@@ -45,14 +44,15 @@ from tabicl_train.callbacks.held_out.selection import (
     real_score,
     start_weights,
 )
+from tabicl_train.callbacks.loggers import Log, validation_values
 from tabicl_train.callbacks.scores import diabetes, score_numbers
 from tabicl_train.config.monitoring import CLASS_SCORES, NUMBER_SCORES, OWN, REAL, SYNTHETIC
 from tabicl_train.config.schema import RunConfig
-from tabicl_train.console import first_line, say, tell
+from tabicl_train.console import first_line, tell
+from tabicl_train.distributed.ranks import Ranks
+from tabicl_train.distributed.signals import Stop
 from tabicl_train.model.family import Network
 from tabicl_train.module import Pretraining
-from tabicl_train.processes.processes import Processes
-from tabicl_train.processes.signals import Stop
 from tabicl_train.run_dir.atomic import save_atomically
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, DamagedCheckpoint, read
 from tabicl_train.run_dir.records import Records
@@ -62,17 +62,14 @@ from tabicl_train.workers import Loader
 COLUMNS = ("step", "data", "rows", *CLASS_SCORES)
 NUMBER_COLUMNS = ("step", "data", "rows", *NUMBER_SCORES)  # of regression
 TABLES = ("rows", "tables", "features", "real_rows")  # the settings that decide which tables are scored
-LONG = 60.0  # seconds of waiting before the first line about it; the next ones after twice, four times, ... that
-# Keys in the store: a step is validated, and whether the run ends with it; a process is to stop.
-DONE, STOP = "validation/{}", "validation/stop"
 FALLS = 3  # consecutive falls of the mean score on real data after which there is a warning
 
 Row = tuple[str, int, *tuple[float | None, ...]]  # the columns without the step
 Result = tuple[Row, Losses]  # without losses for public real data
 
 
-class Validation(L.Callback):
-    """Validates on rank 0; the others wait as long as it is alive, longer than for an exchange of gradients if need be.
+class Validation:
+    """Validates on rank 0; the others wait for up to 24 hours, longer than for an exchange of gradients.
 
     It computes on a copy of the network and leaves all random states unchanged, so a run is bit-identical with and
     without it. A stop signal to any rank interrupts it, and the next start of the run begins with it.
@@ -85,21 +82,21 @@ class Validation(L.Callback):
     has_ended: whether there was no better score for as long as validation.patience allows
     """
 
-    def __init__(self, config: RunConfig, records: Records, processes: Processes, stop: Stop) -> None:
+    def __init__(self, config: RunConfig, records: Records, ranks: Ranks, averages: Averages, stop: Stop, log: Log):
         self.config, self.settings = config, config.validation
         self.records, self.best = records, records.folder / BEST
-        self.processes, self.stop = processes, stop
+        self.ranks, self.averages, self.stop, self.log = ranks, averages, stop, log
         self.postponed = False  # whether the last validation was left to the next start of the run
         self.has_ended = False
         self.is_paired = config.init_weights is not None and config.validation.best != REAL
         self.start_losses: dict[Hashable, float] | None = None
-        self.drawn: Mapping[str, Iterable[StepItem]] = {}  # set by `drawing` or `finish`
+        self.drawn: Mapping[str, Iterable[StepItem]] | None = None  # set by `drawing`
         self.columns = NUMBER_COLUMNS if config.model.is_regression else COLUMNS
 
     @contextlib.contextmanager
     def drawing(self) -> Iterator[None]:
         """Within the context workers draw the held-out tables, which the first validation needs."""
-        if self.processes.rank > 0 or not self.settings.every:
+        if self.ranks.rank > 0 or not self.settings.every:
             yield
             return
         settings = self.config.stream.local()
@@ -113,7 +110,8 @@ class Validation(L.Callback):
     @cached_property
     def items(self) -> list[tuple[str, StepItem]]:
         """The held-out tables, each item with the name of the prior's part."""
-        return [(part, item) for part, items in self.drawn.items() for item in items]
+        drawn = held_out_streams(self.config) if self.drawn is None else self.drawn
+        return [(part, item) for part, items in drawn.items() for item in items]
 
     @cached_property
     def tasks(self) -> list:
@@ -139,37 +137,24 @@ class Validation(L.Callback):
             return None
         return content.get("scores") or read_scores(self.records.rows("validation.csv")).get(content["global_step"])
 
-    def on_train_start(self, trainer: L.Trainer, module: Pretraining) -> None:
-        if self.processes.rank == 0 and self.settings.every:
-            steps = trainer.global_step or -1  # at the beginning of a run, without rows of what it starts from
-            self.records.rewind("validation.csv", steps, self.columns)
-            if trainer.global_step == 0:  # existing files belong to another run
-                self.best_scores = None
-                for name in (START, answer.NAME):
-                    (self.records.folder / name).unlink(missing_ok=True)
-        self.validate_if_due(trainer, module)  # the run may have been killed between save and validation
+    def forget(self) -> None:
+        """At the beginning of a run, remove what belongs to an earlier one."""
+        self.best_scores = None
+        for name in (START, answer.NAME):
+            (self.records.folder / name).unlink(missing_ok=True)
 
-    def on_train_batch_end(self, trainer: L.Trainer, module: Pretraining, *_) -> None:
-        self.validate_if_due(trainer, module)
-
-    def validate_if_due(self, trainer: L.Trainer, module: Pretraining) -> None:
-        """All processes call this after the same steps."""
-        step = trainer.global_step
+    def validate_if_due(self, step: int, module: Pretraining) -> None:
+        """Validate after this many steps, if that is due and has not been done; all ranks call this."""
         if not self.is_due(step):
             return
-        if self.processes.rank > 0:
-            self.wait(step)
-            self.has_ended = self.processes.get(DONE.format(step))
-        else:
-            if self.is_missing(step):
-                averages = next(callback for callback in trainer.callbacks if isinstance(callback, Averages))
-                self.validate(step, module, {averages.state_key: averages.state_dict()})
-            if reason := out_of_patience(self.settings, self.records.rows("validation.csv"), step):
-                tell(f"validation step {step}: {reason}; the run ends")
-            self.has_ended = reason is not None
-            if self.processes.size > 1:
-                self.processes.put(DONE.format(step), self.has_ended)
-        trainer.should_stop = trainer.should_stop or self.has_ended
+        if self.ranks.rank > 0:
+            self.has_ended = self.ranks.wait_for_first(lambda: self.stop.asked)
+            return
+        if self.is_missing(step):
+            self.validate(step, module, {"Averages": self.averages.state_dict()})
+        if reason := out_of_patience(self.settings, self.records.rows("validation.csv"), step):
+            tell(f"validation step {step}: {reason}; the run ends")
+        self.has_ended = self.ranks.finish(reason is not None)
 
     def is_due(self, step: int) -> bool:
         """Whether there is a validation after this many steps; before the first one, only of weights to start from."""
@@ -180,42 +165,6 @@ class Validation(L.Callback):
     def is_missing(self, step: int) -> bool:
         """Whether the validation after this many steps is due, and has not been done."""
         return self.is_due(step) and step not in read_scores(self.records.rows("validation.csv"))
-
-    def wait(self, step: int) -> None:
-        """Wait until rank 0 has validated; raises ProcessLost if it is lost."""
-        started, due, passed_on = time.monotonic(), LONG, False
-
-        def is_done() -> bool:
-            nonlocal due, passed_on
-            if self.stop.asked and not passed_on:
-                self.processes.put(STOP, True)
-                passed_on = True
-            seconds = time.monotonic() - started
-            if self.processes.rank == 1 and seconds >= due:
-                due = 2 * due
-                say(f"waiting for rank 0, which has been validating step {step} for {seconds:.0f} s")
-            return self.processes.has(DONE.format(step))
-
-        self.processes.until(is_done)
-
-    def is_asked_to_stop(self) -> bool:
-        if self.stop.asked or self.processes.size == 1:
-            return self.stop.asked
-        return self.processes.has(STOP)
-
-    def finish(self, checkpoint: dict, device: torch.device) -> None:
-        """Do the last validation of a run whose steps are all done, if it is missing. On rank 0 alone.
-
-        checkpoint: the content of the run's last checkpoint
-        """
-        step = checkpoint["global_step"]
-        if not self.is_missing(step):
-            return
-        module = Pretraining(self.config)
-        module.load_state_dict(checkpoint["state_dict"])
-        averages = Averages(self.config.averages).state_key
-        self.drawn = held_out_streams(self.config)
-        self.validate(step, module.to(device), {averages: checkpoint["callbacks"][averages]})
 
     def validate(self, step: int, module: Pretraining, averages: dict) -> None:
         started = time.perf_counter()
@@ -231,6 +180,7 @@ class Validation(L.Callback):
         if self.is_best(step, scores, results):
             self.keep(step, module, averages, scores)
         self.records.append_rows("validation.csv", *rows)
+        self.log(validation_values(rows, scores), step)
         means = [f"loss {scores[kind]:.4f} on {kind} tables" for kind in (OWN, SYNTHETIC) if kind in scores]
         means += [f"{real_score(rows)} on real data {scores[REAL]:.4f}"] if REAL in scores else []
         tell(f"validation step {step}: {', '.join(means)} ({time.perf_counter() - started:.1f} s)")
@@ -244,7 +194,7 @@ class Validation(L.Callback):
         """The results of all parts; None if the run is asked to stop meanwhile."""
         results = []
         for score, part in parts:
-            if self.is_asked_to_stop():
+            if self.ranks.still_working(self.stop.asked):
                 return None
             results.append(score(network, module, part))
         return results
@@ -317,15 +267,10 @@ class Validation(L.Callback):
             "callbacks": averages,
             "scores": scores,
         }
-        self.records.check()
-        try:
-            if step == 0:
-                save_atomically(to_host(content), self.records.folder / START)
-            save_atomically(to_host(content), self.best)
-        except OSError as error:
-            tell(f"warning   {self.best.name} could not be written ({first_line(error)})")
-        else:
-            self.best_scores = scores
+        if step == 0:
+            save_atomically(to_host(content), self.records.folder / START)
+        save_atomically(to_host(content), self.best)
+        self.best_scores = scores
 
 
 def falling(scores: dict[int, dict[str, float]], name: str) -> str | None:

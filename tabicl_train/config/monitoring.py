@@ -174,18 +174,18 @@ class ProfileConfig:
 
 @dataclass
 class WandbConfig:
-    """Logging to Weights and Biases, beside metrics.csv; it needs the extra `wandb`."""
+    """Logging to Weights and Biases; it needs the extra `wandb`."""
 
     mode: str = "disabled"
-    """disabled, offline, or online, which falls back to offline without an account or a network."""
+    """disabled, offline, or online, which becomes offline without an account or a network."""
     project: str = "tabicl-train"
-    """Project that the run belongs to; the run itself has the name of the setting `name` there."""
+    """Project of the wandb run, which has the name of the setting `name` there."""
     group: str | None = None
-    """Group of runs that the run belongs to, such as a sweep."""
+    """Group of the wandb run, such as a sweep."""
     tags: list[str] = field(default_factory=list)
-    """Tags of the run."""
+    """Tags of the wandb run."""
     timeout: float = 30.0
-    """Seconds that starting and ending the logging may take, each."""
+    """Seconds after which wandb gives up connecting to its server, and uploading at the end of the run."""
 
     def problems(self) -> list[str]:
         problems = one_of("mode", self.mode, WANDB_MODES) + at_least(1, timeout=self.timeout)

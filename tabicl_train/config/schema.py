@@ -64,6 +64,7 @@ PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 ACCELERATORS = ("auto", "cpu", "cuda")
 
 STREAMS = ("local", "ray")
+MOST_WORKERS = 1024  # that a training process can have
 CONNECT = 5.0  # seconds in which the head of a Ray cluster must answer
 
 
@@ -83,9 +84,7 @@ class TrainerConfig:
     accelerator: str = "auto"
     """cpu, cuda, or auto (a GPU where torch finds one)."""
     devices: int | None = None
-    """Training processes on each machine, one per device; null takes the launcher's number, or 1."""
-    nodes: int | None = None
-    """Machines; null takes the launcher's number, or 1."""
+    """Ranks on this machine, one per device; null takes torchrun's number, or 1."""
     # The number is fixed because another one rounds sums differently. It is 1 because a second thread that shares its
     # core with a busy worker made a step 30 times slower (0.13 s -> 4 s on two cores).
     cpu_threads: int = 1
@@ -93,7 +92,7 @@ class TrainerConfig:
     log_every: int = 10
     """Steps between rows of metrics.csv."""
     timeout: float = 600.0
-    """Seconds that a process waits for the others before it gives up."""
+    """Seconds that ranks wait for each other in a step before they fail."""
     max_hours: float | None = None
     """Hours after which the run saves and ends, to be continued by the same command; null sets no limit."""
     requeue: bool = False
@@ -103,7 +102,7 @@ class TrainerConfig:
         problems = one_of("precision", self.precision, PRECISIONS)
         problems += one_of("accelerator", self.accelerator, ACCELERATORS)
         problems += at_least(1, cpu_threads=self.cpu_threads)
-        problems += at_least(1, **{name: n for name in ("devices", "nodes") if (n := getattr(self, name)) is not None})
+        problems += at_least(1, devices=self.devices) if self.devices is not None else []
         problems += at_least(1, log_every=self.log_every, timeout=self.timeout)
         if 1e9 < self.timeout < math.inf:  # the clocks of torch and Python overflow beyond
             problems.append(f"timeout is {self.timeout}; it must be at most 1e9")
@@ -133,6 +132,8 @@ class StreamConfig:
         problems = one_of("name", self.name, STREAMS)
         if self.num_workers is not None:
             problems += at_least(int(self.name == "ray"), num_workers=self.num_workers)
+            if self.num_workers > MOST_WORKERS:
+                problems.append(f"num_workers is {self.num_workers}; it must be at most {MOST_WORKERS}")
         elif self.name == "ray":
             problems.append("num_workers is null; stream=ray needs a number")
         problems += at_least(1, prefetch=self.prefetch)
@@ -165,7 +166,7 @@ class StreamConfig:
 
     def local(self, processes: int = 1) -> StreamConfig:
         """The same with a number of workers of this machine, whose cores this number of processes share."""
-        if self.name == "local" and self.num_workers is not None:
+        if self.num_workers == 0:
             return self
         from joblib import cpu_count
 
@@ -219,7 +220,7 @@ class RunConfig:
     wandb: WandbConfig = field(default_factory=WandbConfig)
     """Weights and Biases."""
     tensorboard: bool = False
-    """Write the curves for TensorBoard to the run's folder `tensorboard`; it needs the extra `tensorboard`."""
+    """Write the curves for TensorBoard to `tensorboard` in the run directory; it needs the extra `tensorboard`."""
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     """A trace of a few steps."""
     resume: ResumeConfig = field(default_factory=ResumeConfig)
@@ -258,13 +259,13 @@ class RunConfig:
                 if (best := self.validation.best) != REAL and best not in parts:
                     problems.append(f"validation.best is {best!r}, but all tables of the prior are {next(iter(parts))}")
         no_start = self.init_weights is not None and not Path(self.init_weights).exists() and not self.has_checkpoint
-        if no_start and is_first(self.trainer.nodes):  # which reads it for all
+        if no_start and is_first():  # which reads it for all
             problems.append(f"init_weights is {self.init_weights!r}; there is no such file or run directory")
         problems += [f"curriculum.{problem}" for problem in self.curriculum.unfit(self.model)]
         problems += [f"validation.{problem}" for problem in self.validation.unfit(self.model)]
         if self.trainer.compile and self.model.dropout > 0:
             problems.append(f"trainer.compile is true, which needs model.dropout=0; it is {self.model.dropout}")
-        return problems + self.too_few_tables((self.trainer.devices or 1) * (self.trainer.nodes or 1))
+        return problems + self.too_few_tables(self.trainer.devices or 1)
 
     def too_few_tables(self, processes: int) -> list[str]:
         return [
@@ -276,7 +277,7 @@ class RunConfig:
     def start_problems(self) -> list[str]:
         """What keeps the run from starting here and now; `problems` are the same on every machine."""
         problems = []
-        if is_first(self.trainer.nodes) and (problem := unusable_folder(Path(self.run_dir))):  # it need not be shared
+        if is_first() and (problem := unusable_folder(Path(self.run_dir))):  # it need not be shared
             problems.append(f"run_dir is {self.run_dir!r}; {problem}")
         elif os.path.exists(os.path.join(self.run_dir, STUDY)):
             problems.append(f"run_dir is {self.run_dir!r}; it is the folder of a sweep, whose runs lie in it")

@@ -12,23 +12,23 @@ would. Compared are
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
-import lightning as L
 import torch
 import torch.distributed as dist
+from lightning.fabric import Fabric
 from torch import Tensor
 
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.console import tell
 from tabicl_train.curriculum import stage_at
+from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.gradients import Gradients
 from tabicl_train.module import Pretraining
-from tabicl_train.processes.processes import Processes
 from tabicl_train.stream import StepItem, StepStream
-from tabicl_train.train import build_stream, run_steps
+from tabicl_train.train import run_steps
+from tabicl_train.workers import Loader
 
 STEPS = 3
 # Norm of a parameter's difference over the norm of all gradients. Sums in another order differ by 1e-7 to 1e-6; a table
@@ -44,22 +44,21 @@ class Mismatch(NamedTuple):
     text: str
 
 
-class ExchangeCheck(L.Callback):
+class ExchangeCheck:
     """Makes the comparisons in each step, and keeps the first mismatch of this rank.
 
     rounding: the largest difference from the gradients of one process
     """
 
-    def __init__(self, config: RunConfig, processes: Processes) -> None:
-        self.rank, self.size = processes.rank, processes.size
+    def __init__(self, config: RunConfig, stream: StepStream) -> None:
+        self.rank, self.size = stream.rank, stream.ranks
         self.curriculum = config.curriculum
-        stream = build_stream(config, range(0), processes)
         self.shares = [replace(stream, rank=rank) for rank in range(self.size)]
         self.whole = replace(stream, rank=0, ranks=1)
         self.mismatch: Mismatch | None = None
         self.rounding = 0.0
 
-    def on_train_batch_start(self, trainer: L.Trainer, module: Pretraining, item: StepItem, _: int) -> None:
+    def on_train_batch_start(self, item: StepItem, module: Pretraining, **_) -> None:
         for name, value in module.state_dict().items():
             if not torch.equal(value, of_first(value)):
                 self.note(item.step, 1, f"rank {self.rank} has other weights than rank 0 in {name}")
@@ -84,6 +83,9 @@ class ExchangeCheck(L.Callback):
         labels = [*(names[parameter] for parameter in gradients.parameters), "the loss"]
         # In place of the method, whose result cannot be seen later: the step goes on to clip the gradients.
         gradients.exchange = lambda: self.exchange(item.step, gradients, labels, share, whole)
+
+    def on_train_batch_end(self, **_) -> None:
+        pass
 
     def exchange(self, step: int, gradients: Gradients, labels: list[str], share: Tensor, whole: Tensor) -> None:
         """The exchange of a step, with the comparisons before and after it.
@@ -136,16 +138,16 @@ def largest(gradients: Gradients, labels: list[str], difference: Tensor, referen
 
 
 def check_exchange(
-    config: RunConfig, processes: Processes, start: tuple[Path, dict | None] | None, steps: range
+    config: RunConfig, content: dict | None, steps: range, ranks: Ranks, fabric: Fabric, loader: Loader
 ) -> None:
-    """Make the comparisons in the first of the steps, and tell the result. Raises ConfigError on all ranks."""
+    """Make the comparisons in the first of the steps, and print the result. Raises ConfigError on all ranks."""
     steps = steps[:STEPS]
     # Dropout differs between the ranks.
     model, trainer = replace(config.model, dropout=0.0), replace(config.trainer, precision="fp32")
     config = replace(config, model=model, trainer=trainer)
-    check = ExchangeCheck(config, processes)
-    run_steps(config, start, steps.stop, check, processes)
-    mismatches = [mismatch for mismatch in processes.gather(check.mismatch) if mismatch is not None]
+    check = ExchangeCheck(config, loader.stream)
+    run_steps(config, content, steps, check, ranks, fabric, loader)
+    mismatches = [mismatch for mismatch in ranks.gather(check.mismatch) if mismatch is not None]
 
     def conclude() -> None:
         if mismatches:
@@ -153,8 +155,8 @@ def check_exchange(
             texts = [mismatch.text for mismatch in mismatches if mismatch[:2] == earliest]
             raise ConfigError(list(dict.fromkeys(texts)))
         tell(
-            f"preflight {processes.size} ranks hold the same weights and gradients, and the gradients match those of "
+            f"preflight {ranks.size} ranks hold the same weights and gradients, and the gradients match those of "
             f"one process to {check.rounding:.0e}, in steps {steps[0]}..{steps[-1]}"
         )
 
-    processes.from_first(conclude)
+    ranks.from_first(conclude)

@@ -8,87 +8,93 @@ from its newest checkpoint, ideally one after the warm-up.
 
 from __future__ import annotations
 
+import contextlib
 import math
-import os
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
 
-import lightning as L
+from lightning.fabric import Fabric
 
 from tabicl_train.callbacks.guard import MULTIPLIER_AT
-from tabicl_train.config.schema import RunConfig
+from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.console import tell
 from tabicl_train.debugging.exchange_check import check_exchange
+from tabicl_train.distributed.launch import read_launch
+from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
+from tabicl_train.module import Pretraining
 from tabicl_train.precision import Precision, choose
-from tabicl_train.processes.join import join
-from tabicl_train.processes.processes import Processes
-from tabicl_train.processes.signals import Stop
 from tabicl_train.run_dir import checkpoint
-from tabicl_train.train import run_steps
+from tabicl_train.train import build_loader, build_stream, close_process_group, device_of, open_fabric, run_steps
+from tabicl_train.workers import Loader
 
 LOSS = 0.02  # largest relative difference between the mean losses over the second half of the steps
 NORM = 1.25  # largest ratio, either way, between the median gradient norms there
 MULTIPLIER = 1.25  # largest ratio, either way, between the largest multipliers there
 
-Start = tuple[Path, dict | None]  # a checkpoint and, on rank 0, its content
 
-
-class Recorder(L.Callback):
+class Recorder:
     """Records loss, gradient norm and largest base multiplier of every step."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[float, float, float]] = []
 
-    def on_train_batch_end(self, trainer: L.Trainer, module, *_) -> None:
+    def on_train_batch_start(self, **_) -> None:
+        pass
+
+    def on_train_batch_end(self, module: Pretraining, **_) -> None:
         multipliers = [s.multipliers(MULTIPLIER_AT).abs().max().item() for _, s in module.model.named_scalings()]
         self.rows.append((module.loss.item(), module.grad_norm.item(), max(multipliers, default=1.0)))
 
 
 def preflight(config: RunConfig) -> None:
     """Run the checks and print what they find; nothing is written. Raises ConfigError, on all ranks, if one fails."""
-    no_folder = Path(os.devnull)  # stack traces are printed
-    with join(config.trainer, Stop(), no_folder) as processes:
-        processes.agree(next(iter(config.too_few_tables(processes.size)), None))
-        start, steps = find_start(config, processes)
-        if processes.size > 1:
-            check_exchange(config, processes, start, steps)
-        precision = choose(config.trainer)
+    launch, precision = read_launch(), choose(config.trainer)
+    ranks, device = Ranks(launch), device_of(config.trainer, launch)
+    passes = (ranks.size > 1) + 2 * (precision.name != "fp32")
+    stream = build_stream(config, build_prior(config), range(config.total_steps), launch)
+    with contextlib.ExitStack() as stack:  # workers are forked before the process group opens, idle
+        loaders = [stack.enter_context(build_loader(stream, config.stream, device, launch)) for _ in range(passes)]
+        fabric = open_fabric(config.trainer, launch, ranks, [])
+        ranks.raise_on_all_ranks([*launch.problems(config.trainer.devices), *config.too_few_tables(ranks.size)[:1]])
+        content = ranks.from_first(lambda: find_content(config))
+        first = 0 if content is None else content["global_step"]
+        steps = range(first, min(first + config.preflight_steps, config.total_steps))
+        if ranks.size > 1:
+            check_exchange(config, content, steps, ranks, fabric, loaders[0])
         if precision.name != "fp32":
-            compare_precisions(config, precision, processes, start, steps)
-        elif processes.rank == 0:
+            compare_precisions(config, precision, content, steps, ranks, fabric, loaders[-2:])
+        elif ranks.rank == 0:
             tell(f"preflight the precision is {precision}: there is nothing to compare")
+        close_process_group(ranks)
 
 
-def find_start(config: RunConfig, processes: Processes) -> tuple[Start | None, range]:
-    """The newest checkpoint of the run, if any, as rank 0 finds it, and the steps of the preflight."""
-    content = None
-
-    def find() -> Path | None:
-        nonlocal content
-        path, content = checkpoint.newest_valid(Path(config.run_dir) / "checkpoints") or (None, None)
-        if path is not None and checkpoint.step_of(path) >= config.total_steps:
-            why = "the run is finished, no steps are left for a preflight"
-            raise ConfigError([f"run_dir is {config.run_dir!r}; {why}"])
-        return path
-
-    path = processes.from_first(find)
-    first = 0 if path is None else checkpoint.step_of(path)
-    steps = range(first, min(first + config.preflight_steps, config.total_steps))
-    return None if path is None else (path, content), steps
+def find_content(config: RunConfig) -> dict | None:
+    """The content of the run's newest checkpoint, if there is one."""
+    path, content = checkpoint.newest_valid(Path(config.run_dir) / "checkpoints") or (None, None)
+    if path is not None and checkpoint.step_of(path) >= config.total_steps:
+        why = "the run is finished, no steps are left for a preflight"
+        raise ConfigError([f"run_dir is {config.run_dir!r}; {why}"])
+    return content
 
 
 def compare_precisions(
-    config: RunConfig, precision: Precision, processes: Processes, start: Start | None, steps: range
+    config: RunConfig,
+    precision: Precision,
+    content: dict | None,
+    steps: range,
+    ranks: Ranks,
+    fabric: Fabric,
+    loaders: list[Loader],
 ) -> None:
     """Train the steps in fp32 and in the precision; on rank 0, print a comparison. Raises ConfigError on all ranks."""
     rows = []
-    for name in ("fp32", precision.name):
+    for name, loader in zip(("fp32", precision.name), loaders, strict=True):
         recorder = Recorder()
         tf32 = config.trainer.tf32 and name != "fp32"  # the reference is exact
         in_precision = replace(config, trainer=replace(config.trainer, precision=name, tf32=tf32))
-        run_steps(in_precision, start, steps.stop, recorder, processes)
+        run_steps(in_precision, content, steps, recorder, ranks, fabric, loader)
         rows.append(recorder.rows)
 
     def conclude() -> None:
@@ -102,7 +108,7 @@ def compare_precisions(
             raise ConfigError([f"preflight: {problem}" for problem in problems])
         tell(f"preflight {precision.name} is fit for this run")
 
-    processes.from_first(conclude)
+    ranks.from_first(conclude)
 
 
 def differences(reference: list, mixed: list, name: str) -> list[str]:

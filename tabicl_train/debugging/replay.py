@@ -6,7 +6,6 @@ import dataclasses
 import math
 from pathlib import Path
 
-import lightning as L
 import torch
 import yaml
 
@@ -15,16 +14,18 @@ from tabicl_train.callbacks.checkpoints import to_host
 from tabicl_train.config.compose import from_values
 from tabicl_train.config.schema import CurriculumConfig, RunConfig, StageConfig, build_prior, flatten
 from tabicl_train.curriculum import plan_step, stage_at
+from tabicl_train.distributed.launch import Launch
+from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.gradients import Gradients
 from tabicl_train.model.families import settings_of
 from tabicl_train.module import Pretraining
-from tabicl_train.processes.join import one_process
+from tabicl_train.optimizer import MuonAdamW
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.changes import STREAM, change, up_to_date
 from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem, draw_table, pack
-from tabicl_train.train import run_steps
+from tabicl_train.train import build_loader, build_stream, device_of, open_fabric, run_steps
 
 COLUMNS = ("table", "rows", "labelled", "features", "max |x|", "loss", "gradient norm")
 
@@ -46,7 +47,11 @@ def replay(run_dir: str, step: int) -> None:
     if not 0 <= step < config.total_steps:
         raise ConfigError([f"step is {step}; the run has steps 0..{config.total_steps - 1}"])
     ahead = [(good, at) for good, at in rewinds if at > first]
-    run_steps(config, start, step + 1, Dissection(config, step, ahead), one_process())
+    launch, ranks, steps = Launch(), Ranks(), range(first, step + 1)
+    stream = build_stream(config, build_prior(config), steps, launch)
+    with build_loader(stream, config.stream, device_of(config.trainer, launch), launch) as loader:
+        fabric = open_fabric(config.trainer, launch, ranks, [])
+        run_steps(config, content if start else None, steps, Dissection(config, step, ahead), ranks, fabric, loader)
 
 
 def without_checkpoint(run_dir: Path) -> tuple[Path, dict]:
@@ -78,8 +83,13 @@ def version_problems(content: dict) -> list[str]:
 def replay_values(values: dict, from_checkpoint: bool) -> dict:
     """A run's configuration without the devices, files and services that the replay does not need."""
     values = values | {"init_weights": None} if from_checkpoint else values
-    trainer = values["trainer"] | {"accelerator": "auto", "devices": None, "nodes": None}
-    return values | {"trainer": trainer, "wandb": values["wandb"] | {"mode": "disabled"}, "tensorboard": False}
+    trainer = values["trainer"] | {"accelerator": "auto", "devices": None}
+    return values | {
+        "trainer": trainer,
+        "wandb": values["wandb"] | {"mode": "disabled"},
+        "tensorboard": False,
+        "stream": {"name": "local"},
+    }
 
 
 def newest_before(folder: Path, step: int, rewinds: list[tuple[int, int]]) -> tuple[tuple[Path, dict] | None, int]:
@@ -105,32 +115,32 @@ def rewinds_of(run_dir: Path, newest: dict) -> list[tuple[int, int]]:
     return sorted(rewinds, key=lambda rewind: rewind[1])
 
 
-class Dissection(L.Callback):
+class Dissection:
     """Prints loss and gradient norm of each table of a step, and rewinds wherever the run was rewound before it."""
 
     def __init__(self, config: RunConfig, step: int, rewinds: list[tuple[int, int]]) -> None:
         self.config, self.step, self.rewinds = config, step, rewinds
         self.checkpoints: dict[int, dict] = {}  # those that the run went back to, by number of steps
 
-    def rewind(self, trainer: L.Trainer, module: Pretraining, item: StepItem) -> None:
+    def rewind(self, item: StepItem, module: Pretraining, optimizer: MuonAdamW) -> None:
         for good, at in self.rewinds:
             if item.step == at:
-                module.go_back(to_host(self.checkpoints[good]), at)
+                module.go_back(to_host(self.checkpoints[good]), at, optimizer)
                 print(f"the run went back from step {at} to the weights of step {good}")
         if item.step in {good for good, _ in self.rewinds}:
             content = {
                 "global_step": item.step,
                 "config": dataclasses.asdict(self.config),
                 "state_dict": module.state_dict(),
-                "optimizer_states": [trainer.optimizers[0].state_dict()],
+                "optimizer_states": [optimizer.state_dict()],
             }
             module.on_save_checkpoint(content)
             self.checkpoints[item.step] = to_host(content)
         if any(good <= item.step < at for good, at in self.rewinds):
             item.packs.clear()  # the rewind discards what the step would do
 
-    def on_train_batch_start(self, trainer: L.Trainer, module: Pretraining, item: StepItem, _: int) -> None:
-        self.rewind(trainer, module, item)
+    def on_train_batch_start(self, item: StepItem, module: Pretraining, optimizer: MuonAdamW, **_) -> None:
+        self.rewind(item, module, optimizer)
         if item.step != self.step:
             return
         config, plan = self.config, plan_step(self.config.curriculum, self.config.model, self.config.seed, self.step)
@@ -155,7 +165,7 @@ class Dissection(L.Callback):
         module.gradients = None  # the step makes its own buffer: the one above has taken over the .grad of the weights
         torch.cuda.empty_cache()
 
-    def on_train_batch_end(self, trainer: L.Trainer, module: Pretraining, _, item: StepItem, __: int) -> None:
+    def on_train_batch_end(self, item: StepItem, module: Pretraining, **_) -> None:
         if item.step == self.step:
             outcome = "taken" if module.finite else "skipped"
             print(f"all tables: loss {module.loss:.6g}, gradient norm {module.grad_norm:.4g}; the step is {outcome}")

@@ -1,1 +1,1 @@
-"""Processes, machines and clusters: how a run is launched, stopped and submitted."""
+"""How a run uses several processes: launch by torch's elastic agent, collectives, stop signals, SLURM, Ray."""

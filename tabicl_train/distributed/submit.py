@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tabicl_train.distributed.launch import PREEMPTED, SHUTDOWN
+from tabicl_train.distributed.signals import SIGNALS
 from tabicl_train.errors import ConfigError
 
 WARNING = 300  # seconds before the time limit at which the run is asked to stop: enough for a step and a checkpoint
@@ -22,7 +24,7 @@ PROGRAM = ("-m", "tabicl_train")
 
 
 class Training:
-    """What a job runs on each of its machines: `tabicl-train ARGUMENTS`, several ranks by torch's elastic agent.
+    """What a job runs on each of its machines: `tabicl-train ARGUMENTS`, on several by torchrun.
 
     submitit calls `checkpoint` on the first machine before the time limit, and starts the job again afterwards.
 
@@ -53,22 +55,21 @@ class Training:
             self.process.send_signal(signal.SIGTERM)
         self.wait()
         code = self.process.wait()
-        # A run that was asked to stop ends with 75 (PREEMPTED), and torchrun with 1.
-        if code not in (0, os.EX_TEMPFAIL) and not self.stopped:
+        if code not in (0, PREEMPTED) and not self.stopped:  # torchrun ends with 1 after a signal
             raise RuntimeError(f"tabicl-train ended with exit code {code}, see above")
 
     def command(self) -> list[str]:
         """The command of this machine."""
-        if self.nodes * self.processes == 1:
-            return [sys.executable, *self.program, *self.arguments]
+        if self.nodes == 1:
+            devices = [f"trainer.devices={self.processes}"] if self.processes > 1 else []
+            return [sys.executable, *self.program, *self.arguments, *devices]
         import submitit
 
         job = submitit.JobEnvironment()
         port = 15_000 + int(job.job_id.partition("_")[0]) % 15_000  # below the ports that a system hands out by itself
-        host = job.hostnames[0] if self.nodes > 1 else "localhost"
         agent = [f"--nnodes={self.nodes}", f"--nproc-per-node={self.processes}", f"--rdzv-id={job.job_id}"]
-        agent += ["--rdzv-backend=c10d", f"--rdzv-endpoint={host}:{port}", f"--shutdown-timeout={WARNING}"]
-        agent += ["--signals-to-handle=SIGTERM,SIGINT,SIGUSR1"]
+        agent += ["--rdzv-backend=c10d", f"--rdzv-endpoint={job.hostnames[0]}:{port}", f"--shutdown-timeout={SHUTDOWN}"]
+        agent.append(f"--signals-to-handle={','.join(number.name for number in SIGNALS)}")
         return [sys.executable, "-m", "torch.distributed.run", *agent, *self.program, *self.arguments]
 
     def checkpoint(self) -> Any:

@@ -11,9 +11,9 @@ import pandas as pd
 from scipy import stats
 from tqdm import tqdm
 
+from tabicl_train.distributed.signals import watch_signals
 from tabicl_train.lab.folder import Folder
 from tabicl_train.lab.runs import Stopped
-from tabicl_train.processes.signals import watch_signals
 
 CONFIDENCE = 0.95
 FEWEST_SEEDS = 3  # for a claim

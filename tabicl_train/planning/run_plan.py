@@ -53,6 +53,6 @@ def expected_work(config: RunConfig, stage: StageConfig, sample: int = 20) -> tu
 def expected_passes(config: RunConfig, stage: StageConfig, sample: int = 20) -> float:
     """Forward passes of the first process in a step, mean over the first `sample` steps of a stage."""
     alone = CurriculumConfig({"stage": stage})
-    ranks = (config.trainer.devices or 1) * (config.trainer.nodes or 1)
+    ranks = config.trainer.devices or 1
     plans = (plan_step(alone, config.model, config.seed, step) for step in range(min(sample, stage.steps)))
     return statistics.fmean(len(plan.packs(0, ranks)) for plan in plans)

@@ -4,8 +4,7 @@ NAME.csv                one or more rows per step; the first column is the step 
 NAME.jsonl              one JSON object per line; `step`, if present, is the number of a step, counted from 0
 NAME.json, config.yaml, tables_seen.csv  replaced as a whole
 
-A full disk costs rows and lines, and gives one warning per file, but never ends the run. A kill can leave an incomplete
-last line: readers skip it, and the next writer removes it.
+A kill can leave an incomplete last line: readers skip it, and the next writer removes it.
 """
 
 from __future__ import annotations
@@ -14,67 +13,41 @@ import csv
 import io
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from tabicl_train.console import first_line, tell
 from tabicl_train.run_dir.atomic import write_atomically
 
 
 class Records:
-    """The small files in a run's folder.
+    """The small files in a run directory."""
 
-    check: called before each write; raises if this process may no longer write
-    """
-
-    def __init__(self, folder: Path, check: Callable[[], None] = lambda: None) -> None:
-        self.folder, self.check = folder, check
-        self.failing: set[str] = set()  # files with a warning since their last successful write
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def append_rows(self, name: str, *rows: dict) -> None:
-        """Add rows to a CSV file, all or none of them; a float is written so that it reads back as the same float."""
+        """Add rows to a CSV file; a float is written so that it reads back as the same float."""
         self._append(name, csv_text(row.values() for row in rows), header=csv_text([rows[0].keys()]))
 
     def append_line(self, name: str, values: dict) -> None:
-        """Add a line to a JSON lines file, all or nothing of it."""
+        """Add a line to a JSON lines file."""
         self._append(name, json.dumps(values) + "\n")
 
     def _append(self, name: str, text: str, header: str = "") -> None:
-        self.check()
-        path = self.folder / name
-        end = None
-        try:
-            with open(path, "ab") as file:
-                end = whole_lines_end(path)
-                file.truncate(end)
-                file.write((text if end else header + text).encode())
-        except OSError as error:
-            if end:
-                os.truncate(path, end)  # part of the text may be there
-            elif end == 0:
-                path.unlink(missing_ok=True)
-            self.warn(name, error)
-        else:
-            self.failing.discard(name)
+        with open(self.folder / name, "ab") as file:
+            end = whole_lines_end(self.folder / name)
+            file.truncate(end)
+            file.write((text if end else header + text).encode())
 
     def replace(self, name: str, text: str) -> None:
         """Replace a file: whenever the process is killed, it has the old or the new content."""
-        self.check()
-        try:
-            write_atomically(self.folder / name, lambda file: file.write(text.encode()))
-        except OSError as error:
-            self.warn(name, error)
-        else:
-            self.failing.discard(name)
+        write_atomically(self.folder / name, lambda file: file.write(text.encode()))
 
     def rewind(self, name: str, steps: int, columns: tuple[str, ...] = ()) -> None:
         """Drop incomplete lines and what belongs to steps after the first `steps`, since these steps are done again.
 
         columns: of a CSV file; cells of columns that an older version of the program did not write become empty
-        On a full disk, where no copy can be written, everything after the first dropped line is cut off.
         """
-        self.check()
         path = self.folder / name
         try:
             content = path.read_bytes()
@@ -82,16 +55,8 @@ class Records:
             return
         lines = content.splitlines(keepends=True)
         kept = kept_rows(lines, steps, columns) if path.suffix == ".csv" else kept_lines(lines, steps)
-        unchanged = next((i for i, (a, b) in enumerate(zip(lines, kept, strict=False)) if a != b), len(kept))
-        unchanged_bytes = len(b"".join(kept[:unchanged]))
-        try:
-            if unchanged == len(kept):
-                os.truncate(path, unchanged_bytes)  # needs no space
-            else:
-                write_atomically(path, lambda file: file.writelines(kept))
-        except OSError as error:
-            os.truncate(path, unchanged_bytes)
-            self.warn(name, error)
+        if kept != lines:
+            write_atomically(path, lambda file: file.writelines(kept))
 
     def rows(self, name: str) -> list[dict[str, str]]:
         """The complete rows of a CSV file; none if it is missing."""
@@ -108,56 +73,6 @@ class Records:
         """The content of a JSON file; None if it is missing or damaged."""
         with open_or_empty(self.folder / name) as file:
             return parsed(file.read())
-
-    def warn(self, name: str, error: OSError) -> None:
-        if name not in self.failing:
-            self.failing.add(name)
-            tell(f"warning   {name} cannot be written ({first_line(error)}); what belongs there is lost")
-
-
-class RowReader:
-    """The rows of a CSV file by their step, while the file is being written.
-
-    Cells that are numbers become int or float, and empty cells are left out.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.file: io.TextIOBase | None = None
-        self.header: list[str] | None = None
-        self.row: dict[str, Any] | None = None  # read, and not yet taken
-
-    def next_step(self) -> int | None:
-        """The step of the next row; None if there is none yet."""
-        while self.row is None and (line := self.read_line()):
-            (cells,) = csv.reader([line])
-            if self.header is None:
-                self.header = cells
-            elif len(cells) == len(self.header):
-                self.row = {key: number(text) for key, text in zip(self.header, cells, strict=True) if text != ""}
-        return None if self.row is None else self.row["step"]
-
-    def read_line(self) -> str:
-        if self.file is None:
-            if not self.path.exists():
-                return ""
-            self.file = open_or_empty(self.path)
-        position = self.file.tell()
-        line = self.file.readline()
-        if not line.endswith("\n"):  # the end, or an incomplete line
-            self.file.seek(position)
-            return ""
-        return line
-
-    def take(self, step: int) -> list[dict[str, Any]]:
-        """The rows of a step; those of earlier steps are skipped."""
-        rows = []
-        while (next_step := self.next_step()) is not None and next_step <= step:
-            assert self.row is not None  # next_step has read it
-            if next_step == step:
-                rows.append(self.row)
-            self.row = None
-        return rows
 
 
 def number(text: str) -> int | float | str:

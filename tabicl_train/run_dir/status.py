@@ -1,11 +1,12 @@
 """status.json: what a run is doing, or how it ended.
 
 status   running, finished, preempted or failed; `read_status` reports a running one whose process is gone as killed
-step     optimiser steps done
-time     of the last heartbeat, which comes every ten seconds during training
+step     optimizer steps done
+saved    those of the newest checkpoint
+time     of the last change; during training it is at most ten seconds old
 host, process
-elastic  torchrun's name of the run, see `liveness.elastic_run`
-cause    of a failed run: which process failed or is gone
+launch   the elastic agent's name of the launch; null for a single process
+cause    of a failed run
 """
 
 from __future__ import annotations
@@ -15,56 +16,64 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from tabicl_train.run_dir.liveness import elastic_run
-from tabicl_train.run_dir.lock import owner_is_alive
+from tabicl_train.run_dir.lock import is_in_use
 from tabicl_train.run_dir.records import Records
 
 NAME = "status.json"
+EVERY = 10.0  # seconds between updates during training
 
 
 class RunStatus:
-    """Writes status.json.
+    """Writes status.json, on rank 0 alone; a callback of the training loop.
 
-    step: returns the optimiser steps done
-    writes: whether this process writes it
+    Parameters
+    ----------
+    records : Records
+        The files of the run.
     """
 
-    def __init__(self, records: Records, step: Callable[[], int], writes: bool = True) -> None:
-        self.records, self.step, self.writes = records, step, writes
-        self.status = ""
-        self.cause: str | None = None
-        self.writing = threading.Lock()
+    def __init__(self, records: Records) -> None:
+        self.records = records
+        self.values: dict[str, Any] = {
+            "status": "running",
+            "step": 0,
+            "saved": 0,
+            "time": "",
+            "host": socket.gethostname(),
+            "process": os.getpid(),
+            "launch": os.environ.get("TORCHELASTIC_RUN_ID"),
+            "cause": None,
+        }
+        self.written = 0.0
+        self.writing = threading.Lock()  # checkpoints are saved in a thread
 
-    def write(self, status: str, cause: str | None = None) -> None:
-        self.status, self.cause = status, cause
-        self.beat()
-
-    def beat(self) -> None:
-        """Renew step and time; may be called from another thread."""
-        if not self.writes:
-            return
+    def write(self, **values: Any) -> None:
+        """Change values and write the file."""
         with self.writing:
-            values = {
-                "status": self.status,
-                "step": self.step(),
-                "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-                "host": socket.gethostname(),
-                "process": os.getpid(),
-                "elastic": elastic_run(),
-                "cause": self.cause,
-            }
-            self.records.replace(NAME, json.dumps(values) + "\n")
+            self.values |= values | {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+            self.written = time.monotonic()
+            self.records.replace(NAME, json.dumps(self.values) + "\n")
+
+    def finish_earlier(self, step: int) -> None:
+        """Note that the run has finished, if a kill has prevented that before."""
+        if (self.records.json(NAME) or {}).get("status") != "finished":
+            self.write(status="finished", step=step, saved=step)
+
+    def on_train_batch_end(self, step: int, **_) -> None:
+        self.values["step"] = step
+        if time.monotonic() - self.written >= EVERY:
+            self.write()
 
 
 def read_status(folder: Path) -> dict | None:
     """The content of status.json, None if there is none. The status of a run that was killed is `killed`.
 
-    Its step is then that of the last heartbeat: up to ten seconds of training may have followed.
+    Its step is then that of the last update: up to ten seconds of training may have followed.
     """
     values = Records(folder).json(NAME)
-    if values is not None and values.get("status") == "running" and not owner_is_alive(folder):
+    if values is not None and values.get("status") == "running" and not is_in_use(folder):
         values["status"] = "killed"
     return values

@@ -18,7 +18,7 @@ from tabicl_train.config.options import SubmitOptions
 from tabicl_train.config.schema import with_workers
 from tabicl_train.distributed.submit import GPU_WORKERS, submit
 from tabicl_train.precision import uses_cuda
-from tabicl_train.run_dir.lock import owner_is_alive as is_in_use
+from tabicl_train.run_dir.lock import is_in_use
 from tabicl_train.sweep.plan import Plan
 
 LOOK = 10.0  # seconds between calls of squeue
@@ -27,7 +27,7 @@ LOOK = 10.0  # seconds between calls of squeue
 def slots(plan: Plan) -> list[str]:
     """The places for runs at once: the GPUs of each of them, as CUDA_VISIBLE_DEVICES names them, empty without GPUs.
 
-    Without sweep.jobs there are as many as there are GPUs, or cores, for the largest run; with more they share the GPUs.
+    Without sweep.jobs there are as many as there are GPUs, or cores, for the largest run. More than that share the GPUs.
     """
     sweep, largest = plan.sweep, max(plan.configs, key=lambda config: config.trainer.devices or 1)
     devices = largest.trainer.devices or 1

@@ -13,7 +13,7 @@ from pathlib import Path
 from optuna.trial import Trial, TrialState
 
 from tabicl_train.console import first_line, tell
-from tabicl_train.processes.signals import Stop, watch_signals
+from tabicl_train.distributed.signals import Stop, watch_signals
 from tabicl_train.run_dir.lock import RunLock
 from tabicl_train.run_dir.outputs import make_folder
 from tabicl_train.run_dir.status import read_status
@@ -119,7 +119,7 @@ class Controller:
         run.job, run.slot = job, self.free.pop(0) if self.free else ""
 
     def next_run(self) -> Run | None:
-        """A run that can start, of a new trial if there is none; with a pruner, the first seed of a trial goes first."""
+        """A run that can start, of a new trial if there is none; with a pruner, a trial begins with its first seed."""
         for active in self.active:
             first, *others = active.runs
             candidates = [first] if self.prunes and first.value is None else [first, *others]

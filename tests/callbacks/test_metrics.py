@@ -43,7 +43,7 @@ def test_many_graphs_are_told_once(compiled, said, monkeypatch):
     config = compose(["experiment=smoke", f"trainer.compile={str(compiled).lower()}"])
     graphs = iter([100, 124, 125, 130])
     monkeypatch.setattr(metrics, "count_graphs", lambda: next(graphs))
-    watching = Metrics(config, None)
+    watching = Metrics(config, None, lambda values, step: None)
     trainer = SimpleNamespace(train_dataloader=SimpleNamespace(waited=0.0), is_global_zero=False)
     watching.on_train_start(trainer, None)  # 100 graphs of other runs of this process
     for _ in range(3):

@@ -7,10 +7,8 @@ import pytest
 import yaml
 from command_line import command
 from made_run import make_run
-from test_wandb_log import records
 
 from tabicl_train.callbacks.wandb_artifact import wandb_run_of
-from tabicl_train.callbacks.wandb_runs import read_back, wandb_files
 from tabicl_train.prediction.export import load_checkpoint
 
 wandb = pytest.importorskip("wandb")
@@ -23,41 +21,28 @@ def run_dir(tmp_path, monkeypatch):
         monkeypatch.setenv(name, str(tmp_path / "wandb_home"))
     folder = tmp_path / "run"
     make_run(folder)
-    (folder / "wandb.json").write_text(json.dumps({"id": "abc123", "replaces": None}))
+    (folder / "wandb.json").write_text(json.dumps({"id": "abc123"}))
     settings = {"mode": "offline", "project": "tables", "timeout": 30.0}
     (folder / "config.yaml").write_text(yaml.safe_dump({"name": "mine", "seed": 3, "wandb": settings}))
     return folder
-
-
-def logged_artifacts(run_dir):
-    """Artifacts in the .wandb files of the run: name, type, metadata and names of files."""
-    for path in wandb_files(run_dir, "abc123"):
-        for record in records(path):
-            if record.HasField("artifact"):
-                artifact = record.artifact
-                names = {entry.path for entry in artifact.manifest.contents}
-                yield artifact.name, artifact.type, json.loads(artifact.metadata), names
 
 
 @pytest.mark.multi_process
 def test_a_folder_and_a_file_are_logged_to_the_run_offline(run_dir, tmp_path):
     result = command("export", f"checkpoint={run_dir}", f"output={tmp_path}/hub", "artifact=true")
     assert result.returncode == 0, result.stderr
-    assert "logged as artifact model-abc123 of run abc123; to upload: wandb sync " in result.stdout
+    (first,) = (run_dir / "wandb").glob("offline-run-*-abc123")
+    assert f"logged as artifact model-abc123 of run abc123; to upload: wandb sync {first}\n" in result.stdout
     best = run_dir / "checkpoints" / "best.ckpt"
     result = command("export", f"checkpoint={best}", f"output={tmp_path}/m.ckpt", "artifact=true")
     assert result.returncode == 0, result.stderr
+    _, second = sorted((run_dir / "wandb").glob("offline-run-*-abc123*"))
+    assert f"to upload: wandb sync {first} {second}\n" in result.stdout
     wandb.teardown()  # as at the end of a process: only then are wandb's files complete
-    folder, file = logged_artifacts(run_dir)
-    assert folder[:2] == file[:2] == ("model-abc123", "model")
-    assert (folder[2]["step"], file[2]["step"]) == ("10", "5")
-    assert folder[3] == {"README.md", "config.json", "model.safetensors"} and file[3] == {"m.ckpt"}
-    for path in wandb_files(run_dir, "abc123"):  # so that an upload does not take the name and settings away
-        (begun,) = (record.run for record in records(path) if record.HasField("run"))
-        seeds = [json.loads(item.value_json) for item in begun.config.update if item.key == "seed"]
-        assert begun.display_name == "mine" and seeds == [3]
-    # a run that is continued finds no history in the new files
-    assert not [row for path in wandb_files(run_dir, "abc123") for row in read_back(path)]
+    for folder, names in ((first, (b"model.safetensors", b"README.md")), (second, (b"m.ckpt",))):
+        content = (folder / "run-abc123.wandb").read_bytes()
+        # also the name and the settings of the run, so that an upload does not take them away
+        assert all(text in content for text in (b"model-abc123", b"mine", b"seed", *names))
 
 
 def test_a_run_without_a_run_of_wandb_is_refused_before_anything_is_written(run_dir, tmp_path):
@@ -76,7 +61,7 @@ def test_a_checkpoint_belongs_to_its_run_whatever_its_path_looks_like(run_dir, m
 def test_a_run_in_training_and_a_missing_package_are_refused(run_dir, tmp_path, monkeypatch):
     arguments = (f"checkpoint={run_dir}", f"output={tmp_path}/m.ckpt", "artifact=true")
     with monkeypatch.context() as patch:
-        patch.setattr("tabicl_train.callbacks.wandb_artifact.owner_is_alive", lambda folder: folder == run_dir)
+        patch.setattr("tabicl_train.callbacks.wandb_artifact.is_in_use", lambda folder: folder == run_dir)
         result = command("export", *arguments)
         assert result.returncode == 2 and "is in training, so its wandb run is in use" in result.stderr
     monkeypatch.setattr("tabicl_train.callbacks.wandb_artifact.is_installed", lambda package: False)

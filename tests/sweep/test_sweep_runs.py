@@ -17,7 +17,7 @@ from optuna.trial import TrialState
 from scipy import stats
 
 from tabicl_train.distributed import submit
-from tabicl_train.run_dir.lock import owner_is_alive as is_in_use
+from tabicl_train.run_dir.lock import is_in_use
 from tabicl_train.run_dir.status import read_status
 from tabicl_train.sweep import run as sweep_run
 from tabicl_train.sweep.results import Sweep

@@ -29,11 +29,12 @@ from tabicl_train.callbacks.held_out.draws import answer_streams, score_item, un
 from tabicl_train.callbacks.held_out.selection import BEST, paired, start_weights
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.console import first_line, tell
+from tabicl_train.distributed.ranks import Ranks
+from tabicl_train.distributed.signals import Stop
 from tabicl_train.model.families import family_of
 from tabicl_train.module import Pretraining
 from tabicl_train.prediction.export import tensors_of
 from tabicl_train.prediction.gain import Gain, answer, untold
-from tabicl_train.processes.signals import Stop
 from tabicl_train.run_dir.checkpoint import DamagedCheckpoint, read
 from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem
@@ -49,8 +50,8 @@ class Interrupted(Exception):
 class Answer:
     """Gives the answer of a run, on rank 0, if it is one with `init_weights` and validation."""
 
-    def __init__(self, config: RunConfig, records: Records, device: torch.device, stop: Stop) -> None:
-        self.config, self.records, self.device, self.stop = config, records, device, stop
+    def __init__(self, config: RunConfig, records: Records, device: torch.device, ranks: Ranks, stop: Stop) -> None:
+        self.config, self.records, self.device, self.ranks, self.stop = config, records, device, ranks, stop
         self.is_due = config.init_weights is not None and config.validation.every > 0
 
     def is_missing(self, step: int) -> bool:
@@ -58,9 +59,17 @@ class Answer:
         return self.is_due and (self.records.json(NAME) or {}).get("step") != step
 
     def give(self, step: int) -> bool:
-        """Score, print and write the answer after this many steps; False if a stop signal came before it was there."""
+        """Score, print and write the answer after this many steps; False if a stop signal came before it was there.
+
+        All ranks call this; a time limit does not prevent it, while after a signal there may be only seconds left.
+        """
         if not self.is_due:
             return True
+        if self.ranks.rank > 0:
+            return self.ranks.wait_for_first(lambda: self.stop.first is not None)
+        return self.ranks.finish(self.write(step))
+
+    def write(self, step: int) -> bool:
         path = self.records.folder / BEST
         if not path.exists() and not self.records.rows("validation.csv"):
             tell("answer    none yet, since the run has ended before its first validation")
@@ -117,7 +126,7 @@ class Answer:
         network = module.to(self.device).model.eval()
         losses = []
         for item in items:
-            if self.stop.first is not None:
+            if self.ranks.still_working(self.stop.first is not None):
                 raise Interrupted
             losses += score_item(network, module, item)[1]
         return unit_losses(losses)

@@ -1,0 +1,42 @@
+"""Writes the curves of a run for TensorBoard, in its directory `tensorboard`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+class TensorBoardLogger:
+    """Writes event files, one for each start of the run, with the first values.
+
+    Parameters
+    ----------
+    folder : Path
+        Run directory.
+    step : int
+        The step at which the run is resumed; 0 at its beginning. TensorBoard discards what earlier event files hold of
+        the steps after it, which are done again.
+    """
+
+    name = "tensorboard"
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self.folder = folder / "tensorboard"
+        # The validation of the resumed step is not done again, except the one before the first step.
+        self.purge_step = step + 1 if step else 0
+        self.writer: Any = None
+
+    def log_metrics(self, values: dict[str, Any], step: int) -> None:
+        """Write the values that are numbers. See `Logger.log_metrics`."""
+        if self.writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.writer = SummaryWriter(self.folder, purge_step=self.purge_step, flush_secs=10)
+        for name, value in values.items():
+            if isinstance(value, (int, float)):
+                self.writer.add_scalar(name, value, step)
+
+    def close(self, exit_code: int = 0) -> None:
+        """Flush and close the event file. See `Logger.close`."""
+        if self.writer is not None:
+            self.writer.close()

@@ -1,0 +1,108 @@
+"""Logs a run to Weights and Biases."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shlex
+from pathlib import Path
+from typing import Any
+
+from tabicl_train.config.monitoring import WandbConfig
+from tabicl_train.console import first_line, tell
+from tabicl_train.run_dir.atomic import write_atomically
+
+
+class WandbLogger:
+    """Logs to a wandb run, which a resumed run continues: its id is in the run directory's wandb.json.
+
+    wandb is started with the first values, when all workers are forked. Steps that are done again are logged again.
+
+    Parameters
+    ----------
+    options : WandbConfig
+        The section `wandb` of the configuration; its mode is offline or online.
+    folder : Path
+        Run directory.
+    config : dict
+        The whole configuration, which wandb shows; `name` is the name of the wandb run.
+    """
+
+    name = "wandb"
+
+    def __init__(self, options: WandbConfig, folder: Path, config: dict[str, Any]) -> None:
+        self.options, self.folder, self.config = options, folder, config
+        self.run: Any = None
+
+    def log_metrics(self, values: dict[str, Any], step: int) -> None:
+        """Log values over our step; wandb's own step only counts the calls. See `Logger.log_metrics`."""
+        if self.run is None:
+            self.run = open_run(self.options, self.folder, self.config, self.options.timeout)
+            self.run.define_metric("step")
+            self.run.define_metric("*", step_metric="step")
+        self.run.log({"step": step, **values})
+
+    def close(self, exit_code: int = 0) -> None:
+        """Finish the wandb run, and print the command that uploads one that is offline. See `Logger.close`."""
+        if self.run is not None:
+            self.run.finish(exit_code)
+            if self.run.offline:
+                tell(f"wandb     to upload: {sync_command(self.folder)}")
+
+
+def run_id(folder: Path) -> str:
+    """The id of the wandb run of a run directory, which the first call chooses and keeps in wandb.json."""
+    path = folder / "wandb.json"
+    if not path.exists():
+        write_atomically(path, lambda file: file.write(json.dumps({"id": secrets.token_hex(8)}).encode()))
+    return json.loads(path.read_text())["id"]
+
+
+def sync_command(folder: Path) -> str:
+    """The command that uploads what all starts of a run have logged offline, oldest first."""
+    # The names hold the time of the start; a second start within a second ends with -1.
+    folders = sorted(folder.resolve().glob(f"wandb/offline-run-*-{run_id(folder)}*"))
+    return shlex.join(["wandb", "sync", *map(str, folders)])
+
+
+def open_run(options: WandbConfig, folder: Path, config: dict[str, Any], finish_timeout: float) -> Any:
+    """Start or continue the wandb run of a run directory, offline where it cannot be online.
+
+    Parameters
+    ----------
+    options, folder, config
+        As of `WandbLogger`.
+    finish_timeout : float
+        Seconds that the upload may take at the end; 0 sets no limit.
+
+    Returns
+    -------
+    wandb.Run
+    """
+    import wandb
+
+    settings = wandb.Settings(silent=True, console="off", init_timeout=options.timeout, finish_timeout=finish_timeout)
+
+    def init(mode: str) -> Any:
+        return wandb.init(
+            project=options.project,
+            group=options.group,
+            tags=options.tags or None,
+            id=run_id(folder),
+            name=config["name"],
+            dir=folder,
+            mode=mode,  # type: ignore[arg-type]
+            resume="allow",
+            config=config,
+            settings=settings,
+        )
+
+    if options.mode == "online":
+        try:
+            if wandb.login(prompt=False, verify=False):  # at a terminal, init would ask for an account
+                return init("online")
+            tell("wandb     logged offline: no account is logged in (wandb login)")
+        except wandb.Error as error:
+            wandb.teardown()  # the attempt has left the id in use
+            tell(f"wandb     logged offline: {first_line(error)}")
+    return init("offline")

@@ -1,0 +1,181 @@
+"""How this process was started, and how `trainer.devices=N` starts its ranks: by torch's elastic agent.
+
+Several machines need torchrun itself, which sets the same variables (launch/README.md).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import sys
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tabicl_train.distributed.signals import SIGNALS, die_with_parent
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+# Exit code of a run that was preempted, and that the same command continues. Under torchrun it is 0, since torchrun
+# takes any other code for a failure.
+PREEMPTED = os.EX_TEMPFAIL
+OWN = "tabicl-train-"  # beginning of the agent's run id, where this program has started it
+SHUTDOWN = 300  # seconds that ranks have for their last step and its checkpoint after a stop signal
+CONNECTION = re.compile("connection|timed out|gloo|nccl|store", re.IGNORECASE)  # in errors about another rank
+TORCHRUN = (
+    "start one torchrun on each machine: torchrun --nnodes=N --nproc-per-node=DEVICES --rdzv-backend=c10d "
+    "--rdzv-endpoint=HOST:PORT -m tabicl_train ... (launch/slurm.sbatch does this in a SLURM job)"
+)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The place of this process among the ranks of a run, from torchrun's variables.
+
+    Parameters
+    ----------
+    rank, size : int
+        Rank, and world size.
+    local_rank, local_size : int
+        Rank among, and number of, the ranks on this machine.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+    @property
+    def nodes(self) -> int:
+        return self.size // self.local_size
+
+    def problems(self, devices: int | None) -> list[str]:
+        """What contradicts `trainer.devices`, if anything."""
+        if devices in (None, self.local_size):
+            return []
+        return [f"trainer.devices is {devices}, but torchrun has started {self.local_size} ranks here; leave it out"]
+
+
+def read_launch(environ: Mapping[str, str] = os.environ) -> Launch:
+    """The place of this process, from the environment; that of a single process without torchrun's variables."""
+    if not is_rank(environ):
+        return Launch()
+    size, local_size = int(environ["WORLD_SIZE"]), int(environ.get("LOCAL_WORLD_SIZE", 1))
+    return Launch(int(environ["RANK"]), size, int(environ.get("LOCAL_RANK", 0)), local_size)
+
+
+def is_rank(environ: Mapping[str, str] = os.environ) -> bool:
+    return "RANK" in environ and "WORLD_SIZE" in environ
+
+
+def is_own_launch(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this program, rather than a torchrun of the user's, has started the agent of this rank."""
+    return environ.get("TORCHELASTIC_RUN_ID", "").startswith(OWN)
+
+
+def start_problems(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Why this way of starting several processes is refused, if it is."""
+    tasks = int(environ.get("SLURM_STEP_NUM_TASKS", 1)) if "SLURM_STEP_ID" in environ else 1
+    if is_rank(environ) or tasks == 1:
+        return []
+    return [f"srun has started {tasks} tasks of this command; {TORCHRUN}"]
+
+
+def die_with_launcher() -> None:
+    """Have a rank killed when the agent that started it is gone: left alone it would keep its device."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with_parent(os.getppid())
+
+
+def launch_ranks(devices: int, run_dir: Path) -> int:
+    """Run this command as `devices` ranks on this machine.
+
+    Parameters
+    ----------
+    devices : int
+        Number of ranks.
+    run_dir : Path
+        The run directory, whose status.json says how the run has ended.
+
+    Returns
+    -------
+    int
+        The exit code: 0 finished, 1 failed, 2 refused, 75 preempted.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    from tabicl_train.run_dir.status import read_status
+
+    logging.disable(logging.CRITICAL)  # the agent's own account, whose cause is not always the first one
+    run_id = OWN + uuid.uuid4().hex[:12]
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=devices,
+        run_id=run_id,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        signals_to_handle=",".join(number.name for number in SIGNALS),
+        shutdown_timeout=SHUTDOWN,
+    )
+    signaled = False
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        elastic_launch(config, sys.executable)("-m", "tabicl_train", *sys.argv[1:])
+    except (SignalException, KeyboardInterrupt):
+        signaled = True
+    except ChildFailedError as error:
+        if any(failure.exitcode == 2 for failure in error.failures.values()):  # the reasons were printed
+            return 2
+        print(f"error: {describe_cause(error.failures, run_dir)}", file=sys.stderr)
+        return 1
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    status = read_status(run_dir) or {}
+    if status.get("launch") == run_id and status["status"] in ("finished", "preempted"):
+        return 0 if status["status"] == "finished" else PREEMPTED
+    return PREEMPTED if signaled else 0  # before the run began; a preflight has no status
+
+
+def describe_cause(failures: dict[int, ProcessFailure], run_dir: Path) -> str:
+    """One line about the rank that has failed first, and how.
+
+    The loss of a rank makes the others fail, at a time that their error files may date before it, and those that do not
+    fail are sent SIGTERM: a rank killed by any other signal comes first, then one that has not lost a connection.
+    """
+    start = min(failure.timestamp for failure in failures.values())
+
+    def order(item: tuple[int, ProcessFailure]) -> tuple:
+        _, failure = item
+        is_killed = failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM
+        is_late = failure.timestamp > start + 5  # the agent kills ranks that do not end within 30 s
+        return is_late, not is_killed, bool(CONNECTION.search(message_of(failure))), failure.timestamp
+
+    rank, failure = min(failures.items(), key=order)
+    message = message_of(failure)
+    if "imed out" in message:
+        message = f"another rank did not answer within trainer.timeout; {message}"
+    trace = run_dir / f"rank-{rank}.log"
+    if not message:
+        return f"rank {rank} {describe_exit(failure.exitcode)}"
+    return f"rank {rank} failed: {message}" + (f"; its stack trace is in {trace}" if trace.exists() else "")
+
+
+def message_of(failure: ProcessFailure) -> str:
+    """The first line of the error that a rank has recorded; empty if it has recorded none."""
+    message = failure.message.get("message", "") if isinstance(failure.message, dict) else ""
+    return (message.splitlines() or [""])[0]
+
+
+def describe_exit(code: int) -> str:
+    """How a process ended, from the exit code as Python's process objects give it."""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

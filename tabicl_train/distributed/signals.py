@@ -1,0 +1,90 @@
+"""Stop signals, obeyed at the end of a step, and processes that end with the one that started them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SAME = 1.0  # seconds in which a second signal counts as the first one: launchers repeat what their group gets
+PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
+
+
+class Stop:
+    """Whether the process was asked to stop, by a signal or a time limit.
+
+    limit: seconds after the start of the process at which it stops as if it had received a signal
+    first: when the first signal came, by time.monotonic
+    """
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.limit = math.inf
+        self.first: float | None = None
+        self.cause = "trainer.max_hours"
+
+    @property
+    def asked(self) -> bool:
+        return self.first is not None or time.monotonic() - self.started >= self.limit
+
+    def handle(self, number: int, _: object = None) -> None:
+        """The signal handler: the first signal is noted, a second one ends the process at once."""
+        now = time.monotonic()
+        if self.first is None:
+            self.first, self.cause = now, signal.Signals(number).name
+            if int(os.environ.get("RANK", 0)) == 0:  # os.write, as print is not safe in a handler
+                line = f"stop      {self.cause}: stopping after this step; signal again to kill\n"
+                with contextlib.suppress(OSError):
+                    os.write(2, line.encode())
+        elif now - self.first >= SAME:
+            for worker in multiprocessing.active_children():
+                with contextlib.suppress(OSError, AttributeError):
+                    worker.kill()
+            os._exit(128 + number)
+
+
+_active: Stop | None = None
+
+
+@contextlib.contextmanager
+def watch_signals() -> Iterator[Stop]:
+    """Within the context stop signals do not end the process. Nested contexts share the outermost one's Stop.
+
+    To be used in the main thread.
+    """
+    global _active
+    if _active is not None:
+        yield _active
+        return
+    stop = _active = Stop()
+    handlers = {number: signal.signal(number, stop.handle) for number in SIGNALS}
+    try:
+        yield stop
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        _active = None
+
+
+def die_with_parent(parent: int) -> None:
+    """Have this process killed when its parent is gone; the parent's main thread must have started it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it was gone before that
+            os.kill(os.getpid(), signal.SIGKILL)
+    else:
+        threading.Thread(target=end_after, args=(parent,), daemon=True).start()
+
+
+def end_after(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os.kill(os.getpid(), signal.SIGKILL)

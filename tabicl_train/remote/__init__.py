@@ -1,1 +1,0 @@
-"""Tables drawn on other machines, by the actors of a Ray cluster."""
