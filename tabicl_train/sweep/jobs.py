@@ -27,7 +27,7 @@ LOOK = 10.0  # seconds between calls of squeue
 def slots(plan: Plan) -> list[str]:
     """The places for runs at once: the GPUs of each of them, as CUDA_VISIBLE_DEVICES names them, empty without GPUs.
 
-    Without sweep.jobs there are as many as there are GPUs, or cores, for the largest run. More than that share the GPUs.
+    Without sweep.jobs there are as many as there are GPUs, or cores, for the largest run. More share the GPUs.
     """
     sweep, largest = plan.sweep, max(plan.configs, key=lambda config: config.trainer.devices or 1)
     devices = largest.trainer.devices or 1

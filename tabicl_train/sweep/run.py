@@ -27,7 +27,7 @@ from tabicl_train.sweep.study import RUNS, ask, has_more, open_study, retry_fail
 
 POLL = 0.5  # seconds between looks at the jobs
 DRAW = 60.0  # seconds between pages while the sweep runs
-RETRIES = 3  # starts of a run in a row without a further step, after which it has failed
+RETRIES = 3  # jobs of a run in a row without a further checkpoint, after which it has failed
 
 
 @dataclass(eq=False)
@@ -35,7 +35,7 @@ class Run:
     """A run of a trial.
 
     job, slot: while it runs
-    step: the furthest one seen at the end of a job; stalls: jobs in a row that did not come further
+    step: that of the newest checkpoint at the end of a job; stalls: jobs in a row without a further one
     value: the metric once it has ended, nan if it has failed
     reason: why it has failed
     """
@@ -149,7 +149,7 @@ class Controller:
     def end(self, run: Run, error: str = "", was_asked: bool = False) -> None:
         """Decide what has become of a run whose job has ended: it has finished, has failed, or goes on later."""
         status = read_status(run.folder) or {}
-        step = status.get("step", 0)
+        step = status.get("saved", 0)
         run.stalls, run.step = 0 if step > run.step else run.stalls + 1, max(step, run.step)
         if status.get("status") == "finished":
             value = last(run.folder, self.metric)
@@ -160,7 +160,7 @@ class Controller:
                 tell(f"finished  {run.folder.name}: {self.metric} {value:.4f}")
         elif not was_asked and (status.get("status") == "failed" or error or run.stalls >= RETRIES):
             run.value = math.nan
-            run.reason = error or status.get("cause") or f"it ended {RETRIES} times without a further step"
+            run.reason = error or status.get("cause") or f"it was killed or stopped {RETRIES} times without a further checkpoint"
         if run.reason:
             tell(f"failed    {run.folder.name}: {run.reason}")
 

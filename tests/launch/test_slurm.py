@@ -12,7 +12,7 @@ from runs import assert_same_end, last, run
 from scripts import ENVIRONMENT, copy_scripts
 
 from tabicl_train.config.options import SubmitOptions
-from tabicl_train.processes.submit import submit
+from tabicl_train.distributed.submit import submit
 from tabicl_train.run_dir.records import Records
 
 pytestmark = pytest.mark.campaign

@@ -31,7 +31,7 @@ def train(folder: Path, momentum: float, seed: int) -> int:
     done = len(rows := [row for row in rows if row.endswith("\n")] or ["step,data,loss\n"]) - 1
 
     def write(status: str) -> None:
-        (folder / "status.tmp").write_text(json.dumps({"status": status, "step": done, "process": os.getpid()}))
+        (folder / "status.tmp").write_text(json.dumps({"status": status, "step": done, "saved": done}))
         (folder / "status.tmp").replace(folder / "status.json")
 
     try:
