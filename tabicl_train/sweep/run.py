@@ -160,7 +160,9 @@ class Controller:
                 tell(f"finished  {run.folder.name}: {self.metric} {value:.4f}")
         elif not was_asked and (status.get("status") == "failed" or error or run.stalls >= RETRIES):
             run.value = math.nan
-            run.reason = error or status.get("cause") or f"it was killed or stopped {RETRIES} times without a further checkpoint"
+            run.reason = (
+                error or status.get("cause") or f"it was killed or stopped {RETRIES} times without a further checkpoint"
+            )
         if run.reason:
             tell(f"failed    {run.folder.name}: {run.reason}")
 

@@ -139,9 +139,9 @@ def value_text(value: Any) -> str:
 
 
 def label(point: Point) -> str:
-    """A point in words that can be part of a file name."""
+    """A point in words that can be part of a file name, whatever the order of its axes."""
     names = short_names(list(point))
-    text = "_".join(f"{names[key]}-{value_text(value).strip('[]{}')}" for key, value in point.items())
+    text = "_".join(sorted(f"{names[key]}-{value_text(value).strip('[]{}')}" for key, value in point.items()))
     return re.sub(r"[^A-Za-z0-9.+_-]+", "-", text)[:150]
 
 

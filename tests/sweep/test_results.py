@@ -1,0 +1,173 @@
+"""The table, results.csv and the page, of sweeps whose runs never ran and whose results are known in closed form."""
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+
+import optuna
+import pytest
+from browser import BROWSER, browse
+from command_line import command
+from html_page import Page
+from optuna.trial import TrialState
+from scipy import stats
+
+from tabicl_train.config.compose import compose
+from tabicl_train.errors import ConfigError
+from tabicl_train.sweep.page import finished, write_page
+from tabicl_train.sweep.plan import Plan, make_plan
+from tabicl_train.sweep.results import Sweep
+from tabicl_train.sweep.study import RUNS, ask, has_more, open_study, pruner
+
+RATE, WIDTH = "curriculum.stages.smoke.learning_rate", "model.embed_dim"
+SETTINGS = ["experiment=smoke", "validation.every=5", "validation.rows=[]", "trainer.accelerator=cpu"]
+GRID = [
+    *SETTINGS,
+    f"{RATE}=1e-3,1e-2,1e-4",
+    f"{WIDTH}=16,32",
+    "optimizer=muon",
+    "seed=0,1,2",
+    "sweep.name='rates & widths'",
+]
+
+
+def invent(plan: Plan, quality: Callable[[dict, int], float], count: int | None = None) -> Sweep:
+    """A sweep of so many trials; `quality` of a point and a seed is the loss of the run, nan if it has failed."""
+    plan.folder.mkdir(exist_ok=True)
+    study = open_study(plan)
+    for _ in range(plan.total if count is None else count):
+        trial = ask(plan, study)
+        values = []
+        for name, seed, _ in trial.user_attrs[RUNS]:
+            values.append(quality(trial.params, seed))
+            (plan.folder / name).mkdir()
+            (plan.folder / name / "validation.csv").write_text(f"step,data,loss\n20,iris,{values[-1]!r}\n")
+            status = "failed" if math.isnan(values[-1]) else "finished"
+            (plan.folder / name / "status.json").write_text(json.dumps({"status": status, "step": 20}))
+        if math.isnan(sum(values)):
+            trial.set_user_attr("reason", "it <diverged>")
+            study.tell(trial, state=TrialState.FAIL)
+        else:
+            study.tell(trial, sum(values) / len(values))
+    return Sweep(plan.folder)
+
+
+def quality(point: dict, seed: int) -> float:
+    return math.nan if point[RATE] == 1e-4 else point[RATE] * 10 + 1 / point[WIDTH] + 0.01 * seed**2
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory) -> Sweep:
+    return invent(make_plan([*GRID, f"run_dir={tmp_path_factory.mktemp('sweeps')}/it"]), quality)
+
+
+def test_the_ranking_has_means_and_intervals_over_seeds(sweep):
+    rows = sweep.ranking()
+    best = [1e-2 + 1 / 32 + 0.01 * seed**2 for seed in range(3)]
+    low, high = stats.ttest_1samp(best, 0).confidence_interval(0.95)
+    assert rows["learning_rate"].tolist() == ["0.001", "0.001", "0.01", "0.01"]
+    assert rows["embed_dim"].tolist() == ["32", "16", "32", "16"] and rows["seeds"].tolist() == [3] * 4
+    assert rows["real/loss"][1] == f"{sum(best) / 3:.4f}" and rows["95% interval"][1] == f"[{low:.4f}, {high:.4f}]"
+    assert sweep.without_result()["reason"].tolist() == ["it <diverged>"] * 2
+    assert (
+        "6 points: 4 finished, 2 failed" in sweep.text() and rows.reset_index().to_string(index=False) in sweep.text()
+    )
+
+
+def test_scores_rank_downwards(tmp_path):
+    plan = make_plan([*GRID, "sweep.metric=real/accuracy", f"run_dir={tmp_path}/it"])
+    assert open_study_of(plan).direction == optuna.study.StudyDirection.MAXIMIZE
+
+
+def open_study_of(plan: Plan) -> optuna.Study:
+    plan.folder.mkdir(exist_ok=True)
+    return open_study(plan)
+
+
+def test_the_commands_of_the_best_run_are_its_own(sweep):
+    train, export = sweep.best_run.commands
+    assert sweep.best_run.seed == 0 and train in sweep.text() and export in sweep.text()
+    config = compose([*sweep.best_run.arguments, f"run_dir='{sweep.best_run.folder}'"])
+    assert (config.model.embed_dim, config.seed) == (32, 0) and f"run_dir={sweep.best_run.folder}" in train
+
+
+def test_results_csv_has_a_row_for_each_run(sweep):
+    sweep.write_csv()
+    header, *rows = (sweep.folder / "results.csv").read_text().splitlines()
+    assert header == "run,learning_rate,embed_dim,seed,status,real/loss,step" and len(rows) == 18
+    assert sum(",failed," in row for row in rows) == 6
+
+
+def test_the_page_needs_no_network_and_has_the_tables_and_figures(sweep, tmp_path):
+    write_page(sweep)
+    page = Page(sweep.folder / "sweep.html")
+    assert "rates & widths" in page.text and len(page.pictures) == 4
+    assert page.table("rank", "learning_rate")["1"]["embed_dim"] == "32" and len(page.table("run", "status")) == 18
+    assert {row["reason"] for row in page.table("trial").values()} == {"it <diverged>"}
+    if BROWSER:
+        assert "Best run:" in browse("--dump-dom", sweep.folder / "sweep.html")
+
+
+def test_figures_take_numbers_as_numbers(sweep):
+    study = finished(sweep)
+    assert len(study.trials) == 4
+    assert study.trials[0].distributions["embed_dim"] == optuna.distributions.FloatDistribution(16, 32)
+    assert study.trials[0].distributions["learning_rate"].log
+
+
+@pytest.mark.parametrize(
+    ("settings", "count", "pictures"), [(["optimizer=muon,adamw"], 0, 0), ([], 1, 1), (["optimizer=muon,adamw"], 2, 3)]
+)
+def test_pages_of_few_results(settings, count, pictures, tmp_path):
+    found = invent(make_plan([*SETTINGS, *settings, f"run_dir={tmp_path}/it"]), lambda point, seed: 1.0, count)
+    write_page(found)
+    found.write_csv()
+    assert len(Page(found.folder / "sweep.html").pictures) == pictures
+    assert ("none has begun" in found.text()) == (count == 0)
+
+
+def test_a_moved_folder_is_read(sweep, tmp_path):
+    shutil.copytree(sweep.folder, tmp_path / "moved")
+    assert Sweep(tmp_path / "moved").ranking().equals(sweep.ranking())
+
+
+def test_a_folder_without_a_sweep_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="there is no sweep in it"):
+        Sweep(tmp_path)
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+def test_points_depend_on_their_numbers_and_not_on_restarts(sampler, tmp_path):
+    search = [*SETTINGS, f"sweep.sampler={sampler}", "sweep.trials=12", f"{RATE}=tag(log,interval(1e-5,1e-1))"]
+    tables = []
+    for name, parts in (("whole", (12,)), ("parts", (1, 4, 7))):
+        plan = make_plan([*search, f"run_dir={tmp_path}/{name}"])
+        for part in parts:  # the study is opened anew
+            found = invent(plan, lambda point, seed: abs(math.log(point[RATE]) + 5), part)
+        tables.append([trial.params[RATE] for trial, _ in found.points])
+        assert not has_more(plan, found.study)
+    assert tables[0] == tables[1] and len(set(tables[0])) == 12
+
+
+def test_a_trial_that_was_killed_while_it_was_asked_for_gets_its_point(tmp_path):
+    plan = make_plan([*GRID, f"run_dir={tmp_path}/it"])
+    study = open_study_of(plan)
+    study.ask()
+    (running,) = study.get_trials(states=[TrialState.RUNNING])
+    first = ask(plan, study, running)
+    assert set(first.params) == {RATE, WIDTH} and len(first.user_attrs[RUNS]) == 3
+    invent(plan, quality, 5)
+    assert len({str(trial.params) for trial in study.get_trials()}) == 6 and not has_more(plan, study)
+
+
+def test_pruners_are_those_of_optuna(tmp_path):
+    kinds = {"none": "NopPruner", "median": "MedianPruner", "hyperband": "HyperbandPruner"}
+    for name, kind in kinds.items():
+        assert type(pruner(make_plan([*GRID, f"sweep.pruner={name}"]))).__name__ == kind
+
+
+def test_without_its_packages_a_sweep_names_the_extra(monkeypatch):
+    monkeypatch.setattr("tabicl_train.config.sweep.is_installed", lambda name: name != "submitit")
+    result = command("sweep", "experiment=smoke", "seed=0,1")
+    assert result.returncode == 2 and "sweeps need submitit" in result.stderr and ".[sweep]" in result.stderr
