@@ -11,19 +11,11 @@ from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.config.suggestions import closest
 from tabicl_train.run_dir.records import Records, number
 
-METRICS = {
-    "real/roc_auc": "mean ROC AUC on real data",
-    "real/accuracy": "mean accuracy on real data",
-    "real/r2": "mean R2 on real data",
-    "real/loss": "mean loss on real data",
-    "synthetic/loss": "mean loss on held-out synthetic tables",
-    "synthetic/accuracy": "mean accuracy on held-out synthetic tables",
-    "synthetic/r2": "mean R2 on held-out synthetic tables",
-    "own/loss": "mean loss on held-out tables of your own",
-    "own/accuracy": "mean accuracy on held-out tables of your own",
-    "own/r2": "mean R2 on held-out tables of your own",
-    "loss": "mean training loss over the last tenth of the steps",
-}
+# Means over data sets or sets of held-out tables; `loss` is the mean training loss over the last tenth of the steps.
+METRICS = (
+    *("real/loss", "real/roc_auc", "real/accuracy", "real/r2", "synthetic/loss", "synthetic/accuracy", "synthetic/r2"),
+    *("own/loss", "own/accuracy", "own/r2", "loss"),
+)
 
 
 def problem(metric: str, config: RunConfig) -> str | None:

@@ -15,7 +15,7 @@ from scipy import stats
 from tabicl_train.console import counted
 from tabicl_train.run_dir.atomic import write_atomically
 from tabicl_train.run_dir.records import Records
-from tabicl_train.sweep.metric import METRICS, is_better_lower, last
+from tabicl_train.sweep.metric import is_better_lower, last
 from tabicl_train.sweep.space import hydra_text, short_names, value_text
 from tabicl_train.sweep.study import RUNS, latest_attempts, load_study
 
@@ -139,7 +139,7 @@ class Sweep:
         direction = "lower" if is_better_lower(self.metric) else "higher"
         return (
             f"{counted(len(states), 'point')}: {', '.join(counts) or 'none has begun'}. "
-            f"Metric: {self.metric}, the {METRICS[self.metric]} ({direction} is better)."
+            f"Metric: {self.metric} ({direction} is better)."
         )
 
     def text(self) -> str:

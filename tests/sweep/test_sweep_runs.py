@@ -14,6 +14,7 @@ import waiting
 from command_line import command
 from html_page import Page
 from optuna.trial import TrialState
+from runs import metrics
 from scipy import stats
 
 from tabicl_train.distributed import submit
@@ -200,3 +201,19 @@ def test_another_sweep_in_the_folder_is_refused(tmp_path):
 def test_a_time_limit_starts_nothing(tmp_path):
     assert command("sweep", *PAIR, "sweep.max_hours=1e-9", f"run_dir={tmp_path}").returncode == 75
     assert not starts(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_sweep_of_real_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(submit, "PROGRAM", ("-m", "tabicl_train"))
+    short = (
+        "experiment=smoke",
+        "prior=dummy",
+        "stream.num_workers=0",
+        "trainer.accelerator=cpu",
+        "trainer.max_steps=2",
+    )
+    result = command("train", "-m", *short, "optimizer.momentum=0.9,0.95", f"run_dir={tmp_path}/sweep")
+    assert result.returncode == 0, result.stderr
+    assert [row["status"] for row in results(tmp_path / "sweep")] == ["finished"] * 2
+    assert {len(metrics(run)) for run in (tmp_path / "sweep").glob("*_seed-0")} == {2}
