@@ -49,7 +49,11 @@ class Training:
         # SLURM signals all processes of a job. submitit's signal, SIGUSR2, would end the run at once.
         submitit_signal = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: self.stop())
-        self.process = subprocess.Popen(self.command(), env=os.environ | self.variables, stdin=subprocess.DEVNULL)
+        # In a group of its own, so that ctrl-C does not reach the run beside the stop signal of the sweep: a second
+        # signal would end it at once.
+        self.process = subprocess.Popen(
+            self.command(), env=os.environ | self.variables, stdin=subprocess.DEVNULL, process_group=0
+        )
         signal.signal(signal.SIGUSR2, submitit_signal)
         if self.stopped:  # before there was a process
             self.process.send_signal(signal.SIGTERM)

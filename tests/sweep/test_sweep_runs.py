@@ -52,9 +52,17 @@ def controller(tmp_path):
 
     yield start
     for process in started:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        for folder in (tmp_path, *tmp_path.iterdir()):
+            kill_all(process.pid, folder)
         process.join()
+
+
+def kill_all(controller: int, folder: Path) -> None:
+    """Kill a controller, its jobs and their runs."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(controller, signal.SIGKILL)
+    for run in filter(is_in_use, folder.glob("*_seed-*")):
+        os.kill(int((run / "starts").read_text().split()[-1]), signal.SIGKILL)
 
 
 def results(folder: Path) -> list[dict]:
@@ -83,12 +91,15 @@ def expected(momentums=MOMENTUMS) -> list[tuple[float, float, float, float]]:
 
 def test_a_grid_that_is_killed_twice_ends_with_the_table_of_an_undisturbed_one(tmp_path, controller):
     folder = tmp_path / "sweep"
-    for number, kill in enumerate((os.kill, os.killpg)):  # the first one is outlived by its runs
+    for number in range(2):
         folder.mkdir(exist_ok=True)
         (folder / f"hold-{number}").write_text("2")
         process = controller(*GRID, f"run_dir={folder}")
         until_held(folder, 1 + number)
-        kill(process.pid, signal.SIGKILL)
+        if number == 0:
+            os.kill(process.pid, signal.SIGKILL)  # its runs outlive it
+        else:
+            kill_all(process.pid, folder)
         process.join()
         (folder / f"hold-{number}").unlink()
     result = command("sweep", *GRID, f"run_dir={folder}")
@@ -110,7 +121,7 @@ def test_a_random_search_that_is_killed_tries_the_points_of_an_undisturbed_one(t
     (folder / "hold-0").write_text("2")
     process = controller(*search, f"run_dir={folder}")
     until_held(folder, 2)
-    os.killpg(process.pid, signal.SIGKILL)
+    kill_all(process.pid, folder)
     process.join()
     (folder / "hold-0").unlink()
     tables = []
