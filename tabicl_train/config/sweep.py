@@ -46,8 +46,6 @@ class SweepConfig:
     """Where the runs go: the options of tabicl-submit, such as sweep.submit.cluster=slurm sweep.submit.hours=4."""
     max_hours: float | None = None
     """Hours after which the sweep stops; its runs save, and the same command continues it."""
-    retry_failed: bool = False
-    """Try failed points again; their runs continue from their checkpoints."""
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one line each."""

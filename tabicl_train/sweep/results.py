@@ -17,7 +17,7 @@ from tabicl_train.run_dir.atomic import write_atomically
 from tabicl_train.run_dir.records import Records
 from tabicl_train.sweep.metric import is_better_lower, last
 from tabicl_train.sweep.space import hydra_text, short_names, value_text
-from tabicl_train.sweep.study import RUNS, latest_attempts, load_study
+from tabicl_train.sweep.study import RUNS, load_study
 
 RESULTS = "results.csv"
 INTERVAL = "95% interval"
@@ -70,7 +70,7 @@ class Sweep:
         self.folder, self.study = folder, load_study(folder)
         self.metric: str = self.study.user_attrs["identity"]["metric"]
         self.name: str = self.study.user_attrs["name"]
-        trials = [trial for trial in latest_attempts(self.study) if RUNS in trial.user_attrs]
+        trials = [trial for trial in self.study.get_trials(deepcopy=False) if RUNS in trial.user_attrs]
         self.points = [(trial, [self.read_run(trial, *run) for run in trial.user_attrs[RUNS]]) for trial in trials]
         self.parameters = short_names(list(dict.fromkeys(key for trial in trials for key in trial.params)))
 

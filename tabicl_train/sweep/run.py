@@ -23,7 +23,7 @@ from tabicl_train.sweep.page import write_page
 from tabicl_train.sweep.plan import Plan
 from tabicl_train.sweep.results import Sweep
 from tabicl_train.sweep.space import hydra_text
-from tabicl_train.sweep.study import RUNS, ask, has_more, open_study, retry_failed
+from tabicl_train.sweep.study import RUNS, ask, has_more, open_study
 
 POLL = 0.5  # seconds between looks at the jobs
 DRAW = 60.0  # seconds between pages while the sweep runs
@@ -85,8 +85,6 @@ class Controller:
 
     def run(self) -> bool:
         """Run all trials; returns whether all of them have ended."""
-        if self.plan.sweep.retry_failed:
-            retry_failed(self.study)
         for frozen in self.study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
             self.active.append(ActiveTrial(ask(self.plan, self.study, frozen), self.plan.folder))
             for run in self.active[-1].runs:

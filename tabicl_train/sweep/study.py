@@ -8,7 +8,7 @@ from pathlib import Path
 import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import FrozenTrial, Trial
 
 from tabicl_train.config.sweep import STUDY
 from tabicl_train.errors import ConfigError
@@ -18,7 +18,6 @@ from tabicl_train.sweep.plan import Plan
 
 NAME = "sweep"
 RUNS = "runs"  # attribute of a trial: name, seed and arguments of each of its runs
-RETRY = "retry of"  # attribute of a trial that tries a failed one again: the number of the first attempt
 
 
 def open_study(plan: Plan) -> optuna.Study:
@@ -90,31 +89,13 @@ def ask(plan: Plan, study: optuna.Study, running: FrozenTrial | None = None) -> 
     point = {axis.key: axis.suggest(trial) for axis in plan.axes}
     # GridSampler would raise RuntimeError when the last trial is told: it calls Study.stop, which needs Study.optimize.
     study.sampler = default
-    number = first_attempt(trial)
-    runs = [[plan.run_dir(number, point, seed).name, seed, plan.arguments(point, seed)] for seed in plan.sweep.seeds]
+    runs = [
+        [plan.run_dir(trial.number, point, seed).name, seed, plan.arguments(point, seed)] for seed in plan.sweep.seeds
+    ]
     trial.set_user_attr(RUNS, runs)
     return trial
 
 
-def first_attempt(trial: Trial | FrozenTrial) -> int:
-    """The number of a trial, or of the trial that it tries again: the run directories are named after it."""
-    return trial.user_attrs.get(RETRY, trial.number)
-
-
 def has_more(plan: Plan, study: optuna.Study) -> bool:
     """Whether there is another trial to ask for."""
-    trials = study.get_trials(deepcopy=False)
-    waiting = any(trial.state == TrialState.WAITING for trial in trials)
-    return waiting or len({first_attempt(trial) for trial in trials}) < plan.total
-
-
-def retry_failed(study: optuna.Study) -> None:
-    """Have all failed trials tried again, in their run directories."""
-    for trial in latest_attempts(study):
-        if trial.state == TrialState.FAIL:
-            study.enqueue_trial(trial.params, {RETRY: first_attempt(trial)})
-
-
-def latest_attempts(study: optuna.Study) -> list[FrozenTrial]:
-    """The trials in the order of their first attempts, each with the outcome of its last one."""
-    return list({first_attempt(trial): trial for trial in study.get_trials(deepcopy=False)}.values())
+    return len(study.get_trials(deepcopy=False)) < plan.total
