@@ -39,6 +39,12 @@ def assert_same(a, b) -> None:
         assert p.shapes == q.shapes and p.sizes.tolist() == [list(shape) for shape in p.shapes]
 
 
+@pytest.fixture(autouse=True)
+def eight_cores(monkeypatch):
+    """More workers than cores are not started."""
+    monkeypatch.setattr("joblib.cpu_count", lambda: 8)
+
+
 @pytest.fixture(scope="module")
 def undisturbed():
     return list(stream())
@@ -55,8 +61,7 @@ def test_items_are_the_same_for_any_number_of_workers(workers, undisturbed):
 
 
 @pytest.mark.parametrize(("processes", "workers"), [(1, 7), (2, 3), (3, 1), (16, 1)])
-def test_workers_take_all_cores_but_one_of_each_process(processes, workers, monkeypatch):
-    monkeypatch.setattr("joblib.cpu_count", lambda: 8)
+def test_workers_take_all_cores_but_one_of_each_process(processes, workers):
     assert StreamConfig(prefetch=2).local(processes) == StreamConfig(num_workers=workers, prefetch=2)
     assert StreamConfig(num_workers=0).local(processes).workers == 0
 
@@ -114,7 +119,8 @@ def test_items_for_a_gpu_are_pinned_one_ahead_and_errors_come_through(undisturbe
     with Loader(stream_of(fail), StreamConfig(), device) as loader, pytest.raises(ZeroDivisionError):
         list(loader)
     with Loader(stream(), StreamConfig(num_workers=2), device) as loader:  # left while the thread waits for an item
-        next(loader)
+        loader.start()
+        assert loader.next().step == 0
 
 
 def test_drawing_leaves_thread_count_and_global_random_state_alone():
@@ -212,10 +218,11 @@ def test_workers_stay_within_the_bounds(prefetch, gib, ahead):
             reached.set()
 
     with Loader(stream_of(act), StreamConfig(num_workers=2, prefetch=prefetch, prefetch_gib=gib)) as loader:
+        loader.start()
         assert reached.wait(60)
         for step in range(7):
             due.value = step + 1  # so it is, as soon as the loader has this step
-            assert next(loader).step == step
+            assert loader.next().step == step
 
 
 def test_labels_of_any_type_pass_from_a_worker():
