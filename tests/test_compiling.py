@@ -139,18 +139,18 @@ def test_what_is_missing_for_compiling_is_one_clear_line(monkeypatch, tmp_path):
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
     monkeypatch.setattr(compiling, "is_installed", lambda _: False)
     monkeypatch.setattr(torch, "__file__", "/my folder/torch/__init__.py")
-    assert "fails in a path with a space (/my folder/torch)" in compiling.problem(wanted)
+    assert "fails in a path with a space (/my folder/torch)" in compiling.problems(wanted)[0]
     monkeypatch.setattr(torch, "__file__", "/folder/torch/__init__.py")
-    assert compiling.problem(wanted) is None
-    assert "needs Triton;" in compiling.problem(dataclasses.replace(wanted, accelerator="cuda"))
+    assert compiling.problems(wanted) == []
+    assert "needs Triton;" in compiling.problems(dataclasses.replace(wanted, accelerator="cuda"))[0]
     monkeypatch.setattr(compiling, "is_installed", lambda _: True)
-    assert compiling.problem(dataclasses.replace(wanted, accelerator="cuda")) is None
+    assert compiling.problems(dataclasses.replace(wanted, accelerator="cuda")) == []
     (tmp_path / "Python.h").unlink()
-    assert "needs Python.h" in compiling.problem(wanted)
+    assert "needs Python.h" in compiling.problems(wanted)[0]
     monkeypatch.setattr("shutil.which", lambda name: None)
     for accelerator in ("cpu", "cuda"):
-        assert "needs a compiler (" in compiling.problem(dataclasses.replace(wanted, accelerator=accelerator))
-    assert compiling.problem(TrainerConfig()) is None
+        assert "needs a compiler (" in compiling.problems(dataclasses.replace(wanted, accelerator=accelerator))[0]
+    assert compiling.problems(TrainerConfig()) == []
 
 
 def test_dropout_and_compiling_exclude_each_other():
@@ -161,7 +161,7 @@ def test_dropout_and_compiling_exclude_each_other():
 
 @pytest.mark.multi_process  # git, for the provenance
 def test_a_network_without_blocks_to_compile_is_told(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(compiling, "problem", lambda _: None)
+    monkeypatch.setattr(compiling, "problems", lambda _: [])
     settings = ("model=sequence_tiny", "prior=quantifiers", "curriculum.stages.smoke.features=[1,1]")
     short_runs.run(tmp_path / "run", *settings, "trainer.compile=true", "trainer.max_steps=1")
     said = capsys.readouterr().err
@@ -170,8 +170,8 @@ def test_a_network_without_blocks_to_compile_is_told(monkeypatch, tmp_path, caps
 
 @pytest.mark.slow
 def test_a_compiled_run_learns_the_same_and_goes_on(tmp_path):
-    if problem := compiling.problem(TrainerConfig(compile=True, accelerator="cpu")):
-        pytest.skip(problem)
+    if missing := compiling.problems(TrainerConfig(compile=True, accelerator="cpu")):
+        pytest.skip(missing[0])
     settings = ("prior=dummy", "stream.num_workers=0", "trainer.accelerator=cpu", "trainer.log_every=1")
     run(tmp_path / "plain", *settings, "trainer.max_steps=4")
     said = run(tmp_path / "compiled", *settings, "trainer.compile=true", "trainer.max_steps=2", "validation.every=2")

@@ -104,7 +104,7 @@ def test_an_interrupted_run_tells_what_an_undisturbed_one_tells(mixture, tmp_pat
     assert short_runs.run(tmp_path / "torn", *settings) == "finished"
     assert f"\nseen {line}\n" in capsys.readouterr().err
     assert (tmp_path / "torn" / FILE).read_text() == (tmp_path / "whole" / FILE).read_text()
-    assert last(tmp_path / "torn")["tables_seen"] == last(tmp_path / "whole")["tables_seen"]
+    assert last(tmp_path / "torn")["callbacks"]["Metrics"] == last(tmp_path / "whole")["callbacks"]["Metrics"]
     assert stored(tmp_path / "whole") == drawn(compose(["experiment=smoke", *mixture]), range(6))
 
 
