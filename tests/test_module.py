@@ -13,11 +13,11 @@ from tiny_network import tiny_network
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tabicl_train.config.compose import compose
+from tabicl_train.distributed import slurm
 from tabicl_train.gradients import Gradients
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
 from tabicl_train.module import Pretraining, query_losses
-from tabicl_train.distributed import slurm
 from tabicl_train.stream import StepItem
 
 

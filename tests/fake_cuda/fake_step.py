@@ -17,8 +17,8 @@ from torch import nn
 from watch import Waits, Watch
 
 from priors import Prior, Table, TableSpec
-from tabicl_train.callbacks.checkpoints import CheckpointFiles
 from tabicl_train.callbacks.averages import Averages
+from tabicl_train.callbacks.checkpoints import CheckpointFiles
 from tabicl_train.callbacks.guard import Guard
 from tabicl_train.callbacks.loggers import Loggers
 from tabicl_train.callbacks.metrics import Metrics
