@@ -11,8 +11,7 @@
 endpoint=$1 nodes=$2 ranks=$3 && shift 3
 # All errors of the configuration at once, and once: torchrun would repeat them at each restart.
 errors=$(python -m tabicl_train "$@" --cfg job 2>&1 > /dev/null) || { echo "$errors" >&2; exit 2; }
-# Shared with the ranks, torchrun's store would stay on the first rank 0's machine, and all would wait for it once it is
-# lost.
+# With a store that outlives a restart, ranks would look for those of before, and wait for the machine of rank 0.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 # The checksum keeps machines with other settings apart.
 exec python -m torch.distributed.run --nnodes "$nodes" --nproc-per-node "$ranks" --max-restarts "${RESTARTS:-10}" \

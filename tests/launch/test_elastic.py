@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from tabicl_train.run_dir.records import Records
 
 pytestmark = pytest.mark.multi_process
 
+# A store that outlives a restart still has the addresses of the ranks before it.
+ENVIRONMENT = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 SETTINGS = ["experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=24",
             "checkpoint.every=6", "trainer.accelerator=cpu"]  # fmt: skip
 
@@ -31,7 +34,7 @@ def torchruns(folder: Path, *arguments: str) -> Iterator[list[subprocess.Popen]]
     try:
         for number in (0, 1):
             with open(folder / f"torchrun.{number}", "w") as log:
-                processes.append(subprocess.Popen(command, stderr=log))
+                processes.append(subprocess.Popen(command, stderr=log, env=ENVIRONMENT))
         yield processes
     finally:
         for process in processes:
