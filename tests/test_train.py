@@ -141,13 +141,13 @@ def test_another_model_or_seed_is_refused_in_the_same_run_directory(smoke_run):
 
 
 @pytest.mark.multi_process
-def test_four_kills_at_random_moments_change_no_bit(tmp_path):
-    settings = ["prior=dummy", "curriculum.stages.smoke.steps=48", "checkpoint.every=3"]
+def test_six_kills_at_random_moments_change_no_bit(tmp_path):
+    settings = ["prior=dummy", "curriculum.stages.smoke.steps=60", "checkpoint.every=3"]
     run(tmp_path / "whole", *settings)
     torn, generator = tmp_path / "torn", random.Random(0)
-    for _ in range(4):
+    for workers in (2, 0, 1, 2, 0, 1):
         before, more = count_rows(torn), generator.randint(1, 9)
-        process = start(train, "experiment=smoke", f"run_dir={torn}", *settings)
+        process = start(train, "experiment=smoke", f"run_dir={torn}", *settings, f"stream.num_workers={workers}")
         # Rows after the last checkpoint are dropped at the start, so the count falls before it rises.
         while process.is_alive() and count_rows(torn) < max(before - 3, 0) + more:
             time.sleep(generator.uniform(0, 0.01))
