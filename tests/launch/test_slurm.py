@@ -115,7 +115,6 @@ def test_a_job_whose_node_is_lost_starts_again(tmp_path):
             os.kill(process, signal.SIGKILL)
     until(lambda: value(job, "JobState") == "PENDING", "SLURM notices")
     subprocess.run(["slurmd", "-N", socket.gethostname().partition(".")[0]], check=True)  # ends with the cluster
-    start_again(job)
     assert end_of(job) == "COMPLETED" and "resumed at step" in log(tmp_path, job), log(tmp_path, job)
     run(tmp_path / "whole", *settings[1:])
     assert_same_end(tmp_path / "run", tmp_path / "whole")
