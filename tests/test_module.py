@@ -5,7 +5,6 @@ import os
 import signal
 from types import SimpleNamespace
 
-import lightning as L
 import pytest
 import torch
 from runs import last, metrics
@@ -14,11 +13,11 @@ from tiny_network import tiny_network
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tabicl_train.config.compose import compose
+from tabicl_train.distributed import slurm
 from tabicl_train.gradients import Gradients
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
 from tabicl_train.module import Pretraining, query_losses
-from tabicl_train.processes import requeue
 from tabicl_train.stream import StepItem
 
 
@@ -33,22 +32,22 @@ class Waits(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-class CountWaits(L.Callback):
+class CountWaits:
     def __init__(self) -> None:
         self.counts: dict[int, int] = {}
 
-    def on_train_batch_start(self, trainer, module, item, _) -> None:
+    def on_train_batch_start(self, **_) -> None:
         self.mode = Waits()
         self.mode.__enter__()
 
 
-class EndCount(L.Callback):
+class EndCount:
     def __init__(self, counting: CountWaits) -> None:
         self.counting = counting
 
-    def on_train_batch_end(self, trainer, module, *_) -> None:
+    def on_train_batch_end(self, step, **_) -> None:
         self.counting.mode.__exit__(None, None, None)
-        self.counting.counts[trainer.global_step] = self.counting.mode.count
+        self.counting.counts[step] = self.counting.mode.count
 
 
 @pytest.mark.slow
@@ -57,8 +56,8 @@ def test_the_host_waits_for_the_device_at_logged_steps_and_saves_only(precision,
     from tabicl_train import train as training
 
     monkeypatch.setattr(TabICL, "_check", lambda *_: None)  # reads labels where they are on the CPU
-    counting, chosen = CountWaits(), training.run_callbacks
-    monkeypatch.setattr(training, "run_callbacks", lambda *a: [counting, *chosen(*a), EndCount(counting)])
+    counting, chosen = CountWaits(), training.build_callbacks
+    monkeypatch.setattr(training, "build_callbacks", lambda *a: [counting, *chosen(*a), EndCount(counting)])
     run(
         tmp_path / "run", "trainer.log_every=5", "checkpoint.every=8", f"trainer.precision={precision}",
         "averages.last=2", "averages.every=8", "model.dropout=0.1",
@@ -146,15 +145,15 @@ def test_recomputed_activations_and_frozen_parts_go_together(tmp_path):
 
 @pytest.mark.slow
 def test_a_stopped_job_asks_slurm_to_start_again(tmp_path, monkeypatch, capsys):
-    class Signal(L.Callback):
-        def on_train_batch_start(self, trainer, module, item, _) -> None:
+    class Signal:
+        def on_train_batch_start(self, item, **_) -> None:
             if item.step == 2:
                 os.kill(os.getpid(), signal.SIGUSR1)
 
     asked = []
     answer = SimpleNamespace(returncode=0, stdout="JobState=RUNNING Reason=None", stderr="")
     fake = SimpleNamespace(run=lambda command, **_: asked.append(command) or answer)
-    monkeypatch.setattr(requeue, "subprocess", fake)
+    monkeypatch.setattr(slurm, "subprocess", fake)
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     assert run(tmp_path / "a", callbacks=(Signal(),)) == "preempted" and asked == []
     assert run(tmp_path / "b", "trainer.requeue=true", callbacks=(Signal(),)) == "preempted"
@@ -170,8 +169,8 @@ def test_a_stopped_job_asks_slurm_to_start_again(tmp_path, monkeypatch, capsys):
 def test_each_stage_recomputes_as_it_says_also_after_a_resume(tmp_path, monkeypatch):
     recomputed = []
 
-    class Count(L.Callback):
-        def on_train_batch_start(self, trainer, module, item, _) -> None:
+    class Count:
+        def on_train_batch_start(self, item, **_) -> None:
             recomputed.append((item.step, 0))
 
     def counting(block, *args, **kwargs):

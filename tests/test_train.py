@@ -1,3 +1,4 @@
+import errno
 import json
 import math
 import multiprocessing
@@ -5,26 +6,34 @@ import os
 import random
 import re
 import signal
-import socket
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
-from forked import exit_code, ranks, start, train
+import torch.distributed as dist
+from forked import exit_code, run_ranks, start, train
+from lightning.fabric import Fabric
 from runs import assert_same_end, last, metrics, read, run
 from tqdm import tqdm
 
 from priors.dummy import Dummy
 from tabicl_train import train as training
+from tabicl_train.callbacks import checkpoints
 from tabicl_train.callbacks.metrics import COLUMNS
 from tabicl_train.callbacks.progress import Progress
 from tabicl_train.config.compose import compose
+from tabicl_train.distributed.launch import Launch
+from tabicl_train.errors import ConfigError
 from tabicl_train.planning.run_plan import expected_work
 from tabicl_train.prediction.export import load_model
 from tabicl_train.run_dir.checkpoint import saved
 from tabicl_train.run_dir.records import Records
+from tabicl_train.stream import StepStream
+from tabicl_train.workers import Loader
 
 
 @pytest.mark.slow
@@ -80,9 +89,11 @@ def test_training_lowers_the_loss(tmp_path):
 
 @pytest.mark.slow
 def test_a_finished_run_is_left_as_it_is(smoke_run):
-    before = {f: f.stat().st_mtime_ns for f in smoke_run.rglob("*") if f.is_file()}
-    assert "finished already, 20 steps are done" in run(smoke_run, "checkpoint.every=8")
-    assert before == {f: f.stat().st_mtime_ns for f in smoke_run.rglob("*") if f.is_file()}
+    files = [path for path in smoke_run.rglob("*") if path.is_file() and path.name != "lock"]
+    before = [path.stat().st_mtime_ns for path in files]
+    with mock.patch.object(StepStream, "draw", side_effect=AssertionError):
+        assert "finished already, 20 steps are done" in run(smoke_run, "checkpoint.every=8")
+    assert before == [path.stat().st_mtime_ns for path in files]
 
 
 @pytest.mark.slow
@@ -104,7 +115,7 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(smoke_run, tmp_path):
 @pytest.mark.multi_process
 @pytest.mark.parametrize(
     ("number", "launcher", "code"),
-    [(signal.SIGTERM, {}, os.EX_TEMPFAIL), (signal.SIGINT, {"TORCHELASTIC_RUN_ID": "a"}, 0)],
+    [(signal.SIGTERM, {}, os.EX_TEMPFAIL), (signal.SIGINT, {"RANK": "0", "WORLD_SIZE": "1"}, 0)],
     ids=["plain", "torchrun"],  # which takes any code but 0 for a failure
 )
 def test_a_stop_signal_saves_a_checkpoint(number, launcher, code, tmp_path):
@@ -156,8 +167,7 @@ def count_rows(run_dir: Path) -> int:
 def test_two_processes_train_like_one(smoke_run, tmp_path):
     run_dir = tmp_path / "run"
     settings = ["experiment=smoke", f"run_dir={run_dir}", "trainer.accelerator=cpu"]
-    with ranks(train, *settings, folder=tmp_path) as processes:
-        assert [exit_code(process) for process in processes] == [0, 0]
+    assert run_ranks(train, *settings, folder=tmp_path) == [0, 0]
     alone, together = metrics(smoke_run), metrics(run_dir)
     assert len(together) == 20
     for a, b in zip(alone, together, strict=True):
@@ -183,16 +193,81 @@ def train_and_fail_on_rank_1(*settings: str) -> None:
 @pytest.mark.multi_process
 def test_an_error_on_one_rank_ends_both_and_names_the_table(tmp_path):
     settings = ["experiment=smoke", "prior=dummy", f"run_dir={tmp_path}/run"]
-    with ranks(train_and_fail_on_rank_1, *settings, folder=tmp_path) as processes:
-        assert [exit_code(process) for process in processes] == [1, 1]
-    failed = (
-        r"error: rank 1 on \S+ failed: ZeroDivisionError: no such luck; while drawing table \d of step 5, seed 0: .*; "
-        rf"the whole trace is in {tmp_path}/run/rank-1.log\n"
-    )
-    first, second = ((tmp_path / f"stderr.{rank}").read_text() for rank in (0, 1))
-    assert re.search(failed, second), second
-    assert re.search(r"error: rank 1 on \S+ failed; rank 0 ends with it\n", first), first
+    assert run_ranks(train_and_fail_on_rank_1, *settings, folder=tmp_path) == [1, 1]
+    failed = r"error: rank 1 failed: ZeroDivisionError: no such luck\nwhile drawing table \d of step 5, seed 0: "
+    second = (tmp_path / "stderr.1").read_text()
+    assert re.search(failed, second) and "Traceback" not in second, second
     assert "in fail_on_rank_1" in (tmp_path / "run/rank-1.log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [8, 20], ids=["in between", "the last one"])
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_one_line(step, tmp_path, monkeypatch):
+    def full(content, path, save=checkpoints.save_atomically):
+        if content["global_step"] == step:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(content, path)
+
+    run_dir, settings = tmp_path / "run", ("prior=dummy", "checkpoint.every=4", "stream.num_workers=0")
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "save_atomically", full)
+        said = run(run_dir, *settings, code=1)
+    path = run_dir / f"checkpoints/step-{step:08d}.ckpt"
+    error = said.splitlines()[-1]
+    assert re.match(rf"error: {path} could not be written: .*No space left on device\. Earlier checkpoints", error)
+    assert "Traceback" not in said and json.loads((run_dir / "status.json").read_text())["status"] == "failed"
+    assert last(run_dir)["global_step"] == step - 4 and not list(path.parent.glob(".*"))
+    assert f"resumed at step {step - 4}" in run(run_dir, *settings)
+
+
+@pytest.mark.multi_process
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stop_signal_is_obeyed_while_a_table_is_drawn(workers, tmp_path, monkeypatch):
+    """In the second of 8 tables of step 3; a worker would draw that one for ever."""
+    drawing, waiting, process = multiprocessing.Event(), threading.Event(), os.getpid()
+    addresses = []  # of this process: the steps of its tables
+
+    def plan(self, spec, address, plan=Dummy.plan):
+        addresses.append(address[1])
+        if addresses.count(3) == 2:
+            drawing.set()
+            if os.getpid() == process:
+                signal.raise_signal(signal.SIGTERM)
+            else:
+                multiprocessing.Event().wait()
+        return plan(self, spec, address)
+
+    def take(self, step, take=Loader.take):
+        if step == 3:
+            waiting.set()
+        return take(self, step)
+
+    def stop() -> None:
+        if drawing.wait(60) and waiting.wait(60) and workers:
+            os.kill(process, signal.SIGTERM)
+
+    monkeypatch.setattr(Dummy, "plan", plan)
+    monkeypatch.setattr(Loader, "take", take)
+    settings = ["experiment=smoke", "prior=dummy", f"stream.num_workers={workers}", "trainer.accelerator=cpu"]
+    with ThreadPoolExecutor(1) as thread:
+        sent = thread.submit(stop)
+        assert training.train(compose([*settings, f"run_dir={tmp_path}/run"])) == "preempted"
+        sent.result()
+    assert last(tmp_path / "run")["global_step"] == 3
+    assert addresses.count(3) == (0 if workers else 2)
+
+
+def test_more_workers_than_cores_are_reduced_and_absurd_numbers_refused(monkeypatch, capsys):
+    monkeypatch.setattr("joblib.cpu_count", lambda: 4)
+    monkeypatch.setattr(training, "Loader", lambda stream, config, device: config.num_workers)
+    for wanted, devices, expected in ((3, 1, 3), (9, 1, 4), (3, 2, 2)):
+        launch = Launch(0, devices, 0, devices)
+        config = compose(["experiment=smoke", f"stream.num_workers={wanted}"])
+        assert training.build_loader(None, config.stream, None, launch) == expected
+        line = f"warning   stream.num_workers is {wanted}; {expected}, as there are no more cores\n"
+        assert capsys.readouterr().err == (line if expected < wanted else "")
+    with pytest.raises(ConfigError, match=r"stream\.num_workers is 5000; it must be at most 1024"):
+        compose(["experiment=smoke", "stream.num_workers=5000"])
 
 
 def train_and_lose_a_worker(*settings: str) -> None:
@@ -218,16 +293,28 @@ def test_the_death_of_a_worker_ends_the_run_with_a_message(tmp_path):
 
 
 @pytest.mark.slow
-def test_workers_draw_while_the_model_is_made(tmp_path, monkeypatch):
-    drawn = multiprocessing.Event()
-    monkeypatch.setattr(Dummy, "plan", lambda *arguments, plan=Dummy.plan: drawn.set() or plan(*arguments))
+@pytest.mark.parametrize("steps", [2, 0], ids=["steps left", "none left"])
+def test_workers_are_forked_before_anything_of_torch_is_opened(steps, tmp_path, monkeypatch):
+    """Idle, since no checkpoint is read yet; a run without steps left forks none."""
+    settings = ["experiment=smoke", "prior=dummy", "stream.num_workers=1", "trainer.accelerator=cpu"]
+    config = compose([*settings, f"run_dir={tmp_path}/run", "validation.every=2", "validation.real_rows=0",
+                      "validation.best=synthetic", "trainer.max_steps=2"])  # fmt: skip
+    if steps == 0:
+        training.train(config)
+    found, threads = [], threading.active_count()
 
-    def build(config, build=training.Pretraining):
-        assert drawn.wait(60)
-        return build(config)
+    def launch(self, launch=Fabric.launch):
+        found.append((len(multiprocessing.active_children()), threading.active_count()))
+        found.append((dist.is_initialized(), torch.cuda.is_initialized()))
+        launch(self)
 
-    monkeypatch.setattr(training, "Pretraining", build)
-    training.train(compose(["experiment=smoke", "prior=dummy", "trainer.max_steps=1", f"run_dir={tmp_path}/run"]))
+    monkeypatch.setattr(Fabric, "launch", launch)
+    monkeypatch.setattr(Dummy, "plan", lambda *arguments: pytest.fail("a table is drawn"))
+    monkeypatch.setattr(training, "find_start", lambda *a, find=training.find_start: found.append("read") or find(*a))
+    monkeypatch.setattr(training, "fit", lambda *a: a[-1])
+    training.train(config)
+    workers = 2 if steps else 0  # one draws the tables of the validation
+    assert found == [(workers, threads), (False, False), "read"]
 
 
 @pytest.mark.slow
@@ -268,11 +355,3 @@ def test_progress_shows_loss_rate_wait_and_time_left(smoke_run, tmp_path):
     line = stderr.strip().splitlines()[-1]
     assert re.fullmatch(r"smoke step 3/3: loss \d\.\d+, \d+ tables/s, data wait \d+\.\d%, \d+\.\d GB, 00:00 left", line)
     assert "precision fp32 (the default on a CPU)" in stderr and "parameters" in stderr
-
-
-def test_processes_share_cores_unless_each_is_bound_to_its_own(monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {2, 3}, raising=False)
-    for others, expected in (([], 1), ([[2, 3], [0, 1]], 2), ([[0, 1, 2, 3]], 2), ([[4, 5], [6, 7]], 1)):
-        together = [(socket.gethostname(), cores) for cores in others] + [("another machine", [2, 3])]
-        processes = SimpleNamespace(gather=lambda own, together=together: [own, *together])
-        assert training.sharing(processes) == expected

@@ -103,7 +103,7 @@ def compose(
 
 
 def compose_jobs(config_name: str, points: list[list[str]], seeds: list[int]) -> list[RunConfig]:
-    """The checked configurations of the jobs of a sweep, for each of the lists of overrides with each of the seeds; to
+    """The checked configurations of the runs of a sweep, for each of the lists of overrides with each of the seeds; to
     be used inside `config_files`.
 
     Raises ConfigError with their problems, each once. A diagnosis takes a second, so an override is diagnosed in the
@@ -140,7 +140,6 @@ def compose_sweep(overrides: list[str]) -> SweepConfig:
     if wrong := [text for text in overrides if re.match(r"[+~]*sweep\.space", text)]:
         advice = "on the command line, KEY=VALUE,VALUE or KEY=interval(LOW,HIGH) says what varies"
         raise ConfigError([f"{text}: {advice}" for text in wrong])
-    overrides = [re.sub(r"^(?=sweep\.slurm[.=])", "++", text) for text in overrides]  # the keys are submitit's
     try:
         tree = hydra_compose("sweep_root", overrides)
     except COMPOSE_ERRORS as error:

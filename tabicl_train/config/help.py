@@ -25,7 +25,7 @@ COMMON = (
 
 OPTIONS = {
     "--cfg job": "Print the configuration, and the steps, FLOPs and memory of each stage; run nothing.",
-    "-m": "Run one job for each combination of values, such as seed=0,1,2: the short form of tabicl-sweep.",
+    "-m": "Run one training for each combination of values, such as seed=0,1,2: the short form of tabicl-sweep.",
     "--config-dir DIR": "Also search a folder of your own for configuration files.",
     "--version": "Print the version.",
     "--hydra-help": "Print further options, and how to install shell completion.",
@@ -56,7 +56,7 @@ Runs tabicl-train for each point of a space: a grid, random points, or a search.
 usage: tabicl-sweep sweep=NAME run_dir=DIR key=value ...
        tabicl-train -m key=value,value run_dir=DIR ...    the same, for short
 
-Settings of tabicl-train apply to all jobs; one with several values (key=a,b or key=interval(low,high)) varies.
+Settings of tabicl-train apply to all runs; one with several values (key=a,b or key=interval(low,high)) varies.
 """
 
 
@@ -67,9 +67,11 @@ def print_sweep_help(config_name: str, config_path: str | None, config_dir: str 
     print(SWEEP_USAGE)
     print(option_line("sweep", ", ".join(names)) + "\n\nSettings of a sweep:")
     for field in dataclasses.fields(SweepConfig):
-        shown = "" if (default := default_of(field)) in (None, [], {}) else f" (default: {value_text(default)})"
+        default = default_of(field)
+        is_empty = default in (None, [], {}) or dataclasses.is_dataclass(default)
+        shown = "" if is_empty else f" (default: {value_text(default)})"
         print(option_line(f"sweep.{field.name}", field_docs(SweepConfig)[field.name] + shown))
-    print("\n" + option_line("--cfg job", "Print the sweep and the commands of its jobs; run nothing."))
+    print("\n" + option_line("--cfg job", "Print the sweep and the commands of its runs; run nothing."))
     print(f"\nHow to write a sweep: {CONFIG_DIR / 'sweep' / 'README.md'}")
 
 

@@ -105,9 +105,9 @@ class SubmitOptions:
     nodes: int = 1
     """Machines."""
     gpus: int = 1
-    """GPUs, and processes, on each machine; 0 for one process on CPUs."""
+    """GPUs, and ranks, on each machine; 0 for one rank on CPUs."""
     hours: float = 24.0
-    """Time limit of the job."""
+    """Time limit of the job; there is none on this machine."""
     partition: str | None = None
     """SLURM partition; null leaves the choice to SLURM."""
     sbatch: Any = None
@@ -123,8 +123,8 @@ class SubmitOptions:
             problems.append(f"hours is {self.hours}; it must be positive and finite")
         if not isinstance(self.sbatch, dict | None):
             problems.append(f"sbatch is {self.sbatch!r}; it needs the form {{option: value, ...}}")
-        if self.cluster == "local" and (self.nodes > 1 or self.gpus > 1):
-            problems.append("cluster is 'local', which starts one process; leave out nodes and gpus")
+        if self.cluster == "local" and self.nodes > 1:
+            problems.append(f"nodes is {self.nodes}, but cluster is 'local', which has one machine")
         return problems
 
 

@@ -34,7 +34,7 @@ from tabicl_train.config.monitoring import (
     WandbConfig,
 )
 from tabicl_train.config.stages import SCHEDULES, CurriculumConfig, OptimizerConfig, StageConfig
-from tabicl_train.config.sweep import EVENTS
+from tabicl_train.config.sweep import STUDY
 from tabicl_train.console import is_first
 from tabicl_train.errors import install, is_installed, unusable_folder
 from tabicl_train.model.config import TabICLConfig
@@ -279,7 +279,7 @@ class RunConfig:
         problems = []
         if is_first() and (problem := unusable_folder(Path(self.run_dir))):  # it need not be shared
             problems.append(f"run_dir is {self.run_dir!r}; {problem}")
-        elif os.path.exists(os.path.join(self.run_dir, EVENTS)):
+        elif os.path.exists(os.path.join(self.run_dir, STUDY)):
             problems.append(f"run_dir is {self.run_dir!r}; it is the folder of a sweep, whose runs lie in it")
         bf16_on_gpu = self.trainer.precision == "bf16" and self.trainer.accelerator != "cpu"
         if self.trainer.accelerator == "cuda" and not torch.cuda.is_available():

@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection
 
 from tabicl_train.console import first_line
+from tabicl_train.distributed.launch import TORCHRUN
 
 
 def unknown_key(
@@ -18,6 +19,8 @@ def unknown_key(
     all_keys: the dotted keys of all settings
     """
     start = f"{prefix}." if prefix else ""
+    if start + key == "trainer.nodes":
+        return f"trainer.nodes: no such setting; {TORCHRUN}"
     keys_by_name: dict[str, list[str]] = {}
     for path in all_keys:
         keys_by_name.setdefault(path.rpartition(".")[2], []).append(path)

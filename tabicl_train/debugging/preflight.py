@@ -26,7 +26,15 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.module import Pretraining
 from tabicl_train.precision import Precision, choose
 from tabicl_train.run_dir import checkpoint
-from tabicl_train.train import build_loader, build_stream, close_process_group, device_of, open_fabric, run_steps
+from tabicl_train.train import (
+    build_loader,
+    build_stream,
+    close_process_group,
+    device_of,
+    open_fabric,
+    run_steps,
+    set_up_process,
+)
 from tabicl_train.workers import Loader
 
 LOSS = 0.02  # largest relative difference between the mean losses over the second half of the steps
@@ -52,6 +60,7 @@ def preflight(config: RunConfig) -> None:
     """Run the checks and print what they find; nothing is written. Raises ConfigError, on all ranks, if one fails."""
     launch, precision = read_launch(), choose(config.trainer)
     ranks, device = Ranks(launch), device_of(config.trainer, launch)
+    set_up_process(config)
     passes = (ranks.size > 1) + 2 * (precision.name != "fp32")
     stream = build_stream(config, build_prior(config), range(config.total_steps), launch)
     with contextlib.ExitStack() as stack:  # workers are forked before the process group opens, idle

@@ -143,6 +143,9 @@ def launch_ranks(devices: int, run_dir: Path) -> int:
     status = read_status(run_dir) or {}
     if status.get("launch") == run_id and status["status"] in ("finished", "preempted"):
         return 0 if status["status"] == "finished" else PREEMPTED
+    if status.get("launch") == run_id and status["status"] == "failed":  # after a signal, which hides the ranks' codes
+        print(f"error: {status['cause']}", file=sys.stderr)
+        return 1
     return PREEMPTED if signaled else 0  # before the run began; a preflight has no status
 
 
@@ -158,7 +161,9 @@ def describe_cause(failures: dict[int, ProcessFailure], run_dir: Path) -> str:
         _, failure = item
         is_killed = failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM
         is_late = failure.timestamp > start + 5  # the agent kills ranks that do not end within 30 s
-        return is_late, not is_killed, bool(CONNECTION.search(message_of(failure))), failure.timestamp
+        message = message_of(failure)
+        is_sequel = bool(CONNECTION.search(message)) or (failure.exitcode == -signal.SIGTERM and not message)
+        return is_late, not is_killed, is_sequel, failure.timestamp
 
     rank, failure = min(failures.items(), key=order)
     message = message_of(failure)

@@ -1,4 +1,7 @@
-"""Runs as SLURM jobs, submitted from Python by submitit; a job saves a checkpoint at its time limit and starts anew."""
+"""Runs as jobs of submitit, on SLURM or on this machine; a job saves a checkpoint at its time limit and starts again.
+
+A job imports this file before it starts the run, so the file itself imports nothing heavy.
+"""
 
 from __future__ import annotations
 
@@ -9,52 +12,80 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tabicl_train.config.arguments import parse
-from tabicl_train.config.compose import compose
-from tabicl_train.config.options import SubmitOptions
-from tabicl_train.config.schema import RunConfig
-from tabicl_train.distributed.launch import PREEMPTED
-from tabicl_train.distributed.signals import PARENT
+from tabicl_train.distributed.launch import PREEMPTED, SHUTDOWN
+from tabicl_train.distributed.signals import SIGNALS
 from tabicl_train.errors import ConfigError
 
 WARNING = 300  # seconds before the time limit at which the run is asked to stop: enough for a step and a checkpoint
-GPU_WORKERS = 8  # that a job has for each GPU, and cores for them, if stream.num_workers does not say
 ALWAYS = 1_000_000  # times that submitit starts a job again; its own limit is 3
+FOREVER = 10 * 365 * 24 * 60  # minutes; submitit ends a local job after two if nothing is said
+GPU_WORKERS = 8  # that a job has for each GPU, and cores for them, if stream.num_workers does not say
+PROGRAM = ("-m", "tabicl_train")
 
 
 class Training:
-    """What each task of a job does: `tabicl-train ARGUMENTS`, as a rank of the run.
+    """What a job runs on each of its machines: `tabicl-train ARGUMENTS`, on several by torchrun.
 
-    submitit calls `checkpoint` on the first task before the time limit, and has SLURM start the job again after it.
+    submitit calls `checkpoint` on the first machine before the time limit, and starts the job again afterwards.
+
+    Parameters
+    ----------
+    arguments : list of str
+        The arguments of tabicl-train.
+    nodes, processes : int
+        Number of machines, and of ranks on each of them.
+    variables : dict of str
+        Environment variables of the run.
     """
 
-    def __init__(self, arguments: list[str]) -> None:
-        self.arguments = arguments
+    def __init__(self, arguments: list[str], nodes: int = 1, processes: int = 1, variables: dict | None = None) -> None:
+        self.arguments, self.nodes, self.processes, self.variables = arguments, nodes, processes, variables or {}
+        self.program = PROGRAM
         self.process: subprocess.Popen | None = None
+        self.stopped = False
 
     def __call__(self) -> None:
-        """Raises RuntimeError if the run fails."""
-        # SLURM signals all processes of a task. submitit's signal, SIGUSR2, would end the run at once.
+        """Run it to its end; raises RuntimeError if it fails."""
+        # SLURM signals all processes of a job. submitit's signal, SIGUSR2, would end the run at once.
         submitit_signal = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: self.stop())
+        # In a group of its own, so that ctrl-C does not reach the run beside the stop signal of the sweep: a second
+        # signal would end it at once.
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tabicl_train", *self.arguments], env=os.environ | {PARENT: str(os.getpid())}
+            self.command(), env=os.environ | self.variables, stdin=subprocess.DEVNULL, process_group=0
         )
         signal.signal(signal.SIGUSR2, submitit_signal)
-        signal.signal(signal.SIGTERM, lambda *_: self.ask_to_stop())  # on scancel
+        if self.stopped:  # before there was a process
+            self.process.send_signal(signal.SIGTERM)
         self.wait()
         code = self.process.wait()
-        if code not in (0, PREEMPTED):
+        if code not in (0, PREEMPTED) and not self.stopped:  # torchrun ends with 1 after a signal
             raise RuntimeError(f"tabicl-train ended with exit code {code}, see above")
 
+    def command(self) -> list[str]:
+        """The command of this machine."""
+        if self.nodes == 1:
+            devices = [f"trainer.devices={self.processes}"] if self.processes > 1 else []
+            return [sys.executable, *self.program, *self.arguments, *devices]
+        import submitit
+
+        job = submitit.JobEnvironment()
+        port = 15_000 + int(job.job_id.partition("_")[0]) % 15_000  # below the ports that a system hands out by itself
+        agent = [f"--nnodes={self.nodes}", f"--nproc-per-node={self.processes}", f"--rdzv-id={job.job_id}"]
+        agent += ["--rdzv-backend=c10d", f"--rdzv-endpoint={job.hostnames[0]}:{port}", f"--shutdown-timeout={SHUTDOWN}"]
+        agent.append(f"--signals-to-handle={','.join(number.name for number in SIGNALS)}")
+        return [sys.executable, "-m", "torch.distributed.run", *agent, *self.program, *self.arguments]
+
     def checkpoint(self) -> Any:
-        """Have the run save its state and end; returns what to do when the job starts again."""
+        """Stop the run, which saves its state; returns what to do when the job starts again."""
         from submitit.helpers import DelayedSubmission
 
-        self.ask_to_stop()
+        self.stop()
         self.wait()
-        return DelayedSubmission(Training(self.arguments))
+        return DelayedSubmission(Training(self.arguments, self.nodes, self.processes, self.variables))
 
-    def ask_to_stop(self) -> None:
+    def stop(self) -> None:
+        self.stopped = True
         if self.process is not None:
             self.process.send_signal(signal.SIGTERM)
 
@@ -64,47 +95,41 @@ class Training:
             os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
 
 
-def check_submission(own: list[str], settings: list[str]) -> tuple[SubmitOptions, RunConfig]:
-    """The options of a job, from arguments of the form submit.KEY=VALUE, and the configuration of its run.
+def submit(arguments: list[str], options: Any, folder: Path, cpus: int = 1, **variables: str) -> Any:
+    """Submit `tabicl-train ARGUMENTS` as a job.
 
-    Raises ConfigError with the problems of both.
-    """
-    problems, options, config = [], None, None
-    try:
-        options = parse(SubmitOptions, [text.removeprefix("submit.") for text in own])
-        problems += [f"submit.{problem}" for problem in options.problems()]
-    except ConfigError as error:
-        problems += [f"submit.{problem}" for problem in error.problems]
-    try:
-        config = compose(settings)
-        problems += config.too_few_tables(options.nodes * max(1, options.gpus)) if options else []
-        problems += [
-            f"trainer.{name} is {value}; leave it out, submit.{option} decides"
-            for name, option in (("nodes", "nodes"), ("devices", "gpus"))
-            if (value := getattr(config.trainer, name)) is not None and options
-        ]
-    except ConfigError as error:
-        problems += error.problems
-    if problems or options is None or config is None:
-        raise ConfigError(problems)
-    return options, config
+    Parameters
+    ----------
+    arguments : list of str
+        The arguments of tabicl-train, which name a run directory.
+    options : SubmitOptions
+        Machines, GPUs and time limit; on this machine there is no time limit.
+    folder : Path
+        Where submitit keeps the job and its output.
+    cpus : int
+        Processor cores of each rank.
+    **variables : str
+        Environment variables of the run.
 
+    Returns
+    -------
+    submitit.Job
 
-def submit(arguments: list[str], options: SubmitOptions, folder: Path, cpus: int = 1) -> Any:
-    """Submit `tabicl-train ARGUMENTS` as a job; returns submitit's job. Its messages go to files in `folder`.
-
-    cpus: processor cores for each process
-    Raises ConfigError if the job cannot be submitted.
+    Raises
+    ------
+    ConfigError
+        If the job cannot be submitted.
     """
     import submitit
 
-    minutes = max(1, round(60 * options.hours))
+    processes, local = max(1, options.gpus), options.cluster == "local"
+    minutes = FOREVER if local else max(1, round(60 * options.hours))
     parameters = {
         "name": "tabicl",
         "nodes": options.nodes,
-        "tasks_per_node": max(1, options.gpus),
+        "tasks_per_node": 1,  # the elastic agent starts the ranks
         "gpus_per_node": options.gpus,
-        "cpus_per_task": cpus,
+        "cpus_per_task": cpus * processes,
         "timeout_min": minutes,
         "stderr_to_stdout": True,
         "slurm_signal_delay_s": min(WARNING, 30 * minutes),
@@ -112,9 +137,14 @@ def submit(arguments: list[str], options: SubmitOptions, folder: Path, cpus: int
     }
     if options.partition is not None:
         parameters["slurm_partition"] = options.partition
+    # A local job inherits that SIGINT is ignored: after ctrl-C submitit would kill the run within a second.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if local else None
     try:
         executor = submitit.AutoExecutor(folder, cluster=options.cluster, slurm_max_num_timeout=ALWAYS)
         executor.update_parameters(**parameters)
-        return executor.submit(Training(arguments))
-    except (RuntimeError, OSError, submitit.core.utils.FailedSubmissionError) as error:
+        return executor.submit(Training(arguments, options.nodes, processes, variables))
+    except (RuntimeError, OSError, ValueError, submitit.core.utils.FailedSubmissionError) as error:
         raise ConfigError([f"the job cannot be submitted: {error}"]) from None
+    finally:
+        if local:
+            signal.signal(signal.SIGINT, handler)

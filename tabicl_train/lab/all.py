@@ -12,7 +12,6 @@ from tabicl_train.lab import EXPERIMENTS
 from tabicl_train.lab.curriculum import GROWING
 from tabicl_train.lab.experiments import load
 from tabicl_train.lab.folder import PAGE, Folder
-from tabicl_train.sweep.results import read_sweep
 
 NETWORKS = ("entropy", "attention", "classes")  # experiments that look at a network
 OTHERS = tuple(name for name in EXPERIMENTS if name not in (*NETWORKS, "all"))
@@ -48,6 +47,8 @@ def run(options: Options) -> None:
 
 def network(folder: Path) -> Path:
     """The run of the curriculum experiment that has the rule and the curriculum of TabICLv2."""
-    runs = read_sweep(folder / "curriculum" / "runs").jobs
+    from tabicl_train.sweep.results import Sweep
+
+    runs = Sweep(folder / "curriculum" / "runs").runs
     wanted = {"curriculum": GROWING, "rule": "QASSMax"}
     return next(run.folder for run in runs if run.params == wanted)

@@ -33,10 +33,11 @@ from tabicl_train.model.pack import Pack
 from tabicl_train.planning.run_plan import expected_work
 from tabicl_train.prediction.export import load_model
 from tabicl_train.prediction.predict import predict_logits
-from tabicl_train.sweep.results import Job
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from tabicl_train.sweep.results import Run
 
 LONGEST, QUERIES = 256, 128  # labelled rows of the longest tables of training; query rows of a test table
 FACTORS = (1, 2, 4, 8, 16)
@@ -100,7 +101,7 @@ def real_tasks() -> tuple[str, ...]:
     return ()
 
 
-def score_runs(folder: Folder, runs: list[Job], synthetic: int, tasks: tuple[str, ...], longest: int) -> pd.DataFrame:
+def score_runs(folder: Folder, runs: list[Run], synthetic: int, tasks: tuple[str, ...], longest: int) -> pd.DataFrame:
     """A row for each run, test table and number of labelled rows.
 
     synthetic: number of synthetic test tables
@@ -165,11 +166,11 @@ def score(network: TabICL, table: Table, n: int) -> Row:
     return {"log_loss": F.nll_loss(log_p, truth).item(), "accuracy": accuracy}
 
 
-def work(runs: list[Job]) -> pd.DataFrame:
+def work(runs: list[Run]) -> pd.DataFrame:
     """Steps and FLOPs of a run of each curriculum and rule, as the run plan tells them."""
     rows = []
     for (curriculum, rule), same in itertools.groupby(runs, lambda run: (run.params["curriculum"], run.params["rule"])):
-        config = compose(next(same).overrides)
+        config = compose(next(same).arguments)
         flops = sum(expected_work(config, stage)[1] for stage in config.curriculum.stages.values())
         rows.append((curriculum, rule, f"{config.total_steps:,}", f"{flops:.2e}"))
     return pd.DataFrame(rows, columns=["curriculum", "rule", "steps", "FLOPs"])

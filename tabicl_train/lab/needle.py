@@ -27,10 +27,11 @@ from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
 from tabicl_train.prediction.export import load_model
 from tabicl_train.prediction.predict import predict_logits
-from tabicl_train.sweep.results import Job
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from tabicl_train.sweep.results import Run
 
 FEATURES, NEEDLES, QUERIES = 2, 4, 32  # of a test table; training has as many features and needles
 LONGEST = 224  # negatives of the longest table of training: 95 % of 240 rows, without the needles
@@ -84,7 +85,7 @@ def run(options: Options) -> None:
     folder.page("Needles in haystacks", QUESTION, findings(scores))
 
 
-def score(folder: Folder, runs: list[Job], negatives: list[int], tables: int) -> pd.DataFrame:
+def score(folder: Folder, runs: list[Run], negatives: list[int], tables: int) -> pd.DataFrame:
     """A row for each run and test table: run, negatives, table, rule, seed, accuracy, entropy."""
     prior, of_name = build_prior("needle", needles=NEEDLES), {run.name: run for run in runs}
 

@@ -6,26 +6,16 @@ import math
 import statistics
 from pathlib import Path
 
-import numpy as np
-
 from tabicl_train.config.monitoring import CLASS_SCORES, NUMBER_SCORES, REAL, kind_of
 from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.config.suggestions import closest
 from tabicl_train.run_dir.records import Records, number
 
-METRICS = {
-    "real/roc_auc": "mean ROC AUC on real data",
-    "real/accuracy": "mean accuracy on real data",
-    "real/r2": "mean R2 on real data",
-    "real/loss": "mean loss on real data",
-    "synthetic/loss": "mean loss on held-out synthetic tables",
-    "synthetic/accuracy": "mean accuracy on held-out synthetic tables",
-    "synthetic/r2": "mean R2 on held-out synthetic tables",
-    "own/loss": "mean loss on held-out tables of your own",
-    "own/accuracy": "mean accuracy on held-out tables of your own",
-    "own/r2": "mean R2 on held-out tables of your own",
-    "loss": "mean training loss over the last tenth of the steps",
-}
+# Means over data sets or sets of held-out tables; `loss` is the mean training loss over the last tenth of the steps.
+METRICS = (
+    *("real/loss", "real/roc_auc", "real/accuracy", "real/r2", "synthetic/loss", "synthetic/accuracy", "synthetic/r2"),
+    *("own/loss", "own/accuracy", "own/r2", "loss"),
+)
 
 
 def problem(metric: str, config: RunConfig) -> str | None:
@@ -55,36 +45,25 @@ def is_better_lower(metric: str) -> bool:
     return metric.endswith("loss")
 
 
-def curve(run_dir: Path, metric: str) -> list[tuple[int, float]]:
-    """The metric over training, by ascending optimizer steps done; it may be nan. Empty as long as there is no value.
-
-    Values of a validation are means over its sets of tables. The training loss at a step is the mean over the last
-    tenth of the steps up to there, without the steps that were skipped since their loss was not finite.
-    """
-    return training_losses(run_dir) if metric == "loss" else validation_means(run_dir, *metric.split("/"))
-
-
 def last(run_dir: Path, metric: str) -> float | None:
-    """The metric of a run so far; None if there is no value yet."""
+    """The metric of a run so far, which may be nan; None if there is no value yet."""
+    if metric == "loss":
+        return training_loss(run_dir)
     values = curve(run_dir, metric)
     return values[-1][1] if values else None
 
 
-def training_losses(run_dir: Path) -> list[tuple[int, float]]:
+def training_loss(run_dir: Path) -> float | None:
+    """The mean over the last tenth of the steps, without those whose loss was not finite; None before the first one."""
     rows = rows_by_step(run_dir, "metrics.csv")
-    if not rows:
-        return []
-    steps = np.array(list(rows))
-    losses = np.array([value(at_step[-1], "loss") for at_step in rows.values()])
-    counted = np.isfinite(losses)
-    sums, counts = (np.append(0.0, np.cumsum(x)) for x in (np.where(counted, losses, 0.0), counted))
-    ends, starts = np.arange(1, len(steps) + 1), np.searchsorted(steps, 0.9 * steps, side="right")
-    with np.errstate(invalid="ignore"):  # 0/0 where every loss was skipped
-        means = (sums[ends] - sums[starts]) / (counts[ends] - counts[starts])
-    return list(zip(steps.tolist(), means.tolist(), strict=True))
+    losses = [value(at_step[-1], "loss") for step, at_step in rows.items() if step > 0.9 * max(rows)]
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    return statistics.fmean(finite) if finite else math.nan if losses else None
 
 
-def validation_means(run_dir: Path, kind: str, score: str) -> list[tuple[int, float]]:
+def curve(run_dir: Path, metric: str) -> list[tuple[int, float]]:
+    """The means of the validations over their sets of tables, by ascending optimizer steps done; they may be nan."""
+    kind, score = metric.split("/")
     rows = rows_by_step(run_dir, "validation.csv")
     sizes = [len(at_step) for at_step in rows.values()]
     if len(sizes) > 1 and sizes[-1] < sizes[-2]:

@@ -2,100 +2,69 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
+import numpy as np
+import optuna
+from matplotlib import pyplot
+from matplotlib.figure import Figure
+from optuna.distributions import BaseDistribution, FloatDistribution
+from optuna.trial import TrialState
+from optuna.visualization import matplotlib as plots
 
 from tabicl_train.report.page import fill
-from tabicl_train.run_dir.records import Records
-from tabicl_train.sweep.axes import parameter_axes
-from tabicl_train.sweep.figures import draw_learning_curves, draw_parallel_coordinates, draw_parameters
-from tabicl_train.sweep.ranking import (
-    best_job,
-    command_lines,
-    explanation,
-    other_rows,
-    ranked_rows,
-    summary,
-    value_of,
-    value_text,
-)
+from tabicl_train.run_dir.atomic import write_atomically
 from tabicl_train.sweep.results import Sweep
 
+PAGE = "sweep.html"
 TEMPLATE = Path(__file__).with_name("sweep.html.j2")
-TOP = 20  # rows of the ranking that are shown at once
-MANY = 12  # values of a parameter that are listed one by one
 
 
-def write_page(sweep: Sweep, output: Path) -> None:
-    """Replace the page; a full disk gives a warning. Needs matplotlib and jinja2, see `require_matplotlib`."""
-    Records(output.parent).replace(output.name, fill(TEMPLATE, sweep=sweep, **contents(sweep)))
+def write_page(sweep: Sweep) -> None:
+    """Replace the page."""
+    with pyplot.rc_context({"figure.figsize": (9.0, 5.0), "savefig.bbox": "tight"}):
+        text = fill(TEMPLATE, sweep=sweep, figures=figures(sweep))
+    write_atomically(sweep.folder / PAGE, lambda file: file.write(text.encode()))
 
 
-def contents(sweep: Sweep) -> dict[str, Any]:
-    """The variables of the template; None stands for what there is not, or not yet."""
-    ranked, best = ranked_rows(sweep), best_job(sweep)
-    return {
-        "summary": summary(sweep),
-        "varied": varied(sweep),
-        "labels": labels(sweep),
-        "ranking": frame(ranked[:TOP], "rank"),
-        "rest": frame(ranked[TOP:], "rank"),
-        "explanation": explanation(ranked) if ranked else None,
-        "best": best and (best, *command_lines(best)),
-        "parallel": draw_parallel_coordinates(sweep),
-        "parameters": draw_parameters(sweep),
-        "curves": draw_learning_curves(sweep),
-        "others": frame(other_rows(sweep), "job"),
-        "jobs": jobs(sweep),
-    }
+def figures(sweep: Sweep) -> dict[str, Figure]:
+    """Optuna's figures of the points that have finished, by their titles; those of parameters need two values."""
+    study = finished(sweep)
+    varied = [name for name in sweep.parameters.values() if len({str(t.params[name]) for t in study.trials}) > 1]
+    drawn: dict[str, Callable] = {"Optimization history": plots.plot_optimization_history} if study.trials else {}
+    if varied:
+        drawn["Slices"] = partial(plots.plot_slice, params=varied)
+        drawn["Parallel coordinates"] = partial(plots.plot_parallel_coordinate, params=varied)
+    if len(varied) > 1:
+        drawn["Importance of the parameters"] = partial(
+            plots.plot_param_importances, params=varied, evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0)
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        axes = {title: plot(study, target_name=sweep.metric) for title, plot in drawn.items()}
+    pictures = {title: np.ravel(one)[0].figure for title, one in axes.items()}
+    for figure in pictures.values():
+        pyplot.close(figure)
+    return pictures
 
 
-def frame(rows: list[dict[str, str]], index: str) -> pd.DataFrame | None:
-    return pd.DataFrame(rows).set_index(index) if rows else None
+def finished(sweep: Sweep) -> optuna.Study:
+    """A copy of the study with the points that have finished, under short names, and with numbers as numbers."""
+    copy = optuna.create_study(direction=sweep.study.direction)
+    for trial in (trial for trial, _ in sweep.points if trial.state == TrialState.COMPLETE):
+        params = {name: trial.params[key] for key, name in sweep.parameters.items()}
+        distributions = {name: as_range(trial.distributions[key]) for key, name in sweep.parameters.items()}
+        copy.add_trial(optuna.create_trial(params=params, distributions=distributions, value=trial.value))
+    return copy
 
 
-def varied(sweep: Sweep) -> pd.DataFrame | None:
-    """The values of each parameter that has several, and the seeds."""
-    rows = {}
-    for axis in parameter_axes(sweep):
-        texts = [value_text(value) for value in axis.values]
-        many = f"{len(texts)} values from {texts[0]} to {texts[-1]}" if axis.is_numeric else f"{len(texts)} values"
-        rows[axis.key] = ", ".join(texts) if len(texts) <= MANY else many
-    seeds = sorted({job.seed for job in sweep.jobs if job.seed is not None})
-    if len(seeds) > 1:
-        rows["seed"] = ", ".join(map(str, seeds))
-    if not rows:
-        return None
-    return pd.DataFrame({"values": rows.values()}, index=pd.Index(rows, name="parameter"))
-
-
-def labels(sweep: Sweep) -> pd.DataFrame | None:
-    """The settings behind the values of parameters that stand for several settings."""
-    space = sweep.settings.get("space") or {}
-    rows = {
-        f"{key}={label}": " ".join(settings)
-        for key, entry in space.items()
-        if isinstance(entry, dict) and key in sweep.parameters
-        for label, settings in entry.items()
-        if isinstance(settings, list)
-    }
-    return pd.DataFrame({"settings": rows.values()}, index=pd.Index(rows, name="value")) if rows else None
-
-
-def jobs(sweep: Sweep) -> pd.DataFrame | None:
-    """A row per job."""
-    rows = [
-        {
-            "job": job.name,
-            **{key: value_text(value_of(job, key)) for key in sweep.parameters},
-            "seed": job.seed,
-            "status": job.status,
-            sweep.metric: job.value,
-            "steps": job.steps,
-            "minutes": None if job.seconds is None else job.seconds / 60,
-        }
-        for job in sweep.jobs
-    ]
-    return pd.DataFrame(rows).set_index("job") if rows else None
+def as_range(distribution: BaseDistribution) -> BaseDistribution:
+    """Choices that are numbers as a range of them, logarithmic over a decade or more."""
+    choices = getattr(distribution, "choices", ())
+    if not choices or any(type(value) not in (int, float) for value in choices):
+        return distribution
+    low, high = min(choices), max(choices)
+    return FloatDistribution(low, high, log=low > 0 and high >= 10 * low)

@@ -1,144 +1,157 @@
-"""What the jobs of a sweep have achieved, read from its folder, and results.csv.
-
-sweep.yaml   the sweep: its name, metric, method, ...
-jobs.jsonl   an event per line: `sweep` when a call begins, `planned` for each job of that call, `started`, `ended`
-JOB/         the folder of each run
-"""
+"""What a sweep has achieved: its runs, results.csv, and the ranked table."""
 
 from __future__ import annotations
 
-import math
+import shlex
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
+import optuna
+import pandas as pd
+from optuna.trial import FrozenTrial, TrialState
+from scipy import stats
 
-from tabicl_train.config.sweep import EVENTS, SETTINGS
-from tabicl_train.errors import ConfigError
-from tabicl_train.run_dir.lock import owner_is_alive
-from tabicl_train.run_dir.records import Records, csv_text
-from tabicl_train.run_dir.status import read_status
-from tabicl_train.sweep.metric import METRICS, curve
+from tabicl_train.console import counted
+from tabicl_train.run_dir.atomic import write_atomically
+from tabicl_train.run_dir.records import Records
+from tabicl_train.sweep.metric import is_better_lower, last
+from tabicl_train.sweep.space import hydra_text, short_names, value_text
+from tabicl_train.sweep.study import RUNS, latest_attempts, load_study
 
 RESULTS = "results.csv"
-STATUSES = ("finished", "running", "planned", "interrupted", "killed", "pruned", "failed")
-OF_RUN = {"running": "running", "finished": "finished", "failed": "failed", "preempted": "interrupted"}
+INTERVAL = "95% interval"
+STATES = {
+    TrialState.COMPLETE: "finished",
+    TrialState.RUNNING: "unfinished",
+    TrialState.WAITING: "unfinished",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+}
 
 
 @dataclass
-class Job:
+class Run:
     """A run of a sweep.
 
     params: values of what the sweep varies, apart from the seed
-    overrides: the arguments of tabicl-train, without run_dir
-    status: one of STATUSES; running: its process may still be starting; killed: it is gone, and nobody noted its end
-    curve, value: the metric by steps, and its last value; None before there is one
-    steps, seconds: optimizer steps done, and the time they took as far as it is known
+    arguments: of tabicl-train, without run_dir
+    status: that of status.json; pruned; or planned before it has begun
+    value: the metric so far
     """
 
-    name: str
     folder: Path
     params: dict[str, Any]
-    seed: int | None
-    overrides: list[str]
+    seed: int
+    arguments: list[str]
     status: str
-    reason: str
-    curve: list[tuple[int, float]]
-    steps: int
-    seconds: float | None
+    value: float | None
+    step: int
 
     @property
-    def value(self) -> float | None:
-        return self.curve[-1][1] if self.curve else None
+    def name(self) -> str:
+        return self.folder.name
 
     @property
-    def has_finite_value(self) -> bool:
-        return self.value is not None and math.isfinite(self.value)
+    def commands(self) -> tuple[str, str]:
+        """The command that trains it again or continues it, and the one that exports it, as typed into a shell."""
+        train = ["tabicl-train", *self.arguments, f"run_dir={hydra_text(str(self.folder))}"]
+        export = ["tabicl-export", f"checkpoint={self.folder}", f"output={self.folder}/model", "format=hub"]
+        return shlex.join(train), shlex.join(export)
 
 
-@dataclass
 class Sweep:
-    """settings: the content of sweep.yaml; jobs: those of the latest call, in the order of its plan"""
+    """The present state of a sweep, which may be running; raises ConfigError if there is none in the folder.
 
-    folder: Path
-    name: str
-    metric: str
-    settings: dict[str, Any]
-    jobs: list[Job]
+    points: the latest trial of each point, with its runs
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.study = folder, load_study(folder)
+        self.metric: str = self.study.user_attrs["identity"]["metric"]
+        self.name: str = self.study.user_attrs["name"]
+        trials = [trial for trial in latest_attempts(self.study) if RUNS in trial.user_attrs]
+        self.points = [(trial, [self.read_run(trial, *run) for run in trial.user_attrs[RUNS]]) for trial in trials]
+        self.parameters = short_names(list(dict.fromkeys(key for trial in trials for key in trial.params)))
+
+    def read_run(self, trial: FrozenTrial, name: str, seed: int, arguments: list[str]) -> Run:
+        folder = self.folder / name
+        state = Records(folder).json("status.json") or {"status": "planned", "step": 0}
+        is_pruned = trial.state == TrialState.PRUNED and state["status"] != "finished"
+        status = "pruned" if is_pruned else state["status"]
+        return Run(folder, trial.params, seed, arguments, status, last(folder, self.metric), state["step"])
 
     @property
-    def parameters(self) -> list[str]:
-        """What was varied."""
-        return list(dict.fromkeys(key for job in self.jobs for key in job.params))
+    def runs(self) -> list[Run]:
+        return [run for _, runs in self.points for run in runs]
 
+    @property
+    def ranked(self) -> list[tuple[optuna.trial.FrozenTrial, list[Run]]]:
+        """The points that have finished, best first."""
+        finished = [point for point in self.points if point[0].state == TrialState.COMPLETE]
+        return sorted(finished, key=lambda point: point[0].value, reverse=not is_better_lower(self.metric))
 
-def read_sweep(folder: Path) -> Sweep:
-    """The present state of a sweep, which may be running; raises ConfigError if there is none in the folder."""
-    try:
-        settings = yaml.safe_load((folder / SETTINGS).read_text())
-    except (OSError, yaml.YAMLError):
-        settings = None
-    if not isinstance(settings, dict) or settings.get("metric") not in METRICS:
-        raise ConfigError([f"{folder}: there is no sweep in it"])
-    events = Records(folder).lines(EVENTS)
-    begin = max((i for i, event in enumerate(events) if event["event"] == "sweep"), default=0)
-    plan = {event["job"]: event for event in events[begin:] if event["event"] == "planned"}
-    history: dict[str, list[dict]] = {name: [] for name in plan}
-    for event in events:
-        if event["event"] in ("started", "ended") and event["job"] in plan:
-            history[event["job"]].append(event)
-    is_watched = owner_is_alive(folder)
-    metric = settings["metric"]
-    jobs = [read_job(folder / name, planned, history[name], metric, is_watched) for name, planned in plan.items()]
-    return Sweep(folder, str(settings.get("name") or folder.resolve().name), metric, settings, jobs)
+    @property
+    def best_run(self) -> Run | None:
+        """The best run of the best point; None before there is any."""
+        choose = min if is_better_lower(self.metric) else max
+        return choose(self.ranked[0][1], key=lambda run: run.value) if self.ranked else None
 
+    def params(self, trial: FrozenTrial) -> dict[str, str]:
+        """The values of a trial by their short names, as they are shown."""
+        return {name: value_text(trial.params[key]) for key, name in self.parameters.items()}
 
-def read_job(folder: Path, planned: dict, history: list[dict], metric: str, is_watched: bool) -> Job:
-    """history: its started and ended events; is_watched: whether the process that runs the sweep is alive"""
-    run = read_status(folder) or {}
-    status, reason = "planned", ""
-    if history and history[-1]["event"] == "ended":
-        status, reason = history[-1]["status"], history[-1].get("reason") or ""
-    elif history:
-        # While a job starts again, its status.json is still that of the previous start.
-        status = "running" if is_watched else OF_RUN.get(run.get("status", ""), "killed")
-    return Job(
-        planned["job"],
-        folder,
-        planned["params"],
-        planned["seed"],
-        planned["overrides"],
-        status,
-        reason,
-        curve(folder, metric) if history else [],
-        run.get("step", 0) if history else 0,
-        seconds_of(history, run.get("time")),
-    )
-
-
-def seconds_of(history: list[dict], heartbeat: str | None) -> float | None:
-    """Sum over the starts of a job: up to its end, or for the last one, which may not have ended, to its heartbeat."""
-    total, started = None, None
-    for event in [*history, *([{"event": "ended", "time": heartbeat}] if heartbeat else [])]:
-        # Times of this machine may lack the time zone.
-        time = datetime.fromisoformat(event["time"]).astimezone()
-        if event["event"] == "started":
-            started = time
-        elif started is not None:
-            total, started = (total or 0.0) + max(0.0, (time - started).total_seconds()), None
-    return total
-
-
-def write_csv(sweep: Sweep) -> None:
-    """Replace results.csv: a row per job in the order of the plan, with the value so far if it has not finished."""
-    header = ["job", *sweep.parameters, "seed", "status", sweep.metric, "steps", "seconds", "reason"]
-    rows = [
-        [
-            *(job.name, *map(job.params.get, sweep.parameters), job.seed, job.status, job.value, job.steps),
-            *("" if job.seconds is None else round(job.seconds, 1), job.reason),
+    def table_of_runs(self) -> pd.DataFrame:
+        """A row for each run, with the value so far if it has not finished."""
+        rows = [
+            {"run": run.name, **self.params(trial), "seed": run.seed, "status": run.status, self.metric: run.value}
+            | {"step": run.step}
+            for trial, runs in self.points
+            for run in runs
         ]
-        for job in sweep.jobs
-    ]
-    Records(sweep.folder).replace(RESULTS, csv_text([header, *rows]))
+        return pd.DataFrame(rows).set_index("run") if rows else pd.DataFrame()
+
+    def ranking(self) -> pd.DataFrame:
+        """A row for each point that has finished, best first: the mean over its seeds with Student's 95 % interval."""
+        rows = []
+        for rank, (trial, runs) in enumerate(self.ranked, start=1):
+            row = {"rank": rank, **self.params(trial), self.metric: f"{trial.value:.4f}"}
+            if len(runs) > 1:
+                values = [run.value for run in runs]
+                low, high = stats.t.interval(0.95, len(values) - 1, trial.value, stats.sem(values))
+                row[INTERVAL] = f"[{low:.4f}, {high:.4f}]"
+            rows.append(row | {"seeds": len(runs)})
+        return pd.DataFrame(rows).set_index("rank") if rows else pd.DataFrame()
+
+    def without_result(self) -> pd.DataFrame:
+        """A row for each point that has not finished."""
+        rows = [
+            {"trial": t.number, **self.params(t), "status": STATES[t.state], "reason": t.user_attrs.get("reason", "")}
+            for t, _ in self.points
+            if t.state != TrialState.COMPLETE
+        ]
+        return pd.DataFrame(rows).set_index("trial") if rows else pd.DataFrame()
+
+    @property
+    def summary(self) -> str:
+        states = [STATES[trial.state] for trial, _ in self.points]
+        counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(STATES.values()) if state in states]
+        direction = "lower" if is_better_lower(self.metric) else "higher"
+        return (
+            f"{counted(len(states), 'point')}: {', '.join(counts) or 'none has begun'}. "
+            f"Metric: {self.metric} ({direction} is better)."
+        )
+
+    def text(self) -> str:
+        """What is printed at the end of a sweep."""
+        tables = [table.reset_index() for table in (self.ranking(), self.without_result()) if len(table)]
+        parts = [f"{self.name}: {self.summary}", *(table.to_string(index=False) for table in tables)]
+        if best := self.best_run:
+            train, export = best.commands
+            parts.append(f"best run: {best.name} ({best.value:.4f})\n  {train}\nexport it with\n  {export}")
+        return "\n\n".join(parts)
+
+    def write_csv(self) -> None:
+        """Replace results.csv."""
+        text = self.table_of_runs().to_csv()
+        write_atomically(self.folder / RESULTS, lambda file: file.write(text.encode()))

@@ -1,38 +1,225 @@
-"""A sweep from start to end."""
+"""A sweep from start to end: ask the study for points, run them as jobs, and tell it their results."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import shlex
+import statistics
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
+
+from optuna.trial import Trial, TrialState
 
 from tabicl_train.console import first_line, tell
 from tabicl_train.distributed.signals import Stop, watch_signals
-from tabicl_train.errors import ConfigError, is_installed
-from tabicl_train.run_dir.checkpoint import sweep as remove_temporary_files
 from tabicl_train.run_dir.lock import RunLock
 from tabicl_train.run_dir.outputs import make_folder
-from tabicl_train.sweep.controller import POLL, Controller
-from tabicl_train.sweep.executors.executor import Executor
-from tabicl_train.sweep.executors.local import Local
-from tabicl_train.sweep.journal import Journal, SweepFailed
-from tabicl_train.sweep.plan import Job, Plan
-from tabicl_train.sweep.progress import Progress
-from tabicl_train.sweep.ranking import rank, table, value_text
-from tabicl_train.sweep.results import read_sweep, write_csv
-from tabicl_train.sweep.search import Listed, Study
+from tabicl_train.run_dir.status import read_status
+from tabicl_train.sweep import jobs
+from tabicl_train.sweep.metric import curve, last
+from tabicl_train.sweep.page import write_page
+from tabicl_train.sweep.plan import Plan
+from tabicl_train.sweep.results import Sweep
+from tabicl_train.sweep.space import hydra_text
+from tabicl_train.sweep.study import RUNS, ask, has_more, open_study, retry_failed
 
-PAGE = "sweep.html"
+POLL = 0.5  # seconds between looks at the jobs
+DRAW = 60.0  # seconds between pages while the sweep runs
+RETRIES = 3  # jobs of a run in a row without a further checkpoint, after which it has failed
 
 
-def run(plan: Plan, jobs: list[Job]) -> str:
-    """Run the jobs of a sweep, or what is left of them, and print the table.
+@dataclass(eq=False)
+class Run:
+    """A run of a trial.
 
-    Returns finished; failed if no job has finished; or stopped if a signal or the time limit came before the end.
-    Raises ConfigError if another process runs the sweep, and SweepFailed if it cannot go on.
+    job, slot: while it runs
+    step: that of the newest checkpoint at the end of a job; stalls: jobs in a row without a further one
+    value: the metric once it has ended, nan if it has failed
+    reason: why it has failed
+    """
+
+    folder: Path
+    arguments: list[str]
+    job: jobs.Job | None = None
+    slot: str = ""
+    step: int = 0
+    stalls: int = 0
+    value: float | None = None
+    reason: str = ""
+
+
+class ActiveTrial:
+    """A trial whose runs have not all ended.
+
+    reported: number of validations that the pruner knows
+    pruned: why the pruner has stopped it
+    """
+
+    def __init__(self, trial: Trial, folder: Path) -> None:
+        self.trial, self.reported, self.pruned = trial, 0, ""
+        self.runs = [
+            Run(folder / name, [*arguments, f"run_dir={hydra_text(str((folder / name).absolute()))}"])
+            for name, _, arguments in trial.user_attrs[RUNS]
+        ]
+
+    @property
+    def running(self) -> list[tuple[Run, jobs.Job]]:
+        return [(run, run.job) for run in self.runs if run.job is not None]
+
+
+class Controller:
+    """Runs the trials of a sweep whose lock is held; `stop` says when it is to stop."""
+
+    def __init__(self, plan: Plan, stop: Stop) -> None:
+        assert plan.sweep.metric is not None
+        self.plan, self.stop, self.metric = plan, stop, plan.sweep.metric
+        self.study = open_study(plan)
+        self.free = jobs.slots(plan)  # places for further runs
+        self.at_once = len(self.free)
+        self.prunes = plan.sweep.pruner != "none"
+        self.active: list[ActiveTrial] = []
+        self.stopping = False
+        self.drawn = -math.inf
+
+    def run(self) -> bool:
+        """Run all trials; returns whether all of them have ended."""
+        if self.plan.sweep.retry_failed:
+            retry_failed(self.study)
+        for frozen in self.study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
+            self.active.append(ActiveTrial(ask(self.plan, self.study, frozen), self.plan.folder))
+            for run in self.active[-1].runs:
+                if job := jobs.find(run.folder, self.plan.sweep.submit.cluster):
+                    tell(f"adopt     {run.folder.name}, which an earlier call has started")
+                    self.begin(run, job)
+        while True:
+            if self.stop.asked and not self.stopping:
+                self.stopping = True
+                for active in self.active:
+                    self.stop_jobs(active)
+            for active in list(self.active):
+                self.look(active)
+            if not self.stopping:
+                self.start()
+            if not any(active.running for active in self.active):
+                return not self.active and not has_more(self.plan, self.study)
+            time.sleep(POLL)
+
+    def start(self) -> None:
+        """Start runs as long as there is room."""
+        while self.free and (run := self.next_run()):
+            if (read_status(run.folder) or {}).get("status") == "finished":  # in an earlier call
+                self.end(run)
+                continue
+            tell(f"{'resume' if run.folder.exists() else 'start':9} {run.folder.name}")
+            self.begin(run, jobs.start(self.plan, run.arguments, run.folder, self.free[0], self.at_once))
+
+    def begin(self, run: Run, job: jobs.Job) -> None:
+        run.job, run.slot = job, self.free.pop(0) if self.free else ""
+
+    def next_run(self) -> Run | None:
+        """A run that can start, of a new trial if there is none; with a pruner, a trial begins with its first seed."""
+        for active in self.active:
+            first, *others = active.runs
+            candidates = [first] if self.prunes and first.value is None else [first, *others]
+            for run in candidates if not active.pruned else []:
+                if run.job is None and run.value is None:
+                    return run
+        if not has_more(self.plan, self.study):
+            return None
+        self.active.append(ActiveTrial(ask(self.plan, self.study), self.plan.folder))
+        return self.active[-1].runs[0]
+
+    def look(self, active: ActiveTrial) -> None:
+        """Note which runs of a trial have ended, and tell the study about it once all have."""
+        for run, job in active.running:
+            if job.has_ended():
+                run.job = None
+                self.free.append(run.slot)
+                self.end(run, job.error(), was_asked=self.stopping or bool(active.pruned))
+        if self.prunes and not active.pruned and active.runs[0].job is not None:
+            self.prune(active)
+        if active.pruned and not active.running:
+            self.tell(active, TrialState.PRUNED, active.pruned)
+        elif all(run.value is not None for run in active.runs):
+            reason = "; ".join(f"{run.folder.name}: {run.reason}" for run in active.runs if run.reason)
+            self.tell(active, TrialState.FAIL if reason else TrialState.COMPLETE, reason)
+
+    def end(self, run: Run, error: str = "", was_asked: bool = False) -> None:
+        """Decide what has become of a run whose job has ended: it has finished, has failed, or goes on later."""
+        status = read_status(run.folder) or {}
+        step = status.get("saved", 0)
+        run.stalls, run.step = 0 if step > run.step else run.stalls + 1, max(step, run.step)
+        if status.get("status") == "finished":
+            value = last(run.folder, self.metric)
+            if value is None or not math.isfinite(value):
+                run.value, run.reason = math.nan, f"{self.metric} is {value}"
+            else:
+                run.value = value
+                tell(f"finished  {run.folder.name}: {self.metric} {value:.4f}")
+        elif not was_asked and (status.get("status") == "failed" or error or run.stalls >= RETRIES):
+            run.value = math.nan
+            run.reason = (
+                error or status.get("cause") or f"it was killed or stopped {RETRIES} times without a further checkpoint"
+            )
+        if run.reason:
+            tell(f"failed    {run.folder.name}: {run.reason}")
+
+    def prune(self, active: ActiveTrial) -> None:
+        """Stop a trial that does worse than others, judged by the validations of its first seed so far."""
+        for step, value in curve(active.runs[0].folder, self.metric)[active.reported :]:
+            active.reported += 1
+            active.trial.report(value, step)
+            if active.trial.should_prune():
+                active.pruned = f"{self.metric} {value:.4f} at step {step}"
+                tell(f"pruned    {active.runs[0].folder.name}: {active.pruned}")
+                self.stop_jobs(active)
+                return
+
+    def stop_jobs(self, active: ActiveTrial) -> None:
+        for _, job in active.running:
+            job.stop()
+
+    def tell(self, active: ActiveTrial, state: TrialState, reason: str) -> None:
+        """Tell the study how a trial has ended, and renew the results."""
+        self.active.remove(active)
+        if reason:
+            active.trial.set_user_attr("reason", reason)
+        values = [run.value for run in active.runs if run.value is not None]
+        self.study.tell(active.trial, statistics.fmean(values) if state == TrialState.COMPLETE else None, state)
+        self.write(page=time.monotonic() - self.drawn >= DRAW)
+
+    def write(self, page: bool = True) -> Sweep:
+        """Renew results.csv and the page; runs go on whatever is wrong with a picture."""
+        sweep = Sweep(self.plan.folder)
+        sweep.write_csv()
+        if page:
+            self.drawn = time.monotonic()
+            try:
+                write_page(sweep)
+            except Exception as error:
+                tell(f"warning   the page of the sweep cannot be written: {first_line(error)}")
+        return sweep
+
+
+def run_sweep(plan: Plan) -> str:
+    """Run a sweep, or what is left of it, and print its table.
+
+    Parameters
+    ----------
+    plan : Plan
+        What to run.
+
+    Returns
+    -------
+    str
+        "finished"; "failed" if no point has finished; or "stopped" by a signal or the time limit before the end.
+
+    Raises
+    ------
+    ConfigError
+        If another process runs the sweep, its folder holds another one, or a job cannot be submitted.
     """
     make_folder("run_dir", plan.folder)
     lock = RunLock(plan.folder)
@@ -41,82 +228,13 @@ def run(plan: Plan, jobs: list[Job]) -> str:
         with watch_signals() as stop:
             if plan.sweep.max_hours is not None:
                 stop.limit = 3600 * plan.sweep.max_hours
-            return run_locked(plan, jobs, lock, stop)
+            controller = Controller(plan, stop)
+            is_whole = controller.run()
+            sweep = controller.write()
     finally:
         lock.release()
-
-
-def run_locked(plan: Plan, jobs: list[Job], lock: RunLock, stop: Stop) -> str:
-    remove_temporary_files(plan.folder)
-    journal = Journal(plan.folder, lock.check)
-    with contextlib.closing(make_executor(plan, jobs)) as executor:  # reports the last mistakes in the settings
-        try:
-            journal.write_settings(plan.sweep)
-            listed = plan.points is not None and plan.sweep.pruner == "none"
-            search = Listed(plan.points or []) if listed else Study(plan)
-            controller = Controller(plan, jobs, executor, search, journal, stop)
-            try:
-                controller.plan_all()
-                follow(controller)
-            finally:
-                controller.end_all()
-        except OSError as error:
-            raise SweepFailed(f"{error}; the same command continues the sweep") from None
-    if controller.failure:
-        raise SweepFailed(f"{controller.failure}; the same command continues the sweep")
-    ended = [journal.status(job) for job in controller.jobs.values() if controller.is_done(job)]
-    if len(ended) < len(controller.jobs) or controller.search_goes_on():
-        tell(f"sweep     stopped with {len(ended)} of {len(controller.jobs)} jobs done; the same command continues it:")
-        tell("          " + shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
+    print(sweep.text())
+    if not is_whole:
+        tell(f"sweep     stopped; the same command continues it: {shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])}")
         return "stopped"
-    return "finished" if "finished" in ended else "failed"
-
-
-def make_executor(plan: Plan, jobs: list[Job]) -> Executor:
-    if plan.sweep.executor == "slurm":
-        from tabicl_train.sweep.executors.slurm import Slurm
-
-        return Slurm(plan.sweep, plan.folder)
-    if plan.sweep.executor == "ray":
-        from tabicl_train.sweep.executors.ray import Ray
-
-        return Ray(plan.sweep)
-    local = Local(plan.sweep.jobs)
-    if problems := {problem for job in jobs if (problem := local.problem(job))}:
-        raise ConfigError(sorted(problems))
-    return local
-
-
-def follow(controller: Controller) -> None:
-    """Run all jobs; after the end of each, and of all, renew results.csv and the page. Prints the table at the end."""
-    folder = controller.plan.folder
-    progress, ended, best = Progress(controller), 0, ""
-    try:
-        for _ in controller.steps():
-            if controller.ended > ended:
-                ended = controller.ended
-                best = renew(folder)
-            progress.show(best)
-            time.sleep(POLL)
-    finally:
-        progress.close()
-    renew(folder)  # also if no job has run: their metric, or which of them count, may have changed since the last call
-    print(table(read_sweep(folder)))
-
-
-def renew(folder: Path) -> str:
-    """Write results.csv and the page; returns the best point in words. What fails here does not end the sweep."""
-    sweep = read_sweep(folder)
-    try:
-        write_csv(sweep)
-        if is_installed("matplotlib") and is_installed("jinja2"):
-            from tabicl_train.sweep.page import write_page
-
-            write_page(sweep, folder / PAGE)
-    except Exception as error:  # whatever is wrong with a picture, jobs are running
-        tell(f"warning   {folder / PAGE} cannot be written: {first_line(error)}")
-    point = next(iter(rank(sweep)), None)
-    if point is None or not math.isfinite(point.mean):
-        return ""
-    where = ", ".join(f"{key.rpartition('.')[2]}={value_text(value)}" for key, value in point.params.items())
-    return f"{point.mean:.4f} ({where})" if where else f"{point.mean:.4f}"
+    return "finished" if sweep.ranked else "failed"

@@ -1,136 +1,117 @@
-"""What a sweep varies: its axes, and the points on them."""
+"""What a sweep varies: its axes, as distributions of Optuna, and the settings of tabicl-train behind their values."""
 
 from __future__ import annotations
 
+import collections
 import itertools
 import json
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+import optuna
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
-
-from tabicl_train.sweep.ranking import hydra_text
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 Point = dict[str, Any]  # a value for each axis, by its key
 
-RANGE_KEYS = {"low", "high", "log", "integer"}
-
 
 @dataclass
-class Choices:
-    """An axis of separate values.
+class Axis:
+    """What varies.
 
-    values: by their texts
-    overrides: the settings that each of them stands for, by the same texts
-    has_labels: whether the values are labels of settings that change together
+    settings: of each choice, in their order; empty for a range
+    prefix: "+" or "++" of a range that adds its setting
+    has_labels: whether the choices are labels of settings that change together
     """
 
     key: str
-    values: dict[str, Any]
-    overrides: dict[str, list[str]]
+    distribution: BaseDistribution
+    settings: list[list[str]]
+    prefix: str = ""
     has_labels: bool = False
 
-    def settings(self, value: Any) -> list[str]:
-        same = (text for text, known in self.values.items() if known == value and type(known) is type(value))
-        return self.overrides[next(same)]
-
-    def draw(self, rng: np.random.Generator) -> Any:
-        return list(self.values.values())[rng.integers(len(self.values))]
-
     @property
-    def examples(self) -> list[Any]:
-        return list(self.values.values())
+    def choices(self) -> list[Any]:
+        """All choices; of a range, its ends."""
+        if isinstance(self.distribution, CategoricalDistribution):
+            return list(self.distribution.choices)
+        return [self.distribution.low, self.distribution.high]
 
-    def problems(self) -> list[str]:
-        return [] if self.values else [f"{self.key} has no values"]
+    def overrides(self, value: Any) -> list[str]:
+        return self.settings[self.choices.index(value)] if self.settings else [f"{self.prefix}{self.key}={value!r}"]
 
-
-@dataclass
-class Range:
-    """An axis of numbers between two bounds, both of them included.
-
-    prefix: "+" or "++" where the setting is added
-    """
-
-    key: str
-    low: float
-    high: float
-    log: bool = False
-    integer: bool = False
-    prefix: str = ""
-
-    def settings(self, value: Any) -> list[str]:
-        return [f"{self.prefix}{self.key}={value!r}"]
-
-    def draw(self, rng: np.random.Generator) -> float | int:
-        extra = 0.5 if self.integer else 0.0  # each integer takes an interval of length 1, the bounds as well
-        low, high = self.low - extra, self.high + extra
-        value = math.exp(rng.uniform(math.log(low), math.log(high))) if self.log else rng.uniform(low, high)
-        value = min(max(value, self.low), self.high)
-        return round(value) if self.integer else float(value)
-
-    @property
-    def examples(self) -> list[Any]:
-        return [self.low, self.high]
-
-    def problems(self) -> list[str]:
-        if not all(isinstance(bound, int | float) and math.isfinite(bound) for bound in (self.low, self.high)):
-            return [f"{self.key} needs low and high, two numbers"]
-        if not self.low < self.high:
-            return [f"{self.key} has low {self.low} and high {self.high}; low must be smaller"]
-        if self.log and not self.low > 0:
-            return [f"{self.key} has low {self.low}; with log it must be positive"]
-        if self.integer and not all(float(bound).is_integer() for bound in (self.low, self.high)):
-            return [f"{self.key} has low {self.low} and high {self.high}; with integer both must be whole numbers"]
-        return []
+    def suggest(self, trial: optuna.Trial) -> Any:
+        """The value of a trial, which keeps it."""
+        d = self.distribution
+        if isinstance(d, IntDistribution):
+            return trial.suggest_int(self.key, d.low, d.high, step=d.step, log=d.log)
+        if isinstance(d, FloatDistribution):
+            return trial.suggest_float(self.key, d.low, d.high, step=d.step, log=d.log)
+        return trial.suggest_categorical(self.key, self.choices)
 
 
-Axis = Choices | Range
+def choices(key: str, values: dict[str, Any], element: str = "") -> Axis:
+    """An axis of values by their texts. Lists, and values that are equal such as 1 and true, go by their texts."""
+    plain = all(isinstance(value, str | int | float | None) for value in values.values())
+    named = list(values.values()) if plain and len(set(values.values())) == len(values) else list(values)
+    return Axis(key, CategoricalDistribution(named), [[f"{element or key}={text}"] for text in values])
 
 
-def axis_of_space(key: str, entry: Any) -> Axis | str:
-    """An entry of a sweep's space as an axis, or what is wrong with it."""
-    if isinstance(entry, list):
-        texts = [override_text(value) for value in entry]
-        return Choices(key, dict(zip(texts, entry, strict=True)), {text: [f"{key}={text}"] for text in texts})
-    if isinstance(entry, dict) and entry.keys() <= RANGE_KEYS and {"low", "high"} <= entry.keys():
-        low, high = (
-            int(v) if entry.get("integer") and isinstance(v, float) and v.is_integer() else v
-            for v in (entry["low"], entry["high"])
-        )
-        return Range(key, low, high, bool(entry.get("log")), bool(entry.get("integer")))
-    if isinstance(entry, dict) and entry and all(is_texts(settings) for settings in entry.values()):
-        labels = {str(label): str(label) for label in entry}
-        return Choices(key, labels, {str(label): list(settings) for label, settings in entry.items()}, True)
-    return (
-        f"{key} is {entry!r}; it must be a list of values, {{low: , high: }} with log: or integer: if wanted, or "
-        "{LABEL: [SETTING=VALUE, ...], ...}"
-    )
+def interval(key: str, low: Any, high: Any, prefix: str = "", **options: Any) -> Axis:
+    """A range, of whole numbers if both ends are; raises ValueError, or TypeError, if it is none."""
+    if type(low) not in (int, float) or type(high) not in (int, float) or not low < high:
+        raise ValueError("low and high must be two numbers, low the smaller one")
+    kind = IntDistribution if isinstance(low, int) and isinstance(high, int) else FloatDistribution
+    return Axis(key, kind(low, high, **options), [], prefix)
 
 
-def is_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(text, str) and "=" in text for text in value)
+def axis_of_space(key: str, entry: Any) -> Axis:
+    """An entry of a sweep's space as an axis; raises ValueError that says what is wrong with it."""
+    if isinstance(entry, list) and entry:
+        return choices(key, {override_text(value): value for value in entry})
+    if isinstance(entry, dict) and {"low", "high"} <= entry.keys():
+        try:
+            return interval(key, **entry)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{key} is no range: {error}") from None
+    if isinstance(entry, dict) and entry and all(map(is_texts, entry.values())):
+        labels = CategoricalDistribution([str(label) for label in entry])
+        return Axis(key, labels, [list(settings) for settings in entry.values()], has_labels=True)
+    forms = "[VALUE, ...], {low: , high: , log: , step: } or {LABEL: [SETTING=VALUE, ...], ...}"
+    raise ValueError(f"{key} is {entry!r}; it needs the form {forms}")
+
+
+def is_texts(entry: Any) -> bool:
+    return isinstance(entry, list) and all(isinstance(text, str) for text in entry)
 
 
 def axis_of_override(override: Override) -> Axis | None:
-    """The axis that a setting with several values on the command line stands for; None if it has one value."""
+    """The several values that an override of the command line stands for; None if it has one value."""
     if not override.is_sweep_override():
         return None
     element = override.get_key_element()
     key, prefix = element.lstrip("+"), element[: len(element) - len(element.lstrip("+"))]
-    interval = override.value()
-    if isinstance(interval, IntervalSweep):
-        integer = isinstance(interval.start, int) and isinstance(interval.end, int)
-        return Range(key, interval.start, interval.end, "log" in interval.tags, integer, prefix)
+    value = override.value()
+    if isinstance(value, IntervalSweep):
+        return interval(key, value.start, value.end, prefix, log="log" in value.tags)
     parser = OverridesParser.create()
     texts = list(dict.fromkeys(override.sweep_string_iterator()))
-    values = {text: parser.parse_override(f"x={text}").value() for text in texts}
-    return Choices(key, values, {text: [f"{element}={text}"] for text in texts})
+    return choices(key, {text: parser.parse_override(f"x={text}").value() for text in texts}, element)
+
+
+def grid(axes: list[Axis]) -> Iterator[Point]:
+    """All combinations of the choices."""
+    keys = [axis.key for axis in axes]
+    return (dict(zip(keys, values, strict=True)) for values in itertools.product(*(axis.choices for axis in axes)))
+
+
+def examples(axes: list[Axis]) -> list[Point]:
+    """Points that have every choice of each axis, and both ends of each range, at least once."""
+    first = {axis.key: axis.choices[0] for axis in axes}
+    return [first] + [first | {axis.key: value} for axis in axes for value in axis.choices[1:]]
 
 
 def override_text(value: Any) -> str:
@@ -144,33 +125,28 @@ def override_text(value: Any) -> str:
     return json.dumps(value)
 
 
-def grid(axes: list[Axis]) -> Iterator[Point]:
-    """All combinations; the last axis varies fastest."""
-    keys = [axis.key for axis in axes]
-    return (dict(zip(keys, values, strict=True)) for values in itertools.product(*(axis.examples for axis in axes)))
+def hydra_text(text: str) -> str:
+    """A text as Hydra's grammar reads it back, in quotes where needed: 'lr=0.1,width=2' would be several values."""
+    if re.fullmatch(r"[A-Za-z0-9_./-]+", text):
+        return text
+    escaped = re.sub(r'(\\*)"', r'\1\1\\"', text)  # backslashes count as such, except before quotes and at the end
+    return '"' + re.sub(r"(\\+)$", r"\1\1", escaped) + '"'
 
 
-def random_point(axes: list[Axis], index: int) -> Point:
-    """A point that depends on its number alone; the value on an axis does not depend on the other axes."""
-    return {axis.key: axis.draw(np.random.default_rng([index, *axis.key.encode()])) for axis in axes}
+def value_text(value: Any) -> str:
+    """A value as it is shown: 0.001 rather than 0.0010000000000000002."""
+    return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
 
 
-def example_points(axes: list[Axis]) -> list[Point]:
-    """Points that have every value of each axis, and both ends of each range, at least once."""
-    first = {axis.key: axis.examples[0] for axis in axes}
-    return [first] + [first | {axis.key: value} for axis in axes for value in axis.examples[1:]]
+def label(point: Point) -> str:
+    """A point in words that can be part of a file name, whatever the order of its axes."""
+    names = short_names(list(point))
+    text = "_".join(sorted(f"{names[key]}-{value_text(value).strip('[]{}')}" for key, value in point.items()))
+    return re.sub(r"[^A-Za-z0-9.+_-]+", "-", text)[:150]
 
 
-def settings_of(axes: list[Axis], point: Point) -> list[str]:
-    """The settings of tabicl-train at a point."""
-    return [text for axis in axes for text in axis.settings(point[axis.key])]
-
-
-def label(axes: list[Axis], point: Point, names: dict[str, str]) -> str:
-    """A point in words that can be part of a file name, whatever the order of the axes."""
-    parts = []
-    for axis in axes:
-        value = point[axis.key]
-        text = f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else override_text(value)
-        parts.append(f"{names[axis.key]}-{text.strip('[]{}')}")
-    return re.sub(r"[^A-Za-z0-9.+_-]+", "-", "_".join(sorted(parts)))[:150]
+def short_names(keys: list[str]) -> dict[str, str]:
+    """For each dotted key, the shortest end that no other has: lr for curriculum.stages.a.lr."""
+    ends = {key: [key.split(".", i)[-1] for i in reversed(range(key.count(".") + 1))] for key in keys}
+    counts = collections.Counter(end for several in ends.values() for end in several)
+    return {key: next((end for end in ends[key] if counts[end] == 1), key) for key in keys}

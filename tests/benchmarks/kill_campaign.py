@@ -1,11 +1,11 @@
-"""Kill two-process runs with SIGKILL, again and again, and compare what the same command makes of them in the end.
+"""Kill runs of two ranks with SIGKILL, again and again, and compare what the same command makes of them in the end.
 
     python tests/benchmarks/kill_campaign.py FOLDER [kills=100] [points=32] [seed=0]
 
 One run is undisturbed. Others kill themselves, by their first rank, at each of POINTS: before and after every rename,
 link and removal of a file, and in the middle of a line. Then others are killed at random moments of their whole life:
-all of their processes, one rank, or the process that started the ranks. After each kill the same command continues the
-run. When a run has finished, its losses, gradient norms, weights, optimiser state, averages, validation and stage files
+all of their processes, one of them, or the one that started the ranks. After each kill the same command continues the
+run. When a run has finished, its losses, gradient norms, weights, optimizer state, averages, validation and stage files
 must equal those of the undisturbed one to the bit, with nothing left over in its folder; a process that does not end by
 itself, or a start that is refused, is a failure.
 """
@@ -23,7 +23,8 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/support"))
 
 TABLES = ("rows=[30,50]", "features=[2,4]", "tables=4", "group_size=2", "warmup=0")
 SETTINGS = [
@@ -38,8 +39,6 @@ for stage, steps in STEPS.items():
 
 # Function of os, pattern of the file that it makes, removes or writes, how often it is passed before the kill.
 PLACES = [
-    ("replace", "lock", 0),
-    ("unlink", "lock", 0),
     ("replace", "config.yaml", 0),
     ("replace", "status.json", 0),
     ("replace", "status.json", 1),
@@ -101,14 +100,14 @@ def arm(point: str) -> None:
 
 
 def start(folder: Path, name: str, point: str = "") -> subprocess.Popen:
-    """The training command, in a session of its own."""
-    command = [sys.executable, __file__, "train", *SETTINGS, f"run_dir={folder / name}"]
+    """The training command, in a session of its own. Its ranks import folder/sitecustomize.py, as every Python does."""
+    command = [sys.executable, "-m", "tabicl_train", *SETTINGS, f"run_dir={folder / name}"]
+    paths = [str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = os.environ | {"KILL_AT": point, "PYTHONPATH": os.pathsep.join(paths)}
     with open(folder / f"{name}.log", "a") as log:
         log.write(f"--- start, {point or 'no point'}\n")
         log.flush()
-        return subprocess.Popen(
-            command, stdout=log, stderr=log, start_new_session=True, env=os.environ | {"KILL_AT": point}
-        )
+        return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=env)
 
 
 def members(process: subprocess.Popen) -> list[int]:
@@ -176,7 +175,7 @@ def compare(run_dir: Path, whole: Path) -> None:
     names = [sorted(f.name for f in (folder / "checkpoints").iterdir()) for folder in (run_dir, whole)]
     assert names[0] == names[1], names
     left = {f.name for f in run_dir.iterdir()} - {f.name for f in whole.iterdir()}
-    assert all(name.startswith("rank-") for name in left), left
+    assert all(fnmatch.fnmatch(name, "rank-*.log") for name in left), left
     assert read_status(run_dir)["status"] == "finished"
 
 
@@ -239,6 +238,11 @@ def kills_at_points(folder: Path, chosen: list[str]) -> None:
 
 def main(folder: Path, kills: int = 100, points: int = len(POINTS), seed: int = 0) -> None:
     folder.mkdir(parents=True)
+    (folder / "sitecustomize.py").write_text(
+        f"import os, sys\nif os.environ.get('RANK') == '0' and os.environ.get('KILL_AT'):\n"
+        f"    sys.path.append({str(Path(__file__).parent)!r})\n    import kill_campaign\n"
+        "    kill_campaign.arm(os.environ['KILL_AT'])\n"
+    )
     started = time.monotonic()
     assert start(folder, "whole").wait(600) == 0, f"see {folder}/whole.log"
     life = time.monotonic() - started
@@ -249,13 +253,5 @@ def main(folder: Path, kills: int = 100, points: int = len(POINTS), seed: int = 
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "train":
-        if os.environ.get("KILL_AT") and os.environ.get("RANK", "0") == "0":
-            arm(os.environ["KILL_AT"])
-        from tabicl_train.commands import train
-
-        sys.argv.pop(1)
-        train()
-    else:
-        options = dict(text.split("=") for text in sys.argv[2:])
-        main(Path(sys.argv[1]).resolve(), **{key: int(value) for key, value in options.items()})
+    options = dict(text.split("=") for text in sys.argv[2:])
+    main(Path(sys.argv[1]).resolve(), **{key: int(value) for key, value in options.items()})

@@ -6,6 +6,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from short_runs import beside
 
 import priors
 from priors.prior import Prior
@@ -73,6 +74,5 @@ def configured(run_dir, *overrides: str, best: str = "own", **prior):
 
 
 def run(run_dir, *overrides: str, best: str = "own", callbacks: tuple = (), **prior) -> str:
-    chosen = training.run_callbacks
-    with installed(), mock.patch.object(training, "run_callbacks", lambda *a: [*callbacks, *chosen(*a)]):
+    with installed(), beside(*callbacks):
         return training.train(configured(run_dir, *overrides, best=best, **prior))

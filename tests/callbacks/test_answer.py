@@ -6,7 +6,6 @@ import signal
 from pathlib import Path
 from unittest import mock
 
-import lightning as L
 import numpy as np
 import own_rows
 import pytest
@@ -18,7 +17,7 @@ from scipy import stats
 from priors.table import TableSpec
 from tabicl_train import train as training
 from tabicl_train.callbacks.held_out.draws import answer_streams, unit_losses
-from tabicl_train.callbacks.preemption import Preemption
+from tabicl_train.distributed.signals import watch_signals
 from tabicl_train.model.pack import Pack
 from tabicl_train.prediction.export import load_checkpoint, load_network
 from tabicl_train.run_dir.records import Records
@@ -33,15 +32,16 @@ class Killed(BaseException):
     pass
 
 
-class At(L.Callback):
+class At:
     """Does something with the run's Stop after a step."""
 
     def __init__(self, step: int, action) -> None:
         self.step, self.action = step, action
 
-    def on_train_batch_end(self, trainer, module, *_) -> None:
-        if trainer.global_step == self.step:
-            self.action(next(c for c in trainer.callbacks if isinstance(c, Preemption)).stop)
+    def on_train_batch_end(self, step, **_) -> None:
+        if step == self.step:
+            with watch_signals() as stop:  # that of the run
+                self.action(stop)
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_a_time_limit_gives_an_answer_and_a_signal_leaves_it_to_the_next_start(f
     assert "answer    none yet, since the run has ended before its first validation" in capfd.readouterr().err
     assert run(tmp_path / "run", *settings, callbacks=(limit,)) == "preempted"
     assert answer_of(tmp_path / "run")["step"] == 7
-    asked = At(12, lambda stop: stop.notice(signal.SIGTERM, 0.0))
+    asked = At(12, lambda stop: stop.handle(signal.SIGTERM))
     assert run(tmp_path / "run", *settings, "validation.every=5", callbacks=(asked,)) == "preempted"
     assert answer_of(tmp_path / "run")["step"] == 7 and read_status(tmp_path / "run")["status"] == "preempted"
     assert run(tmp_path / "run", *settings) == "finished"

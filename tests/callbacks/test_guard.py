@@ -4,18 +4,20 @@ import math
 import shlex
 from pathlib import Path
 
-import lightning as L
 import pytest
 import torch
 from runs import assert_same_end, last, metrics
 from short_runs import REWIND, SETTINGS, STAGES, Poison, Ruin, run
 
 from tabicl_train import module
+from tabicl_train import train as training
 from tabicl_train.callbacks import guard
 from tabicl_train.callbacks.averages import Averages
+from tabicl_train.callbacks.checkpoints import CheckpointFiles
 from tabicl_train.callbacks.guard import Diverged
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import RunConfig
+from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.prediction.export import export
 from tabicl_train.prediction.public_format import load_public
@@ -23,20 +25,29 @@ from tabicl_train.run_dir.checkpoint import read
 from tabicl_train.run_dir.records import Records
 
 
-class Look(L.Callback):
-    """Weights, optimiser state, loss scale and average of the weights before a step."""
+class Look:
+    """Weights, optimizer state, loss scale and average of the weights before a step."""
 
     def __init__(self, before: int) -> None:
         self.before = before
+        self.averages: Averages | None = None
 
-    def on_train_batch_start(self, trainer, module, item, _) -> None:
+    def keep(self, config) -> Averages:
+        """In place of the class: the averages of a run."""
+        self.averages = Averages(config)
+        return self.averages
+
+    def on_train_start(self, optimizer, **_) -> None:
+        self.of_run = optimizer
+
+    def on_train_batch_start(self, item, module, **_) -> None:
         if item.step == self.before:
             self.weights = {k: v.clone() for k, v in module.state_dict().items()}
-            states = trainer.optimizers[0].state_dict()["state"]
+            states = self.of_run.state_dict()["state"]
             self.optimizer = {i: {k: v.clone() for k, v in state.items()} for i, state in states.items()}
             self.loss_scale = module.loss_scale.scale.clone()
-            (averages,) = (c for c in trainer.callbacks if isinstance(c, Averages))
-            self.ema = {k: v.clone() for k, v in averages.ema.items()}
+            if self.averages is not None:
+                self.ema = {k: v.clone() for k, v in self.averages.ema.items()}
 
 
 def incidents(run_dir: Path) -> list[dict]:
@@ -195,7 +206,7 @@ def test_a_rewind_goes_back_to_the_newest_good_checkpoint(states, abandoned, cho
     config = compose([*SETTINGS, f"run_dir={tmp_path}", *limits])
     model = module.Pretraining(config).model
     pretend_to_have_saved(config, states, model)
-    watch = guard.Guard(config, Records(tmp_path), None)
+    watch = guard.Guard(config, Records(tmp_path), CheckpointFiles(config.checkpoint), Ranks(), None, None)
     watch.abandoned = [] if limits else abandoned
     good = watch.choose(1000, model)
     assert (good and good["global_step"]) == chosen
@@ -208,9 +219,10 @@ def short_memory(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_is_rewound_to_the_last_good_checkpoint(tmp_path, short_memory, capsys):
+def test_a_run_is_rewound_to_the_last_good_checkpoint(tmp_path, short_memory, monkeypatch, capsys):
     settings = (*REWIND, "trainer.precision=fp16")
     after = Look(10)
+    monkeypatch.setattr(training, "Averages", after.keep)
     run(tmp_path / "run", *settings, callbacks=(Ruin(9), after))
     stderr = capsys.readouterr().err
     assert "guard     back to the weights of step 8; steps up to 10 are skipped" in stderr
@@ -241,14 +253,14 @@ def test_a_run_is_rewound_to_the_last_good_checkpoint(tmp_path, short_memory, ca
     ("ruined", "settings", "good", "counts"),
     [
         (5, (), 4, {4}),  # exactly at the boundary: the next step is the one that forgets
-        (7, (), 6, set()),  # the checkpoint at the boundary has the optimiser of the stage that ends there
+        (7, (), 6, set()),  # the checkpoint at the boundary has the optimizer of the stage that ends there
         (9, (), 8, {2}),
         (7, ("curriculum.stages.stage2.fresh_optimizer=false",), 6, {6}),
         # Two boundaries at once, and only the first of the two stages forgets.
         (8, ("curriculum.stages.stage2.steps=1", "curriculum.stages.stage3.fresh_optimizer=false"), 6, set()),
     ],
 )  # fmt: skip
-def test_a_rewind_across_the_boundary_of_stages_has_the_optimiser_of_its_stage(
+def test_a_rewind_across_the_boundary_of_stages_has_the_optimizer_of_its_stage(
     ruined, settings, good, counts, tmp_path, short_memory, monkeypatch
 ):
     monkeypatch.setattr(guard, "HORIZON", ruined + 1 - good)

@@ -7,6 +7,7 @@ import pytest
 from tabicl_train.callbacks import metrics
 from tabicl_train.callbacks.metrics import SECONDS, Feeding, Metrics
 from tabicl_train.config.compose import compose
+from tabicl_train.distributed.ranks import Ranks
 
 
 @pytest.fixture
@@ -43,9 +44,8 @@ def test_many_graphs_are_told_once(compiled, said, monkeypatch):
     config = compose(["experiment=smoke", f"trainer.compile={str(compiled).lower()}"])
     graphs = iter([100, 124, 125, 130])
     monkeypatch.setattr(metrics, "count_graphs", lambda: next(graphs))
-    watching = Metrics(config, None, lambda values, step: None)
-    trainer = SimpleNamespace(train_dataloader=SimpleNamespace(waited=0.0), is_global_zero=False)
-    watching.on_train_start(trainer, None)  # 100 graphs of other runs of this process
+    watching = Metrics(config, None, SimpleNamespace(waited=0.0), Ranks(), lambda values, step: None)
+    watching.on_train_start(step=0)  # 100 graphs of other runs of this process
     for _ in range(3):
         watching.watch_graphs()
     assert [line[:19] for line in said] == (["warning   25 graphs"] if compiled else [])

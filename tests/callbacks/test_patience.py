@@ -15,16 +15,21 @@ from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import read_status
 
 LOSSES = [1.0, 0.8, 0.9, 0.8, 0.85, 0.7, 0.6, 0.5]  # of steps 1 to 8: 3 without a better one end with step 5
+VALIDATE = Validation.validate
 PATIENT = ["validation.every=1", "validation.patience=3"]
 
 
 def go(folder: Path, *overrides: str) -> None:
     """A run whose validations find LOSSES."""
 
-    def drawn(self, network, module, part):
-        return ("synthetic", 40, LOSSES[module.global_step - 1], 0.5, None, 1.6), []
+    def validate(self, step, *arguments):
+        def drawn(self, network, module, part):
+            return ("synthetic", 40, LOSSES[step - 1], 0.5, None, 1.6), []
 
-    with mock.patch.object(Validation, "score_drawn", drawn):
+        with mock.patch.object(Validation, "score_drawn", drawn):
+            VALIDATE(self, step, *arguments)
+
+    with mock.patch.object(Validation, "validate", validate):
         assert run(folder, *overrides, best="synthetic", name="dummy") == "finished"
 
 

@@ -30,9 +30,9 @@ def test_a_profiled_step_that_runs_out_of_memory_leaves_a_snapshot(error, tmp_pa
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **_: None)
     callback = Profile(ProfileConfig(step=0), tmp_path)
     module = SimpleNamespace(device=SimpleNamespace(type="cuda"))
-    callback.on_exception(None, module, error)
+    callback.on_exception(error=error, module=module)
     assert not written, "nothing was profiled"
     callback.profiler = object()
-    callback.on_exception(None, module, error)
+    callback.on_exception(error=error, module=module)
     expected = [str(tmp_path / "profile" / "out-of-memory.pickle")]
     assert written == (expected if isinstance(error, torch.OutOfMemoryError) else [])

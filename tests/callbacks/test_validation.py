@@ -1,38 +1,38 @@
 """Validation during training: what it computes, keeps and prints, and that training does not notice it."""
 
+import contextlib
 import json
 import math
-import os
 import shutil
 import signal
-import time
 from pathlib import Path
 from unittest import mock
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
 from runs import assert_same_end, assert_same_state, read
+from short_runs import beside
 from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.model_selection import train_test_split
 
 from priors.dummy import Dummy
 from tabicl_train import TabICLClassifier
 from tabicl_train import train as training
+from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.held_out.draws import held_out_streams
 from tabicl_train.callbacks.held_out.selection import read_scores
 from tabicl_train.callbacks.validation import COLUMNS, Validation
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import SYNTHETIC
+from tabicl_train.distributed.ranks import Ranks
+from tabicl_train.distributed.signals import Stop
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.quantiles import guess_loss
 from tabicl_train.module import query_losses
 from tabicl_train.prediction.export import export, load_checkpoint, load_model
 from tabicl_train.prediction.public_format import load_public
-from tabicl_train.processes.join import one_process
-from tabicl_train.processes.signals import Stop
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import read_status
 
@@ -46,6 +46,7 @@ VALIDATED = [
     "validation.every=2", "validation.rows=[40,60]", "validation.tables=6", "validation.features=[2,4]",
     "validation.real_rows=60",
 ]  # fmt: skip
+VALIDATE = Validation.validate
 REAL = ["iris", "wine", "breast_cancer", "digits"]
 
 
@@ -53,19 +54,18 @@ class Killed(BaseException):
     pass
 
 
-class States(L.Callback):
+class States:
     """The random states at the start of every step."""
 
     def __init__(self) -> None:
         self.seen = []
 
-    def on_train_batch_start(self, trainer, module, *_) -> None:
+    def on_train_batch_start(self, module, **_) -> None:
         self.seen.append((torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), module.model.training))
 
 
 def run(run_dir: Path, *overrides: str, callbacks: tuple = ()) -> str:
-    chosen = training.run_callbacks
-    with mock.patch.object(training, "run_callbacks", lambda *a: [*callbacks, *chosen(*a)]):
+    with beside(*callbacks):
         return training.train(compose([*SETTINGS, f"run_dir={run_dir}", *overrides]))
 
 
@@ -116,7 +116,9 @@ def test_rows_are_loss_and_accuracy_of_the_network_at_that_step(folder):
 def test_the_probe_is_the_classifier_with_one_estimator_on_a_held_out_part(folder):
     row = read(folder / "validated/validation.csv")[-3]  # wine, of which a stratified 60 rows are used
     assert row["data"] == "wine"
-    validation = Validation(compose([*SETTINGS, *VALIDATED]), Records(folder / "validated"), one_process(), Stop())
+    config = compose([*SETTINGS, *VALIDATED])
+    records, averages = Records(folder / "validated"), Averages(config.averages)
+    validation = Validation(config, records, Ranks(), averages, Stop(), lambda values, step: None)
     (task,) = [task for task in validation.tasks if task.name == "wine"]
     train, query = train_test_split(np.arange(60), test_size=0.3, stratify=task.y, random_state=0)
     classifier = TabICLClassifier(folder / "validated", n_estimators=1).fit(task.X.iloc[train], task.y[train])
@@ -152,16 +154,20 @@ def test_a_run_in_two_parts_writes_the_same_rows(killed, folder, tmp_path):
     assert_same_end(torn, whole)
 
 
-def scripted(losses: list[float], roc_aucs: list[float]) -> list:
-    """Patches that make the validations of steps 1, 2, ... find these scores."""
+def scripted(losses: list[float], roc_aucs: list[float]) -> contextlib.AbstractContextManager:
+    """A patch that makes the validations of steps 1, 2, ... find these scores."""
 
-    def drawn(self, network, module, part):
-        return (SYNTHETIC, 40, losses[module.global_step - 1], 0.5, None, 1.6), []
+    def validate(self, step, *arguments):
+        def drawn(self, network, module, part):
+            return (SYNTHETIC, 40, losses[step - 1], 0.5, None, 1.6), []
 
-    def real(self, network, module, task):
-        return (task.name, 60, 1.0, 0.5, roc_aucs[module.global_step - 1], None), []
+        def real(self, network, module, task):
+            return (task.name, 60, 1.0, 0.5, roc_aucs[step - 1], None), []
 
-    return mock.patch.multiple(Validation, score_drawn=drawn, score_real=real)
+        with mock.patch.multiple(Validation, score_drawn=drawn, score_real=real):
+            VALIDATE(self, step, *arguments)
+
+    return mock.patch.object(Validation, "validate", validate)
 
 
 LOSSES = [1.5, 1.4, 1.3, 1.1, 1.2, 1.1, math.nan, 1.3]
@@ -212,19 +218,34 @@ def test_a_kill_at_either_write_of_a_validation_loses_no_best_weights(write, tmp
     assert list(read_scores(Records(tmp_path / "run").rows("validation.csv"))) == [4, 8]
 
 
-def test_best_weights_stay_unless_a_new_run_begins_in_their_folder(tmp_path):
-    settings = [*VALIDATED, "validation.every=2", "trainer.max_steps=4"]
+def best_of(run_dir: Path) -> tuple[int, float]:
+    """Step and score of the best weights."""
+    content = torch.load(run_dir / "checkpoints/best.ckpt", weights_only=True)
+    return content["global_step"], content["scores"]["real"]
+
+
+def test_best_weights_stay_when_their_step_is_done_again(tmp_path):
+    settings = [*VALIDATED, "trainer.max_steps=4"]
     for roc_auc in (0.9, 0.5):  # of step 4; that of step 2 is 0.8
         with scripted(LOSSES, [0.0, 0.8, 0.0, roc_auc]):
             run(tmp_path / "run", *settings)
         (tmp_path / "run/checkpoints/step-00000004.ckpt").unlink()
-    content = torch.load(tmp_path / "run/checkpoints/best.ckpt", weights_only=True)
-    assert (content["global_step"], content["scores"]["real"]) == (4, 0.9)
-    (tmp_path / "run/checkpoints/step-00000002.ckpt").unlink()
+    assert best_of(tmp_path / "run") == (4, 0.9)
+
+
+def test_best_weights_of_a_run_that_begins_again_at_step_0_are_forgotten(tmp_path):
+    class Kill:
+        def on_train_batch_start(self, step, **_) -> None:
+            if step == 3:
+                raise Killed
+
+    settings = [*VALIDATED, "checkpoint.every=4", "trainer.max_steps=4"]
+    with scripted(LOSSES, [0.0, 0.9, 0.0, 0.9]), pytest.raises(Killed):
+        run(tmp_path / "run", *settings, callbacks=(Kill(),))
+    assert best_of(tmp_path / "run") == (2, 0.9)
     with scripted(LOSSES, [0.0, 0.1, 0.0, 0.2]):
         run(tmp_path / "run", *settings)
-    content = torch.load(tmp_path / "run/checkpoints/best.ckpt", weights_only=True)
-    assert (content["global_step"], content["scores"]["real"]) == (4, 0.2)
+    assert best_of(tmp_path / "run") == (4, 0.2)
 
 
 def test_a_finished_run_gets_the_last_validation_that_it_lacks(folder, tmp_path):
@@ -253,10 +274,7 @@ class StopsIn:
         self.score = Validation.score_drawn
 
     def __call__(self, validation, network, module, part):
-        os.kill(os.getpid(), signal.SIGTERM)
-        deadline = time.monotonic() + 30
-        while not validation.stop.asked and time.monotonic() < deadline:
-            time.sleep(0.01)  # another thread reads the signal
+        signal.raise_signal(signal.SIGTERM)
         return self.score(validation, network, module, part)
 
 
@@ -293,8 +311,8 @@ def test_the_weights_that_a_run_starts_from_can_be_its_best(folder, tmp_path):
 
 
 def test_a_single_kind_of_tables_or_a_broken_network_is_no_error(tmp_path, capfd):
-    class Break(L.Callback):
-        def on_train_batch_end(self, trainer, module, *_) -> None:
+    class Break:
+        def on_train_batch_end(self, module, **_) -> None:
             with torch.no_grad():
                 module.model.icl_predictor.decoder[-1].bias.fill_(math.nan)
 

@@ -16,7 +16,7 @@ from tabicl_train.config.compose import compose
 from tabicl_train.errors import ConfigError, is_installed, require_matplotlib
 from tabicl_train.run_dir.provenance import describe_origin
 
-MODULE, SCRIPT = ["-m", "tabicl_train"], ["-c", "from tabicl_train.commands import train; train()"]
+MODULE, SCRIPT = ["-m", "tabicl_train"], ["-c", "from tabicl_train.__main__ import train; train()"]
 
 
 @pytest.mark.multi_process

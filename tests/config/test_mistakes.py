@@ -67,6 +67,8 @@ def test_contradictions_are_reported_at_once():
         ("max_steps=3", "max_steps: no such setting; did you mean trainer.max_steps?"),
         ("tabel=2", "did you mean curriculum.stages.smoke.tables or validation.tables?"),
         ("modle.embed_dim=3", "modle: no such setting; did you mean model.embed_dim?"),
+        ("trainer.nodes=2", "trainer.nodes: no such setting; start one torchrun on each machine: torchrun --nnodes=N"),
+        ("+trainer.nodes=2", "trainer.nodes: no such setting; start one torchrun on each machine: torchrun --nnodes=N"),
         ("colour=3", "colour: no such setting; there are name, seed, run_dir"),
         ("curriculum.stages.long.steps=3", "there are smoke (+curriculum.stages.long.KEY=VALUE adds a stage)"),
         ("+curriculum.stages.long.step=3", "long.step: no such setting; did you mean curriculum.stages.long.steps"),

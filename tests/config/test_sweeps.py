@@ -50,10 +50,8 @@ def test_different_mistakes_of_different_jobs_are_reported_at_once(overrides, ex
 
 
 def test_combinations_of_a_sweep():
-    _, jobs = make_plan(["experiment=smoke", "seed=1,2", "prior=glob(mix*)"])
-    assert [(job.params["prior"], job.seed) for job in jobs] == [
-        ("mix_scm", 1), ("mix_scm", 2), ("mix_scm_causal", 1), ("mix_scm_causal", 2),
-    ]  # fmt: skip
+    plan = make_plan(["experiment=smoke", "seed=1,2", "prior=glob(mix*)"])
+    assert plan.points == [{"prior": "mix_scm"}, {"prior": "mix_scm_causal"}] and plan.sweep.seeds == [1, 2]
 
 
 @pytest.mark.parametrize("command", [("train", "-m"), ("sweep",)])
@@ -72,7 +70,7 @@ def test_typos_of_a_sweep_end_it_before_it_begins(tmp_path, monkeypatch, capfd):
 
 
 def test_the_folder_of_a_sweep_is_not_taken_for_that_of_a_run(tmp_path, monkeypatch, capfd):
-    (tmp_path / "jobs.jsonl").touch()
+    (tmp_path / "study.log").touch()
     assert exit_code(monkeypatch, "train", "experiment=smoke", f"run_dir={tmp_path}") == 2
     assert "it is the folder of a sweep" in capfd.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["jobs.jsonl"]
+    assert [path.name for path in tmp_path.iterdir()] == ["study.log"]

@@ -16,8 +16,8 @@ from tabicl_train.errors import ConfigError
 
 
 class RuinTwice(Ruin):
-    def on_train_batch_start(self, trainer, module, item, _) -> None:
-        super().on_train_batch_start(trainer, module, item, _)
+    def on_train_batch_start(self, item, module, **_) -> None:
+        super().on_train_batch_start(item=item, module=module)
         if item.step == 11:  # after the reset of the optimizer in the second stage
             self.after = 13
 

@@ -86,7 +86,7 @@ def count(case: str) -> dict[str, Any]:
     kernels = plain() if case == PLAIN else contextlib.nullcontext()
     with kernels, fake_device.fake_cuda(), Run([*SETTINGS, *overrides], step) as run:
         run.fill_optimizer()
-        with counted(run.module.model, run.module.optimizer) as counts:
+        with counted(run.module.model, run.optimizer) as counts:
             run.train_step()
         tokens = sum(map(run.module.tokens_of, run.item.packs))
         operators = sorted([*key, *dataclasses.astuple(cost)] for key, cost in counts.operators.items())

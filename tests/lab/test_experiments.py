@@ -22,11 +22,9 @@ from tabicl_train.lab import EXPERIMENTS, needle
 from tabicl_train.lab.classes import name_of
 from tabicl_train.lab.experiments import load
 from tabicl_train.lab.folder import markdown
-from tabicl_train.lab.runs import Stopped
+from tabicl_train.lab.runs import Failed, Stopped
 from tabicl_train.prediction.export import export
-from tabicl_train.sweep.journal import SweepFailed
-from tabicl_train.sweep.ranking import best_job, command_lines
-from tabicl_train.sweep.results import read_sweep
+from tabicl_train.sweep.results import Sweep
 
 
 def files(folder):
@@ -122,11 +120,12 @@ def test_needle_at_its_smallest_size_twice(tmp_path):
     scores = pd.read_csv(tmp_path / "needle.csv")
     assert set(scores["rule"]) == {"softmax", "SSMax", "QASSMax", "SSA"} and len(scores) == 4 * 2 * 2
     assert scores["accuracy"].between(0, 1).all() and scores["entropy"].between(0, 1).all()
-    assert "No claim is made with fewer than 3 seeds" in page and len(list((tmp_path / "runs").glob("rule-*"))) == 4
+    assert "No claim is made with fewer than 3 seeds" in page and len(list((tmp_path / "runs").glob("*_rule-*"))) == 4
     scores.iloc[:9].to_csv(tmp_path / "needle.csv", index=False)  # as if it had been stopped there
     run("needle", tmp_path, "small=true")
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "needle.csv"), scores)
-    assert len((tmp_path / "runs" / "jobs.jsonl").read_text().split('"started"')) == 1 + 4  # none was trained again
+    lines = [path.read_text().count("\n") for path in (tmp_path / "runs").glob("*/provenance.jsonl")]
+    assert lines == [1] * 4  # none was trained again
 
 
 @pytest.mark.multi_process
@@ -137,9 +136,9 @@ def test_an_experiment_with_sequences_at_its_smallest_size(name, columns, tmp_pa
     scores = pd.read_csv(tmp_path / f"{name}.csv")
     assert len(scores) == 2 * 2 * 2 * 2 and set(scores["rule"]) == {"softmax", "SSA"}
     assert (scores[columns] >= 0).all(axis=None) and "No claim is made with fewer than 3 seeds" in page
-    assert len(list((tmp_path / "runs").glob("*/rule-*"))) == 2 and f"({name}.png)" in page
+    assert len(list((tmp_path / "runs").glob("*/*_rule-*"))) == 2 and f"({name}.png)" in page
     (sweep,) = (tmp_path / "runs").iterdir()
-    _, export_command = command_lines(best_job(read_sweep(sweep)))  # the one that the sweep names at its end
+    _, export_command = Sweep(sweep).best_run.commands  # the one that the sweep names at its end
     options = parse(ExportOptions, shlex.split(export_command)[1:])
     assert "load_network" in export(options.checkpoint, options.output, format=options.format)
 
@@ -177,7 +176,7 @@ def test_all_experiments_at_their_smallest_size(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "text"), [(Stopped(), 75, ""), (SweepFailed("no disk"), 1, "error: no disk")]
+    ("error", "code", "text"), [(Stopped(), 75, ""), (Failed("1 of 4 runs have failed"), 1, "error: 1 of 4")]
 )
 def test_exit_codes_are_those_of_a_sweep(tmp_path, monkeypatch, error, code, text):
     monkeypatch.setattr(needle, "trained_runs", mock.Mock(side_effect=error))

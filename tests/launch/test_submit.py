@@ -10,10 +10,11 @@ from unittest import mock
 import pytest
 from command_line import command
 from runs import assert_same_end, run
+from torch.distributed.run import get_args_parser
 from waiting import until
 
 from tabicl_train.config.options import SubmitOptions
-from tabicl_train.distributed.submit import submit
+from tabicl_train.distributed.submit import Training, submit
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import read_status
 
@@ -33,8 +34,9 @@ def test_all_mistakes_are_reported_at_once(tmp_path):
     assert "did you mean nodes" in command("submit", "experiment=smoke", "submit.nods=2").stderr
     many = command("submit", "experiment=smoke", "submit.nodes=4", "submit.gpus=8", "trainer.devices=8")
     assert "fewer than the 32 processes" in many.stderr and "trainer.devices is 8; leave it out" in many.stderr
-    cpus = command("submit", "experiment=smoke", "submit.gpus=0", "trainer.devices=2", "trainer.nodes=2")
-    assert "trainer.devices is 2; leave it out" in cpus.stderr and "trainer.nodes is 2; leave it out" in cpus.stderr
+    assert (
+        "trainer.requeue is true; leave it out" in command("submit", "experiment=smoke", "trainer.requeue=true").stderr
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -86,6 +88,19 @@ def test_without_slurm_it_says_so(tmp_path, monkeypatch):
 
 def parent_of(process: int) -> int:
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_ranks_are_started_by_the_elastic_agent(monkeypatch):
+    one, several = Training(["seed=1"]), Training(["seed=1"], processes=4)
+    assert one.command()[1:] == ["-m", "tabicl_train", "seed=1"]
+    assert several.command()[1:] == ["-m", "tabicl_train", "seed=1", "trainer.devices=4"]
+    variables = {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "20007", "SLURM_JOB_NODELIST": "gpu[03-04]"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    agent = get_args_parser().parse_args(Training(["seed=1"], nodes=2, processes=8).command()[3:])
+    assert (agent.nnodes, agent.nproc_per_node, agent.rdzv_backend, agent.rdzv_id) == ("2", "8", "c10d", "20007")
+    assert agent.rdzv_endpoint == "gpu03:20007" and "SIGUSR1" in agent.signals_to_handle and agent.module
+    assert [agent.training_script, *agent.training_script_args] == ["tabicl_train", "seed=1"]
 
 
 @pytest.mark.multi_process

@@ -7,26 +7,22 @@ Tables go to FOLDER/RUN_NAME.tables, one line for each: step, and a digest of it
 
 import hashlib
 import os
-import sys
 from pathlib import Path
 from unittest import mock
 
-import lightning as L
-
-from tabicl_train import module
+from tabicl_train import commands, module
 from tabicl_train import train as training
 from tabicl_train.config.compose import compose
-from tabicl_train.processes.watch import ProcessLost
 
 SETTINGS = ("experiment=smoke", "curriculum.stages.smoke.steps=8", "curriculum.stages.smoke.pack_tokens=500")
 AT = (5, 2)  # step and pack (from 0), before which the signal is sent
 
 
-class Tables(L.Callback):
+class Tables:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def on_train_batch_start(self, trainer, module, item, _) -> None:
+    def on_train_batch_start(self, item, **_) -> None:
         with open(self.path, "a") as file:
             for pack in item.packs:
                 for X, y, _ in pack.tables():
@@ -34,14 +30,16 @@ class Tables(L.Callback):
                     file.write(f"{item.step} {digest}\n")
 
 
-class StopItself(L.Callback):
+class StopItself:
     """Sends the signal between two packs of a step, on the last rank."""
 
     def __init__(self, number: int) -> None:
         self.number = number
+        is_last = int(os.environ.get("RANK", 0)) == int(os.environ.get("WORLD_SIZE", 1)) - 1
+        self.step = AT[0] if number and is_last else None
 
-    def on_train_batch_start(self, trainer, pretraining, item, _) -> None:
-        self.left = AT[1] if item.step == AT[0] and trainer.global_rank == trainer.world_size - 1 else None
+    def on_train_batch_start(self, item, **_) -> None:
+        self.left = AT[1] if item.step == self.step else None
         assert self.left is None or len(item.packs) > AT[1]
 
     def query_losses(self, *arguments):
@@ -53,9 +51,7 @@ class StopItself(L.Callback):
 
 
 QUERY_LOSSES = module.query_losses
-
-
-RUN_CALLBACKS = training.run_callbacks
+BUILD_CALLBACKS = training.build_callbacks
 
 
 def train(folder: Path, overrides: list[str]) -> str:
@@ -65,19 +61,16 @@ def train(folder: Path, overrides: list[str]) -> str:
     watching = [Tables(folder / f"{Path(config.run_dir).name}.tables"), stop]
 
     def callbacks(*arguments):
-        return [*watching, *RUN_CALLBACKS(*arguments)]
+        return [*watching, *BUILD_CALLBACKS(*arguments)]
 
     with (
         mock.patch.object(module, "query_losses", stop.query_losses),
-        mock.patch.object(training, "run_callbacks", callbacks),
+        mock.patch.object(training, "build_callbacks", callbacks),
     ):
         return training.train(config)
 
 
-def train_all(folder: Path, *runs: list[str]) -> None:
-    """One run after another; a rank whose peer is lost ends with an error."""
-    for overrides in runs:
-        try:
-            train(folder, overrides)
-        except ProcessLost as error:
-            sys.exit(f"error: {error}")
+def train_rank(folder: Path, *overrides: str) -> None:
+    """As one rank, which ends as tabicl-train does when another one is lost."""
+    with commands.run_errors(None):
+        train(folder, list(overrides))

@@ -1,15 +1,13 @@
-"""Runs of two processes, one of which runs out of memory, meets a non-finite value, is stopped or is lost."""
+"""Runs of two processes, one of which runs out of memory, meets a non-finite value, or is stopped."""
 
-import contextlib
 import json
-import re
 import signal
 from pathlib import Path
 
 import pytest
 import torch
-from faults import train, train_all
-from forked import exit_code, ranks
+from faults import train
+from forked import run_ranks
 from runs import assert_same_end, exact, last, metrics, read
 
 pytestmark = pytest.mark.multi_process
@@ -44,8 +42,8 @@ def folder(tmp_path_factory) -> Path:
         f"{two} run_dir={folder}/torn {validated}",
         f"{two} run_dir={folder}/clock trainer.max_hours=1e-6",
     ]
-    with ranks(train_all, *runs, folder=folder) as processes:
-        assert [exit_code(p) for p in processes] == [0, 0], (folder / "stderr.0").read_text()
+    for settings in runs:
+        assert run_ranks(train, *settings.split(), folder=folder) == [0, 0], (folder / "stderr.0").read_text()
     return folder
 
 
@@ -78,12 +76,12 @@ def test_an_infinite_value_on_one_rank_stops_the_step_on_both(folder):
 
 
 def test_sizes_that_did_not_fit_are_remembered(tmp_path, capfd):
-    train([f"run_dir={tmp_path}/run", "oom=0,0,2", "curriculum.stages.smoke.rows=[50,50]",
-           "curriculum.stages.smoke.features=[4,4]", "trainer.max_steps=4"])  # fmt: skip
+    train(f"run_dir={tmp_path}/run", "oom=0,0,2", "curriculum.stages.smoke.rows=[50,50]",
+          "curriculum.stages.smoke.features=[4,4]", "trainer.max_steps=4")  # fmt: skip
     halved = [line for line in capfd.readouterr().err.splitlines() if "did not fit" in line]
     assert len(halved) <= 4  # of 8 tables, then 4 and 2; once more where a column was constant
     with pytest.raises(torch.OutOfMemoryError, match=r"a table of \d+ rows and \d+ features \(step 0\) does not fit"):
-        train([f"run_dir={tmp_path}/none", "oom=0,0,1"])
+        train(f"run_dir={tmp_path}/none", "oom=0,0,1")
 
 
 def test_a_stop_signal_to_one_rank_in_any_phase_saves_and_loses_no_bit(folder):
@@ -106,24 +104,3 @@ def test_the_time_limit_does_the_same(folder):
     status = json.loads((folder / "clock/status.json").read_text())
     assert (status["status"], status["step"]) == ("preempted", 0)
     assert (folder / "clock/checkpoints/step-00000000.ckpt").exists()
-
-
-def test_a_rank_that_is_lost_or_hangs_does_not_keep_the_other_waiting(tmp_path):
-    lost = {}
-    with contextlib.ExitStack() as stack:
-        for rank, number in ((0, signal.SIGSTOP), (1, signal.SIGKILL)):
-            run_dir = tmp_path / f"{rank}-{number}"
-            run_dir.mkdir()
-            settings = (
-                "trainer.devices=2 trainer.accelerator=cpu trainer.timeout=15 stream.num_workers=0 "
-                f"run_dir={run_dir} signal={rank},3,{number:d}"
-            )
-            lost[rank, number] = run_dir, stack.enter_context(ranks(train_all, settings, folder=run_dir))
-        for (rank, number), (run_dir, processes) in lost.items():
-            assert exit_code(processes[1 - rank]) == 1
-            error = (run_dir / f"stderr.{1 - rank}").read_text()
-            assert "Traceback" not in error
-            how = "has not answered for" if number == signal.SIGSTOP else "is gone"
-            assert re.search(rf"error: rank {rank} on \S+ {how}.*; rank {1 - rank} ends with it\n$", error), error
-            assert "all_reduce" in (run_dir / f"rank-{1 - rank}.log").read_text()
-            assert processes[rank].is_alive() == (number == signal.SIGSTOP)

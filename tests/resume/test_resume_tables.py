@@ -6,8 +6,8 @@ import signal
 import own_tables
 import pytest
 from command_line import command
-from forked import exit_code, ranks
-from interrupted import train, train_all
+from forked import run_ranks
+from interrupted import train, train_rank
 from runs import assert_same_end, last, metrics
 from test_resume import STEPS, tables
 
@@ -44,10 +44,8 @@ def test_the_tables_are_the_same_for_workers_ranks_and_continued_runs(prior, req
     memory = ["prior.cache_gib=1e-6"] if prior == "settings" else []
     assert train(tmp_path, [*other, *memory]) == "finished"
     assert_same_end(tmp_path / "other", tmp_path / "whole")
-    with ranks(
-        train_all, tmp_path, [*settings, "trainer.devices=2", f"run_dir={tmp_path}/two"], folder=tmp_path
-    ) as processes:
-        assert [exit_code(p) for p in processes] == [0, 0], (tmp_path / "stderr.0").read_text()
+    codes = run_ranks(train_rank, tmp_path, *settings, f"run_dir={tmp_path}/two", folder=tmp_path)
+    assert codes == [0, 0], (tmp_path / "stderr.0").read_text()
     expected = tables(tmp_path, "whole")
     assert len(expected) == STEPS * 8
     assert tables(tmp_path, "other") == tables(tmp_path, "two") == expected
@@ -97,13 +95,6 @@ def test_fine_tuning_needs_weights_and_scores_held_out_rows(short, tmp_path):
     assert exported.returncode == 0, exported.stderr
 
 
-def test_ranks_with_other_tables_do_not_train(settings, folder, tmp_path, monkeypatch):
-    from tabicl_train.resume import Start
-
-    config = compose(["experiment=smoke", *settings])
-    assert Start(0, 0, real_tables="other").problem(config) == "the real tables of the prior are others than on rank 0"
-
-
 def test_a_command_trains_validates_on_held_out_tables_and_tells(settings, folder, tmp_path):
     words = [*settings, "experiment=smoke", "trainer.max_steps=2", "stream.num_workers=1"]
     validation = ["validation.every=2", "validation.rows=[60]", "validation.tables=2", "validation.real_rows=0"]
@@ -125,10 +116,10 @@ def files_change_after_a_step(tmp_path, monkeypatch):
 
     end = Metrics.on_train_batch_end
 
-    def change_files(*arguments):
+    def change_files(*arguments, **keywords):
         for path in tmp_path.rglob("*.csv"):
             path.write_text(path.read_text().replace("red", "redder"))
-        return end(*arguments)
+        return end(*arguments, **keywords)
 
     monkeypatch.setattr(Metrics, "on_train_batch_end", change_files)
 

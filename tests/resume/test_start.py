@@ -1,11 +1,16 @@
 """Where a run begins, who may train in its folder, and which changes it accepts."""
 
 import json
+import os
+import shutil
+import signal
 from pathlib import Path
 from unittest import mock
 
-import lightning as L
+import forked
 import pytest
+from command_line import command
+from forked import exit_code
 from runs import metrics
 
 from tabicl_train import train as training
@@ -13,10 +18,9 @@ from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.resume import Start, find_start
-from tabicl_train.run_dir import checkpoint
+from tabicl_train.run_dir import checkpoint, status
 from tabicl_train.run_dir.changes import refuse_changes
 from tabicl_train.run_dir.checkpoint import saved
-from tabicl_train.run_dir.lock import LostLock, RunLock
 from tabicl_train.run_dir.status import read_status
 
 pytestmark = pytest.mark.slow
@@ -32,9 +36,10 @@ def config_of(run_dir: Path, *overrides: str) -> RunConfig:
     return compose([*SETTINGS, f"run_dir={run_dir}", *overrides])
 
 
-def run(run_dir: Path, *overrides: str, callback: L.Callback | None = None) -> str:
-    chosen = training.run_callbacks
-    with mock.patch.object(training, "run_callbacks", lambda *a: [*([callback] if callback else []), *chosen(*a)]):
+def run(run_dir: Path, *overrides: str, callback: object = None) -> str:
+    build = training.build_callbacks
+    callbacks = lambda *a: [*([callback] if callback else []), *build(*a)]  # noqa: E731
+    with mock.patch.object(training, "build_callbacks", callbacks):
         return training.train(config_of(run_dir, *overrides))
 
 
@@ -55,72 +60,89 @@ def staged(tmp_path_factory) -> Path:
 
 
 def test_a_run_continues_from_its_newest_checkpoint_and_a_rank_with_another_seed_is_refused(four_steps):
-    config = config_of(four_steps)
-    start, content = find_start(config)
-    assert start.steps == 4 and content["global_step"] == 4
-    assert start.checkpoint == four_steps / "checkpoints/step-00000004.ckpt"
-    assert start.problem(config) is None
-    assert Start(4, 7, start.checkpoint).problem(config) == "seed is 0, that of rank 0 7"
+    start, content = find_start(config_of(four_steps), None)
+    assert start == Start(4, 0, four_steps / "checkpoints/step-00000004.ckpt") and content["global_step"] == 4
+    assert start.problems(0, None) == []
+    assert start.problems(7, "0a1b") == [
+        "seed is 7, that of rank 0 0",
+        "the real tables of the prior are others than on rank 0",
+    ]
 
 
-def test_a_second_start_is_refused_and_changes_nothing(four_steps):
-    before = {f: f.stat().st_mtime_ns for f in four_steps.rglob("*") if f.is_file()}
-    lock = RunLock(four_steps)
-    lock.acquire()
-    with pytest.raises(ConfigError, match="is in use: process"):
-        run(four_steps)
-    lock.release()
-    assert before == {f: f.stat().st_mtime_ns for f in four_steps.rglob("*") if f.is_file()}
-
-
-class TakenOver(L.Callback):
-    """Another process takes the run's folder during a step."""
-
-    def __init__(self, run_dir: Path, step: int) -> None:
-        self.run_dir, self.step = run_dir, step
-
-    def on_train_batch_start(self, trainer, module, item, _) -> None:
-        if item.step == self.step:
-            other = self.run_dir / "other"
-            other.write_text(json.dumps({"process": 7, "host": "other"}))
-            other.replace(self.run_dir / "lock")
-
-
-@pytest.mark.parametrize("log_every", [1, 100])
-def test_a_process_that_has_lost_the_folder_stops_before_it_writes(log_every, tmp_path):
-    run_dir = tmp_path / "run"
-    with pytest.raises(LostLock, match="taken over by process 7 on other"):
-        run(run_dir, f"trainer.log_every={log_every}", "checkpoint.every=3", callback=TakenOver(run_dir, 4))
-    assert [f.stem for f in saved(run_dir / "checkpoints")] == ["step-00000003"]
-    if log_every == 1:
-        assert [row["step"] for row in metrics(run_dir)] == ["1", "2", "3", "4"]
-    assert json.loads((run_dir / "status.json").read_text())["status"] == "running"
-    assert json.loads((run_dir / "lock").read_text())["process"] == 7
-
-
-class ReadStatus(L.Callback):
-    """Records the status in the middle of a run with a very short heartbeat."""
+class ReadStatus:
+    """Records the status in the middle of a run."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir, self.values = run_dir, []
 
-    def on_train_batch_end(self, trainer, *_) -> None:
-        while (values := read_status(self.run_dir))["step"] < trainer.global_step:
-            pass
-        self.values.append(values["status"])
+    def on_train_batch_end(self, step: int, **_) -> None:
+        values = read_status(self.run_dir)
+        self.values.append((values["status"], values["step"] - step))
 
 
 def test_the_status_tells_the_step_while_a_run_is_trained_and_that_it_was_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr("tabicl_train.run_dir.lock.BEAT", 0.001)
+    monkeypatch.setattr(status, "EVERY", 0.0)
     watch = ReadStatus(tmp_path / "run")
     run(tmp_path / "run", "trainer.max_steps=3", callback=watch)
-    assert watch.values == ["running"] * 3
+    assert watch.values == [("running", -1)] * 3  # before the status of the step is written
     values = read_status(tmp_path / "run")
-    assert values["status"] == "finished" and values["step"] == 3 and values.keys() >= {"time", "host", "process"}
-    assert not (tmp_path / "run/lock").exists()
+    assert (values["status"], values["step"], values["saved"]) == ("finished", 3, 3)
+    assert values["process"] == os.getpid() and values["host"] and values["time"] and values["launch"] is None
     (tmp_path / "run/status.json").write_text(json.dumps(values | {"status": "running"}))
     assert read_status(tmp_path / "run")["status"] == "killed"
     assert read_status(tmp_path) is None
+
+
+def test_records_that_name_a_checkpoint_which_is_gone_are_an_error(four_steps, tmp_path):
+    run_dir = shutil.copytree(four_steps, tmp_path / "run")
+    for path in saved(run_dir / "checkpoints"):
+        path.unlink()
+    result = command("train", *SETTINGS, f"run_dir={run_dir}")
+    assert result.returncode == 2
+    assert result.stderr == (
+        f"error: {run_dir} lacks the checkpoint of step 4, which status.json names; "
+        "to start over, name another run_dir or remove this one\n"
+    )
+
+
+class Kill:
+    def on_train_batch_start(self, step: int, **_) -> None:
+        if step == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_and_be_killed(run_dir: Path) -> None:
+    run(run_dir, callback=Kill())
+
+
+@pytest.mark.multi_process
+def test_a_run_killed_before_its_first_checkpoint_begins_again_with_its_seed_only(tmp_path):
+    run_dir = tmp_path / "run"
+    assert exit_code(forked.start(train_and_be_killed, run_dir)) == -signal.SIGKILL
+    assert saved(run_dir / "checkpoints") == [] and len(metrics(run_dir)) == 1
+    with pytest.raises(ConfigError, match=r"holds a run with seed=0, not 1; to start over, name another run_dir"):
+        run(run_dir, "seed=1", "trainer.max_steps=2")
+    assert run(run_dir, "trainer.max_steps=2") == "finished"
+    assert [row["step"] for row in metrics(run_dir)] == ["1", "2"]
+
+
+class RemoveFolder:
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+
+    def on_train_batch_end(self, step: int, **_) -> None:
+        if step == 3:
+            shutil.rmtree(self.run_dir)
+
+
+def test_a_folder_that_is_removed_ends_the_run_with_one_line(tmp_path):
+    build = training.build_callbacks
+    callbacks = lambda *a: [*build(*a), RemoveFolder(tmp_path / "run")]  # noqa: E731
+    with mock.patch.object(training, "build_callbacks", callbacks):
+        result = command("train", *SETTINGS, f"run_dir={tmp_path}/run")
+    assert result.returncode == 1 and "Traceback" not in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("error: ") and f"{tmp_path}/run" in result.stderr.splitlines()[-1]
+    assert result.stderr.count("error: ") == 1
 
 
 def test_a_finished_run_tells_changes_and_refuses_them_as_others_do(four_steps, capsys):

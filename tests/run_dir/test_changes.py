@@ -58,7 +58,6 @@ def test_missing_settings_take_their_defaults(capsys):
 def test_how_a_run_is_launched_is_no_change(capsys):
     launch = [
         "trainer.devices=2",
-        "trainer.nodes=2",
         "trainer.timeout=9",
         "trainer.max_hours=2",
         "trainer.requeue=true",

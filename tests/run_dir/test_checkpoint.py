@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import importlib.metadata
 import os
@@ -16,12 +17,13 @@ from command_line import command
 
 from priors.random import STREAM_VERSION
 from tabicl_train.callbacks import checkpoints
-from tabicl_train.callbacks.checkpoints import CheckpointFiles
+from tabicl_train.callbacks.checkpoints import CheckpointFiles, SaveFailed
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import CheckpointConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir import atomic, checkpoint
 from tabicl_train.run_dir.checkpoint import DamagedCheckpoint, newest_valid, read, saved
+from tabicl_train.run_dir.status import read_status
 from tabicl_train.train import train
 
 SETTINGS = [
@@ -98,7 +100,7 @@ def test_a_checkpoint_describes_itself(whole):
 def test_a_ring_of_recent_checkpoints_and_permanent_ones(tmp_path):
     files = CheckpointFiles(CheckpointConfig(every=2, keep=2, permanent_every=4))
     for step in range(2, 15, 2):
-        files.save_checkpoint(content(step), tmp_path / f"step-{step:08d}.ckpt")
+        files.save(content(step), tmp_path / f"step-{step:08d}.ckpt")
     files.wait()
     assert [checkpoint.step_of(f) for f in saved(tmp_path)] == [4, 8, 10, 12, 14]
     with pytest.raises(ConfigError, match="permanent_every is 5; it must be a multiple of every"):
@@ -141,8 +143,7 @@ def test_two_ranks_fall_back_to_the_same_checkpoint(tmp_path):
     run(run_dir, "trainer.max_steps=6")
     saved(run_dir / "checkpoints")[-1].write_bytes(b"cut off")
     settings = [*SETTINGS, f"run_dir={run_dir}", "trainer.devices=2", "trainer.max_steps=8"]
-    with forked.ranks(forked.train, *settings, folder=tmp_path) as processes:
-        codes = [forked.exit_code(process) for process in processes]
+    codes = forked.run_ranks(forked.train, *settings, folder=tmp_path)
     stderr = (tmp_path / "stderr.0").read_text()
     assert codes == [0, 0], stderr
     assert "step-00000006.ckpt is damaged" in stderr and "resumed at step 3" in stderr
@@ -151,36 +152,28 @@ def test_two_ranks_fall_back_to_the_same_checkpoint(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["write", "fsync"])
-def test_a_full_disk_costs_a_warning_and_the_next_save_tries_again(place, whole, tmp_path, monkeypatch, capsys):
+def test_a_full_disk_ends_the_run_with_one_line_and_the_same_command_continues(place, whole, tmp_path, monkeypatch):
     run_dir = tmp_path / "run"
 
     def refuse(*_):
-        if list((run_dir / "checkpoints").glob(".step-00000006.*")) and not failed:
-            failed.append(True)
+        if list((run_dir / "checkpoints").glob(".step-00000006.*")):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    failed, save, fsync = [], torch.save, os.fsync
-    if place == "write":
-        monkeypatch.setattr(atomic.torch, "save", lambda *a: (refuse(), save(*a)))
-    else:
-        monkeypatch.setattr(atomic.os, "fsync", lambda fd: (refuse(), fsync(fd)))
-    run(run_dir)
-    assert failed and "warning   step-00000006.ckpt could not be written" in capsys.readouterr().err
-    assert names(run_dir) == ["step-00000003", "step-00000009", "step-00000012"]
-    assert not list((run_dir / "checkpoints").glob(".*"))
-    assert_same_weights(run_dir, whole)
-
-
-@pytest.mark.slow
-def test_a_last_save_that_fails_is_an_error(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(atomic.os, "fsync", refuse)
-    result = command("train", *SETTINGS, f"run_dir={tmp_path}/run", "trainer.max_steps=2")
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert line.startswith("error: the last checkpoint could not be written: [Errno 28]")
+    save, fsync = torch.save, os.fsync
+    with monkeypatch.context() as full_disk:
+        if place == "write":
+            full_disk.setattr(atomic.torch, "save", lambda *a: (refuse(), save(*a)))
+        else:
+            full_disk.setattr(atomic.os, "fsync", lambda fd: (refuse(), fsync(fd)))
+        result = command("train", *SETTINGS, f"run_dir={run_dir}")
     assert result.returncode == 1 and "Traceback" not in result.stderr
+    (line,) = [line for line in result.stderr.splitlines() if "error" in line]
+    assert line.startswith(f"error: {run_dir}/checkpoints/step-00000006.ckpt could not be written: [Errno 28] No space")
+    assert line.endswith("and the same command continues from the newest one")
+    assert read_status(run_dir)["status"] == "failed"
+    assert names(run_dir) == ["step-00000003"] and not list((run_dir / "checkpoints").glob(".*"))
+    run(run_dir)
+    assert_same_weights(run_dir, whole)
 
 
 @pytest.mark.multi_process
@@ -191,9 +184,9 @@ def test_a_real_full_file_system(tmp_path):
     try:
         files = CheckpointFiles(CheckpointConfig(keep=1))
         for step, size in ((1, 30_000), (2, 60_000), (3, 30_000)):
-            files.save_checkpoint(content(step, size), tmp_path / f"step-{step:08d}.ckpt")
-            files.wait()
-            assert bool(files.failed) == (step == 2)
+            files.save(content(step, size), tmp_path / f"step-{step:08d}.ckpt")
+            with pytest.raises(SaveFailed) if step == 2 else contextlib.nullcontext():
+                files.wait()
             path, found = newest_valid(tmp_path)
             assert found["global_step"] == {1: 1, 2: 1, 3: 3}[step]
             assert [f.name for f in tmp_path.iterdir()] == [path.name]
@@ -233,7 +226,7 @@ def test_training_goes_on_while_a_copy_is_written(tmp_path, monkeypatch):
     old = tmp_path / "step-00000001.ckpt"
     torch.save(content(1), old)
     state = content(2) | {"callbacks": {"counts": [1, 2], "array": np.array([3])}}
-    files.save_checkpoint(state, tmp_path / "step-00000002.ckpt", tmp_path / "stage-a.ckpt")
+    files.save(state, tmp_path / "step-00000002.ckpt", tmp_path / "stage-a.ckpt")
     state["state_dict"]["w"].add_(100)  # the step after the save
     state["callbacks"]["counts"].append(3)
     assert saved(tmp_path) == [old]  # kept until the new one is there
@@ -248,9 +241,9 @@ def test_training_goes_on_while_a_copy_is_written(tmp_path, monkeypatch):
 def test_an_error_of_the_program_surfaces_at_the_next_save(tmp_path, monkeypatch):
     files = CheckpointFiles(CheckpointConfig())
     monkeypatch.setattr(checkpoints, "to_host", lambda value: value)  # a lambda does not survive the copy either
-    files.save_checkpoint({"global_step": lambda: None}, tmp_path / "step-00000001.ckpt")
+    files.save({"global_step": lambda: None}, tmp_path / "step-00000001.ckpt")
     with pytest.raises(Exception, match=r"pickle|local object"):
-        files.save_checkpoint(content(2), tmp_path / "step-00000002.ckpt")
+        files.save(content(2), tmp_path / "step-00000002.ckpt")
     assert not list(tmp_path.iterdir())
 
 
@@ -259,7 +252,7 @@ def test_damaged_newer_files_do_not_push_out_the_good_one(tmp_path):
     for step in (7, 8, 9):
         (tmp_path / f"step-{step:08d}.ckpt").write_bytes(b"cut off")
     for step in (3, 4, 5):
-        files.save_checkpoint(content(step), tmp_path / f"step-{step:08d}.ckpt")
+        files.save(content(step), tmp_path / f"step-{step:08d}.ckpt")
         files.wait()
         assert newest_valid(tmp_path)[1]["global_step"] == step
     assert [checkpoint.step_of(f) for f in saved(tmp_path)] == [4, 5, 7, 8, 9]
@@ -267,11 +260,11 @@ def test_damaged_newer_files_do_not_push_out_the_good_one(tmp_path):
 
 def test_a_copy_under_another_name_is_ignored(tmp_path):
     files = CheckpointFiles(CheckpointConfig(keep=1))
-    files.save_checkpoint(content(10), tmp_path / "step-00000010.ckpt")
+    files.save(content(10), tmp_path / "step-00000010.ckpt")
     files.wait()
     copy = tmp_path / "step-00000010-backup.ckpt"
     copy.write_bytes((tmp_path / "step-00000010.ckpt").read_bytes())
-    files.save_checkpoint(content(12), tmp_path / "step-00000012.ckpt")
+    files.save(content(12), tmp_path / "step-00000012.ckpt")
     files.wait()
     assert [f.name for f in saved(tmp_path)] == ["step-00000012.ckpt"] and copy.exists()
 
@@ -301,23 +294,12 @@ def test_a_file_that_is_removed_while_it_is_looked_for(tmp_path, monkeypatch):
     assert newest_valid(tmp_path)[1]["global_step"] == 2
 
 
-def test_out_of_memory_is_not_mistaken_for_a_full_disk(tmp_path, monkeypatch):
-    def fail(*_):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(atomic.torch, "save", fail)
-    files = CheckpointFiles(CheckpointConfig())
-    files.save_checkpoint(content(1), tmp_path / "step-00000001.ckpt")
-    with pytest.raises(torch.OutOfMemoryError):
-        files.wait()
-
-
 def test_a_kill_after_any_rename_leaves_no_stage_without_its_file(tmp_path, monkeypatch):
     """The stage's name first: a run that is killed in between saves the step again."""
     names = []
     monkeypatch.setattr(os, "replace", lambda a, b, replace=os.replace: (replace(a, b), names.append(Path(b).name)))
     files = CheckpointFiles(CheckpointConfig())
-    files.save_checkpoint(content(1), tmp_path / "step-00000001.ckpt", tmp_path / "stage-a.ckpt")
+    files.save(content(1), tmp_path / "step-00000001.ckpt", tmp_path / "stage-a.ckpt")
     files.wait()
     assert names == ["stage-a.ckpt", "step-00000001.ckpt"]
     assert (tmp_path / "stage-a.ckpt").samefile(tmp_path / "step-00000001.ckpt")

@@ -73,11 +73,15 @@ def ranks(function: Callable, *arguments, folder: Path, size: int = 2) -> Iterat
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {
         "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RUN_ID": "test",
-        "GROUP_RANK": "0",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
     }
     processes = []
     try:
@@ -89,3 +93,9 @@ def ranks(function: Callable, *arguments, folder: Path, size: int = 2) -> Iterat
         for process in processes:
             process.kill()
             process.join()
+
+
+def run_ranks(function: Callable, *arguments, folder: Path, size: int = 2) -> list[int]:
+    """The exit codes of such processes. Their store serves one training."""
+    with ranks(function, *arguments, folder=folder, size=size) as processes:
+        return [exit_code(process) for process in processes]

@@ -1,47 +1,21 @@
-"""Real jobs of a sweep in forked processes: a new Python takes 5 CPU seconds to import everything."""
+"""The runs of a sweep in forked processes: a new Python takes 5 CPU seconds to import everything."""
 
-import os
-import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import forked
 import pytest
 
-from tabicl_train.sweep.executors import local
+from tabicl_train.sweep import jobs
 
 
-class ForkedProcess:
-    """What the executor uses of subprocess.Popen."""
-
-    def __init__(self, arguments: list[str], threads: int, log: str, folder: str) -> None:
-        env = {"OMP_NUM_THREADS": str(threads)}
-        self.process = forked.start(in_folder, folder, *arguments, stderr=log, env=env)
-        self.pid = self.process.pid
-
-    def poll(self) -> int | None:
-        return self.process.exitcode
-
-    def send_signal(self, number: int) -> None:
-        os.kill(self.pid, number)
-
-
-def in_folder(folder: str, *arguments: str) -> None:
-    os.chdir(folder)
-    forked.train(*arguments)
-
-
-def start_process(arguments, threads, folder, log, gpus=None):
-    assert arguments[1] == "-c" and gpus is None
-    return ForkedProcess(arguments[3:], threads, log, folder)
+def submit(arguments: list[str], options, folder: Path, cpus: int = 1, **variables: str) -> SimpleNamespace:
+    """What a sweep uses of tabicl_train.distributed.submit.submit."""
+    folder.mkdir(exist_ok=True)
+    process = forked.start(forked.train, *arguments, stderr=folder / "0_0_log.out", env=variables)
+    return SimpleNamespace(job_id="0", done=lambda: process.exitcode is not None)
 
 
 @pytest.fixture
 def forked_jobs(monkeypatch):
-    monkeypatch.setattr(local, "start_process", start_process)
-
-
-def kill(run_dir: Path) -> None:
-    """Kill the process that trains in a folder."""
-    from tabicl_train.run_dir.lock import read_owner
-
-    os.kill(read_owner(run_dir / "lock")["process"], signal.SIGKILL)
+    monkeypatch.setattr(jobs, "submit", submit)

@@ -51,7 +51,7 @@ def assert_same_state(a, b) -> None:
 
 
 def assert_same_end(run_dir: Path, other: Path) -> None:
-    """Loss and gradient norm of every step, and the weights and optimiser state at the end, bit for bit."""
+    """Loss and gradient norm of every step, and the weights and optimizer state at the end, bit for bit."""
     assert exact(run_dir) == exact(other)
     for part in ("state_dict", "optimizer_states"):
         assert_same_state(last(run_dir)[part], last(other)[part])

@@ -1,10 +1,10 @@
 """Short runs in this process, with callbacks of the test beside those of training."""
 
+import contextlib
 import math
 from pathlib import Path
 from unittest import mock
 
-import lightning as L
 import torch
 
 from tabicl_train import train as training
@@ -24,34 +24,39 @@ STAGES = [  # three stages of six steps
 REWIND = ("guard.after=3", "guard.loss=10", "guard.action=rewind", "checkpoint.keep=9")
 
 
+def beside(*callbacks) -> contextlib.AbstractContextManager:
+    """Within the context these callbacks are called before those of training."""
+    chosen = training.build_callbacks
+    return mock.patch.object(training, "build_callbacks", lambda *a: [*callbacks, *chosen(*a)])
+
+
 def run(run_dir: Path, *overrides: str, callbacks: tuple = (), settings: list[str] = SETTINGS) -> str:
-    chosen = training.run_callbacks
-    with mock.patch.object(training, "run_callbacks", lambda *a: [*callbacks, *chosen(*a)]):
+    with beside(*callbacks):
         return training.train(compose([*settings, f"run_dir={run_dir}", *overrides]))
 
 
-class Poison(L.Callback):
-    """An infinite cell in the given steps; keeps weights and optimiser state of every step."""
+class Poison:
+    """An infinite cell in the given steps; keeps weights and optimizer state of every step."""
 
     def __init__(self, steps: set[int]) -> None:
         self.steps, self.states = steps, []
 
-    def on_train_batch_start(self, trainer, module, item, _) -> None:
+    def on_train_batch_start(self, item, **_) -> None:
         if item.step in self.steps:
             item.packs[-1].X[0] = math.inf
 
-    def on_train_batch_end(self, trainer, module, *_) -> None:
+    def on_train_batch_end(self, module, optimizer, **_) -> None:
         state = [p.detach().clone() for p in module.model.parameters()]
-        self.states.append(state + [v.clone() for s in trainer.optimizers[0].state.values() for v in s.values()])
+        self.states.append(state + [v.clone() for s in optimizer.state.values() for v in s.values()])
 
 
-class Ruin(L.Callback):
+class Ruin:
     """Weights far too large after a step, once, and a loss scale of 2."""
 
     def __init__(self, after: int) -> None:
         self.after = after
 
-    def on_train_batch_start(self, trainer, module, item, _) -> None:
+    def on_train_batch_start(self, item, module, **_) -> None:
         if item.step == self.after:
             module.loss_scale.scale.fill_(2)
             with torch.no_grad():

@@ -1,300 +1,174 @@
-"""What is read from a sweep's folder, and how its jobs are ranked, against closed forms."""
+"""The table, results.csv and the page, of sweeps whose runs never ran and whose results are known in closed form."""
 
-import csv
+import json
 import math
-import os
-import shlex
-from pathlib import Path
+import shutil
+from collections.abc import Callable
 
+import optuna
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from invented_sweeps import SETTINGS, begin, end, job, plan, start, write_run
+from browser import BROWSER, browse
+from command_line import command
+from html_page import Page
+from optuna.trial import TrialState
+from scipy import stats
 
-from tabicl_train.config.arguments import parse
 from tabicl_train.config.compose import compose
-from tabicl_train.config.options import ExportOptions
 from tabicl_train.errors import ConfigError
-from tabicl_train.prediction.export import check_output
-from tabicl_train.run_dir.lock import RunLock
-from tabicl_train.sweep.ranking import best_job, command_lines, hydra_text, interval, rank, short_names, table
-from tabicl_train.sweep.results import read_sweep, write_csv
+from tabicl_train.sweep.page import finished, write_page
+from tabicl_train.sweep.plan import Plan, make_plan
+from tabicl_train.sweep.results import Sweep
+from tabicl_train.sweep.study import RUNS, ask, has_more, open_study, pruner
+
+RATE, WIDTH = "curriculum.stages.smoke.learning_rate", "model.embed_dim"
+SETTINGS = ["experiment=smoke", "validation.every=5", "validation.rows=[]", "trainer.accelerator=cpu"]
+GRID = [
+    *SETTINGS,
+    f"{RATE}=1e-3,1e-2,1e-4",
+    f"{WIDTH}=16,32",
+    "optimizer=muon",
+    "seed=0,1,2",
+    "sweep.name='rates & widths'",
+]
 
 
-def add(folder, *values: float, metric: str = "loss", **params) -> None:
-    """A finished job for each value, with seeds 0, 1, ..."""
-    for seed, value in enumerate(values):
-        name = "-".join(map(str, [*params.values(), seed]))
-        job(folder, name, params, value, seed, metric)
+def invent(plan: Plan, quality: Callable[[dict, int], float], count: int | None = None) -> Sweep:
+    """A sweep of so many trials; `quality` of a point and a seed is the loss of the run, nan if it has failed."""
+    plan.folder.mkdir(exist_ok=True)
+    study = open_study(plan)
+    for _ in range(plan.total if count is None else count):
+        trial = ask(plan, study)
+        values = []
+        for name, seed, _ in trial.user_attrs[RUNS]:
+            values.append(quality(trial.params, seed))
+            (plan.folder / name).mkdir()
+            (plan.folder / name / "validation.csv").write_text(f"step,data,loss\n20,iris,{values[-1]!r}\n")
+            status = "failed" if math.isnan(values[-1]) else "finished"
+            (plan.folder / name / "status.json").write_text(json.dumps({"status": status, "step": 20}))
+        if math.isnan(sum(values)):
+            trial.set_user_attr("reason", "it <diverged>")
+            study.tell(trial, state=TrialState.FAIL)
+        else:
+            study.tell(trial, sum(values) / len(values))
+    return Sweep(plan.folder)
 
 
-def means(folder) -> list[float]:
-    return [point.mean for point in rank(read_sweep(folder))]
+def quality(point: dict, seed: int) -> float:
+    return math.nan if point[RATE] == 1e-4 else point[RATE] * 10 + 1 / point[WIDTH] + 0.01 * seed**2
 
 
-# ---- reading
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory) -> Sweep:
+    return invent(make_plan([*GRID, f"run_dir={tmp_path_factory.mktemp('sweeps')}/it"]), quality)
+
+
+def test_the_ranking_has_means_and_intervals_over_seeds(sweep):
+    rows = sweep.ranking()
+    best = [1e-2 + 1 / 32 + 0.01 * seed**2 for seed in range(3)]
+    low, high = stats.ttest_1samp(best, 0).confidence_interval(0.95)
+    assert rows["learning_rate"].tolist() == ["0.001", "0.001", "0.01", "0.01"]
+    assert rows["embed_dim"].tolist() == ["32", "16", "32", "16"] and rows["seeds"].tolist() == [3] * 4
+    assert rows["real/loss"][1] == f"{sum(best) / 3:.4f}" and rows["95% interval"][1] == f"[{low:.4f}, {high:.4f}]"
+    assert sweep.without_result()["reason"].tolist() == ["it <diverged>"] * 2
+    assert (
+        "6 points: 4 finished, 2 failed" in sweep.text() and rows.reset_index().to_string(index=False) in sweep.text()
+    )
+
+
+def test_scores_rank_downwards(tmp_path):
+    plan = make_plan([*GRID, "sweep.metric=real/accuracy", f"run_dir={tmp_path}/it"])
+    assert open_study_of(plan).direction == optuna.study.StudyDirection.MAXIMIZE
+
+
+def open_study_of(plan: Plan) -> optuna.Study:
+    plan.folder.mkdir(exist_ok=True)
+    return open_study(plan)
+
+
+def test_the_commands_of_the_best_run_are_its_own(sweep):
+    train, export = sweep.best_run.commands
+    assert sweep.best_run.seed == 0 and train in sweep.text() and export in sweep.text()
+    config = compose([*sweep.best_run.arguments, f"run_dir='{sweep.best_run.folder}'"])
+    assert (config.model.embed_dim, config.seed) == (32, 0) and f"run_dir={sweep.best_run.folder}" in train
+
+
+def test_results_csv_has_a_row_for_each_run(sweep):
+    sweep.write_csv()
+    header, *rows = (sweep.folder / "results.csv").read_text().splitlines()
+    assert header == "run,learning_rate,embed_dim,seed,status,real/loss,step" and len(rows) == 18
+    assert sum(",failed," in row for row in rows) == 6
+
+
+@pytest.mark.multi_process  # the browser
+def test_the_page_needs_no_network_and_has_the_tables_and_figures(sweep, tmp_path):
+    write_page(sweep)
+    page = Page(sweep.folder / "sweep.html")
+    assert "rates & widths" in page.text and len(page.pictures) == 4
+    assert page.table("rank", "learning_rate")["1"]["embed_dim"] == "32" and len(page.table("run", "status")) == 18
+    assert {row["reason"] for row in page.table("trial").values()} == {"it <diverged>"}
+    if BROWSER:
+        assert "Best run:" in browse("--dump-dom", sweep.folder / "sweep.html")
+
+
+def test_figures_take_numbers_as_numbers(sweep):
+    study = finished(sweep)
+    assert len(study.trials) == 4
+    assert study.trials[0].distributions["embed_dim"] == optuna.distributions.FloatDistribution(16, 32)
+    assert study.trials[0].distributions["learning_rate"].log
+
+
+@pytest.mark.parametrize(
+    ("settings", "count", "pictures"), [(["optimizer=muon,adamw"], 0, 0), ([], 1, 1), (["optimizer=muon,adamw"], 2, 3)]
+)
+def test_pages_of_few_results(settings, count, pictures, tmp_path):
+    found = invent(make_plan([*SETTINGS, *settings, f"run_dir={tmp_path}/it"]), lambda point, seed: 1.0, count)
+    write_page(found)
+    found.write_csv()
+    assert len(Page(found.folder / "sweep.html").pictures) == pictures
+    assert ("none has begun" in found.text()) == (count == 0)
+
+
+def test_a_moved_folder_is_read(sweep, tmp_path):
+    shutil.copytree(sweep.folder, tmp_path / "moved")
+    assert Sweep(tmp_path / "moved").ranking().equals(sweep.ranking())
 
 
 def test_a_folder_without_a_sweep_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="there is no sweep in it"):
-        read_sweep(tmp_path)
-    (tmp_path / "sweep.yaml").write_text("metric: [")
-    with pytest.raises(ConfigError, match="there is no sweep in it"):
-        read_sweep(tmp_path)
+        Sweep(tmp_path)
 
 
-def test_a_job_that_was_planned_and_one_that_has_finished(tmp_path):
-    begin(tmp_path, "real/roc_auc")
-    plan(tmp_path, "a", {"x": 1}, seed=3)
-    job(tmp_path, "b", {"x": 2}, 0.75, metric="real/roc_auc")
-    a, b = read_sweep(tmp_path).jobs
-    assert (a.name, a.params, a.seed, a.status) == ("a", {"x": 1}, 3, "planned")
-    assert (a.value, a.steps, a.seconds) == (None, 0, None)
-    assert (b.status, b.value, b.curve, b.steps, b.seconds) == ("finished", 0.75, [(100, 0.75)], 100, 60.0)
-    assert a.folder == tmp_path / "a" and a.overrides == [*SETTINGS, "x=1", "seed=3"]
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+def test_points_depend_on_their_numbers_and_not_on_restarts(sampler, tmp_path):
+    search = [*SETTINGS, f"sweep.sampler={sampler}", "sweep.trials=12", f"{RATE}=tag(log,interval(1e-5,1e-1))"]
+    tables = []
+    for name, parts in (("whole", (12,)), ("parts", (1, 4, 7))):
+        plan = make_plan([*search, f"run_dir={tmp_path}/{name}"])
+        for part in parts:  # the study is opened anew
+            found = invent(plan, lambda point, seed: abs(math.log(point[RATE]) + 5), part)
+        tables.append([trial.params[RATE] for trial, _ in found.points])
+        assert not has_more(plan, found.study)
+    assert tables[0] == tables[1] and len(set(tables[0])) == 12
 
 
-@pytest.mark.parametrize("status", ["failed", "pruned", "interrupted"])
-def test_an_end_other_than_finished_has_its_reason(status, tmp_path):
-    begin(tmp_path)
-    job(tmp_path, "a", {}, 2.0, status=status, reason="because")
-    (a,) = read_sweep(tmp_path).jobs
-    assert (a.status, a.reason, a.value) == (status, "because", 2.0)
+def test_a_trial_that_was_killed_while_it_was_asked_for_gets_its_point(tmp_path):
+    plan = make_plan([*GRID, f"run_dir={tmp_path}/it"])
+    study = open_study_of(plan)
+    study.ask()
+    (running,) = study.get_trials(states=[TrialState.RUNNING])
+    first = ask(plan, study, running)
+    assert set(first.params) == {RATE, WIDTH} and len(first.user_attrs[RUNS]) == 3
+    invent(plan, quality, 5)
+    assert len({str(trial.params) for trial in study.get_trials()}) == 6 and not has_more(plan, study)
 
 
-ENDED_AS = {"finished": "finished", "failed": "failed", "preempted": "interrupted", "running": "killed", None: "killed"}
+def test_pruners_are_those_of_optuna(tmp_path):
+    kinds = {"none": "NopPruner", "median": "MedianPruner", "hyperband": "HyperbandPruner"}
+    for name, kind in kinds.items():
+        assert type(pruner(make_plan([*GRID, f"sweep.pruner={name}"]))).__name__ == kind
 
 
-@pytest.mark.parametrize("run, status", ENDED_AS.items())
-def test_a_start_without_an_end(run, status, tmp_path):
-    """The run itself says how it ended; while the sweep's process is alive, it is that of an earlier start."""
-    begin(tmp_path)
-    plan(tmp_path, "a", {})
-    start(tmp_path, "a")
-    if run is not None:
-        write_run(tmp_path / "a", {10: 1.0}, status=run)
-    assert read_sweep(tmp_path).jobs[0].status == status
-    lock = RunLock(tmp_path)
-    lock.acquire()
-    try:
-        assert read_sweep(tmp_path).jobs[0].status == "running"
-    finally:
-        lock.release()
-
-
-def test_only_the_jobs_of_the_latest_call_count_and_keep_their_results(tmp_path):
-    begin(tmp_path)
-    job(tmp_path, "old", {"x": 1}, 1.0)
-    job(tmp_path, "kept", {"x": 2}, 2.0)
-    begin(tmp_path, name="again")
-    plan(tmp_path, "new", {"x": 3})
-    plan(tmp_path, "kept", {"x": 2}, overrides=["now"])
-    sweep = read_sweep(tmp_path)
-    assert sweep.name == "again" and [(j.name, j.status, j.value) for j in sweep.jobs] == [
-        ("new", "planned", None),
-        ("kept", "finished", 2.0),
-    ]
-    assert sweep.jobs[1].overrides == ["now"]
-
-
-def test_a_torn_last_event_is_left_out(tmp_path):
-    begin(tmp_path)
-    job(tmp_path, "a", {}, 1.0)
-    path = tmp_path / "jobs.jsonl"
-    path.write_text(path.read_text() + '{"event": "planned", "jo')
-    assert [j.name for j in read_sweep(tmp_path).jobs] == ["a"]
-
-
-def test_seconds_are_summed_over_the_starts_of_a_job(tmp_path):
-    begin(tmp_path)
-    plan(tmp_path, "a", {})
-    for first, last in ((0, 10), (100, 130)):
-        start(tmp_path, "a", after=first)
-        end(tmp_path, "a", "interrupted", after=last)
-    assert read_sweep(tmp_path).jobs[0].seconds == 40.0
-    start(tmp_path, "a", after=200)
-    assert read_sweep(tmp_path).jobs[0].seconds == 40.0
-    (tmp_path / "a" / "status.json").write_text('{"status": "running", "step": 7, "time": "2026-01-01T00:03:25+0000"}')
-    (a,) = read_sweep(tmp_path).jobs
-    assert (a.seconds, a.steps) == (45.0, 7)
-
-
-def test_results_csv_has_a_row_per_job(tmp_path):
-    begin(tmp_path, "synthetic/loss")
-    job(tmp_path, "a", {"model.x": 0.1, "mix": "one, two"}, 0.1 + 0.2, 4, "synthetic/loss")
-    job(tmp_path, "b", {"model.x": 3, "mix": None}, 9.0, metric="synthetic/loss", status="failed", reason='a "b", c')
-    plan(tmp_path, "c", {"model.x": 4})
-    write_csv(read_sweep(tmp_path))
-    with open(tmp_path / "results.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    columns = ["job", "model.x", "mix", "seed", "status", "synthetic/loss", "steps", "seconds", "reason"]
-    assert [list(row) for row in rows] == [columns] * 3
-    assert [list(row.values()) for row in rows] == [
-        ["a", "0.1", "one, two", "4", "finished", "0.30000000000000004", "100", "60.0", ""],
-        ["b", "3", "", "0", "failed", "9.0", "100", "60.0", 'a "b", c'],
-        ["c", "4", "", "0", "planned", "", "0", "", ""],
-    ]
-
-
-# ---- ranking
-
-
-@pytest.mark.parametrize("metric, order", [("loss", [1.0, 2.0, 3.0]), ("real/roc_auc", [3.0, 2.0, 1.0])])
-def test_losses_rank_upwards_and_scores_downwards(metric, order, tmp_path):
-    begin(tmp_path, metric)
-    for x in (2.0, 3.0, 1.0):
-        add(tmp_path, x, metric=metric, x=x)
-    assert means(tmp_path) == order
-    assert best_job(read_sweep(tmp_path)).params == {"x": order[0]}
-
-
-def test_seeds_of_equal_parameters_are_grouped(tmp_path):
-    begin(tmp_path)
-    job(tmp_path, "a", {"x": 1, "y": "m"}, 1.0, seed=0)
-    job(tmp_path, "b", {"x": 2, "y": "m"}, 5.0, seed=0)
-    job(tmp_path, "c", {"y": "m", "x": 1.0}, 2.0, seed=1)
-    job(tmp_path, "d", {"x": 1, "y": "m"}, 3.0, seed=2)
-    first, second = rank(read_sweep(tmp_path))
-    assert [j.name for j in first.jobs] == ["a", "c", "d"] and first.mean == 2.0
-    assert [j.name for j in second.jobs] == ["b"] and second.interval is None
-    quantile = 0.95 / math.sqrt(2 * 0.975 * 0.025)  # of t with two degrees of freedom
-    half = quantile / math.sqrt(3)  # the values 1, 2, 3 have deviation 1
-    assert first.interval == pytest.approx((2 - half, 2 + half), rel=1e-9)
-
-
-def test_the_interval_of_two_values():
-    half = math.tan(0.475 * math.pi) / 2  # with one degree of freedom t is Cauchy's, and the deviation is 1 / sqrt(2)
-    assert interval([3.0, 4.0]) == pytest.approx((3.5 - half, 3.5 + half), rel=1e-9)
-    assert interval([3.0, 3.0, 3.0]) == (3.0, 3.0) and interval([3.0]) is None and interval([]) is None
-
-
-def test_a_search_that_tries_a_point_twice_has_one_value_of_its_seed(tmp_path):
-    begin(tmp_path)
-    job(tmp_path, "a", {"x": 1}, 1.0)
-    job(tmp_path, "b", {"x": 1}, 1.0)
-    (point,) = rank(read_sweep(tmp_path))
-    assert point.values == [1.0] and point.interval is None
-
-
-def test_diverged_and_failed_seeds_rank_after_whole_points(tmp_path):
-    begin(tmp_path)
-    add(tmp_path, math.nan, x="all diverged")
-    add(tmp_path, 0.1, math.inf, x="one diverged")
-    add(tmp_path, 0.2, x="one failed")
-    job(tmp_path, "f", {"x": "one failed"}, 0.2, seed=1, status="failed")
-    add(tmp_path, 9.0, x="poor")
-    job(tmp_path, "g", {"x": "none"}, 0.0, status="failed")
-    plan(tmp_path, "h", {"x": "planned"})
-    ranked = [point.params["x"] for point in rank(read_sweep(tmp_path))]
-    assert ranked == ["poor", "one diverged", "one failed", "all diverged", "planned", "none"]
-    assert best_job(read_sweep(tmp_path)).params == {"x": "poor"}
-
-
-def test_the_best_run_is_the_best_seed_of_the_best_point(tmp_path):
-    begin(tmp_path)
-    add(tmp_path, 1.0, 9.0, x="lucky")
-    add(tmp_path, 3.0, 2.0, x="good")
-    best = best_job(read_sweep(tmp_path))
-    assert (best.params, best.seed) == ({"x": "good"}, 1)
-
-
-def test_without_a_result_there_is_no_best_run(tmp_path):
-    begin(tmp_path)
-    assert best_job(read_sweep(tmp_path)) is None and means(tmp_path) == []
-    add(tmp_path, math.nan, x=1)
-    assert best_job(read_sweep(tmp_path)) is None
-
-
-# ---- the table
-
-
-def rows_of(text: str, first: str) -> list[list[str]]:
-    """The cells of the table whose head starts with a word: cells are separated by two spaces."""
-    lines = next(part for part in text.split("\n\n") if part.startswith(first)).splitlines()
-    starts = [i for i, c in enumerate(lines[0]) if c != " " and (i == 0 or lines[0][i - 2 : i] == "  ")]
-    return [[line[a:b].strip() for a, b in zip(starts, [*starts[1:], None], strict=True)] for line in lines]
-
-
-def test_the_table(tmp_path):
-    begin(tmp_path, "real/roc_auc", name="mine")
-    metric = "real/roc_auc"
-    add(tmp_path, 0.5, 0.7, metric=metric, **{"model.embed_dim": 64, "optimizer": "muon"})
-    add(tmp_path, 0.9, metric=metric, **{"model.embed_dim": 128, "optimizer": "adamw"})
-    for name, status, reason in (("a", "pruned", "low"), ("b", "failed", "why")):
-        job(tmp_path, name, {"model.embed_dim": 8, "optimizer": name}, 0.4, 0, metric, status=status, reason=reason)
-    plan(tmp_path, "c", {"model.embed_dim": 7, "optimizer": "muon"})
-    text = table(read_sweep(tmp_path))
-    assert text.startswith("mine: 6 jobs: 3 finished, 1 planned, 1 pruned, 1 failed. Metric: real/roc_auc")
-    half = math.tan(0.475 * math.pi) / 10
-    assert rows_of(text, "rank") == [
-        ["rank", "embed_dim", "optimizer", "real/roc_auc", "95% interval", "seeds", "steps", "status"],
-        ["1", "128", "adamw", "0.9000", "-", "1", "100", "finished"],
-        ["2", "64", "muon", "0.6000", f"[{0.6 - half:.4f}, {0.6 + half:.4f}]", "2", "100", "2 finished"],
-    ]
-    assert rows_of(text, "job") == [
-        ["job", "status", "real/roc_auc so far", "steps", "reason"],
-        ["a", "pruned", "0.4000", "100", "low"],
-        ["b", "failed", "0.4000", "100", "why"],
-    ]
-    assert f"run_dir={tmp_path}/128-adamw-0" in text and "tabicl-export" in text
-
-
-def test_equal_points_share_a_rank(tmp_path):
-    begin(tmp_path)
-    for x, value in enumerate([2.0, 1.0, 1.0, 3.0]):
-        add(tmp_path, value, x=x)
-    _, *rows = rows_of(table(read_sweep(tmp_path)), "rank")
-    assert [(row[0], row[1]) for row in rows] == [("1", "1"), ("1", "2"), ("3", "0"), ("4", "3")]
-
-
-def test_a_single_job_and_none_at_all(tmp_path):
-    begin(tmp_path)
-    assert table(read_sweep(tmp_path)).startswith("invented: 0 jobs: none planned yet.")
-    add(tmp_path, 1.5)
-    text = table(read_sweep(tmp_path))
-    assert rows_of(text, "rank") == [
-        ["rank", "loss", "seeds", "steps", "status"],
-        ["1", "1.5000", "1", "100", "finished"],
-    ]
-    assert "no interval" in text
-
-
-def test_a_job_that_finished_without_a_value_is_shown(tmp_path):
-    begin(tmp_path, "real/roc_auc")
-    job(tmp_path, "a", {}, 1.0)  # there is a training loss, but no validation
-    assert rows_of(table(read_sweep(tmp_path)), "job")[1] == ["a", "finished", "-", "100", ""]
-
-
-def test_short_names_are_unique_ends():
-    keys = ["curriculum.stages.a.lr", "curriculum.stages.b.lr", "optimizer", "optimizer.momentum", "model.optimizer"]
-    assert list(short_names(keys).values()) == ["a.lr", "b.lr", "optimizer", "momentum", "model.optimizer"]
-
-
-# ---- commands
-
-
-@pytest.mark.parametrize("folder", ["plain", "lr=0.1,width=2", 'it\'s (1) & "two"', "2026_10"])
-def test_the_command_of_the_best_run_composes_to_its_configuration(folder, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    overrides = [*SETTINGS, "optimizer=adamw", "curriculum.stages.smoke.rows=[40,60]", "seed=3", "name='a, b'"]
-    begin(tmp_path / folder)
-    plan(tmp_path / folder, "lr=1e-3", {"lr": 1e-3}, overrides=overrides)
-    start(tmp_path / folder, "lr=1e-3")
-    write_run(tmp_path / folder / "lr=1e-3", {10: 1.0})
-    end(tmp_path / folder, "lr=1e-3")
-    train, export = map(shlex.split, command_lines(best_job(read_sweep(Path(folder)))))
-    assert train[0] == "tabicl-train" and export[0] == "tabicl-export"
-    config, expected = compose(train[1:]), compose(overrides)
-    expected.run_dir = f"{folder}/lr=1e-3"
-    assert config == expected
-    options = parse(ExportOptions, export[1:])
-    assert options.checkpoint == expected.run_dir and os.path.dirname(options.output) == expected.run_dir
-    assert check_output(options.output, options.format, None) == "hub"  # the format that takes every network
-
-
-NASTY = ["a", "1e5", "", " a ", "a,b", "[1]", "{a}", "'", '"', "\\", '\\"', 'a\\\\"b\\', "a=b", "x y", "#(a)", "%~"]
-
-
-@pytest.mark.parametrize("text", NASTY)
-def test_hydra_reads_back_the_text(text):
-    text = f"runs/{text}"
-    assert OverridesParser.create().parse_override(f"run_dir={hydra_text(text)}").value() == text
+def test_without_its_packages_a_sweep_names_the_extra(monkeypatch):
+    monkeypatch.setattr("tabicl_train.config.sweep.is_installed", lambda name: name != "submitit")
+    result = command("sweep", "experiment=smoke", "seed=0,1")
+    assert result.returncode == 2 and "sweeps need submitit" in result.stderr and ".[sweep]" in result.stderr

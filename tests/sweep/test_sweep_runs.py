@@ -1,152 +1,230 @@
-"""Sweeps of real runs, a few steps each."""
+"""Sweeps from start to end. Where training is not the subject, stand_in.py takes the place of tabicl-train."""
 
 import contextlib
-import functools
-import json
+import csv
 import os
-import shlex
 import signal
-import sys
-import threading
+import statistics
 from pathlib import Path
 
 import forked
 import pytest
+import stand_in
 import waiting
-from command_line import command, exit_code
-from forked_jobs import forked_jobs, kill  # noqa: F401
-from runs import assert_same_end, metrics, read
+from command_line import command
+from html_page import Page
+from optuna.trial import TrialState
+from runs import metrics
+from scipy import stats
 
-from tabicl_train.run_dir.lock import owner_is_alive
+from tabicl_train.distributed import submit
+from tabicl_train.run_dir.lock import is_in_use
 from tabicl_train.run_dir.status import read_status
-from tabicl_train.sweep.results import read_sweep
-
-until = functools.partial(waiting.until, seconds=300.0)
+from tabicl_train.sweep import run as sweep_run
+from tabicl_train.sweep.results import Sweep
+from tabicl_train.sweep.study import load_study
 
 pytestmark = pytest.mark.multi_process
 
-SHORT = ("experiment=smoke", "prior=dummy", "stream.num_workers=0", "trainer.accelerator=cpu", "checkpoint.every=5")
+SETTINGS = ("experiment=smoke", "validation.every=5", "validation.rows=[]", "trainer.accelerator=cpu", "sweep.jobs=2")
+MOMENTUMS = (0.8, 0.85, 0.9, 0.95, 0.97, 0.99)
+GRID = (*SETTINGS, f"optimizer.momentum={','.join(map(str, MOMENTUMS))}", "seed=0,1")
+PAIR = (*SETTINGS, "optimizer.momentum=0.9,0.95", "seed=0,1")
 
 
-def jobs(folder: Path) -> dict[str, Path]:
-    """The folders of jobs by their names without fingerprints."""
-    return {path.name[:-9]: path for path in folder.iterdir() if path.is_dir()}
+@pytest.fixture(autouse=True)
+def stands_in(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    monkeypatch.setattr(submit, "PROGRAM", (stand_in.__file__,))
+    monkeypatch.setattr(sweep_run, "POLL", 0.02)
+    monkeypatch.setattr(sweep_run, "DRAW", 1e9)
 
 
-def steps_of(folder: Path, name: str) -> int:
-    with contextlib.suppress(FileNotFoundError, KeyError):
-        return len(metrics(jobs(folder)[name]))
-    return 0
+@pytest.fixture
+def controller(tmp_path):
+    """Starts tabicl-sweep in a process group of its own, with its runs; what it prints goes to a file."""
+    started = []
+
+    def start(*arguments: str, stderr: str = "stderr"):
+        (tmp_path / stderr).touch()
+        started.append(forked.start(stand_in.controller, *arguments, stderr=tmp_path / stderr))
+        return started[-1]
+
+    yield start
+    for process in started:
+        for folder in (tmp_path, *tmp_path.iterdir()):
+            kill_all(process.pid, folder)
+        process.join()
 
 
-@pytest.mark.usefixtures("forked_jobs")
-def test_six_jobs_two_at_a_time_one_impossible_and_one_killed(tmp_path, monkeypatch, capfd):
-    folder, diverging = tmp_path / "sweep", "curriculum.stages.smoke.learning_rate"
-    sweep = (
-        *SHORT,
-        "curriculum.stages.smoke.steps=60",
-        f"run_dir={folder}",
-        "sweep.jobs=2",
-        "seed=0,1",
-        f"{diverging}=1e-3,2e-3,1e30",
-        "guard.skipped_in_a_row=2",
-    )
-    victim = "learning_rate-0.002_seed-1"
-
-    def kill_in_the_middle() -> None:
-        until(lambda: steps_of(folder, victim) >= 7)
-        kill(jobs(folder)[victim])
-
-    killer = threading.Thread(target=kill_in_the_middle)
-    killer.start()
-    assert exit_code(monkeypatch, "train", "-m", *sweep) == 0
-    killer.join()
-    out, err = capfd.readouterr()
-    rows = read(folder / "results.csv")
-    found = {row["job"][:-9]: row["status"] for row in rows}
-    assert found == {
-        f"learning_rate-{rate}_seed-{seed}": "failed" if rate == "1e+30" else "finished"
-        for rate in ("0.001", "0.002", "1e+30")
-        for seed in (0, 1)
-    }
-    assert all("finite" in row["reason"] for row in rows if row["status"] == "failed")
-    assert len(read_sweep(folder).jobs) == 6 and (folder / "sweep.html").is_file()
-    assert "2 finished" in out and "2 failed" in out
-    starts = [
-        json.loads(line)["job"][:-9] for line in (folder / "jobs.jsonl").read_text().splitlines() if "started" in line
-    ]
-    assert sorted(starts) == sorted([*found, victim]) and "was killed by SIGKILL" in err
-
-    again = command("sweep", *reversed(sweep[:-1]), "guard.skipped_in_a_row=2")
-    assert again.returncode == 0 and not again.stderr
-    assert again.stdout.partition("best run")[0] == out.partition("best run")[0]
-
-    provenance = json.loads((jobs(folder)[victim] / "provenance.jsonl").read_text().splitlines()[0])
-    line = shlex.join(provenance["command"])
-    assert line.startswith("tabicl-train ") and f"run_dir={jobs(folder)[victim]}" in line and " -m " not in line
-    assert command("train", *provenance["command"][1:]).stderr.strip().endswith("finished already, 60 steps are done")
+def kill_all(controller: int, folder: Path) -> None:
+    """Kill a controller, its jobs and their runs."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(controller, signal.SIGKILL)
+    for run in filter(is_in_use, folder.glob("*_seed-*")):
+        os.kill(int((run / "starts").read_text().split()[-1]), signal.SIGKILL)
 
 
-def controller(*arguments: str) -> None:
-    """tabicl-sweep in a process of its own; its jobs are not forked, since they end with their real parent."""
-    from tabicl_train import commands
-
-    sys.argv = ["tabicl-sweep", *arguments]
-    commands.sweep()
+def results(folder: Path) -> list[dict]:
+    with open(folder / "results.csv", newline="") as file:
+        return list(csv.DictReader(file))
 
 
-@pytest.mark.usefixtures("forked_jobs")
-def test_a_controller_that_is_killed_takes_its_jobs_along_and_the_same_command_goes_on(tmp_path):
+def starts(folder: Path) -> dict[str, int]:
+    return {path.parent.name: len(path.read_text().split()) for path in folder.glob("*/starts")}
+
+
+def until_held(folder: Path, count: int) -> None:
+    """Wait until this many runs are waiting at a step."""
+    waiting.until(lambda: sum(map(is_in_use, folder.glob("*_seed-*"))) >= count, f"{count} runs are held")
+
+
+def expected(momentums=MOMENTUMS) -> list[tuple[float, float, float, float]]:
+    """Momentum, mean and interval of each point, best first."""
+    rows = []
+    for momentum in momentums:
+        values = [stand_in.loss(momentum, seed, stand_in.STEPS) for seed in (0, 1)]
+        mean, half = statistics.fmean(values), stats.t.ppf(0.975, 1) * statistics.stdev(values) / 2**0.5
+        rows.append((momentum, mean, mean - half, mean + half))
+    return sorted(rows, key=lambda row: row[1])
+
+
+def test_a_grid_that_is_killed_twice_ends_with_the_table_of_an_undisturbed_one(tmp_path, controller):
     folder = tmp_path / "sweep"
-    sweep = (*SHORT, "curriculum.stages.smoke.steps=60", "checkpoint.keep=1", "optimizer=muon,adamw", "sweep.jobs=1")
-    process = forked.start(controller, *sweep, f"run_dir={folder}", stderr=tmp_path / "stderr")
-    until(lambda: steps_of(folder, "optimizer-muon_seed-0") >= 12 or not process.is_alive())
-    run = jobs(folder)["optimizer-muon_seed-0"]
-    refused = command("sweep", *sweep, f"run_dir={folder}")
-    assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and "is in use: process" in refused.stderr
+    for number in range(2):
+        folder.mkdir(exist_ok=True)
+        (folder / f"hold-{number}").write_text("2")
+        process = controller(*GRID, f"run_dir={folder}")
+        until_held(folder, 1 + number)
+        if number == 0:
+            os.kill(process.pid, signal.SIGKILL)  # its runs outlive it
+        else:
+            kill_all(process.pid, folder)
+        process.join()
+        (folder / f"hold-{number}").unlink()
+    result = command("sweep", *GRID, f"run_dir={folder}")
+    assert result.returncode == 0, result.stderr
+    sweep = Sweep(folder)
+    assert [trial.params["optimizer.momentum"] for trial, _ in sweep.ranked] == [row[0] for row in expected()]
+    shown = sweep.ranking()
+    assert shown["real/loss"].tolist() == [f"{mean:.4f}" for _, mean, _, _ in expected()]
+    assert shown["95% interval"].tolist() == [f"[{low:.4f}, {high:.4f}]" for *_, low, high in expected()]
+    assert shown.reset_index().to_string(index=False) in result.stdout and len(results(folder)) == 12
+    again = command("sweep", *GRID, f"run_dir={folder}")
+    assert again.returncode == 0 and again.stdout == result.stdout and not again.stderr
+
+
+def test_a_random_search_that_is_killed_tries_the_points_of_an_undisturbed_one(tmp_path, controller):
+    search = (*SETTINGS, "optimizer.momentum=interval(0.8,0.99)", "sweep.sampler=random", "sweep.trials=4")
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    (folder / "hold-0").write_text("2")
+    process = controller(*search, f"run_dir={folder}")
+    until_held(folder, 2)
+    kill_all(process.pid, folder)
+    process.join()
+    (folder / "hold-0").unlink()
+    tables = []
+    for place in (folder, tmp_path / "whole"):
+        assert command("sweep", *search, f"run_dir={place}").returncode == 0
+        tables.append(Sweep(place).ranking())
+    assert tables[0].equals(tables[1]) and tables[0]["momentum"].nunique() == 4
+
+
+def test_a_failing_point_does_not_end_the_sweep_and_can_be_tried_again(tmp_path):
+    (tmp_path / "crash").write_text("0.95")
+    result = command("train", "-m", *PAIR, f"run_dir={tmp_path}")
+    assert result.returncode == 0 and "it crashes" in result.stdout and "1 finished, 1 failed" in result.stdout
+    assert [row["status"] for row in results(tmp_path)].count("failed") == 2
+    (failed,) = Page(tmp_path / "sweep.html").table("trial", "reason").values()
+    assert failed["momentum"] == "0.95" and failed["reason"].count("it crashes") == 2
+    (tmp_path / "crash").unlink()
+    result = command("train", "-m", *PAIR, f"run_dir={tmp_path}", "sweep.retry_failed=true")
+    assert result.returncode == 0 and "2 points: 2 finished" in result.stdout
+    assert len(list(tmp_path.glob("*_seed-*"))) == 4 and max(starts(tmp_path).values()) == 2
+
+
+def test_without_any_result_the_exit_code_is_1(tmp_path):
+    (tmp_path / "crash").write_text("0.9")
+    result = command("train", "-m", *SETTINGS, "optimizer.momentum=0.9", f"run_dir={tmp_path}")
+    assert result.returncode == 1 and "no run has finished" in result.stderr
+
+
+def test_runs_that_outlived_their_controller_are_adopted_and_a_torn_journal_is_repaired(tmp_path, controller):
+    for seed in (0, 1):
+        (tmp_path / f"hold-{seed}").write_text("2")
+    process = controller(*PAIR, f"run_dir={tmp_path}")
+    until_held(tmp_path, 2)
+    refused = command("sweep", *PAIR, f"run_dir={tmp_path}")
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and "in use" in refused.stderr
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    until(lambda: not owner_is_alive(run))
-    assert 12 <= len(metrics(run)) < 60 and read_status(run)["status"] == "killed"
-
-    result = command("sweep", *sweep, f"run_dir={folder}")
-    assert result.returncode == 0 and "resume    optimizer-muon_seed-0" in result.stderr, result.stderr
-    assert command("sweep", *sweep, f"run_dir={tmp_path}/whole").returncode == 0
-    for name, run in jobs(folder).items():
-        assert_same_end(run, jobs(tmp_path / "whole")[name])
-
-
-@pytest.mark.usefixtures("forked_jobs")
-def test_a_stop_signal_saves_the_jobs_and_says_how_to_go_on(tmp_path, monkeypatch, capfd):
-    folder = tmp_path / "sweep"
-    sweep = (*SHORT, "curriculum.stages.smoke.steps=60", "seed=0,1,2", "sweep.jobs=2", f"run_dir={folder}")
-
-    def stop() -> None:
-        until(lambda: steps_of(folder, "seed-0") >= 3 and steps_of(folder, "seed-1") >= 3)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    stopper = threading.Thread(target=stop)
-    stopper.start()
-    assert exit_code(monkeypatch, "sweep", *sweep) == 75
-    stopper.join()
-    error = capfd.readouterr().err
-    assert "0 of 3 jobs done; the same command continues it:" in error and f"tabicl-sweep {shlex.join(sweep)}" in error
-    assert sorted(jobs(folder)) == ["seed-0", "seed-1"]
-    assert all(read_status(run)["status"] == "preempted" for run in jobs(folder).values())
-    assert exit_code(monkeypatch, "sweep", *sweep) == 0
-    assert [len(metrics(run)) for run in jobs(folder).values()] == [60] * 3
+    with open(tmp_path / "study.log", "a") as file:
+        file.write('{"op_code": 4, "worker')
+    (tmp_path / "study.log.lock").symlink_to("gone")
+    process = controller(*PAIR, f"run_dir={tmp_path}", stderr="stderr.2")
+    waiting.until(lambda: (tmp_path / "stderr.2").read_text().count("adopt ") == 2, "both runs are adopted")
+    for seed in (0, 1):
+        (tmp_path / f"hold-{seed}").unlink()
+    assert forked.exit_code(process) == 0
+    assert set(starts(tmp_path).values()) == {1} and len(Sweep(tmp_path).ranked) == 2
 
 
-def test_a_job_of_two_ranks(tmp_path):
-    """As processes started anew: rank 0 starts rank 1 with its own command line."""
-    result = command("train", "-m", *SHORT, "trainer.devices=2", "trainer.max_steps=2", f"run_dir={tmp_path}/sweep")
+def test_a_stop_signal_stops_adopted_runs_too_and_the_same_command_goes_on(tmp_path, controller):
+    (tmp_path / "hold-0").write_text("2")
+    sweep = (*PAIR, "seed=0", f"run_dir={tmp_path}")
+    process = controller(*sweep)
+    until_held(tmp_path, 2)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    process = controller(*sweep, stderr="stderr.2")
+    waiting.until(lambda: (tmp_path / "stderr.2").read_text().count("adopt ") == 2, "both runs are adopted")
+    os.kill(process.pid, signal.SIGTERM)
+    assert forked.exit_code(process) == 75
+    assert [read_status(run)["status"] for run in tmp_path.glob("*_seed-0")] == ["preempted"] * 2
+    assert "the same command continues it: tabicl-sweep experiment=smoke" in (tmp_path / "stderr.2").read_text()
+    (tmp_path / "hold-0").unlink()
+    assert command("sweep", *sweep).returncode == 0 and set(starts(tmp_path).values()) == {2}
+
+
+def test_the_pruner_stops_a_run_and_spares_its_other_seeds(tmp_path):
+    search = [*SETTINGS, "optimizer.momentum=interval(0.9,0.99)", "seed=0,1", "sweep.sampler=random"]
+    search += ["sweep.pruner=median", f"run_dir={tmp_path}"]
+    assert command("sweep", *search, "sweep.trials=6").returncode == 0
+    (tmp_path / "hold-0").write_text("3")  # the seventh point, which is poor, ends only if it is stopped
+    result = command("sweep", *search, "sweep.trials=7")
     assert result.returncode == 0, result.stderr
-    (run,) = jobs(tmp_path / "sweep").values()
-    assert len(metrics(run)) == 2 and "2 x cpu" in (run / "log.txt").read_text()
+    *others, last = load_study(tmp_path).get_trials()
+    assert {trial.state for trial in others} == {TrialState.COMPLETE} and last.state == TrialState.PRUNED
+    assert [row["status"] for row in results(tmp_path)[-2:]] == ["pruned", "pruned"]
+    assert len(starts(tmp_path)) == 6 * 2 + 1 and "real/loss" in last.user_attrs["reason"]
+    assert [read_status(run)["status"] for run in tmp_path.glob("006*")] == ["preempted"]
 
 
-@pytest.mark.usefixtures("forked_jobs")
-def test_the_time_limit_of_a_sweep(tmp_path, monkeypatch):
-    sweep = (*SHORT, "sweep.max_hours=1e-9", "seed=0,1", f"run_dir={tmp_path}/sweep")
-    assert exit_code(monkeypatch, "sweep", *sweep) == 75
-    assert not jobs(tmp_path / "sweep")
+def test_another_sweep_in_the_folder_is_refused(tmp_path):
+    assert command("sweep", *PAIR, "seed=0", f"run_dir={tmp_path}").returncode == 0
+    result = command("sweep", *PAIR, "optimizer.momentum=0.9", f"run_dir={tmp_path}")
+    assert result.returncode == 2 and "which holds another sweep (seeds was [0]" in result.stderr
+    assert load_study(tmp_path).get_trials(states=[TrialState.RUNNING]) == []
+    assert command("sweep", *PAIR, "seed=0", "stream.num_workers=3", f"run_dir={tmp_path}").returncode == 0
+
+
+def test_a_time_limit_starts_nothing(tmp_path):
+    assert command("sweep", *PAIR, "sweep.max_hours=1e-9", f"run_dir={tmp_path}").returncode == 75
+    assert not starts(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_sweep_of_real_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(submit, "PROGRAM", ("-m", "tabicl_train"))
+    short = (
+        "experiment=smoke",
+        "prior=dummy",
+        "stream.num_workers=0",
+        "trainer.accelerator=cpu",
+        "trainer.max_steps=2",
+    )
+    result = command("train", "-m", *short, "optimizer.momentum=0.9,0.95", f"run_dir={tmp_path}/sweep")
+    assert result.returncode == 0, result.stderr
+    assert [row["status"] for row in results(tmp_path / "sweep")] == ["finished"] * 2
+    assert {len(metrics(run)) for run in (tmp_path / "sweep").glob("*_seed-0")} == {2}

@@ -24,10 +24,11 @@ from tabicl_train.model.pack import Pack
 from tabicl_train.model.sequence import SequenceConfig
 from tabicl_train.prediction.export import load_network
 from tabicl_train.prediction.predict import predict
-from tabicl_train.sweep.results import Job
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from tabicl_train.sweep.results import Run
 
 TRAINED = 40  # rows of the longest sequence of training
 SHIFT, LONG = 5, 5 * TRAINED  # sigma and rows at which the rules are compared
@@ -40,7 +41,7 @@ SMALL = [
     *(f"curriculum.stages.sequences.{value}" for value in ("steps=2", "tables=4", "group_size=4")),
 ]
 
-Runs = dict[str, tuple[str, Job]]  # by variation and name: the variation and the run
+Runs = dict[str, tuple[str, "Run"]]  # by variation and name: the variation and the run
 
 
 @dataclass

@@ -9,7 +9,6 @@ import signal
 from pathlib import Path
 from unittest import mock
 
-import lightning as L
 import torch
 
 from tabicl_train import train as training
@@ -20,13 +19,14 @@ SETTINGS = [
     "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=8", "checkpoint.every=2",
     "trainer.accelerator=cpu", "trainer.devices=2", "averages.ema=0.9", "model.dropout=0.1",
 ]  # fmt: skip
+BUILD_CALLBACKS = training.build_callbacks
 
 
-class Trouble(L.Callback):
-    def __init__(self, folder: Path, rank: int, name: str, step: int | None) -> None:
+class Trouble:
+    def __init__(self, folder: Path, rank: int, name: str, step: int) -> None:
         self.folder, self.rank, self.name, self.step = folder, rank, name, step
 
-    def on_train_batch_start(self, trainer, module, item, _) -> None:
+    def on_train_batch_start(self, item, module, **_) -> None:
         if item.step == self.step and self.name == "stop" and self.rank == 1:
             os.kill(os.getpid(), signal.SIGTERM)
         if item.step == self.step and self.name == "ruin":
@@ -34,10 +34,10 @@ class Trouble(L.Callback):
                 for p in module.model.icl_predictor.decoder.parameters():
                     p.mul_(100)
 
-    def on_train_start(self, trainer, module) -> None:
+    def on_train_start(self, module, **_) -> None:
         self.write_digest(module, "start")
 
-    def on_train_end(self, trainer, module) -> None:
+    def on_train_end(self, module, **_) -> None:
         self.write_digest(module, "end")
 
     def write_digest(self, module, when: str) -> None:
@@ -45,21 +45,10 @@ class Trouble(L.Callback):
         (self.folder / f"{module.config.run_dir}.{when}.{self.rank}").write_text(hashlib.sha256(values).hexdigest())
 
 
-def train_all(folder: Path) -> None:
+def train(folder: Path, expected: str, trouble: tuple[str, int], run_dir: str, *overrides: str) -> None:
     rank = int(os.environ["RANK"])
     os.chdir(folder / f"machine-{rank}")
     guard.HORIZON, guard.MEMORY = 2, 0.5
-    chosen = training.run_callbacks
-
-    def train(run_dir: str, *overrides: str, trouble: tuple[str, int | None] = ("none", None)) -> str:
-        callbacks = lambda *a: [Trouble(folder, rank, *trouble), *chosen(*a)]  # noqa: E731
-        with mock.patch.object(training, "run_callbacks", callbacks):
-            return training.train(compose([*SETTINGS, f"run_dir={run_dir}", *overrides]))
-
-    assert train("whole") == "finished"
-    assert train("torn", trouble=("stop", 4)) == "preempted"
-    assert train("torn") == "finished"
-    assert train("torn") == "finished"  # there is nothing left to do
-    assert train("from-weights", "init_weights=whole", "trainer.max_steps=1") == "finished"
-    rewind = ("guard.after=3", "guard.loss=10", "guard.action=rewind", "checkpoint.keep=9")
-    assert train("rewound", *rewind, trouble=("ruin", 6)) == "finished"
+    callbacks = lambda *a: [Trouble(folder, rank, *trouble), *BUILD_CALLBACKS(*a)]  # noqa: E731
+    with mock.patch.object(training, "build_callbacks", callbacks):
+        assert training.train(compose([*SETTINGS, f"run_dir={run_dir}", *overrides])) == expected

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from forked import exit_code, ranks
+from forked import run_ranks
 from runs import assert_same_end
-from separate_folders import train_all
+from separate_folders import train
 
 pytestmark = pytest.mark.multi_process
 
@@ -16,8 +16,17 @@ def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("separate")
     for rank in (0, 1):
         (folder / f"machine-{rank}").mkdir()
-    with ranks(train_all, folder, folder=folder) as processes:
-        assert [exit_code(process) for process in processes] == [0, 0], (folder / "stderr.0").read_text()
+    rewind = ("guard.after=3", "guard.loss=10", "guard.action=rewind", "checkpoint.keep=9")
+    for expected, trouble, *settings in (
+        ("finished", ("none", 0), "whole"),
+        ("preempted", ("stop", 4), "torn"),
+        ("finished", ("none", 0), "torn"),
+        ("finished", ("none", 0), "torn"),  # there is nothing left to do
+        ("finished", ("none", 0), "from-weights", "init_weights=whole", "trainer.max_steps=1"),
+        ("finished", ("ruin", 6), "rewound", *rewind),
+    ):
+        codes = run_ranks(train, folder, expected, trouble, *settings, folder=folder)
+        assert codes == [0, 0], (folder / "stderr.0").read_text()
     return folder
 
 

@@ -1,0 +1,120 @@
+"""The study of a sweep in Optuna's journal, which is the only state of a sweep."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from tabicl_train.config.sweep import STUDY
+from tabicl_train.errors import ConfigError
+from tabicl_train.run_dir.records import whole_lines_end
+from tabicl_train.sweep.metric import is_better_lower
+from tabicl_train.sweep.plan import Plan
+
+NAME = "sweep"
+RUNS = "runs"  # attribute of a trial: name, seed and arguments of each of its runs
+RETRY = "retry of"  # attribute of a trial that tries a failed one again: the number of the first attempt
+
+
+def open_study(plan: Plan) -> optuna.Study:
+    """The study of a sweep whose lock is held, or a new one; raises ConfigError if it is of another sweep."""
+    assert plan.sweep.metric is not None
+    path = plan.folder / STUDY
+    repair(path)
+    study = optuna.create_study(
+        storage=storage(path),
+        study_name=NAME,
+        direction="minimize" if is_better_lower(plan.sweep.metric) else "maximize",
+        sampler=optuna.samplers.RandomSampler(),
+        pruner=pruner(plan),
+        load_if_exists=True,
+    )
+    identity = plan.identity()
+    known = study.user_attrs.get("identity", identity)
+    if changed := [key for key, value in identity.items() if known[key] != value]:
+        what = ", ".join(f"{key} was {known[key]}" for key in changed)
+        raise ConfigError([f"run_dir is {str(plan.folder)!r}, which holds another sweep ({what}); choose another name"])
+    study.set_user_attr("identity", identity)
+    study.set_user_attr("name", plan.sweep.name)
+    return study
+
+
+def load_study(folder: Path) -> optuna.Study:
+    """The study in the folder of a sweep, to be read; raises ConfigError if there is none."""
+    if not (folder / STUDY).exists():
+        raise ConfigError([f"{folder}: there is no sweep in it"])
+    return optuna.load_study(study_name=NAME, storage=storage(folder / STUDY))
+
+
+def storage(path: Path) -> JournalStorage:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return JournalStorage(JournalFileBackend(str(path.absolute())))
+
+
+def repair(path: Path) -> None:
+    """What a kill may leave: an incomplete last line, which Optuna cannot read, and the lock of the file, for which it
+    would wait half a minute. The lock of the sweep is held, so nobody else writes the file."""
+    path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError), open(path, "r+b") as file:
+        file.truncate(whole_lines_end(path))
+
+
+def pruner(plan: Plan) -> optuna.pruners.BasePruner:
+    config = plan.configs[0]
+    if plan.sweep.pruner == "median":
+        return optuna.pruners.MedianPruner()
+    if plan.sweep.pruner == "hyperband":
+        return optuna.pruners.HyperbandPruner(min_resource=config.validation.every, max_resource=config.total_steps)
+    return optuna.pruners.NopPruner()
+
+
+def sampler(plan: Plan, number: int) -> optuna.samplers.BaseSampler:
+    """The sampler of one trial. A RandomSampler that is made anew with the same seed would repeat its points."""
+    if plan.sweep.sampler == "grid":
+        return optuna.samplers.GridSampler({axis.key: axis.choices for axis in plan.axes}, seed=0)
+    if plan.sweep.sampler == "random":
+        return optuna.samplers.RandomSampler(seed=number)
+    return optuna.samplers.TPESampler(seed=number, constant_liar=True)
+
+
+def ask(plan: Plan, study: optuna.Study, running: FrozenTrial | None = None) -> Trial:
+    """Another trial with its runs, or one that an earlier call of the sweep has begun."""
+    default = study.sampler
+    study.sampler = sampler(plan, len(study.get_trials(deepcopy=False)) if running is None else running.number)
+    trial = study.ask() if running is None else Trial(study, running._trial_id)
+    point = {axis.key: axis.suggest(trial) for axis in plan.axes}
+    # GridSampler would raise RuntimeError when the last trial is told: it calls Study.stop, which needs Study.optimize.
+    study.sampler = default
+    number = first_attempt(trial)
+    runs = [[plan.run_dir(number, point, seed).name, seed, plan.arguments(point, seed)] for seed in plan.sweep.seeds]
+    trial.set_user_attr(RUNS, runs)
+    return trial
+
+
+def first_attempt(trial: Trial | FrozenTrial) -> int:
+    """The number of a trial, or of the trial that it tries again: the run directories are named after it."""
+    return trial.user_attrs.get(RETRY, trial.number)
+
+
+def has_more(plan: Plan, study: optuna.Study) -> bool:
+    """Whether there is another trial to ask for."""
+    trials = study.get_trials(deepcopy=False)
+    waiting = any(trial.state == TrialState.WAITING for trial in trials)
+    return waiting or len({first_attempt(trial) for trial in trials}) < plan.total
+
+
+def retry_failed(study: optuna.Study) -> None:
+    """Have all failed trials tried again, in their run directories."""
+    for trial in latest_attempts(study):
+        if trial.state == TrialState.FAIL:
+            study.enqueue_trial(trial.params, {RETRY: first_attempt(trial)})
+
+
+def latest_attempts(study: optuna.Study) -> list[FrozenTrial]:
+    """The trials in the order of their first attempts, each with the outcome of its last one."""
+    return list({first_attempt(trial): trial for trial in study.get_trials(deepcopy=False)}.values())

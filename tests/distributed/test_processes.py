@@ -1,0 +1,151 @@
+"""Processes end with each other: ranks with their launcher, workers with their process, two ranks with one of them."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from forked import exit_code, ranks, start, train
+from waiting import until
+
+from tabicl_train.run_dir.checkpoint import saved, step_of
+from tabicl_train.run_dir.lock import is_in_use
+from tabicl_train.run_dir.status import read_status
+
+SETTINGS = (
+    "experiment=smoke", "prior=dummy", "curriculum.stages.smoke.steps=1000000", "checkpoint.every=4",
+    "trainer.accelerator=cpu", "trainer.devices=2", "stream.num_workers=1",
+)  # fmt: skip
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def saved_step(run_dir: Path) -> int:
+    return max(map(step_of, saved(run_dir / "checkpoints")), default=0)
+
+
+class Launch:
+    """tabicl-train with trainer.devices=2, in the middle of its training."""
+
+    def __init__(self, run_dir: Path, stderr: Path, *settings: str) -> None:
+        stderr.unlink(missing_ok=True)
+        first = saved_step(run_dir)
+        self.process = start(train, *SETTINGS, f"run_dir={run_dir}", *settings, stderr=stderr)
+        until(lambda: not self.process.is_alive() or saved_step(run_dir) > first, seconds=300)
+        assert self.process.is_alive(), stderr.read_text()
+        self.ranks = children(self.process.pid)
+        self.ranks.sort(key=lambda pid: b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
+        self.workers = [worker for rank in self.ranks for worker in children(rank)]
+        assert len(self.ranks) == 2 and len(self.workers) == 2
+
+    def left(self) -> list[int]:
+        return [pid for pid in [*self.ranks, *self.workers] if lives(pid)]
+
+
+@pytest.mark.multi_process
+def test_two_ranks_end_together_and_the_same_command_continues(tmp_path):
+    run_dir, stderr = tmp_path / "run", tmp_path / "stderr"
+    launch = Launch(run_dir, stderr)
+    os.kill(launch.ranks[1], signal.SIGKILL)
+    assert exit_code(launch.process) == 1 and not launch.left() and not is_in_use(run_dir)
+    error = stderr.read_text()
+    assert error.splitlines()[-1] == "error: rank 1 was killed by SIGKILL" and "Traceback" not in error
+
+    launch = Launch(run_dir, stderr)
+    assert "resumed at step " in stderr.read_text()
+    os.kill(launch.process.pid, signal.SIGKILL)
+    until(lambda: not launch.left(), "the ranks end with their launcher")
+    assert read_status(run_dir)["status"] == "killed"
+
+    launch = Launch(run_dir, stderr)
+    os.kill(launch.process.pid, signal.SIGINT)
+    assert exit_code(launch.process) == os.EX_TEMPFAIL and not launch.left()
+    done = read_status(run_dir)["step"]
+    path = run_dir / f"checkpoints/step-{done:08d}.ckpt"
+    *_, stopping, last = stderr.read_text().splitlines()
+    assert stopping == "stop      SIGINT: stopping after this step; signal again to kill"
+    assert last == f"preempted at step {done} (SIGINT): saved to {path}; the same command continues"
+    assert path.exists()
+
+
+@pytest.mark.campaign  # the agent gives a suspended rank 30 s before it kills it
+def test_a_suspended_rank_ends_the_run_by_the_timeout(tmp_path):
+    launch = Launch(tmp_path / "run", tmp_path / "stderr", "trainer.timeout=8")
+    os.kill(launch.ranks[1], signal.SIGSTOP)
+    assert exit_code(launch.process) == 1 and not launch.left()
+    last = (tmp_path / "stderr").read_text().splitlines()[-1]
+    assert last.startswith("error: rank 0 failed: another rank did not answer within trainer.timeout; ")
+
+
+@pytest.mark.multi_process
+def test_a_signal_to_any_rank_of_torchrun_ends_all_with_0_and_a_line(tmp_path):
+    run_dir = tmp_path / "run"
+    with ranks(train, *SETTINGS, f"run_dir={run_dir}", folder=tmp_path) as processes:
+        until(lambda: saved_step(run_dir) > 0, seconds=300)
+        os.kill(processes[1].pid, signal.SIGUSR1)
+        assert [exit_code(process) for process in processes] == [0, 0]
+    last = (tmp_path / "stderr.0").read_text().splitlines()[-1]
+    assert last.startswith("preempted at step ") and last.endswith("; the same command continues")
+    assert read_status(run_dir)["status"] == "preempted"
+
+
+def draw_for_ever(number: str) -> None:
+    import time
+
+    from priors.dummy import Dummy
+    from tabicl_train.config.compose import compose
+    from tabicl_train.config.schema import StreamConfig, build_prior
+    from tabicl_train.stream import StepStream
+    from tabicl_train.workers import Loader
+
+    Dummy.plan = lambda *_: time.sleep(600)
+    config = compose(["experiment=smoke", "prior=dummy"])
+    stream = StepStream(build_prior(config), config.curriculum, config.model, 0, range(8))
+    with Loader(stream, StreamConfig(num_workers=1)) as loader:
+        loader.start()
+        Path(number).write_text(str(loader.workers[0].process.pid))
+        loader.next()
+
+
+@pytest.mark.multi_process
+def test_a_worker_dies_with_its_process_in_the_middle_of_a_table(tmp_path):
+    process = start(draw_for_ever, str(tmp_path / "worker"))
+    until(lambda: (tmp_path / "worker").exists() and (tmp_path / "worker").read_text())
+    worker = int((tmp_path / "worker").read_text())
+    assert lives(worker)
+    process.kill()
+    until(lambda: not lives(worker))
+
+
+SIGNALED = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            os.kill(os.getpid(), signal.{name})
+
+sys.meta_path.insert(0, Finder())
+from tabicl_train.__main__ import train
+train()
+"""
+
+
+@pytest.mark.multi_process
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_stop_signal_during_imports_leaves_no_trace(name):
+    result = subprocess.run(
+        [sys.executable, "-c", SIGNALED.format(name=name), "experiment=smoke"], capture_output=True, text=True
+    )
+    assert result.returncode == -getattr(signal, name) and result.stderr == ""

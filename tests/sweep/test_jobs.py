@@ -1,0 +1,56 @@
+"""Jobs of a sweep on SLURM, which a stub stands for."""
+
+import subprocess
+from unittest import mock
+
+import pytest
+
+from tabicl_train.sweep import jobs
+from tabicl_train.sweep.plan import make_plan
+
+
+@pytest.fixture
+def slurm(monkeypatch):
+    """The numbers of the jobs that squeue lists, and the jobs that were cancelled."""
+    queued, cancelled = ["7", "8_1"], []
+
+    def run(command, **_):
+        if command[0] == "scancel":
+            cancelled.append(command[1])
+        return subprocess.CompletedProcess(command, 0, "\n".join(queued))
+
+    monkeypatch.setattr(jobs.subprocess, "run", run)
+    monkeypatch.setattr(jobs, "queue", jobs.Queue())
+    return queued, cancelled
+
+
+def test_a_job_that_waits_in_the_queue_is_found_again(slurm, tmp_path):
+    assert jobs.find(tmp_path, "slurm") is None
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "7_submitted.pkl").touch()
+    job = jobs.find(tmp_path, "slurm")
+    job.stop()
+    assert job.number == "7" and slurm[1] == ["7"]
+    slurm[0].remove("7")
+    jobs.queue.looked = -1e9
+    assert job.has_ended() and jobs.find(tmp_path, "slurm") is None
+
+
+def test_a_run_on_slurm_gets_the_options_of_submit(slurm, tmp_path, monkeypatch):
+    submit = mock.Mock()
+    submit.return_value.job_id = "9"
+    monkeypatch.setattr(jobs, "submit", submit)
+    options = ["sweep.submit.cluster=slurm", "sweep.submit.gpus=2", "sweep.submit.sbatch={mem: 64G}"]
+    plan = make_plan(["experiment=smoke", *options])
+    jobs.start(plan, ["seed=0"], tmp_path / "run", "", 1)
+    arguments, given, folder, cores = submit.call_args.args
+    assert arguments == ["seed=0", "stream.num_workers=8"] and (given.gpus, given.sbatch) == (2, {"mem": "64G"})
+    assert folder == tmp_path / "run" / "jobs" and cores == 9
+
+
+def test_the_error_of_a_job_is_its_first_line_of_error(tmp_path):
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "5_submitted.pkl").touch()
+    assert jobs.Job(tmp_path, "local").error() == ""
+    (tmp_path / "jobs" / "5_0_log.out").write_text("run  here\nerror: no disk\nerror: more\n")
+    assert jobs.Job(tmp_path, "local").error() == "no disk"
