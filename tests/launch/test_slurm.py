@@ -128,7 +128,7 @@ def test_a_submitted_job_goes_on_after_its_time_limit(tmp_path):
     """submitit's signal before the time limit is SIGUSR2."""
     program = ("python", "-c", "from tabicl_train import commands; commands.submit()")
     said = command(*program, *LONG, f"run_dir={tmp_path / 'run'}", "submit.gpus=0", "submit.hours=1")
-    found = re.search(r"job (\d+)", said)
+    found = re.search(r"job +(\d+)", said)
     assert found, said
     until(lambda: rows(tmp_path / "run") > 5, "the run begins")
     command("scancel", "--signal=USR2", found[1])
