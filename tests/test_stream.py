@@ -3,7 +3,9 @@ import multiprocessing
 import os
 import re
 import signal
+import time
 from collections.abc import Callable
+from threading import Timer
 from unittest import mock
 
 import numpy as np
@@ -12,7 +14,10 @@ import torch
 
 from priors import build_prior
 from priors.prior import Prior
+from tabicl_train import train as training
 from tabicl_train.config.schema import CurriculumConfig, StageConfig, StreamConfig
+from tabicl_train.distributed.launch import Launch
+from tabicl_train.distributed.signals import Stop
 from tabicl_train.model import TabICLConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.stream import StepItem, StepStream
@@ -20,6 +25,12 @@ from tabicl_train.workers import Loader, WorkerDied, packed, receive, send
 
 STAGE = StageConfig(steps=7, rows=[30, 60], features=[1, 5], tables=6, group_size=2, pack_tokens=1500)
 CURRICULUM = CurriculumConfig({"only": STAGE})
+
+
+@pytest.fixture(autouse=True)
+def several_cores(monkeypatch):
+    """Workers are not reduced to the cores of the machine."""
+    monkeypatch.setattr("joblib.cpu_count", lambda: 8)
 
 
 def stream(start: int = 0, rank: int = 0, ranks: int = 1, prior: Prior | None = None) -> StepStream:
@@ -64,6 +75,42 @@ def test_items_are_the_same_for_any_number_of_workers(workers, undisturbed):
 def test_workers_take_all_cores_but_one_of_each_process(processes, workers):
     assert StreamConfig(prefetch=2).local(processes) == StreamConfig(num_workers=workers, prefetch=2)
     assert StreamConfig(num_workers=0).local(processes).workers == 0
+
+
+def test_more_workers_than_cores_are_reduced_with_a_line_and_absurd_numbers_refused(monkeypatch, capsys):
+    monkeypatch.setattr("joblib.cpu_count", lambda: 2)
+    made = mock.patch.object(training, "Loader", lambda stream, config, device: config.workers)
+    with made:
+        place = Launch(size=2, local_size=2)
+        assert training.build_loader(stream(), StreamConfig(num_workers=3), torch.device("cpu"), place) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line == "warning   stream.num_workers is 3; 1, as there are no more cores"
+        assert training.build_loader(stream(), StreamConfig(), torch.device("cpu"), place) == 1
+    assert capsys.readouterr().err == ""
+    assert StreamConfig(num_workers=5000).problems() == ["num_workers is 5000; it must be at most 1024"]
+
+
+@pytest.mark.multi_process
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stop_signal_is_obeyed_while_tables_are_drawn(workers):
+    """Without workers after the table that is being drawn, with workers at once."""
+    stop, drawing = Stop(), multiprocessing.Event()
+
+    def act(step: int) -> None:
+        if step == 3:
+            drawing.set()
+            if workers:
+                time.sleep(600)
+            assert not stop.asked  # no second table is drawn
+            stop.first = 0.0
+
+    with Loader(stream_of(act), StreamConfig(num_workers=workers)) as loader:
+        loader.start(0, stop)
+        assert [loader.next().step for _ in range(3)] == [0, 1, 2]
+        if workers:
+            assert drawing.wait(60)
+            Timer(0, stop.handle, (signal.SIGTERM,)).start()
+        assert loader.next() is None
 
 
 def test_an_item_tells_how_long_drawing_took():

@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 
@@ -75,16 +74,8 @@ def watch_signals() -> Iterator[Stop]:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have this process killed when its parent is gone; the parent's main thread must have started it."""
+    """On Linux, have this process killed when its parent is gone; the parent's main thread must have started it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it was gone before that
             os.kill(os.getpid(), signal.SIGKILL)
-    else:
-        threading.Thread(target=end_after, args=(parent,), daemon=True).start()
-
-
-def end_after(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os.kill(os.getpid(), signal.SIGKILL)

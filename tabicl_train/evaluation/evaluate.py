@@ -64,12 +64,17 @@ def evaluate(
     methods = competitors(network, n_estimators, client_weights)
 
     scores, skipped, errors = [], [], []  # rows, warnings, messages
-    records = Records(Path(output or ".").resolve().parent)
+    records, unwritten = Records(Path(output or ".").resolve().parent), None
     try:
         for task_rows in score_tasks(tasks, methods, rows, splits, skipped):
             scores += [row | {"trained_range": position(trained, row)} for row in task_rows]
-            if output is not None:
+            if output is None:
+                continue
+            try:
                 records.replace(Path(output).name, pd.DataFrame(scores).to_csv(index=False))
+                unwritten = None
+            except OSError as error:  # such as of a full disk; the scores are still printed
+                unwritten = first_line(error)
     except KeyboardInterrupt:
         errors.append(f"interrupted; {len({row['data'] for row in scores})} of {len(tasks)} tasks are scored")
     if not scores:
@@ -79,8 +84,8 @@ def evaluate(
     print(as_text(results, trained))
     for line in skipped:
         tell(line)
-    if records.failing:
-        errors.append(f"{output} could not be written and lacks scores")
+    if unwritten is not None:
+        errors.append(f"{output} could not be written and lacks scores: {unwritten}")
     errors += figure_errors(results, figure)
     if errors:
         sys.exit("\n".join(f"error: {error}" for error in errors))

@@ -180,7 +180,9 @@ def read_settings(
                 problems.append(f"{text}: a seed must be a whole number, at least 0")
                 seeds = [0]
         elif key in axes and axes[key].has_labels:
-            problems += choose_labels(axes[key], axis.choices if axis is not None else [override.value()], text)
+            problems.append(
+                f"{text}: {key} is a name for settings that change together; leave it out, or edit the file"
+            )
         elif axis is not None:
             axes[key] = axis
         else:
@@ -191,16 +193,6 @@ def read_settings(
 
 
 RESERVED = {"seed": "sweep.seeds", "run_dir": "the setting run_dir for the folder of the sweep"}
-
-
-def choose_labels(axis: Axis, chosen: list[Any], text: str) -> list[str]:
-    """Reduce an axis of labels to some of them; returns the problems."""
-    known = dict(zip(axis.choices, axis.settings, strict=True))
-    if wrong := [label for label in map(str, chosen) if label not in known]:
-        return [f"{text}: {axis.key} has {', '.join(known)}, and not {', '.join(wrong)}"]
-    axis.settings = [known[str(label)] for label in chosen]
-    axis.distribution = type(axis.distribution)([str(label) for label in chosen])
-    return []
 
 
 def check_configs(plan: Plan, problems: list[str]) -> None:

@@ -59,6 +59,7 @@ wait_for() {  # COMMAND ...: until it succeeds, for a minute
 are_idle() { [ "$(sinfo --noheader --Node --states=idle | wc -l)" = "$NODES" ]; }
 has_no_jobs() { [ -z "$(squeue --noheader)" ]; }
 end() {
+    trap "" INT TERM
     scancel --user=root --full --signal=KILL || true
     scancel --user=root || true
     wait_for has_no_jobs && rm=yes || rm=no

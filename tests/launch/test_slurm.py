@@ -115,7 +115,6 @@ def test_a_job_whose_node_is_lost_starts_again(tmp_path):
             os.kill(process, signal.SIGKILL)
     until(lambda: value(job, "JobState") == "PENDING", "SLURM notices")
     subprocess.run(["slurmd", "-N", socket.gethostname().partition(".")[0]], check=True)  # ends with the cluster
-    start_again(job)
     assert end_of(job) == "COMPLETED" and "resumed at step" in log(tmp_path, job), log(tmp_path, job)
     run(tmp_path / "whole", *settings[1:])
     assert_same_end(tmp_path / "run", tmp_path / "whole")
@@ -129,7 +128,7 @@ def test_a_submitted_job_goes_on_after_its_time_limit(tmp_path):
     """submitit's signal before the time limit is SIGUSR2."""
     program = ("python", "-c", "from tabicl_train import commands; commands.submit()")
     said = command(*program, *LONG, f"run_dir={tmp_path / 'run'}", "submit.gpus=0", "submit.hours=1")
-    found = re.search(r"job (\d+)", said)
+    found = re.search(r"job +(\d+)", said)
     assert found, said
     until(lambda: rows(tmp_path / "run") > 5, "the run begins")
     command("scancel", "--signal=USR2", found[1])

@@ -45,13 +45,13 @@ def test_runs_have_the_settings_of_their_points(tmp_path, own_sweep):
     files = own_sweep(
         "settings: [experiment=smoke, trainer.max_steps=3, optimizer=adamw]\n"
         "space:\n"
-        "  width: {narrow: [model.embed_dim=16], wide: [model.embed_dim=32, trainer.max_steps=2]}\n"
+        "  width: {wide: [model.embed_dim=32, trainer.max_steps=2]}\n"
         "  prior: [mlp_scm, dummy]\n"
         "  curriculum.stages.smoke.rows: [[40, 50], [50, 60]]\n"
         "seeds: [3, 4]\n"
     )
     folder = f"run_dir='{tmp_path}/it\\'s, here'"
-    plan, configs = grid_of("sweep=own", folder, "optimizer=muon", "width=wide", files=files)
+    plan, configs = grid_of("sweep=own", folder, "optimizer=muon", files=files)
     assert plan.arguments(plan.points[0], 3)[:2] == ["--config-dir", str(tmp_path)]
     assert plan.folder == tmp_path / "it's, here" and plan.total == 4
     assert {(config.prior["name"], config.seed) for config in configs} == {

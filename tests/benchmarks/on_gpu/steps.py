@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
-import lightning as L
 import torch
 from on_gpu.measure import Row, Setting, synchronize
 from on_gpu.roofline import predicted
 
 from tabicl_train.callbacks.metrics import step_flops
 from tabicl_train.config.compose import compose
-from tabicl_train.config.schema import CurriculumConfig, RunConfig
+from tabicl_train.config.schema import CurriculumConfig, RunConfig, build_prior
+from tabicl_train.distributed.launch import Launch
+from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.planning.flops import peak_flops
-from tabicl_train.processes.join import one_process
-from tabicl_train.train import run_steps
+from tabicl_train.train import build_loader, build_stream, device_of, open_fabric, run_steps
+from tabicl_train.workers import Loader
 
 WARM = 3  # steps before the clock starts: memory is allocated, kernels are compiled, workers draw ahead
 
 
-class Stopwatch(L.Callback):
-    """Ends the training at the deadline, and measures from the end of step `WARM` on."""
+class Done(Exception):
+    """The deadline has come, or enough steps were measured."""
 
-    def __init__(self, deadline: float, most: int) -> None:
-        self.deadline, self.most = deadline, most
+
+class Stopwatch:
+    """Ends the training at the deadline with `Done`, and measures from the end of step `WARM` on."""
+
+    def __init__(self, deadline: float, most: int, loader: Loader) -> None:
+        self.deadline, self.most, self.loader = deadline, most, loader
         self.steps = self.tables = self.tokens = 0
         self.flops = self.seconds = self.waited = 0.0
 
-    def on_train_batch_end(self, trainer: L.Trainer, module, _, item, __) -> None:
-        step, loader = trainer.global_step, trainer.train_dataloader
+    def on_train_batch_start(self, **_) -> None:
+        pass
+
+    def on_train_batch_end(self, step, item, module, **_) -> None:
+        loader = self.loader
         if step <= WARM:
             if step == WARM:
                 synchronize(module.device)
@@ -48,7 +57,7 @@ class Stopwatch(L.Callback):
             self.seconds = time.perf_counter() - self.start
             self.waited = loader.waited - self.first_wait
             self.peak = peak_flops(module.device, module.precision.name)
-            trainer.should_stop = True
+            raise Done
 
 
 def live(name: str) -> Callable[[Setting, float], list[Row]]:
@@ -70,8 +79,12 @@ def configuration(name: str, setting: Setting) -> RunConfig:
 
 def train(name: str, setting: Setting, deadline: float) -> list[Row]:
     config = configuration(name, setting)
-    watch = Stopwatch(deadline, 2 if setting.tiny else 60)
-    run_steps(config, None, 100_000, watch, one_process())
+    launch, ranks, steps = Launch(), Ranks(), range(config.total_steps)
+    device = device_of(config.trainer, launch)
+    stream = build_stream(config, build_prior(config), steps, launch)
+    with build_loader(stream, config.stream, device, launch) as loader, contextlib.suppress(Done):
+        watch = Stopwatch(deadline, 2 if setting.tiny else 60, loader)
+        run_steps(config, None, steps, watch, ranks, open_fabric(config.trainer, launch, ranks, []), loader)
     if not watch.seconds:
         raise TimeoutError(f"fewer than {WARM + 1} steps within the limit")
     times = watch.seconds / watch.steps
