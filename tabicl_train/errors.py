@@ -7,6 +7,12 @@ import os
 import pickle
 from pathlib import Path
 
+# What to do where ranks on several machines, or of a SLURM job, were started in another way.
+TORCHRUN = (
+    "start one torchrun on each machine: torchrun --nnodes=N --nproc-per-node=DEVICES --rdzv-backend=c10d "
+    "--rdzv-endpoint=HOST:PORT -m tabicl_train ... (launch/slurm.sbatch does this in a SLURM job)"
+)
+
 
 class ConfigError(Exception):
     """A configuration that cannot run; `problems` says why, one line each, in the user's terms."""

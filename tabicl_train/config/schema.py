@@ -34,7 +34,6 @@ from tabicl_train.config.monitoring import (
     WandbConfig,
 )
 from tabicl_train.config.stages import SCHEDULES, CurriculumConfig, OptimizerConfig, StageConfig
-from tabicl_train.config.sweep import STUDY
 from tabicl_train.console import is_first
 from tabicl_train.errors import install, is_installed, unusable_folder
 from tabicl_train.model.config import TabICLConfig
@@ -65,6 +64,7 @@ ACCELERATORS = ("auto", "cpu", "cuda")
 
 STREAMS = ("local", "ray")
 MOST_WORKERS = 1024  # that a training process can have
+STUDY = "study.log"  # Optuna's journal, in the folder of a sweep
 CONNECT = 5.0  # seconds in which the head of a Ray cluster must answer
 
 

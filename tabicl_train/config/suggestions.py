@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection
 
 from tabicl_train.console import first_line
-from tabicl_train.distributed.launch import TORCHRUN
+from tabicl_train.errors import TORCHRUN
 
 
 def unknown_key(

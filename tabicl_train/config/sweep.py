@@ -9,7 +9,6 @@ from tabicl_train.config.checks import at_least, one_of
 from tabicl_train.config.options import SubmitOptions
 from tabicl_train.errors import ConfigError, install, is_installed
 
-STUDY = "study.log"  # Optuna's journal in the folder of a sweep
 SAMPLERS = ("grid", "random", "tpe")
 PRUNERS = ("none", "median", "hyperband")
 

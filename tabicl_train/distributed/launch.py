@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tabicl_train.distributed.signals import SIGNALS, die_with_parent
+from tabicl_train.errors import TORCHRUN
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -27,10 +28,6 @@ PREEMPTED = os.EX_TEMPFAIL
 OWN = "tabicl-train-"  # beginning of the agent's run id, where this program has started it
 SHUTDOWN = 300  # seconds that ranks have for their last step and its checkpoint after a stop signal
 CONNECTION = re.compile("connection|timed out|gloo|nccl|store", re.IGNORECASE)  # in errors about another rank
-TORCHRUN = (
-    "start one torchrun on each machine: torchrun --nnodes=N --nproc-per-node=DEVICES --rdzv-backend=c10d "
-    "--rdzv-endpoint=HOST:PORT -m tabicl_train ... (launch/slurm.sbatch does this in a SLURM job)"
-)
 
 
 @dataclass(frozen=True)

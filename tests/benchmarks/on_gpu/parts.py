@@ -37,11 +37,8 @@ class Steps(Pretraining):
         packs = [random_pack(some, setting.device) for some in packed(self, shapes)]
         self.item = StepItem(0, "stage1", len(shapes), packs)
 
-    def optimizers(self) -> Any:
-        return self.optimizer
-
     def step(self) -> None:
-        self.training_step(self.item, 0)
+        self.training_step(self.item, 0, 0, self.optimizer)
 
 
 def packed(module: Pretraining, shapes: list[Shape]) -> list[list[Shape]]:
