@@ -50,12 +50,6 @@ def assert_same(a, b) -> None:
         assert p.shapes == q.shapes and p.sizes.tolist() == [list(shape) for shape in p.shapes]
 
 
-@pytest.fixture(autouse=True)
-def eight_cores(monkeypatch):
-    """More workers than cores are not started."""
-    monkeypatch.setattr("joblib.cpu_count", lambda: 8)
-
-
 @pytest.fixture(scope="module")
 def undisturbed():
     return list(stream())
