@@ -35,7 +35,7 @@ from tabicl_train.callbacks.validation import Validation
 from tabicl_train.callbacks.wandb_logger import WandbLogger
 from tabicl_train.config.schema import RunConfig, StreamConfig, TrainerConfig, build_prior
 from tabicl_train.console import counted, first_line, tell
-from tabicl_train.distributed.launch import Launch, read_launch
+from tabicl_train.distributed.launch import Launch, read_launch, shares_store
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.distributed.signals import Stop, watch_signals
 from tabicl_train.distributed.slurm import requeue
@@ -405,5 +405,7 @@ def introduce(config: RunConfig, prior: Prior, fabric: Fabric, module: Pretraini
     tell(f"device    {fabric.world_size} x {fabric.device.type}{compiled}")
     if config.trainer.compile and not has_compiled:
         tell("warning   trainer.compile has no effect: a network of this family has no blocks to compile")
+    if shares_store():
+        tell("warning   restarts by torchrun may fail; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (launch/README.md)")
     for line in [*policy(config), *run_plan(config)]:
         tell(line)

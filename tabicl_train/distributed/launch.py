@@ -83,6 +83,13 @@ def start_problems(environ: Mapping[str, str] = os.environ) -> list[str]:
     return [f"srun has started {tasks} tasks of this command; {TORCHRUN}"]
 
 
+def shares_store(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether torchrun would keep its store for restarted ranks, where they may find addresses of those before: one of
+    two restarts failed with torch 2.13."""
+    restarts = int(environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
+    return restarts > 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 def die_with_launcher() -> None:
     """Have a rank killed when the agent that started it is gone: left alone it would keep its device."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
