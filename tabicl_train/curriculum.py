@@ -1,4 +1,4 @@
-"""Which tables an optimiser step consists of, and which rank computes them.
+"""Which tables an optimizer step consists of, and which rank computes them.
 
 Everything here is a pure function of the configuration, the run's seed and the step, so a step is the same for any
 number of workers, ranks or machines, and resuming a run takes a single integer.
@@ -45,7 +45,7 @@ class Group:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """An optimiser step: its stage, and the groups of tables of all ranks."""
+    """An optimizer step: its stage, and the groups of tables of all ranks."""
 
     step: int
     stage: str

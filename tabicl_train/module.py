@@ -29,7 +29,7 @@ from tabicl_train.stream import StepItem
 class Pretraining(L.LightningModule):
     """Trains a network on the stream.
 
-    The loop in `train.py` passes step, rank and optimizer; nothing is read from Lightning's Trainer.
+    The loop in `train.py` passes step, rank and optimizer.
 
     After a step, on the device and equal on all ranks: `loss` (mean over the tables of all ranks), `grad_norm` (before
     clipping) and `finite` (whether both are finite; if not, all ranks skip the step). `table_losses` are this rank's.

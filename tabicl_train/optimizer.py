@@ -186,7 +186,7 @@ def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> MuonAdamW:
-    """The optimiser, with groups by kind and by decay: matrices are decayed, vectors and biases never."""
+    """The optimizer, with groups by kind and by decay: matrices are decayed, vectors and biases never."""
     groups: dict[tuple[str, bool], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:  # rotary frequencies

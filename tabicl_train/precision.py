@@ -1,6 +1,6 @@
 """The number formats of a run: which are in force and why, memory of a GPU, and the loss scale of fp16.
 
-Weights, gradients and optimiser state are always fp32; bf16 and fp16 are formats of the matrix products in the forward
+Weights, gradients and optimizer state are always fp32; bf16 and fp16 are formats of the matrix products in the forward
 and backward pass. The scalable softmax and its gradients stay fp32 (`model/scaling.py`), and so does column attention
 with `model.col_attention_fp32`. On a GPU, matrix products of fp32 are in TF32 unless `trainer.tf32` is false.
 """

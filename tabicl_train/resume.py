@@ -27,7 +27,7 @@ from tabicl_train.run_dir.records import Records, open_or_empty
 class Start:
     """Where a run begins.
 
-    steps: optimiser steps done
+    steps: optimizer steps done
     seed: that of rank 0
     checkpoint: the file that rank 0 continues from, if any
     real_tables: the hash of the real tables that rank 0 sees, if the prior has any

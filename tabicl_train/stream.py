@@ -1,4 +1,4 @@
-"""The stream of optimiser steps: one item is everything that a rank computes in one step.
+"""The stream of optimizer steps: one item is everything that a rank computes in one step.
 
 The items depend on (seed, step) only, so they are the same whether this process draws them or a worker does.
 """
@@ -22,7 +22,7 @@ from tabicl_train.model.pack import Pack
 
 @dataclass
 class StepItem:
-    """One rank's share of one optimiser step.
+    """One rank's share of one optimizer step.
 
     tables: number of tables of the step over all ranks, over which the loss is averaged
     rejections: number of draws that the prior rejected, by reason

@@ -39,6 +39,7 @@ from tabicl_train.distributed.launch import Launch, read_launch, shares_store
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.distributed.signals import Stop, watch_signals
 from tabicl_train.distributed.slurm import requeue
+from tabicl_train.errors import ConfigError
 from tabicl_train.model.kernels import memory
 from tabicl_train.module import Pretraining
 from tabicl_train.optimizer import MuonAdamW
@@ -84,7 +85,8 @@ def train(config: RunConfig) -> str:
         set_up_process(config)
 
         # Workers are forked before this process has threads, a process group or a CUDA context; forked late, workers
-        # of a released trainer took 13 s instead of 0.1 s a batch. Checkpoints are not read yet, so they start idle.
+        # of the trainer in the `tabicl` package took 13 s instead of 0.1 s a batch. They start idle, since the
+        # checkpoint is not read yet.
         has_steps = newest_step(folder) < config.total_steps
         stream = build_stream(config, prior, range(config.total_steps), launch)
         loader = stack.enter_context(build_loader(stream, config.stream, device, launch, has_steps))
@@ -118,7 +120,10 @@ def train(config: RunConfig) -> str:
         answer = Answer(config, records, device, ranks, stop)
         validation.has_ended = ranks.from_first(lambda: has_ended(config, records, start))
         last = start.steps if validation.has_ended else config.total_steps
-        if last == start.steps and not ranks.from_first(lambda: is_missing(start.steps, validation, answer)):
+        is_complete = last == start.steps and not ranks.from_first(
+            lambda: validation.is_missing(start.steps) or answer.is_missing(start.steps)
+        )
+        if is_complete:
             tell(f"{folder}: finished already, {start.steps} steps are done")
             if ranks.rank == 0:
                 status.finish_earlier(start.steps)
@@ -149,6 +154,7 @@ def train(config: RunConfig) -> str:
                 introduce(config, prior, fabric, module, start, loader.drawers)
         try:
             step = fit(fabric, module, optimizer, loader, checkpoints, validation, ranks, stop, start.steps, last)
+            unavailable = ranks.any(loader.unavailable)
             is_whole = (validation.has_ended or step >= config.total_steps) and not ranks.any(validation.postponed)
             is_whole = answer.give(step) and is_whole
         except BaseException as error:
@@ -160,12 +166,12 @@ def train(config: RunConfig) -> str:
             raise
         loggers.close()
         outcome = "finished" if is_whole else "preempted"
-        unavailable = ranks.any(loader.unavailable)
         if ranks.rank == 0:
             status.write(status=outcome, step=step)
             if outcome == "preempted":
+                path = folder / "checkpoints" / f"step-{step:08d}.ckpt"
                 cause = "no tables can be drawn" if unavailable else stop.cause
-                tell(f"preempted at step {step} ({cause}): {saved_line(folder, step)}; the same command continues")
+                tell(f"preempted at step {step} ({cause}): saved to {path}; the same command continues")
                 if step > start.steps or not unavailable:
                     requeue(config.trainer)
         close_process_group(ranks)
@@ -198,7 +204,7 @@ def fit(
     """
     fabric.call("on_train_start", step=step, module=module, optimizer=optimizer)
     validation.validate_if_due(step, module)  # the run may have been killed between save and validation
-    loader.start(step, stop)
+    start_drawing(loader, step, stop, ranks)
     while step < last and not validation.has_ended:
         item = loader.next() if not validation.postponed else None  # waits for tables, or for a stop signal
         if ranks.any(item is None or stop.asked):
@@ -218,6 +224,16 @@ def fit(
         checkpoints.save(step, module, optimizer)
     checkpoints.files.wait()
     return step
+
+
+def start_drawing(loader: Loader, step: int, stop: Stop, ranks: Ranks) -> None:
+    """Have the tables drawn from this step on; raises ConfigError on all ranks if a rank has no access to them."""
+    problems: list[str] = []
+    try:
+        loader.start(step, stop)
+    except ConfigError as error:
+        problems = error.problems
+    ranks.raise_on_all_ranks(problems)
 
 
 def open_fabric(settings: TrainerConfig, launch: Launch, ranks: Ranks, callbacks: list[Any]) -> Fabric:
@@ -279,20 +295,10 @@ def newest_step(folder: Path) -> int:
     return max(map(checkpoint.step_of, checkpoint.saved(folder / "checkpoints")), default=0)
 
 
-def saved_line(folder: Path, step: int) -> str:
-    path = folder / "checkpoints" / f"step-{step:08d}.ckpt"
-    return f"saved to {path}" if path.exists() else "nothing to save"
-
-
 def has_ended(config: RunConfig, records: Records, start: Start) -> bool:
     """Whether the validations of the run so far have ended it; see validation.patience."""
     rows = records.rows("validation.csv")
     return start.steps > 0 and out_of_patience(config.validation, rows, start.steps) is not None
-
-
-def is_missing(step: int, validation: Validation, answer: Answer) -> bool:
-    """Whether a kill after the last step has left something undone."""
-    return validation.is_missing(step) or answer.is_missing(step)
 
 
 def rewind(records: Records, step: int, validation: Validation) -> None:
@@ -370,10 +376,11 @@ def run_steps(
     elif config.init_weights is not None:
         module.model.load_state_dict(ranks.from_first(lambda: initial_weights(config)))
     broadcast_weights(module)
-    loader.start(steps.start)
+    start_drawing(loader, steps.start, Stop(), ranks)
     for step in steps:
         item = loader.next()
-        assert item is not None  # as there is no Stop
+        if item is None:
+            raise ConfigError(["no tables can be drawn any more"])
         item = item.to(fabric.device)
         watch.on_train_batch_start(step=step, item=item, module=module, optimizer=optimizer)
         module.training_step(item, step, ranks.rank, optimizer)

@@ -49,7 +49,6 @@ CONTEXT = multiprocessing.get_context("fork" if sys.platform == "linux" else Non
 ALIGNMENT = 64  # bytes, as torch allocates: the rounding of matrix products may depend on the alignment
 
 
-Answer = tuple[StepItem | None, Exception | None, str]  # an item and news, or an error and its stack trace
 Content = tuple[StepItem, list[tuple[tuple[Shape, ...], torch.dtype]]]  # shapes and type of the labels of each pack
 
 
@@ -165,10 +164,16 @@ class Loader:
         worker = self.workers[(step - self.stream.steps.start) % len(self.workers)]
         while not wait([worker.connection, worker.process.sentinel], timeout=1.0):
             self.check_stop()
-        answer = answer_of(worker.process, worker.connection)
-        if answer is None:
-            raise WorkerDied(self.describe_death(worker))
-        return accept(answer, step, [worker.connection for worker in self.workers])
+        try:
+            if not worker.connection.poll():
+                raise EOFError
+            item = receive(worker.connection)
+        except (EOFError, ConnectionError):
+            raise WorkerDied(self.describe_death(worker)) from None
+        for other in self.workers:
+            with contextlib.suppress(OSError):  # a dead process is noticed when its step is due
+                other.connection.send(step + 1)
+        return item
 
     def describe_death(self, worker: Worker) -> str:
         worker.process.join()
@@ -192,27 +197,6 @@ class Loader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def answer_of(process: BaseProcess, connection: Connection) -> Answer | None:
-    """What a process sends next; None if it is gone."""
-    wait([connection, process.sentinel])
-    with contextlib.suppress(EOFError, OSError):
-        if connection.poll():
-            return receive(connection)
-    return None
-
-
-def accept(answer: Answer, step: int, connections: list[Connection]) -> StepItem:
-    """The item of a step, when the processes at these connections know that the next one is due; raises the error."""
-    item, error, trace = answer
-    if error is not None:
-        raise error from RuntimeError(trace)
-    for connection in connections:
-        with contextlib.suppress(OSError):  # a dead process is noticed when its step is due
-            connection.send(step + 1)
-    assert item is not None  # as there is no error
-    return item
 
 
 class Ahead:
@@ -279,21 +263,21 @@ def packed(item: StepItem) -> tuple[Content, list[np.ndarray]]:
     return (replace(item, packs=[]), shapes), arrays
 
 
-def send(connection: Connection, content: Content, arrays: list[np.ndarray], news: str = "") -> None:
+def send(connection: Connection, content: Content, arrays: list[np.ndarray]) -> None:
     with memory_file() as file:
         for values in arrays:
             file.write(values.data)
             file.write(bytes(-file.tell() % ALIGNMENT))
         file.flush()
-        connection.send((content, None, news))
+        connection.send((content, None, ""))
         send_handle(connection, file.fileno(), None)
 
 
-def receive(connection: Connection) -> Answer:
-    """An item, in memory that is freed with its last tensor, or the error of a worker and its stack trace."""
-    content, error, text = connection.recv()
+def receive(connection: Connection) -> StepItem:
+    """An item, in memory that is freed with its last tensor; raises the error of a worker."""
+    content, error, trace = connection.recv()
     if error is not None:
-        return None, error, text
+        raise error from RuntimeError(trace)
     item, shapes = content
     descriptor = recv_handle(connection)
     try:
@@ -306,7 +290,7 @@ def receive(connection: Connection) -> Answer:
         y, start = tensor_in(memory, start, (sum(N for N, _, _ in tables),), labels)
         sizes, start = tensor_in(memory, start, (len(tables), 3), torch.int64)
         item.packs.append(Pack(X, y, sizes, tables))
-    return item, None, text
+    return item
 
 
 def tensor_in(memory: mmap.mmap, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
-import platform
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -177,10 +176,6 @@ def load_training(content: dict[str, Any], module: Pretraining, optimizer: MuonA
     module.load_state_dict(content["state_dict"])
     for state in content["optimizer_states"]:
         optimizer.load_state_dict(state)
-
-
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
 
 
 def to_host(value: Any) -> Any:

@@ -175,7 +175,7 @@ class Guard:
         )
 
     def rewind(self, step: int, module: Pretraining, optimizer: MuonAdamW, good: dict) -> None:
-        """Restore weights and optimiser from a checkpoint. The steps since then count as done: their tables are not
+        """Restore weights and optimizer from a checkpoint. The steps since then count as done: their tables are not
         used again."""
         module.go_back(good, step, optimizer)
         for callback in (self.averages, self.metrics):

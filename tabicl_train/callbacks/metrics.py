@@ -39,7 +39,7 @@ COLUMNS = (
 class Metrics:
     """Writes metrics.csv and shows progress, on rank 0; of runs on real tables also tables_seen.csv.
 
-    step                       optimiser steps done
+    step                       optimizer steps done
     loss, grad_norm, lr        of that step
     tables_per_s, cells_per_s  of all ranks, since the previous row
     data_wait, accept_rate     since the previous row: share of the time spent waiting for tables, and of the prior's

@@ -13,7 +13,7 @@ from tabicl_train.module import Pretraining
 
 
 class Profile:
-    """On rank 0, writes files to `profile` in the run's folder.
+    """On rank 0, writes files to `profile` in the run directory.
 
     steps-A-B.json.gz     the trace of steps A to B, for ui.perfetto.dev or chrome://tracing
     steps-A-B.pickle      allocations on the GPU up to the end of step B and the code that made them, for

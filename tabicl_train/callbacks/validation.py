@@ -2,7 +2,7 @@
 
 validation.csv has a row per validation and set of tables:
 
-step            optimiser steps done
+step            optimizer steps done
 data            "synthetic", "own" for tables that the prior draws from real ones, or the name of a public real table
 rows            rows of a table
 loss, accuracy  of the query rows: mean cross entropy, share of correct predictions; means over held-out tables
@@ -25,7 +25,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterator
 from functools import cached_property
 
 import torch
@@ -47,7 +47,7 @@ from tabicl_train.callbacks.held_out.selection import (
 from tabicl_train.callbacks.loggers import Log, validation_values
 from tabicl_train.callbacks.scores import diabetes, score_numbers
 from tabicl_train.config.monitoring import CLASS_SCORES, NUMBER_SCORES, OWN, REAL, SYNTHETIC
-from tabicl_train.config.schema import RunConfig
+from tabicl_train.config.schema import RunConfig, StreamConfig
 from tabicl_train.console import first_line, tell
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.distributed.signals import Stop
@@ -57,7 +57,7 @@ from tabicl_train.run_dir.atomic import save_atomically
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, DamagedCheckpoint, read
 from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem
-from tabicl_train.workers import Loader
+from tabicl_train.workers import Loader, Stopped
 
 COLUMNS = ("step", "data", "rows", *CLASS_SCORES)
 NUMBER_COLUMNS = ("step", "data", "rows", *NUMBER_SCORES)  # of regression
@@ -90,12 +90,12 @@ class Validation:
         self.has_ended = False
         self.is_paired = config.init_weights is not None and config.validation.best != REAL
         self.start_losses: dict[Hashable, float] | None = None
-        self.drawn: Mapping[str, Iterable[StepItem]] | None = None  # set by `drawing`
+        self.drawn: dict[str, Loader] | None = None
         self.columns = NUMBER_COLUMNS if config.model.is_regression else COLUMNS
 
     @contextlib.contextmanager
     def drawing(self) -> Iterator[None]:
-        """Within the context workers draw the held-out tables, which the first validation needs."""
+        """Within the context workers draw the tables of the first validation, while the run trains."""
         if self.ranks.rank > 0 or not self.settings.every:
             yield
             return
@@ -105,13 +105,19 @@ class Validation:
         with contextlib.ExitStack() as stack:
             streams = held_out_streams(self.config)
             self.drawn = {part: stack.enter_context(Loader(stream, workers)) for part, stream in streams.items()}
+            for loader in self.drawn.values():
+                loader.start(stop=self.stop)
             yield
 
     @cached_property
     def items(self) -> list[tuple[str, StepItem]]:
-        """The held-out tables, each item with the name of the prior's part."""
-        drawn = held_out_streams(self.config) if self.drawn is None else self.drawn
-        return [(part, item) for part, items in drawn.items() for item in items]
+        """The validation tables, each item with the name of the prior's part; raises Stopped."""
+        if self.drawn is None:
+            streams = held_out_streams(self.config)
+            self.drawn = {part: Loader(stream, StreamConfig(num_workers=0)) for part, stream in streams.items()}
+            for loader in self.drawn.values():
+                loader.start(stop=self.stop)
+        return [(part, item) for part, loader in self.drawn.items() for item in loader.items]
 
     @cached_property
     def tasks(self) -> list:
@@ -169,8 +175,10 @@ class Validation:
     def validate(self, step: int, module: Pretraining, averages: dict) -> None:
         started = time.perf_counter()
         network = copy.deepcopy(module.model).eval()
-        parts = [(self.score_drawn, item) for item in self.items]
-        results = self.scored(network, module, [*parts, *((self.score_real, task) for task in self.tasks)])
+        results = None
+        with contextlib.suppress(Stopped):  # while tables are drawn
+            parts = [(self.score_drawn, item) for item in self.items]
+            results = self.scored(network, module, [*parts, *((self.score_real, task) for task in self.tasks)])
         self.postponed = results is None or not self.know_start(step, module)
         if results is None or self.postponed:
             tell(f"validation step {step}: left to the next start, since the run was asked to stop")

@@ -96,7 +96,7 @@ class TrainerConfig:
     max_hours: float | None = None
     """Hours after which the run saves and ends, to be continued by the same command; null sets no limit."""
     requeue: bool = False
-    """Ask SLURM to start the job again when the run ends early (stop signal, max_hours)."""
+    """Ask SLURM to start the job again when the run is preempted."""
 
     def problems(self) -> list[str]:
         problems = one_of("precision", self.precision, PRECISIONS)

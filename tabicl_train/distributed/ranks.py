@@ -20,6 +20,8 @@ Value = TypeVar("Value")
 class Ranks:
     """The ranks of a run, as one of them sees them.
 
+    A rank that hangs while rank 0 works alone is noticed after 24 hours, else after the timeout of `connect`.
+
     Parameters
     ----------
     launch : Launch
@@ -28,8 +30,7 @@ class Ranks:
 
     def __init__(self, launch: Launch | None = None) -> None:
         launch = launch or Launch()
-        self.rank, self.size, self.nodes = launch.rank, launch.size, launch.nodes
-        self.local_rank, self.local_size = launch.local_rank, launch.local_size
+        self.rank, self.size = launch.rank, launch.size
 
     def connect(self, timeout: float) -> None:
         """Open the process groups, once torch's default one is open.

@@ -28,7 +28,9 @@ from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.workers import Ahead, Loader, TablesUnavailable, WorkerDied
 
 POLL = 1.0  # seconds between looks at stop signals and at the head of the cluster
-PATIENCE = 600.0  # seconds to wait for one step: Ray waits forever for the free CPU that an actor needs
+# Seconds to wait for one step: Ray waits forever for the free CPU that an actor needs. Below trainer.timeout, after which
+# the other ranks would fail.
+PATIENCE = 300.0
 RETRIES = 3  # calls that Ray repeats: a step whose tables need too much memory would end actors forever
 ENVIRONMENT = {
     # Ray ends a process this long after the head is gone. The default, 60 s, is shorter than a validation may take.

@@ -94,7 +94,7 @@ def refuse_changes(config: RunConfig, content: dict, steps: int) -> None:
     """Report which settings differ from the checkpoint's; raise ConfigError for those that would make it another run.
 
     content: of the checkpoint, as `checkpoint.read` returns it
-    steps: optimiser steps done; a stage that has not started may change, and stages may follow the last one
+    steps: optimizer steps done; a stage that has not started may change, and stages may follow the last one
     """
     saved = content["config"]
     before, now = compared(saved), compared(dataclasses.asdict(config))

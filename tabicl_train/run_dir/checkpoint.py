@@ -1,8 +1,8 @@
 """Checkpoints of a run: written while training goes on, and verified when they are read.
 
-A file is torch.save's zip archive, whose records carry a CRC-32 each. Besides Lightning's own entries it holds
-`format_version`, `config` (the whole run configuration) and `run` (step, stage, address of the next step's tables, the
-version of the table stream, and where the checkpoint comes from).
+A file is torch.save's zip archive, whose records carry a CRC-32 each. It holds `state_dict`, `optimizer_states`,
+`callbacks`, `global_step`, `format_version`, `config` (the whole run configuration) and `run` (step, stage, address of
+the next step's tables, the version of the table stream, and where the checkpoint comes from).
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class RunLock:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether a process holds the lock of a run directory."""
+    """Whether a process holds the lock of a run directory; False where that cannot be seen."""
     if not (folder / NAME).exists():
         return False
     try:

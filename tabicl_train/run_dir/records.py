@@ -1,6 +1,6 @@
 """The small files of a run: all of them are written, rewound and read here.
 
-NAME.csv                one or more rows per step; the first column is the step (optimiser steps done)
+NAME.csv                one or more rows per step; the first column is the step (optimizer steps done)
 NAME.jsonl              one JSON object per line; `step`, if present, is the number of a step, counted from 0
 NAME.json, config.yaml, tables_seen.csv  replaced as a whole
 

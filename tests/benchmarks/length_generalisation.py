@@ -76,7 +76,7 @@ def train() -> dict[str, TabICL]:
 
 
 def take_step(model: TabICL, optimizer, stage, item, smooth: float | None) -> float:
-    """One optimiser step; returns the running loss."""
+    """One optimizer step; returns the running loss."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(stage, item.step)
         group["weight_decay"] = stage.weight_decay if group["decayed"] else 0.0

@@ -19,7 +19,7 @@ def decide(folder: Path) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     ranks = Ranks(read_launch())
     ranks.connect(0.2)
-    assert (ranks.rank, ranks.size, ranks.nodes) == (int(os.environ["RANK"]), 3, 1)
+    assert (ranks.rank, ranks.size) == (int(os.environ["RANK"]), 3)
 
     assert ranks.any(ranks.rank == 2) and not ranks.any(False)
     assert ranks.gather(ranks.rank**2) == [0, 1, 4]

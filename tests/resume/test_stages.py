@@ -1,4 +1,4 @@
-"""Runs of several stages: boundaries, fresh optimisers, frozen parts, and changed configurations."""
+"""Runs of several stages: boundaries, fresh optimizers, frozen parts, and changed configurations."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def test_stages_follow_each_other_with_a_named_checkpoint_each(two_stages):
         assert all(torch.equal(v, numbered["state_dict"][k]) for k, v in named["state_dict"].items())
 
 
-def test_the_optimiser_is_fresh_at_a_stage_or_kept(two_stages, tmp_path):
+def test_the_optimizer_is_fresh_at_a_stage_or_kept(two_stages, tmp_path):
     assert steps_in_optimizer(checkpoint(two_stages, "step-00000004")) == {4}
     assert steps_in_optimizer(checkpoint(two_stages, "step-00000006")) == {2}
     run(tmp_path / "kept", "curriculum.stages.stage2.fresh_optimizer=false")
@@ -99,7 +99,7 @@ def test_changes_on_resume_are_reported_and_breaking_ones_refused(two_stages, tm
     assert "changed   curriculum.stages.stage1.clip" in allowed
 
 
-def test_a_changed_optimiser_starts_anew_and_a_changed_model_is_always_refused(tmp_path):
+def test_a_changed_optimizer_starts_anew_and_a_changed_model_is_always_refused(tmp_path):
     run_dir = tmp_path / "run"
     run(run_dir, "trainer.max_steps=2")
     other = ("resume.allow_changes=true", "trainer.max_steps=4")

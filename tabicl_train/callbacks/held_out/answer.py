@@ -4,7 +4,7 @@ The weights of its beginning and the best ones are scored on tables that took no
 
 answer.json:
 
-step, best_step  optimiser steps done; those after which the best weights were saved, 0 if no later ones were better
+step, best_step  optimizer steps done; those after which the best weights were saved, 0 if no later ones were better
 sentences        what `tabicl-train` prints and `tabicl-report` shows
 parts            by the parts of the prior, "own" and "synthetic": mean loss of the units at the start and of the best
                  weights, the gain with its standard error and 95 % interval (null for a single unit, or if not
@@ -103,7 +103,7 @@ class Answer:
         sentences = []
         for part, stream in streams.items():
             try:
-                items = list(stream)
+                items = [stream.draw(step, self.check_stop) for step in stream.steps]
             except PriorError as error:
                 sentences.append(f"{part} tables: none, since they cannot be drawn: {first_line(error)}")
                 continue
@@ -120,14 +120,17 @@ class Answer:
             sentences.append(f"{part} {'rows' if units == 'rows' else 'tables'}: {words}")
         return sentences
 
+    def check_stop(self, _: int = 0) -> None:
+        if self.ranks.still_working(self.stop.first is not None):
+            raise Interrupted
+
     def losses(self, weights: dict[str, Tensor], items: list[StepItem]) -> dict[Hashable, float]:
         module = Pretraining(self.config)
         module.model.load_state_dict(weights)
         network = module.to(self.device).model.eval()
         losses = []
         for item in items:
-            if self.ranks.still_working(self.stop.first is not None):
-                raise Interrupted
+            self.check_stop()
             losses += score_item(network, module, item)[1]
         return unit_losses(losses)
 
