@@ -244,7 +244,7 @@ def open_fabric(settings: TrainerConfig, launch: Launch, ranks: Ranks, callbacks
     fabric = Fabric(
         accelerator="cuda" if on_cuda else "cpu",
         devices=launch.local_size if several or not on_cuda else [launch.local_rank],
-        num_nodes=launch.nodes,
+        num_nodes=launch.size // launch.local_size,
         # Without `setup`, Fabric adds no DistributedDataParallel, which exchanges gradients inside the backward pass
         # and waits forever for those that an out-of-memory error there leaves out.
         strategy=DDPStrategy(process_group_backend="nccl" if on_cuda else "gloo", timeout=timeout)

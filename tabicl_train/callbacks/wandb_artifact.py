@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -68,7 +66,9 @@ def log_artifact(folder: Path, output: Path, metadata: dict[str, str]) -> str:
         artifact.add_dir(str(output)) if output.is_dir() else artifact.add_file(str(output))
         config = yaml.safe_load((folder / "config.yaml").read_text())
         # Without a limit: 110 MB, as of the default network, can take minutes to upload.
-        run = open_run(options_of(config), folder, config, finish_timeout=0)
+        mode = "offline" if config["wandb"]["mode"] == "disabled" else config["wandb"]["mode"]  # it was logged before
+        options = WandbConfig(**config["wandb"] | {"mode": mode})
+        run = open_run(options, folder, config, finish_timeout=0)
         try:
             logged = run.log_artifact(artifact)
             if not run.offline:
@@ -79,12 +79,3 @@ def log_artifact(folder: Path, output: Path, metadata: dict[str, str]) -> str:
     except Exception as error:  # wandb has many, none of which concerns the export
         sys.exit(f"error: {output} is written, but was not logged to wandb: {first_line(error)}")
     return f"logged as artifact {artifact.name} of run {run_id(folder)}{upload}"
-
-
-def options_of(config: dict[str, Any]) -> WandbConfig:
-    """The section `wandb` of a run's config.yaml; another version may have written it."""
-    known = {field.name for field in fields(WandbConfig)}
-    options = WandbConfig(**{key: value for key, value in config["wandb"].items() if key in known})
-    if options.mode == "disabled":  # the run was logged before
-        options.mode = "offline"
-    return options

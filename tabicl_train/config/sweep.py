@@ -43,8 +43,6 @@ class SweepConfig:
     """Runs at once; null takes as many as there are devices, or cores for them, or on SLURM all."""
     submit: SubmitOptions = field(default_factory=lambda: SubmitOptions(cluster="local"))
     """Where the runs go: the options of tabicl-submit, such as sweep.submit.cluster=slurm sweep.submit.hours=4."""
-    max_hours: float | None = None
-    """Hours after which the sweep stops; its runs save, and the same command continues it."""
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one line each."""
@@ -55,8 +53,6 @@ class SweepConfig:
         problems += [f"submit.{problem}" for problem in self.submit.problems()]
         if not self.seeds:
             problems.append("seeds is empty; name at least one")
-        if self.max_hours is not None and not self.max_hours > 0:
-            problems.append(f"max_hours is {self.max_hours}; it must be positive")
         if self.pruner != "none" and self.metric == "loss":
             problems.append(f"pruner is {self.pruner!r}, which needs a metric of validation; metric is 'loss'")
         if self.submit.cluster == "local" and self.submit != SubmitOptions(cluster="local"):

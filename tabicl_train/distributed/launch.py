@@ -47,10 +47,6 @@ class Launch:
     local_rank: int = 0
     local_size: int = 1
 
-    @property
-    def nodes(self) -> int:
-        return self.size // self.local_size
-
     def problems(self, devices: int | None) -> list[str]:
         """What contradicts `trainer.devices`, if anything."""
         if devices in (None, self.local_size):

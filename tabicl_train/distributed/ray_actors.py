@@ -28,9 +28,7 @@ from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.workers import Ahead, Loader, TablesUnavailable, WorkerDied
 
 POLL = 1.0  # seconds between looks at stop signals and at the head of the cluster
-# Seconds to wait for one step: Ray waits forever for the free CPU that an actor needs. Below trainer.timeout, after which
-# the other ranks would fail.
-PATIENCE = 300.0
+PATIENCE = 300.0  # seconds to wait for one step, below trainer.timeout: Ray waits forever for a free CPU
 RETRIES = 3  # calls that Ray repeats: a step whose tables need too much memory would end actors forever
 ENVIRONMENT = {
     # Ray ends a process this long after the head is gone. The default, 60 s, is shorter than a validation may take.

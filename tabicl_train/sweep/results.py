@@ -24,7 +24,6 @@ INTERVAL = "95% interval"
 STATES = {
     TrialState.COMPLETE: "finished",
     TrialState.RUNNING: "unfinished",
-    TrialState.WAITING: "unfinished",
     TrialState.PRUNED: "pruned",
     TrialState.FAIL: "failed",
 }
@@ -63,7 +62,7 @@ class Run:
 class Sweep:
     """The present state of a sweep, which may be running; raises ConfigError if there is none in the folder.
 
-    points: the latest trial of each point, with its runs
+    points: each trial with its runs
     """
 
     def __init__(self, folder: Path) -> None:

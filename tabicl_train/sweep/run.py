@@ -213,7 +213,7 @@ def run_sweep(plan: Plan) -> str:
     Returns
     -------
     str
-        "finished"; "failed" if no point has finished; or "stopped" by a signal or the time limit before the end.
+        "finished"; "failed" if no point has finished; or "stopped" by a signal before the end.
 
     Raises
     ------
@@ -225,8 +225,6 @@ def run_sweep(plan: Plan) -> str:
     lock.acquire()
     try:
         with watch_signals() as stop:
-            if plan.sweep.max_hours is not None:
-                stop.limit = 3600 * plan.sweep.max_hours
             controller = Controller(plan, stop)
             is_whole = controller.run()
             sweep = controller.write()

@@ -205,11 +205,6 @@ def test_another_sweep_in_the_folder_is_refused(tmp_path):
     assert command("sweep", *PAIR, "seed=0", "stream.num_workers=3", f"run_dir={tmp_path}").returncode == 0
 
 
-def test_a_time_limit_starts_nothing(tmp_path):
-    assert command("sweep", *PAIR, "sweep.max_hours=1e-9", f"run_dir={tmp_path}").returncode == 75
-    assert not starts(tmp_path)
-
-
 @pytest.mark.slow
 def test_a_sweep_of_real_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(submit, "PROGRAM", ("-m", "tabicl_train"))
