@@ -247,10 +247,10 @@ def test_workers_are_forked_before_anything_of_torch_is_opened(steps, tmp_path, 
                       "validation.best=synthetic", "trainer.max_steps=2"])  # fmt: skip
     if steps == 0:
         training.train(config)
-    found, threads = [], threading.active_count()
+    found, threads, before = [], threading.active_count(), len(multiprocessing.active_children())
 
     def launch(self, launch=Fabric.launch):
-        found.append((len(multiprocessing.active_children()), threading.active_count()))
+        found.append((len(multiprocessing.active_children()) - before, threading.active_count()))
         found.append((dist.is_initialized(), torch.cuda.is_initialized()))
         launch(self)
 

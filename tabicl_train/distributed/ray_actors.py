@@ -191,7 +191,6 @@ def connect(config: StreamConfig) -> None:
     try:
         ray.init(
             address=config.address or "local",
-            runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
             log_to_driver=False,
             logging_level=logging.CRITICAL,
             **(own if config.address is None else {}),

@@ -4,6 +4,7 @@ The ranks here are small programs in place of tabicl-train: with an import of to
 """
 
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -89,8 +90,7 @@ def test_the_stack_trace_of_a_rank_is_named(tmp_path):
     assert cause == f"rank 1 failed: ValueError: no; its stack trace is in {tmp_path}/rank-1.log"
 
 
-RANK = """#!{python} -S
-import json, os, signal, sys, time
+RANK = """import json, os, signal, sys, time
 from pathlib import Path
 assert sys.argv[1:4] == ["-m", "tabicl_train", "experiment=smoke"]
 run, mode, rank = Path({run!r}), {mode!r}, os.environ["RANK"]
@@ -134,7 +134,9 @@ def launch_two(run: Path) -> None:
     ],
 )
 def test_the_exit_code_of_a_launch_is_that_of_the_run(mode, signaled, code, stderr, tmp_path):
-    (tmp_path / "python").write_text(RANK.format(python=sys.executable, run=str(tmp_path), mode=mode))
+    (tmp_path / "rank.py").write_text(RANK.format(run=str(tmp_path), mode=mode))
+    program = shlex.join([sys.executable, "-S", str(tmp_path / "rank.py")])  # a first line takes no path with a space
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {program} "$@"\n')
     (tmp_path / "python").chmod(0o755)
     (tmp_path / "status.json").write_text('{"status": "finished", "launch": "an earlier one"}')
     launched = start(launch_two, tmp_path, stderr=tmp_path / "stderr")
