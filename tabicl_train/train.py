@@ -130,6 +130,8 @@ def train(config: RunConfig) -> str:
             close_process_group(ranks)
             return "finished"
 
+        if last > start.steps:  # before the model is built, which takes a second
+            start_drawing(loader, start.steps, stop, ranks)
         module, optimizer = build_module(config, fabric)
         if device.type == "cpu":
             memory.keep_freed_memory()
@@ -204,7 +206,6 @@ def fit(
     """
     fabric.call("on_train_start", step=step, module=module, optimizer=optimizer)
     validation.validate_if_due(step, module)  # the run may have been killed between save and validation
-    start_drawing(loader, step, stop, ranks)
     while step < last and not validation.has_ended:
         item = loader.next() if not validation.postponed else None  # waits for tables, or for a stop signal
         if ranks.any(item is None or stop.asked):
