@@ -168,7 +168,9 @@ class Loader:
             if not worker.connection.poll():
                 raise EOFError
             item = receive(worker.connection)
-        except (EOFError, ConnectionError):
+        except (EOFError, ConnectionError) as error:
+            if error.__cause__ is not None:  # an error of the prior, whose worker lives
+                raise
             raise WorkerDied(self.describe_death(worker)) from None
         for other in self.workers:
             with contextlib.suppress(OSError):  # a dead process is noticed when its step is due
