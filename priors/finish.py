@@ -12,7 +12,7 @@ from priors.table import Table
 
 OUTLIER_STDS = 4.0  # values farther from the mean are clamped, in standard deviations
 MIN_STD = 1e-6  # a smaller standard deviation counts as this
-CLIP = 100.0  # bound of the standardised values
+CLIP = 100.0  # bound of the standardized values
 SPLIT_ATTEMPTS = 10  # permutations of the rows
 
 
@@ -33,21 +33,21 @@ def finish(
     """The table made of raw columns float32 (num_rows, num_features) and a target (num_rows,).
 
     The target is labels int64 in 0..num_classes-1, or numbers float32 if num_classes is 0. Outliers are clamped and
-    features and numeric targets standardised over all rows, and constant features are dropped. Features and classes
-    are permuted; rows are permuted only if labelled and query rows would otherwise hold different classes.
+    features and numeric targets standardized over all rows, and constant features are dropped. Features and classes
+    are permuted; rows are permuted only if labeled and query rows would otherwise hold different classes.
     Raises Rejected: "split" (no permutation helps), "target" (a numeric one is constant or not finite), "nan" (a value
     of a feature is not finite) or "constant" (all features are).
     """
     feature_order = rng.permutation(columns.shape[1])
     rows = None
     if num_classes == 0:
-        y = standardise_target(target)
+        y = standardize_target(target)
     else:
         class_order = torch.from_numpy(rng.permutation(num_classes)).to(target.device)
         rows = split_rows(target.cpu().numpy(), num_classes, train_size, rng)
         y = class_order[target]
 
-    features = clamp_and_standardise(columns).T  # (M, N)
+    features = clamp_and_standardize(columns).T  # (M, N)
     if features.isnan().any():
         raise Rejected("nan")
     varies = (features != features[:, :1]).any(1).cpu().numpy()
@@ -62,7 +62,7 @@ def finish(
 
 
 def split_rows(labels: np.ndarray, num_classes: int, train_size: int, rng: np.random.Generator) -> np.ndarray | None:
-    """An order of the rows in which labelled and query rows hold the same classes, at least two of them.
+    """An order of the rows in which labeled and query rows hold the same classes, at least two of them.
 
     None if the rows can stay where they are. Raises Rejected("split") if none of 10 permutations will do.
     """
@@ -82,14 +82,14 @@ def is_valid_split(labels: np.ndarray, num_classes: int, train_size: int) -> boo
     return bool(in_train.sum() >= 2 and (in_train == in_query).all())
 
 
-def standardise_target(target: torch.Tensor) -> torch.Tensor:
+def standardize_target(target: torch.Tensor) -> torch.Tensor:
     """Numbers (N,) as float32 with outliers clamped, mean 0 and variance 1 (ddof 1).
 
     The bounds of outliers do not depend on the scale of the numbers, as some targets of graph_scm have a standard
     deviation below MIN_STD. The variance is also 1 where a value is so common that clamping leaves little of the rest.
     Raises Rejected("target") if the numbers are constant or not finite.
     """
-    clamped = clamp_and_standardise(unit_variance(target.double()).float()[:, None])[:, 0]
+    clamped = clamp_and_standardize(unit_variance(target.double()).float()[:, None])[:, 0]
     y = unit_variance(clamped.double()).float()
     if not y.isfinite().all() or (y == y[0]).all():
         raise Rejected("target")
@@ -100,22 +100,22 @@ def unit_variance(x: torch.Tensor) -> torch.Tensor:
     return (x - x.mean()) / x.std()
 
 
-def clamp_and_standardise(columns: torch.Tensor) -> torch.Tensor:
+def clamp_and_standardize(columns: torch.Tensor) -> torch.Tensor:
     """Columns float32 (N, M) with outliers clamped, zero mean and unit variance, within +-100.
 
     A column with a value that is not finite becomes NaN. Moments are computed in float64: raw columns reach 1e30,
     whose squares overflow float32, and in float32 a spread that is small beside the mean would be lost.
     """
     if columns.is_cuda:
-        return clamp_and_standardise_torch(columns)
-    from priors.graph.floats import clamp_and_standardise_columns
+        return clamp_and_standardize_torch(columns)
+    from priors.graph.floats import clamp_and_standardize_columns
 
     transposed = columns.T.contiguous().numpy()  # (M, N)
-    return torch.from_numpy(clamp_and_standardise_columns(transposed, OUTLIER_STDS, MIN_STD, CLIP)).T
+    return torch.from_numpy(clamp_and_standardize_columns(transposed, OUTLIER_STDS, MIN_STD, CLIP)).T
 
 
-def clamp_and_standardise_torch(columns: torch.Tensor) -> torch.Tensor:
-    """The CUDA path of clamp_and_standardise; it also runs on the CPU."""
+def clamp_and_standardize_torch(columns: torch.Tensor) -> torch.Tensor:
+    """The CUDA path of clamp_and_standardize; it also runs on the CPU."""
     x = columns.double()
     deviation = x - x.mean(0)
     inside = deviation.abs() <= OUTLIER_STDS * deviation.square().sum(0).div(len(x) - 1).sqrt()

@@ -33,7 +33,7 @@ class GraphSCM(Realistic):
     (TabICLv2, arXiv 2602.11139, appendix on the prior)."""
 
     filter_unpredictable_tables: bool = True
-    """Whether tables are dropped whose target extremely randomised trees predict no better than its mean
+    """Whether tables are dropped whose target extremely randomized trees predict no better than its mean
     (TabICLv2, arXiv 2602.11139, appendix on the prior)."""
 
     filter_trivial_tables: bool = False

@@ -1,6 +1,6 @@
 """mlp_scm: tables read off a random multi-layer perceptron as a structural causal model (TabICL, arXiv 2502.05564).
 
-The distributions of the hyper-parameters are those of the paper's appendix and of tabicl 2.2.0.
+The distributions of the hyperparameters are those of the paper's appendix and of tabicl 2.2.0.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from priors.random import normals, rng_at
 from priors.realism.prior import Realistic
 from priors.scm.activations import Activation, apply_activation, kind_weights, plan_activation
 from priors.scm.causes import CAUSE_SAMPLINGS, Causes, plan_causes, sample_causes
-from priors.scm.discretisation import Discretisation, discretise, plan_discretisation
+from priors.scm.discretization import Discretization, discretize, plan_discretization
 from priors.scm.hyperparameters import choose, group_rng, scaled_count, scaled_normal
 from priors.scm.noise import LayerNoise
 from priors.table import TableSpec
@@ -22,7 +22,7 @@ from priors.table import TableSpec
 
 @dataclass(frozen=True)
 class Group:
-    """Hyper-parameters shared by the tables of a group.
+    """Hyperparameters shared by the tables of a group.
 
     num_causes: of a causal table; the others have as many causes as features
     hidden: units of a hidden layer, unless the variables of a causal table need more
@@ -30,8 +30,8 @@ class Group:
     block_wise: weights are zero outside diagonal blocks
     cause_sampling, cause_moments: see plan_causes
     target_last: the target of a causal table is the last unit, so an effect of the features
-    in_clique: features and target of a causal table are neighbouring units
-    boundaries: see Discretisation
+    in_clique: features and target of a causal table are neighboring units
+    boundaries: see Discretization
     activation_weights: probabilities of the kinds of activation
     """
 
@@ -87,7 +87,7 @@ class Plan:
     layers: tuple[Layer, ...]
     features: tuple[int, ...] | None
     target: int
-    discretisation: Discretisation
+    discretization: Discretization
 
     def __str__(self) -> str:
         lines = [f"mlp_scm, {self.num_rows} rows", str(self.causes)]
@@ -96,7 +96,7 @@ class Plan:
             lines.append("features: the causes; target: the last layer")
         else:
             lines.append(f"features: variables {', '.join(map(str, self.features))}; target: variable {self.target}")
-        return "\n".join([*lines, str(self.discretisation)])
+        return "\n".join([*lines, str(self.discretization)])
 
 
 @dataclass
@@ -129,7 +129,7 @@ class MLPSCM(Realistic):
             layers=layers,
             features=features,
             target=target,
-            discretisation=plan_discretisation(spec, seed, group.boundaries),
+            discretization=plan_discretization(spec, seed, group.boundaries),
         )
 
     def execute(self, plan: Plan) -> tuple[torch.Tensor, torch.Tensor, int]:
@@ -137,7 +137,7 @@ class MLPSCM(Realistic):
         variables = [plan.target] if plan.features is None else [*plan.features, plan.target]
         values = run_network(plan, causes, variables)
         columns = causes if plan.features is None else values[:, :-1]
-        return discretise(columns, values[:, -1], plan.discretisation, plan.seed)
+        return discretize(columns, values[:, -1], plan.discretization, plan.seed)
 
 
 def draw_group(rng: np.random.Generator) -> Group:
@@ -211,7 +211,7 @@ def run_network(plan: Plan, causes: torch.Tensor, variables: list[int]) -> torch
 def linear(layer: Layer, x: torch.Tensor, rng: np.random.Generator, units: np.ndarray | None) -> torch.Tensor:
     """Random linear map of x (N, num_inputs) plus noise, float32 (N, number of units): all units, or only those given.
 
-    There is no bias, since the standardisation of the next activation, or of the columns, would remove it.
+    There is no bias, since the standardization of the next activation, or of the columns, would remove it.
     """
     weight, noise_stds = draw_weight(layer, rng), layer.noise.draw_stds(rng, layer.num_units)
     if units is not None:

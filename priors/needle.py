@@ -1,4 +1,4 @@
-"""needle: each query has one matching labelled row, which hides among negatives.
+"""needle: each query has one matching labeled row, which hides among negatives.
 
 The stress test of attention in TabICLv2 (arXiv 2602.11139), whose tables are not published; these are our own.
 """
@@ -15,7 +15,7 @@ from priors.random import rng_at
 from priors.table import MAX_CLASSES, TableSpec
 
 CROWD = 2.0  # radius of the ball that holds the negatives
-DISTANCE = 3.0  # of a needle from its centre; 3 standard deviations of a negative with 2 features, 3.7 with 4
+DISTANCE = 3.0  # of a needle from its center; 3 standard deviations of a negative with 2 features, 3.7 with 4
 NOISE = 0.2  # standard deviation of a query around its needle; they are 4.2 apart
 
 
@@ -39,10 +39,10 @@ class NeedlePlan:
 
 @dataclass
 class Needle(Prior):
-    """Needles in a haystack: one labelled row for each class lies outside a crowd of negatives, and queries beside it.
+    """Needles in a haystack: one labeled row for each class lies outside a crowd of negatives, and queries beside it.
 
     All negatives have the class of the first needle, and lie in a ball around the origin, uniformly. A query has the
-    class of its needle, so only one labelled row tells it, however many negatives there are.
+    class of its needle, so only one labeled row tells it, however many negatives there are.
     """
 
     needles: int = 4
@@ -67,11 +67,11 @@ class Needle(Prior):
         crowd = rng.standard_normal((plan.negatives, features))
         radius = CROWD * rng.random((plan.negatives, 1)) ** (1 / features)
         crowd *= radius / np.linalg.norm(crowd, axis=1, keepdims=True)
-        labelled = np.concatenate([DISTANCE * plan.directions, crowd])  # (train_size, M)
+        labeled = np.concatenate([DISTANCE * plan.directions, crowd])  # (train_size, M)
         classes = np.concatenate([np.arange(needles), np.zeros(plan.negatives, np.int64)])  # (train_size,)
-        order = rng.permutation(len(labelled))
+        order = rng.permutation(len(labeled))
         # Each needle has as many queries as the others, give or take one: a class without a query would be rejected.
         asked = rng.permutation(np.arange(plan.queries) % needles)  # (queries,)
         queries = DISTANCE * plan.directions[asked] + NOISE * rng.standard_normal((plan.queries, features))
-        columns = np.concatenate([labelled[order], queries]).astype(np.float32)  # (N, M)
+        columns = np.concatenate([labeled[order], queries]).astype(np.float32)  # (N, M)
         return torch.from_numpy(columns), torch.from_numpy(np.concatenate([classes[order], asked])), needles

@@ -1,4 +1,4 @@
-"""one_table: draws of labelled and query rows of a single real table, on which a network is fine-tuned."""
+"""one_table: draws of labeled and query rows of a single real table, on which a network is fine-tuned."""
 
 from __future__ import annotations
 

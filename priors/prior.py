@@ -154,7 +154,7 @@ def explain(rejections: Counter[str], spec: TableSpec) -> str:
     reason = rejections.most_common(1)[0][0]
     return {
         "split": f"num_rows or train_size is too small for up to {spec.max_classes} classes: raise num_rows, move the "
-        "labelled share towards one half, or lower max_classes",
+        "labeled share toward one half, or lower max_classes",
         "unpredictable": "the filter of unpredictable tables rejects all: raise num_rows or switch the filter off",
         "trivial": "the filter of trivial tables rejects all: switch it off",
         "classes": "nearly all rows of each real table belong to one class: raise num_rows",

@@ -25,14 +25,14 @@ class PriorError(ValueError):
 class TableSpec:
     """What is asked of a prior.
 
-    num_rows: labelled and query rows together, at least 10
-    train_size: labelled rows, which come first
-    num_features: columns to draw, of which constant ones are dropped afterwards
+    num_rows: labeled and query rows together, at least 10
+    train_size: labeled rows, which come first
+    num_features: columns to draw, of which constant ones are dropped afterward
     max_classes: the number of classes is drawn from 2..max_classes, at most 10; 0 for a numeric target (regression)
-    group_seed: address of the hyper-parameters that the tables of a group of a step share, in priors that have
+    group_seed: address of the hyperparameters that the tables of a group of a step share, in priors that have
         them (mlp_scm, tree_scm, mix_scm); by default the table's own address
     mix: shares of the components of a mixture, as (name, share) in the order of their names; () for its own weights
-    keeps_missing: whether missing cells are NaN, instead of the mean of their column over the labelled rows
+    keeps_missing: whether missing cells are NaN, instead of the mean of their column over the labeled rows
     """
 
     num_rows: int
@@ -58,8 +58,8 @@ class TableSpec:
             )
         elif self.max_classes > min(self.train_size, self.num_rows - self.train_size):
             problems.append(
-                f"max_classes is {self.max_classes}, but each class needs a labelled and a query row "
-                f"({self.train_size} labelled, {self.num_rows - self.train_size} query rows)"
+                f"max_classes is {self.max_classes}, but each class needs a labeled and a query row "
+                f"({self.train_size} labeled, {self.num_rows - self.train_size} query rows)"
             )
         return problems
 
@@ -71,13 +71,13 @@ class TableSpec:
 
 @dataclass
 class Table:
-    """A finished table: standardised features, target, split.
+    """A finished table: standardized features, target, split.
 
     X: float32 (num_rows, M) with M <= num_features, since constant columns are dropped; NaN in missing cells if the
         spec asks for it
-    y: int64 (num_rows,), labels in 0..num_classes-1; some may be absent, the same ones among labelled and query rows;
+    y: int64 (num_rows,), labels in 0..num_classes-1; some may be absent, the same ones among labeled and query rows;
         or, with a numeric target, float32 (num_rows,) of mean 0 and variance 1 over all rows
-    train_size: labelled rows, which come first
+    train_size: labeled rows, which come first
     num_classes: cardinality drawn for the target; 0 if it is numeric
     plan: the prior's description of the table; str(plan) is its text
     rejections: number of rejected draws before this one, by reason

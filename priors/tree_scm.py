@@ -9,7 +9,7 @@ import torch
 from priors.random import normals, rng_at
 from priors.realism.prior import Realistic
 from priors.scm.causes import CAUSE_SAMPLINGS, Causes, plan_causes, sample_causes
-from priors.scm.discretisation import Discretisation, discretise, plan_discretisation
+from priors.scm.discretization import Discretization, discretize, plan_discretization
 from priors.scm.hyperparameters import choose, group_rng, scaled_normal
 from priors.scm.noise import LayerNoise
 from priors.table import TableSpec
@@ -42,12 +42,12 @@ class TreePlan:
     num_rows: int
     causes: Causes
     layers: tuple[Layer, ...]
-    discretisation: Discretisation
+    discretization: Discretization
 
     def __str__(self) -> str:
         lines = [f"tree_scm {self.seed}: {self.num_rows} rows", str(self.causes)]
         lines += [f"layer {i}: {layer}" for i, layer in enumerate(self.layers)]
-        return "\n".join([*lines, str(self.discretisation)])
+        return "\n".join([*lines, str(self.discretization)])
 
 
 @dataclass
@@ -79,7 +79,7 @@ class TreeSCM(Realistic):
             num_rows=spec.num_rows,
             causes=plan_causes(rng, spec.num_features, cause_sampling, cause_moments),
             layers=layers,
-            discretisation=plan_discretisation(spec, seed, boundaries),
+            discretization=plan_discretization(spec, seed, boundaries),
         )
 
     def execute(self, plan: TreePlan) -> tuple[torch.Tensor, torch.Tensor, int]:
@@ -94,4 +94,4 @@ class TreeSCM(Realistic):
             if layer.noise.std:
                 stds = layer.noise.draw_stds(rng, layer.num_outputs)
                 values += normals(rng, *values.shape) * stds
-        return discretise(causes, values[:, 0], plan.discretisation, plan.seed)
+        return discretize(causes, values[:, 0], plan.discretization, plan.seed)

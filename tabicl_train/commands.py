@@ -27,7 +27,7 @@ from tabicl_train.config.options import (
     SubmitOptions,
 )
 from tabicl_train.config.schema import RunConfig
-from tabicl_train.console import first_line, is_first, is_first_here, say
+from tabicl_train.console import first_line, is_first, is_first_here, print_line
 from tabicl_train.distributed.launch import (
     PREEMPTED,
     die_with_launcher,
@@ -374,7 +374,7 @@ def run_errors(folder: Path | None) -> Iterator[None]:
             if not is_known:
                 save_trace(folder, error)
             if not is_own_launch():  # which prints the first error of all ranks
-                say(f"error: rank {os.environ['RANK']} failed: " + "\n".join(lines))
+                print_line(f"error: rank {os.environ['RANK']} failed: " + "\n".join(lines))
             end_rank(1)
         if not is_known:
             raise
@@ -385,7 +385,7 @@ def save_trace(folder: Path | None, error: BaseException) -> None:
     """Append the stack trace of a rank's error to a file in the run directory, or print it where there is none."""
     trace = "".join(traceback.format_exception(error))
     if folder is None or not folder.is_dir():
-        say(trace)
+        print_line(trace)
         return
     with open(folder / f"rank-{os.environ['RANK']}.log", "a") as file:
         file.write(trace + "\n")

@@ -7,13 +7,13 @@ import os
 import sys
 
 
-def tell(line: str) -> None:
+def info(line: str) -> None:
     """Print a line on one process per machine."""
     if is_first_here():
-        say(line)
+        print_line(line)
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line. If it cannot be printed it is lost: a closed terminal must not end a run."""
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)

@@ -166,6 +166,6 @@ def draw_spec(stage: StageConfig, max_classes: int, rng: np.random.Generator) ->
     features = int(rng.integers(stage.features[0], stage.features[1] + 1))
     features = cap_features(rows, features)
     train_size = min(max(round(rows * rng.uniform(stage.train_share[0], stage.train_share[1])), 2), rows - 2)
-    # A class needs a labelled and a query row, so a small side of the split limits their number.
+    # A class needs a labeled and a query row, so a small side of the split limits their number.
     classes, mix = min(max_classes, train_size, rows - train_size), tuple(sorted(stage.mix.items()))
     return TableSpec(rows, train_size, features, classes, mix=mix)

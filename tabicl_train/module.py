@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from priors.random import rng_at
 from tabicl_train.config.schema import RunConfig, StageConfig
-from tabicl_train.console import say
+from tabicl_train.console import print_line
 from tabicl_train.curriculum import stage_at
 from tabicl_train.gradients import Gradients
 from tabicl_train.model.families import family_of
@@ -145,7 +145,7 @@ class Pretraining(L.LightningModule):
                 self.too_large = tokens
                 torch.cuda.empty_cache()
                 what = f"{tables} tables of {tokens:,} tokens did not fit at step {item.step}"
-                say(f"memory    {what} on rank {self.rank}; packs of this size are halved from now on")
+                print_line(f"memory    {what} on rank {self.rank}; packs of this size are halved from now on")
                 pieces[:0] = piece.halves()
                 continue
             losses.append(piece_losses)

@@ -21,7 +21,7 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 FEW_ROWS = 16  # of matrices that are padded, since there are so many shapes of them and they are small
 
 
-def orthogonalise(matrices: Tensor, steps: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def orthogonalize(matrices: Tensor, steps: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Approximate nearest semi-orthogonal matrices: all singular values are moved close to 1.
 
     matrices: (K, rows, columns), rows <= columns, any dtype; the computation is in `dtype`
@@ -84,7 +84,7 @@ class MuonAdamW(torch.optim.Optimizer):
         torch._foreach_sub_(parameters, updates)
 
     def muon(self, parameters: list[Tensor], counts: Tensor) -> list[Tensor]:
-        """Nesterov momentum, orthogonalised."""
+        """Nesterov momentum, orthogonalized."""
         for p in parameters:
             if "momentum" not in self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
@@ -98,7 +98,7 @@ class MuonAdamW(torch.optim.Optimizer):
     def orthogonal(self, gradients: tuple[Tensor, ...]) -> list[Tensor]:
         """Their orthogonal directions, with the root mean square of an AdamW update.
 
-        A vector counts as a matrix of one row, so its direction is a normalised one. All matrices of a shape, or its
+        A vector counts as a matrix of one row, so its direction is a normalized one. All matrices of a shape, or its
         transpose, go through Newton-Schulz together, and so do all vectors, and all matrices of few rows: zeros around
         a matrix change nothing. Shape by shape they took 1,300 kernel launches in a step of muon_all.
         """
@@ -111,7 +111,7 @@ class MuonAdamW(torch.optim.Optimizer):
         for kind, indices in kinds.items():
             some = [gradients[i] for i in indices]
             stack = stack_matrices(some) if kind else stack_vectors(some)
-            stack = orthogonalise(stack, self.steps, dtype)
+            stack = orthogonalize(stack, self.steps, dtype)
             for i, direction, g in zip(indices, stack, some, strict=True):
                 if kind:
                     direction = (direction.mT if is_tall(g) else direction)[: g.shape[0], : g.shape[1]].contiguous()
@@ -181,7 +181,7 @@ def stack_vectors(vectors: list[Tensor]) -> Tensor:
 
 
 def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Whether Muon optimises it: matrices of the blocks, but no embedding, head, inducing vector or scaling MLP."""
+    """Whether Muon optimizes it: matrices of the blocks, but no embedding, head, inducing vector or scaling MLP."""
     return parameter.ndim == 2 and ".blocks." in name and "ssmax" not in name and "ind_vectors" not in name
 
 

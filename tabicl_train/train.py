@@ -34,7 +34,7 @@ from tabicl_train.callbacks.tensorboard_logger import TensorBoardLogger
 from tabicl_train.callbacks.validation import Validation
 from tabicl_train.callbacks.wandb_logger import WandbLogger
 from tabicl_train.config.schema import RunConfig, StreamConfig, TrainerConfig, build_prior
-from tabicl_train.console import counted, first_line, tell
+from tabicl_train.console import counted, first_line, info
 from tabicl_train.distributed.launch import Launch, read_launch, shares_store
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.distributed.signals import Stop, watch_signals
@@ -124,7 +124,7 @@ def train(config: RunConfig) -> str:
             lambda: validation.is_missing(start.steps) or answer.is_missing(start.steps)
         )
         if is_complete:
-            tell(f"{folder}: finished already, {start.steps} steps are done")
+            info(f"{folder}: finished already, {start.steps} steps are done")
             if ranks.rank == 0:
                 status.finish_earlier(start.steps)
             close_process_group(ranks)
@@ -173,7 +173,7 @@ def train(config: RunConfig) -> str:
             if outcome == "preempted":
                 path = folder / "checkpoints" / f"step-{step:08d}.ckpt"
                 cause = "no tables can be drawn" if unavailable else stop.cause
-                tell(f"preempted at step {step} ({cause}): saved to {path}; the same command continues")
+                info(f"preempted at step {step} ({cause}): saved to {path}; the same command continues")
                 if step > start.steps or not unavailable:
                     requeue(config.trainer)
         close_process_group(ranks)
@@ -352,7 +352,7 @@ def build_loader(
         return RayLoader(stream, config, device)
     local = config.local(launch.local_size)
     if config.num_workers is not None and local.workers < config.num_workers:
-        tell(f"warning   stream.num_workers is {config.num_workers}; {local.workers}, as there are no more cores")
+        info(f"warning   stream.num_workers is {config.num_workers}; {local.workers}, as there are no more cores")
     return Loader(stream, local, device)
 
 
@@ -403,17 +403,17 @@ def set_up_process(config: RunConfig) -> None:
 
 def introduce(config: RunConfig, prior: Prior, fabric: Fabric, module: Pretraining, start: Start, drawers: int) -> None:
     """Print what is about to run, as it is in force; drawers: processes that draw its tables for each rank."""
-    tell(f"run       {config.run_dir}" + (f", resumed at step {start.steps}" if start.steps else ""))
+    info(f"run       {config.run_dir}" + (f", resumed at step {start.steps}" if start.steps else ""))
     workers = counted(drawers, "Ray actor" if config.stream.name == "ray" else "worker")
-    tell(f"prior     {config.prior['name']}, seed {config.seed}, {workers}")
+    info(f"prior     {config.prior['name']}, seed {config.seed}, {workers}")
     for line in [*prior.about(), *config.curriculum.usable_tables(prior, config.model.is_regression)]:
-        tell(f"          {line}")
+        info(f"          {line}")
     has_compiled = config.trainer.compile and next(module.model.blocks(), None) is not None
     compiled = ", compiled blocks (the first steps take long)" if has_compiled else ""
-    tell(f"device    {fabric.world_size} x {fabric.device.type}{compiled}")
+    info(f"device    {fabric.world_size} x {fabric.device.type}{compiled}")
     if config.trainer.compile and not has_compiled:
-        tell("warning   trainer.compile has no effect: a network of this family has no blocks to compile")
+        info("warning   trainer.compile has no effect: a network of this family has no blocks to compile")
     if shares_store():
-        tell("warning   restarts by torchrun may fail; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (launch/README.md)")
+        info("warning   restarts by torchrun may fail; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (launch/README.md)")
     for line in [*policy(config), *run_plan(config)]:
-        tell(line)
+        info(line)

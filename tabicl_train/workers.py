@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from tabicl_train.config.schema import StreamConfig
-from tabicl_train.console import tell
+from tabicl_train.console import info
 from tabicl_train.distributed.launch import describe_exit
 from tabicl_train.distributed.signals import SIGNALS, Stop, die_with_parent
 from tabicl_train.errors import picklable
@@ -143,7 +143,7 @@ class Loader:
         except Stopped:
             return None
         except TablesUnavailable as error:
-            tell(f"warning   {error}")
+            info(f"warning   {error}")
             self.unavailable = True
             return None
         finally:

@@ -8,7 +8,7 @@ import pytest
 import short_runs
 import torch
 from runs import metrics, run
-from small_networks import randomise
+from small_networks import randomize
 from torch._dynamo.utils import counters
 
 from tabicl_train import compiling
@@ -32,7 +32,7 @@ def tracing():
     counters.clear()
     torch.manual_seed(0)
     plain = TabICL(SMALL)
-    randomise(plain)
+    randomize(plain)
     traced = copy.deepcopy(plain)
     compiling.compile_blocks(traced, backend="aot_eager")
     yield traced, plain
@@ -105,7 +105,7 @@ def test_signed_averaging_is_traced_as_one_operator():
     counters.clear()
     torch.manual_seed(0)
     plain = TabICL(dataclasses.replace(SMALL, col_scaling="ssa", icl_scaling="ssa_trainable"))
-    randomise(plain)
+    randomize(plain)
     traced = copy.deepcopy(plain)
     compiling.compile_blocks(traced, backend="aot_eager")
     for shapes in ([(20, 12, 8), (24, 16, 4)], [(31, 11, 7), (40, 23, 5), (64, 60, 2)]):

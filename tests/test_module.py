@@ -160,7 +160,7 @@ def test_a_stopped_job_asks_slurm_to_start_again(tmp_path, monkeypatch, capsys):
     assert asked == [["scontrol", "show", "job", "77"], ["scontrol", "requeue", "77"]]
     assert "SLURM job 77 is requeued" in capsys.readouterr().err
     assert run(tmp_path / "b", "trainer.requeue=true") == "finished" and len(asked) == 2
-    answer.stdout = "JobState=COMPLETING Reason=None"  # of a job that was cancelled
+    answer.stdout = "JobState=COMPLETING Reason=None"  # of a job that was canceled
     assert run(tmp_path / "c", "trainer.requeue=true", callbacks=(Signal(),)) == "preempted" and len(asked) == 3
     assert "SLURM job 77 is not requeued: it is COMPLETING" in capsys.readouterr().err
 

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tabicl_train.config.schema import OptimizerConfig
 from tabicl_train.model import TabICL, TabICLConfig
-from tabicl_train.optimizer import MuonAdamW, build_optimizer, orthogonalise
+from tabicl_train.optimizer import MuonAdamW, build_optimizer, orthogonalize
 
 
 def tiny_model() -> TabICL:
@@ -20,11 +20,11 @@ def tiny_model() -> TabICL:
     )
 
 
-def test_orthogonalise_moves_singular_values_to_one_and_keeps_directions():
+def test_orthogonalize_moves_singular_values_to_one_and_keeps_directions():
     generator = torch.Generator().manual_seed(0)
     for shape in ((3, 8, 20), (2, 8, 20), (1, 12, 12)):
         X = torch.randn(shape, generator=generator)
-        result = orthogonalise(X, 5)
+        result = orthogonalize(X, 5)
         U, _, Vh = torch.linalg.svd(X, full_matrices=False)
         inside = U.mT @ result @ Vh.mT  # diagonal where the singular vectors are kept
         values = inside.diagonal(dim1=1, dim2=2)
@@ -97,7 +97,7 @@ def test_muon_follows_its_formula():
             w.grad = torch.randn_like(w)
             m.mul_(momentum).add_(w.grad, alpha=1 - momentum)
             nesterov = (1 - momentum) * w.grad + momentum * m
-            direction = orthogonalise(nesterov[None], 5)[0]
+            direction = orthogonalize(nesterov[None], 5)[0]
             e.mul_(1 - lr * decay).sub_(lr * 0.2 * math.sqrt(max(w.shape)) * direction)
         optimizer.step()
     for w, e in zip(weights, expected, strict=True):
@@ -140,9 +140,9 @@ def test_cautious_decay_spares_weights_that_the_update_moves_away_from_zero():
             optimizer.step()
             results.append(w.detach())
         bare, plain, careful = results
-        towards_zero = (weight - bare) * weight > 0
-        assert 0.2 < towards_zero.float().mean() < 0.8
-        torch.testing.assert_close(careful, torch.where(towards_zero, plain, bare))
+        toward_zero = (weight - bare) * weight > 0
+        assert 0.2 < toward_zero.float().mean() < 0.8
+        torch.testing.assert_close(careful, torch.where(toward_zero, plain, bare))
         torch.testing.assert_close(plain, bare - 0.05 * weight)
 
 
@@ -170,7 +170,7 @@ def test_matrices_together_move_as_each_alone(name):
     for g, direction in zip(gradients, optimizer.orthogonal(gradients), strict=True):
         matrix = g.view(1, -1) if g.ndim < 2 else g
         wide = matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
-        exact = orthogonalise(wide[None].double(), 5, torch.float64)[0].float()
+        exact = orthogonalize(wide[None].double(), 5, torch.float64)[0].float()
         exact = (exact.mT if wide is not matrix else exact).reshape(g.shape) * 0.2 * math.sqrt(max(matrix.shape))
         difference = (direction - exact).norm() / exact.norm()
         assert difference < 1e-5 if name == "fp32" else 0 < difference < 0.1, g.shape
@@ -224,7 +224,7 @@ def test_a_step_of_the_full_model_starts_few_kernels(name, cautious, monkeypatch
 
 def test_newton_schulz_in_bf16_is_near_fp32():
     X = torch.randn(2, 8, 20, generator=torch.Generator().manual_seed(0))
-    low, high = orthogonalise(X, 5, torch.bfloat16), orthogonalise(X, 5)
+    low, high = orthogonalize(X, 5, torch.bfloat16), orthogonalize(X, 5)
     assert low.dtype == torch.float32 and 0 < (low - high).abs().max() < 0.05
 
 

@@ -119,7 +119,7 @@ def test_a_shell_reads_all_commands_of_the_pages():
 
 
 def names(values: list) -> list[str]:
-    """Names of parametrised tests: the page, and the number of the command or block on it."""
+    """Names of parametrized tests: the page, and the number of the command or block on it."""
     return [f"{page}-{number}" for page, number in values]
 
 

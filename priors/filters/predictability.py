@@ -1,4 +1,4 @@
-"""Rejects finished tables whose target extremely randomised trees cannot predict, or predict too well.
+"""Rejects finished tables whose target extremely randomized trees cannot predict, or predict too well.
 
 The first filter is that of TabICLv2 (arXiv 2602.11139, appendix on the prior), the second is our own.
 """
@@ -27,7 +27,7 @@ TRIVIAL_ERROR = 0.15
 def check_predictability(table: Table, rng: np.random.Generator, drop_unpredictable: bool, drop_trivial: bool) -> None:
     """Raise Rejected("unpredictable") or Rejected("trivial") if the table is to be dropped.
 
-    25 extremely randomised trees (depth 6, all features tried at each split, bootstrap samples) predict the target
+    25 extremely randomized trees (depth 6, all features tried at each split, bootstrap samples) predict the target
     (the one-hot classes, or the number) out of bag. A table is unpredictable if in at least 5 % of 200 bootstrap
     resamples of its rows the trees' squared error is not below that of the mean; it is trivial if the trees' squared
     error is below 15 % of that of the mean.

@@ -1,4 +1,4 @@
-"""Extremely randomised trees (Geurts, Ernst and Wehenkel 2006) that predict class shares out of bag; numba."""
+"""Extremely randomized trees (Geurts, Ernst and Wehenkel 2006) that predict class shares out of bag; numba."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def find_leaf(row, feature, threshold):
 def grow_tree(X, y, seed, votes, counts):
     """Grow a tree on X (N, M) and y (N,), and add its out-of-bag predictions to votes (N, C) and counts (N,).
 
-    All features of a row are compared at once, which is vectorised.
+    All features of a row are compared at once, which is vectorized.
     """
     N, M = X.shape
     C = votes.shape[1]

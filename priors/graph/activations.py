@@ -1,4 +1,4 @@
-"""Random activations: fixed functions and powers between standardisations (TabICLv2, arXiv 2602.11139, appendix)."""
+"""Random activations: fixed functions and powers between standardizations (TabICLv2, arXiv 2602.11139, appendix)."""
 
 from __future__ import annotations
 
@@ -73,19 +73,19 @@ KINDS = ("fixed",) * 4 + ("relu_power", "signed_power")
 PLAIN_KINDS = ("fixed",) * 8 + ("relu_power", "signed_power", "inverse_power", "integer_power")
 
 
-def standardise(x: torch.Tensor) -> torch.Tensor:
+def standardize(x: torch.Tensor) -> torch.Tensor:
     """Features of (n, N) minus their means, divided by their population standard deviations over the rows (+1e-4)."""
     if x.is_cuda:
-        x, factors = normalise(x)
+        x, factors = normalize(x)
         return x.mul_(factors)
-    from priors.graph.featurewise import standardise_features
+    from priors.graph.featurewise import standardize_features
 
     out = torch.empty_like(x)
-    standardise_features(x.numpy(), out.numpy())
+    standardize_features(x.numpy(), out.numpy())
     return out
 
 
-def normalise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def normalize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Features (n, N) with mean 0 and deviation 1, and factors std / (std + 1e-4), (n, 1), to multiply them by.
 
     One fused pass instead of seven. The 1e-20 keeps constant features at zero.
@@ -140,7 +140,7 @@ class PlainActivation:
 
 @dataclass
 class Activation:
-    """standardise -> (x - x in a random row, of each feature) * scale -> f -> standardise, for x (n, N)."""
+    """standardize -> (x - x in a random row, of each feature) * scale -> f -> standardize, for x (n, N)."""
 
     plain: PlainActivation
     scale: float
@@ -155,8 +155,8 @@ class Activation:
     def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
         rows = noise.rows(x.shape[1], x.shape[0])
         if x.is_cuda:
-            x = standardise(x)
-            return standardise(self.plain(x.sub_(x.gather(1, rows[:, None])).mul_(self.scale), 0))
+            x = standardize(x)
+            return standardize(self.plain(x.sub_(x.gather(1, rows[:, None])).mul_(self.scale), 0))
         from priors.graph.elementwise import CODES
         from priors.graph.featurewise import activate, shift
 
@@ -166,4 +166,4 @@ class Activation:
             activate(*given, CODES[self.plain.name], np.float32(self.plain.power))
             return out
         shift(*given)
-        return standardise(self.plain(out, 0))
+        return standardize(self.plain(out, 0))

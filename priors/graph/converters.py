@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from priors.graph.activations import standardise
+from priors.graph.activations import standardize
 from priors.graph.functions import Function, draw_cheap_function
-from priors.graph.nearest import nearest_centres, take_columns
+from priors.graph.nearest import nearest_centers, take_columns
 from priors.graph.noise import Noise
 from priors.graph.points import Points
 from priors.graph.scalars import LOCAL, Scalars, Weights
@@ -87,10 +87,10 @@ class Categorical:
 
     mode: one of CATEGORICAL_MODES. Before the underscore stands how a category is found: "neighbor", as the nearest of
         some rows, or "softmax", as a draw from a softmax. Behind it stands what flows on: "id", the values themselves;
-        "disc", the centre or the embedding of the category; "func", a function of the centre; "int", the category
-    p: exponent of the distance sum |x - c|^p to a centre
+        "disc", the center or the embedding of the category; "func", a function of the center; "int", the category
+    p: exponent of the distance sum |x - c|^p to a center
     function: what flows on in mode "neighbor_func"
-    factor: of the standardised logits
+    factor: of the standardized logits
     shares: of the categories, whose logarithms are added to the logits
     embedding: of the categories in mode "softmax_disc"
     """
@@ -126,9 +126,9 @@ class Categorical:
     def __call__(self, x: torch.Tensor, noise: Noise) -> tuple[torch.Tensor, torch.Tensor]:
         """x (width, N) -> categories int64 (N,), values that flow on float32 (width, N)."""
         if self.mode.startswith("neighbor"):
-            centres = x[:, noise.distinct_rows(x.shape[1], min(self.cardinality, x.shape[1]))]
-            index = nearest_centres(x, centres, self.p)
-            table = centres
+            centers = x[:, noise.distinct_rows(x.shape[1], min(self.cardinality, x.shape[1]))]
+            index = nearest_centers(x, centers, self.p)
+            table = centers
         else:
             index = self.sample_softmax(x, noise)
             table = self.embedding.compute(self.cardinality, noise) if self.embedding else None
@@ -142,14 +142,14 @@ class Categorical:
         return index, index.to(x.dtype).expand_as(x)
 
     def sample_softmax(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
-        """Categories int64 (N,) drawn from the softmax over the standardised values of each row of x (width, N)."""
+        """Categories int64 (N,) drawn from the softmax over the standardized values of each row of x (width, N)."""
         log_shares = np.log(self.shares.compute(noise.rng)[0] + np.float32(1e-4))
         if not x.is_cuda:
             from priors.graph.featurewise import sample_softmax
 
             key = random_key(noise.rng)
             return torch.from_numpy(sample_softmax(x.numpy(), np.float32(self.factor), log_shares, key))
-        logits = standardise(x).mul_(self.factor).add_(noise.tensor(log_shares[:, None]))
+        logits = standardize(x).mul_(self.factor).add_(noise.tensor(log_shares[:, None]))
         cumulative = logits.nan_to_num_(0.0, 0.0, 0.0).softmax(0).cumsum_(0)
         u = noise.uniform(1, x.shape[1]).mul_(cumulative[-1:])
         return (cumulative[:-1] <= u).sum(0)

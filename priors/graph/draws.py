@@ -165,7 +165,7 @@ def mixture_points(size, components, dim, slope, spread, key):
     key += np.uint64(len(parameters))
     g, h = parameters[0], parameters[1]
     sizes = parameters[2 : 2 + components]
-    centres = parameters[2 + components : 2 + components * (1 + dim)].reshape(components, dim)
+    centers = parameters[2 + components : 2 + components * (1 + dim)].reshape(components, dim)
     spread = parameters[2 + components * (1 + dim) :].reshape(components, dim, dim)
     for c in range(components):
         for i in range(dim):
@@ -184,7 +184,7 @@ def mixture_points(size, components, dim, slope, spread, key):
             normal[i], normal[i + 1] = normal_pair(scramble(key))
             key += np.uint64(1)
         for i in range(dim):
-            value = centres[c, i]
+            value = centers[c, i]
             for j in range(dim):
                 value += spread[c, i, j] * normal[j]
             out[i, r] = value
@@ -211,7 +211,7 @@ def kernel_matrices(a, b, batch, decay, key):
 
 
 @njit("void(f4[:, ::1], f4, u8)", cache=True, fastmath=SUMS)
-def normalise_rows(matrix, noise, key):
+def normalize_rows(matrix, noise, key):
     """Add noise * normal to matrix (rows, n) and divide its rows by their L2 norms (+1e-6), in place."""
     rows, n = matrix.shape
     normal = np.empty(n, np.float32)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from priors.finish import Rejected
-from priors.graph.activations import normalise
+from priors.graph.activations import normalize
 from priors.graph.converters import Numeric, convert_numeric
 from priors.graph.noise import Noise
 from priors.graph.plan import TARGET, GraphPlan, Node
@@ -15,7 +15,7 @@ from priors.graph.plan import TARGET, GraphPlan, Node
 def execute_plan(plan: GraphPlan, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
     """Raw columns float32 (num_rows, num_features) and labels int64 or, for a numeric target, float32 (num_rows,).
 
-    Raises Rejected("split") if labelled and query rows cannot hold the same classes.
+    Raises Rejected("split") if labeled and query rows cannot hold the same classes.
     """
     noise = Noise((plan.address, "execute"), device)
     numeric_target = plan.num_classes == 0
@@ -97,7 +97,7 @@ def combine(how: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def scale(x: torch.Tensor, node: Node, noise: Noise) -> torch.Tensor:
-    """Standardised features of x (width, N) times random weights, over the root mean square of the rows' L2 norms.
+    """Standardized features of x (width, N) times random weights, over the root mean square of the rows' L2 norms.
 
     Overwrites x on the CPU.
     """
@@ -107,7 +107,7 @@ def scale(x: torch.Tensor, node: Node, noise: Noise) -> torch.Tensor:
 
         scale_features(x.numpy(), weights)
         return x
-    x, factors = normalise(x)
+    x, factors = normalize(x)
     factors = factors * noise.tensor(weights[:, None])
     # As every feature has deviation 1, the norm of the factors is the root mean square of the rows' norms.
     return x.mul_(factors.div_(factors.norm().add_(1e-8)))

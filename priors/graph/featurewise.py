@@ -27,7 +27,7 @@ def moments(row):
 
 
 @njit("void(f4[::1], f4[::1], f4)", cache=True, fastmath=SUMS, error_model="numpy")
-def standardise_feature(row, out, factor):
+def standardize_feature(row, out, factor):
     """(row - mean) / (standard deviation + 1e-4) * factor; out may be row."""
     mean, inverse_std = moments(row)
     scale = factor * inverse_std / (np.float32(1.0) + np.float32(1e-4) * inverse_std)
@@ -36,38 +36,38 @@ def standardise_feature(row, out, factor):
 
 
 @njit("void(f4[:, ::1], f4[:, ::1])", cache=True, error_model="numpy")
-def standardise_features(x, out):
-    """standardise_feature for every feature of x (n, N); out may be x."""
+def standardize_features(x, out):
+    """standardize_feature for every feature of x (n, N); out may be x."""
     for i in range(x.shape[0]):
-        standardise_feature(x[i], out[i], np.float32(1.0))
+        standardize_feature(x[i], out[i], np.float32(1.0))
 
 
 @njit("void(f4[:, ::1], f4[::1])", cache=True, fastmath=SUMS, error_model="numpy")
 def scale_features(x, weights):
-    """Standardised features of x (n, N) times weights (n,), over the root mean square of the rows' norms, in place."""
+    """Standardized features of x (n, N) times weights (n,), over the root mean square of the rows' norms, in place."""
     n = x.shape[0]
     mean = np.empty(n, np.float32)
     factor = np.empty(n, np.float32)
     square = np.float32(0.0)
     for i in range(n):
         mean[i], inverse_std = moments(x[i])
-        # The deviation of the standardised feature, std / (std + 1e-4), times the weight
+        # The deviation of the standardized feature, std / (std + 1e-4), times the weight
         weight = weights[i] / (np.float32(1.0) + np.float32(1e-4) * inverse_std)
         square += weight * weight
         factor[i] = inverse_std * weight
     # As every feature has deviation 1, the norm of the weights is the root mean square of the rows' norms.
     norm = np.sqrt(square) + np.float32(1e-8)
     for i in range(n):
-        row, centre, multiplier = x[i], mean[i], factor[i] / norm
+        row, center, multiplier = x[i], mean[i], factor[i] / norm
         for j in range(len(row)):
-            row[j] = (row[j] - centre) * multiplier
+            row[j] = (row[j] - center) * multiplier
 
 
 @njit("void(f4[:, ::1], f4[:, ::1], i8[::1], f4)", cache=True, error_model="numpy")
 def shift(x, out, rows, factor):
-    """(x - x in row rows[i] of feature i) * factor for standardised features of x (n, N)."""
+    """(x - x in row rows[i] of feature i) * factor for standardized features of x (n, N)."""
     for i in range(x.shape[0]):
-        standardise_feature(x[i], out[i], factor)
+        standardize_feature(x[i], out[i], factor)
         row = out[i]
         origin = row[rows[i]]
         for j in range(len(row)):
@@ -76,11 +76,11 @@ def shift(x, out, rows, factor):
 
 @njit("void(f4[:, ::1], f4[:, ::1], i8[::1], f4, i8, f4)", cache=True, error_model="numpy")
 def activate(x, out, rows, factor, code, power):
-    """standardise -> shift -> elementwise function -> standardise, feature by feature."""
+    """standardize -> shift -> elementwise function -> standardize, feature by feature."""
     for i in range(x.shape[0]):
         shift(x[i : i + 1], out[i : i + 1], rows[i : i + 1], factor)
         apply(out[i], code, power)
-        standardise_feature(out[i], out[i], np.float32(1.0))
+        standardize_feature(out[i], out[i], np.float32(1.0))
 
 
 @njit("void(f4[:, ::1], i8[::1], f4[::1], f4[::1])", cache=True, fastmath=FASTMATH, error_model="numpy")
@@ -115,13 +115,13 @@ def logsumexp(a, b, out):
 
 @njit("i8[::1](f4[:, ::1], f4, f4[::1], u8)", cache=True, fastmath=FASTMATH, error_model="numpy")
 def sample_softmax(x, factor, log_shares, key):
-    """Categories (N,) drawn from the softmax over factor * standardised x (k, N) + log_shares (k,)."""
+    """Categories (N,) drawn from the softmax over factor * standardized x (k, N) + log_shares (k,)."""
     k, rows = x.shape
     cumulative = np.empty((k, rows), np.float32)
     highest = np.full(rows, np.float32(-np.inf))
     for i in range(k):
         row, share = cumulative[i], log_shares[i]
-        standardise_feature(x[i], row, factor)
+        standardize_feature(x[i], row, factor)
         for j in range(rows):
             logit = row[j] + share
             logit = logit if abs(logit) < np.float32(np.inf) else np.float32(0.0)

@@ -1,5 +1,5 @@
-"""Loops over floats, compiled by numba: the CPU path of priors.finish.clamp_and_standardise, and float32 powers,
-exponentials and random numbers that numba inlines into loops, as calls of libm would not vectorise."""
+"""Loops over floats, compiled by numba: the CPU path of priors.finish.clamp_and_standardize, and float32 powers,
+exponentials and random numbers that numba inlines into loops, as calls of libm would not vectorize."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 FASTMATH = {"contract", "nsz"}  # allows fused multiply-add; NaN and infinity keep their meaning
-SUMS = {*FASTMATH, "reassoc"}  # also sums in any order, which vectorises them
+SUMS = {*FASTMATH, "reassoc"}  # also sums in any order, which vectorizes them
 
 
 @intrinsic
@@ -177,18 +177,18 @@ def fill_normals(out, key):
 
 
 @njit("UniTuple(f8, 3)(f8[::1], f8, f8)", cache=True, fastmath={"contract", "nsz", "reassoc"})
-def moments_within(x, centre, bound):
-    """Number, mean and sum of squared deviations of the values of x (N,) at most `bound` away from `centre`."""
+def moments_within(x, center, bound):
+    """Number, mean and sum of squared deviations of the values of x (N,) at most `bound` away from `center`."""
     count = total = 0.0
     for j in range(len(x)):
-        inside = abs(x[j] - centre) <= bound
+        inside = abs(x[j] - center) <= bound
         count += 1.0 if inside else 0.0
         total += x[j] if inside else 0.0
     mean = total / count
     square = 0.0
     for j in range(len(x)):
         deviation = x[j] - mean
-        square += deviation * deviation if abs(x[j] - centre) <= bound else 0.0
+        square += deviation * deviation if abs(x[j] - center) <= bound else 0.0
     return count, mean, square
 
 
@@ -206,7 +206,7 @@ def moments(x):
 
 
 @njit("f4[:, ::1](f4[:, ::1], f8, f8, f8)", cache=True)
-def clamp_and_standardise_columns(columns, outlier_stds, min_std, clip):
+def clamp_and_standardize_columns(columns, outlier_stds, min_std, clip):
     """Columns (M, N) to float32 (M, N); a column with a value that is not finite becomes NaN."""
     M, N = columns.shape
     out = np.empty((M, N), np.float32)
@@ -216,7 +216,7 @@ def clamp_and_standardise_columns(columns, outlier_stds, min_std, clip):
         mean, std = moments(x)
         if math.isfinite(std):
             count, mean, square = moments_within(x, mean, outlier_stds * std)
-            # See clamp_and_standardise_torch for why min_std is needed here.
+            # See clamp_and_standardize_torch for why min_std is needed here.
             bound = outlier_stds * max(math.sqrt(square / (count - 1)), min_std)
             low, high = mean - bound, mean + bound
             for j in range(N):

@@ -12,7 +12,7 @@ import torch
 
 from priors.graph.activations import Activation
 from priors.graph.matrices import Matrix
-from priors.graph.nearest import nearest_centres, p_distances, take_columns
+from priors.graph.nearest import nearest_centers, p_distances, take_columns
 from priors.graph.noise import Noise
 from priors.graph.scalars import Scalars, Weights
 from priors.random import random_key
@@ -141,29 +141,29 @@ def oblivious_trees_torch(
 
 
 @dataclass
-class Discretise:
+class Discretize:
     """A linear function of the nearest of some random rows.
 
-    centres: number of these rows
+    centers: number of these rows
     p: exponent of the distance sum |x - c|^p
     """
 
-    kind: ClassVar[str] = "discretise"
-    centres: int
+    kind: ClassVar[str] = "discretize"
+    centers: int
     p: float
     linear: Linear
 
     @classmethod
-    def draw(cls, scalars: Scalars, n: int, m: int, num_rows: int) -> Discretise:
-        centres = scalars.integer("discretise.centres", 2, min(num_rows, 256), log=True)
-        return cls(centres, scalars.real("discretise.p", 0.5, 4.0, log=True), Linear.draw(scalars, n, m, num_rows))
+    def draw(cls, scalars: Scalars, n: int, m: int, num_rows: int) -> Discretize:
+        centers = scalars.integer("discretize.centers", 2, min(num_rows, 256), log=True)
+        return cls(centers, scalars.real("discretize.p", 0.5, 4.0, log=True), Linear.draw(scalars, n, m, num_rows))
 
     def __str__(self) -> str:
-        return f"discretise({self.centres} centres, p {self.p:.2g}, {self.linear})"
+        return f"discretize({self.centers} centers, p {self.p:.2g}, {self.linear})"
 
     def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
-        centres = x[:, noise.distinct_rows(x.shape[1], self.centres)]
-        return take_columns(self.linear(centres, noise), nearest_centres(x, centres, self.p))
+        centers = x[:, noise.distinct_rows(x.shape[1], self.centers)]
+        return take_columns(self.linear(centers, noise), nearest_centers(x, centers, self.p))
 
 
 @dataclass
@@ -302,19 +302,19 @@ class EM:
         return f"em({self.components} components, p {self.p:.2g}, q {self.q:.2g}, {self.linear})"
 
     def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
-        centres = x[:, noise.rows(x.shape[1], self.components)] + noise.parameter(x.shape[0], self.components)
+        centers = x[:, noise.rows(x.shape[1], self.components)] + noise.parameter(x.shape[0], self.components)
         sigma = (noise.parameter(self.components, 1) * self.spread).exp_()
         weights = noise.tensor(self.linear.matrix.compute(noise.rng)[0])
-        return combine_features(weights, lambda chunk: self.assignment(chunk, centres, sigma), x)
+        return combine_features(weights, lambda chunk: self.assignment(chunk, centers, sigma), x)
 
-    def assignment(self, x: torch.Tensor, centres: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
-        """Shares (k, N) of the components, which sum to one; x (n, N), centres (n, k), sigma (k, 1)."""
+    def assignment(self, x: torch.Tensor, centers: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        """Shares (k, N) of the components, which sum to one; x (n, N), centers (n, k), sigma (k, 1)."""
         if not x.is_cuda:
             from priors.graph.kernels import soft_assignment
 
-            given = (x.contiguous().numpy(), centres.T.contiguous().numpy(), sigma.numpy()[:, 0])
+            given = (x.contiguous().numpy(), centers.T.contiguous().numpy(), sigma.numpy()[:, 0])
             return torch.from_numpy(soft_assignment(*given, np.float32(self.p), np.float32(self.q)))
-        distance = p_distances(x, centres, self.p, self.q / self.p)  # ||x - c||_p^q
+        distance = p_distances(x, centers, self.p, self.q / self.p)  # ||x - c||_p^q
         log_scale = (2 * math.pi * sigma.square()).log_().div_(-2)
         return torch.addcmul(log_scale, distance, sigma.pow(-self.q), value=-1).softmax(0)
 
@@ -337,9 +337,9 @@ class Product:
         return self.factors[0](x, noise).mul_(self.factors[1](x, noise))
 
 
-Function = Linear | MLP | Tree | Discretise | GP | Quadratic | EM | Product
-FUNCTIONS = (Linear, MLP, Tree, Discretise, GP, Quadratic, EM, Product)
-CHEAP_FUNCTIONS = (GP, Tree, Discretise, Linear, Quadratic)
+Function = Linear | MLP | Tree | Discretize | GP | Quadratic | EM | Product
+FUNCTIONS = (Linear, MLP, Tree, Discretize, GP, Quadratic, EM, Product)
+CHEAP_FUNCTIONS = (GP, Tree, Discretize, Linear, Quadratic)
 
 
 def draw_function(scalars: Scalars, n: int, m: int, num_rows: int) -> Function:

@@ -1,6 +1,6 @@
-"""CPU loops compiled by numba: sums of |x - c|^p, nearest centres, oblivious trees.
+"""CPU loops compiled by numba: sums of |x - c|^p, nearest centers, oblivious trees.
 
-All take feature-major arrays, (n, N), so that the inner loop runs over rows and is vectorised. Rows are taken in blocks
+All take feature-major arrays, (n, N), so that the inner loop runs over rows and is vectorized. Rows are taken in blocks
 whose accumulators stay in the first-level cache. Inner loops index one-dimensional views: with two indices they took
 twice the time. Signatures are explicit: another layout is an error, not a recompilation.
 """
@@ -14,32 +14,32 @@ from priors.graph.featurewise import moments
 from priors.graph.floats import FASTMATH, exponential, fill_normals, power, scramble, uniform
 
 BLOCK = 512  # rows
-HEAD = 8  # features on which all centres are compared before most of them are ruled out
+HEAD = 8  # features on which all centers are compared before most of them are ruled out
 LANES = 8  # float32 values of a 256-bit vector
-CHUNK = 16  # features after which a centre is checked again
+CHUNK = 16  # features after which a center is checked again
 GROUP = 4  # trees whose leaves are added at once, with a quarter of the loads and stores of the sum
 
 
 @njit(inline="always")
-def add_distances(x, centre, p, start, stop, total):
-    """total[j] = sum over features of |x[:, start + j] - centre|^p, for start + j < stop."""
+def add_distances(x, center, p, start, stop, total):
+    """total[j] = sum over features of |x[:, start + j] - center|^p, for start + j < stop."""
     total[: stop - start] = np.float32(0.0)
     for i in range(x.shape[0]):
-        c, column = centre[i], x[i, start:stop]
+        c, column = center[i], x[i, start:stop]
         for j in range(stop - start):
             total[j] += power(abs(column[j] - c), p)
 
 
 @njit("f4[:, ::1](f4[:, ::1], f4[:, ::1], f4, f4)", cache=True, fastmath=FASTMATH)
-def p_distances(x, centres, p, outer):
-    """(sum over features of |x - c|^p)^outer, (k, N), for x (n, N) and centres (k, n)."""
+def p_distances(x, centers, p, outer):
+    """(sum over features of |x - c|^p)^outer, (k, N), for x (n, N) and centers (k, n)."""
     rows = x.shape[1]
-    out = np.empty((centres.shape[0], rows), np.float32)
+    out = np.empty((centers.shape[0], rows), np.float32)
     total = np.empty(BLOCK, np.float32)
     for start in range(0, rows, BLOCK):
         stop = min(start + BLOCK, rows)
-        for k in range(centres.shape[0]):
-            add_distances(x, centres[k], p, start, stop, total)
+        for k in range(centers.shape[0]):
+            add_distances(x, centers[k], p, start, stop, total)
             row = out[k, start:stop]
             for j in range(stop - start):
                 row[j] = power(total[j], outer)
@@ -47,8 +47,8 @@ def p_distances(x, centres, p, outer):
 
 
 @njit("i8[::1](f4[:, ::1], f4[:, ::1], f4)", cache=True, fastmath=FASTMATH)
-def nearest_centres_narrow(x, centres, p):
-    """Index of the first centre with the smallest sum |x - c|^p, int64 (N,), for x (n, N) and centres (k, n)."""
+def nearest_centers_narrow(x, centers, p):
+    """Index of the first center with the smallest sum |x - c|^p, int64 (N,), for x (n, N) and centers (k, n)."""
     rows = x.shape[1]
     out = np.zeros(rows, np.int64)
     total = np.empty(BLOCK, np.float32)
@@ -58,8 +58,8 @@ def nearest_centres_narrow(x, centres, p):
         stop = min(start + BLOCK, rows)
         best[:] = np.float32(np.inf)
         index[:] = np.int32(0)
-        for k in range(centres.shape[0]):
-            add_distances(x, centres[k], p, start, stop, total)
+        for k in range(centers.shape[0]):
+            add_distances(x, centers[k], p, start, stop, total)
             for j in range(stop - start):
                 closer = total[j] < best[j]
                 best[j] = total[j] if closer else best[j]
@@ -70,18 +70,18 @@ def nearest_centres_narrow(x, centres, p):
 
 
 @njit("i8[::1](f4[:, ::1], f4[:, ::1], f4)", cache=True, fastmath={"contract", "nsz", "reassoc"})
-def nearest_centres_wide(x, centres, p):
-    """nearest_centres_narrow for more than HEAD features, row by row: most centres are ruled out after a few features.
+def nearest_centers_wide(x, centers, p):
+    """nearest_centers_narrow for more than HEAD features, row by row: most centers are ruled out after a few features.
 
-    Features are sorted by their spread among the centres, the largest first. All centres are compared on the first HEAD
+    Features are sorted by their spread among the centers, the largest first. All centers are compared on the first HEAD
     features. The nearest by those is summed in full, and its distance is the bound for the others: after each chunk of
-    features, a centre beyond the bound is ruled out.
+    features, a center beyond the bound is ruled out.
     """
     n, rows = x.shape
-    K = centres.shape[0]
+    K = centers.shape[0]
     spread = np.empty(n, np.float32)
     for i in range(n):
-        spread[i] = -np.std(centres[:, i])
+        spread[i] = -np.std(centers[:, i])
     order = np.argsort(spread)
     head = np.full((HEAD, -(-K // LANES) * LANES), np.float32(1e30))  # padded to whole vectors, as is the tail
     rest = -(-(n - HEAD) // CHUNK) * CHUNK
@@ -89,9 +89,9 @@ def nearest_centres_wide(x, centres, p):
     for k in range(K):
         for i in range(n):
             if i < HEAD:
-                head[i, k] = centres[k, order[i]]
+                head[i, k] = centers[k, order[i]]
             else:
-                tail[k, i - HEAD] = centres[k, order[i]]
+                tail[k, i - HEAD] = centers[k, order[i]]
     out = np.empty(rows, np.int64)
     row = np.zeros(rest, np.float32)
     partial = np.empty(head.shape[1], np.float32)
@@ -199,12 +199,12 @@ def random_trees(x, trees, depth, m, key):
 
 
 @njit("f4[:, ::1](f4[:, ::1], f4[:, ::1], f4[::1], f4, f4)", cache=True, fastmath=FASTMATH, error_model="numpy")
-def soft_assignment(x, centres, sigma, p, q):
-    """Softmax over the centres of -(||x - c||_p / sigma)^q - log(2 pi sigma^2) / 2, float32 (k, N).
+def soft_assignment(x, centers, sigma, p, q):
+    """Softmax over the centers of -(||x - c||_p / sigma)^q - log(2 pi sigma^2) / 2, float32 (k, N).
 
-    x (n, N), centres (k, n), sigma (k,)
+    x (n, N), centers (k, n), sigma (k,)
     """
-    out = p_distances(x, centres, p, q / p)
+    out = p_distances(x, centers, p, q / p)
     k, rows = out.shape
     highest = np.empty(BLOCK, np.float32)
     total = np.empty(BLOCK, np.float32)
@@ -298,7 +298,7 @@ def pair_products(z):
 def ranks(x):
     """Rank of each value among the features of its row, int64 (n, N), for x (n, N).
 
-    All pairs of features are compared: n is small and the comparisons are vectorised over rows, while sorting took ten
+    All pairs of features are compared: n is small and the comparisons are vectorized over rows, while sorting took ten
     times as long at n = 20.
     """
     n, rows = x.shape

@@ -82,16 +82,16 @@ class Matrix:
 
     def compute(self, rng: np.random.Generator) -> np.ndarray:
         """float32 (batch, n, m), each row of L2 norm 1."""
-        from priors.graph.draws import normalise_rows
+        from priors.graph.draws import normalize_rows
 
         matrix = self._raw(rng).reshape(self.batch * self.n, self.m)
         # Noise would not change the law of a Gaussian matrix.
         noise = {"gaussian": 0.0, "activation": ACTIVATION_NOISE}.get(self.kind, NOISE)
-        normalise_rows(matrix, np.float32(noise), random_key(rng))
+        normalize_rows(matrix, np.float32(noise), random_key(rng))
         return matrix.reshape(self.batch, self.n, self.m)
 
     def _raw(self, rng: np.random.Generator) -> np.ndarray:
-        """float32 (batch, n, m), before noise is added and rows are normalised."""
+        """float32 (batch, n, m), before noise is added and rows are normalized."""
         from priors.graph.draws import kernel_matrices, weighted_normals, weighted_products
 
         shape, weights = (self.batch, self.n, self.m), self.weights

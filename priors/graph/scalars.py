@@ -20,7 +20,7 @@ class Scalars:
     """Source of every scalar decision of one table.
 
     All draws with one name follow one Beta(st, s(1-t)) with t ~ U(0,1) and s ~ LogU(0.1, 10000), drawn when the name
-    is first used. So a hyper-parameter may be nearly constant within a table (large s), take only its two extremes
+    is first used. So a hyperparameter may be nearly constant within a table (large s), take only its two extremes
     (small s), or anything in between.
 
     skewed_choices: categorical choices with one name share random probabilities (the corrected preset) instead of

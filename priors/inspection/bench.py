@@ -27,7 +27,7 @@ def own_tables(
     seed: int = 0,
     max_classes: int = MAX_CLASSES,
 ) -> Iterator[PlainTable]:
-    """Tables of a prior with min_features..max_features features, of whose rows 10 % to 90 % are labelled.
+    """Tables of a prior with min_features..max_features features, of whose rows 10 % to 90 % are labeled.
 
     max_classes: 0 for numeric targets
     """

@@ -56,7 +56,7 @@ def draw(name: str, shown: dict[str, list[Table]]) -> bytes:
             ax.set_title(f"table {i}, {label}", fontsize=9)
             ax.tick_params(labelsize=7)
             if name == "shift":
-                ax.set_xticks([1, 2], ["labelled", "query"])
+                ax.set_xticks([1, 2], ["labeled", "query"])
             else:
                 ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     buffer = io.BytesIO()
@@ -65,7 +65,7 @@ def draw(name: str, shown: dict[str, list[Table]]) -> bytes:
 
 
 def plot_gaps(ax: Any, table: Table, off: Table, strong: Table) -> None:
-    """The cells, grey by value, and gaps in red; the line is the border between labelled and query rows."""
+    """The cells, gray by value, and gaps in red; the line is the border between labeled and query rows."""
     from matplotlib import colormaps
 
     colors = colormaps["Greys"].with_extremes(bad="red")
@@ -101,7 +101,7 @@ def note_unchanged(ax: Any, is_changed: bool) -> None:
 
 
 def plot_shifted_column(ax: Any, table: Table, off: Table, strong: Table) -> None:
-    """The column in which the means of labelled and query rows differ most, as boxes of the two kinds of row."""
+    """The column in which the means of labeled and query rows differ most, as boxes of the two kinds of row."""
     means = strong.X[: strong.train_size].mean(0) - strong.X[strong.train_size :].mean(0)
     values = table.X[:, int(means[: table.X.shape[1]].abs().argmax())].numpy()
     ax.boxplot([values[: table.train_size], values[table.train_size :]], widths=0.6)
@@ -130,8 +130,8 @@ def plot_copies(ax: Any, table: Table, off: Table, strong: Table) -> None:
 PICTURES: dict[str, tuple[Callable, str]] = {
     "missing": (
         plot_gaps,
-        "Cells are missing: at random, by value, or in blocks. All cells, rows from top to bottom, are grey by value "
-        "and red where they are missing. The blue line divides labelled from query rows.",
+        "Cells are missing: at random, by value, or in blocks. All cells, rows from top to bottom, are gray by value "
+        "and red where they are missing. The blue line divides labeled from query rows.",
     ),
     "tails": (
         plot_tails,
@@ -144,8 +144,8 @@ PICTURES: dict[str, tuple[Callable, str]] = {
     ),
     "shift": (
         plot_shifted_column,
-        "The rows to be predicted differ from the labelled ones. The column that shows it most: median, quartiles and "
-        "extremes of the labelled rows and of the query rows.",
+        "The rows to be predicted differ from the labeled ones. The column that shows it most: median, quartiles and "
+        "extremes of the labeled rows and of the query rows.",
     ),
     "imbalance": (
         plot_classes,
@@ -154,6 +154,6 @@ PICTURES: dict[str, tuple[Callable, str]] = {
     "duplicates": (
         plot_copies,
         "Rows are copies of others. The two columns most informative about the target: rows that equal another one, "
-        "but for one value at most, are red; labelled rows are dots, query rows crosses.",
+        "but for one value at most, are red; labeled rows are dots, query rows crosses.",
     ),
 }

@@ -27,7 +27,7 @@ def statistics(table: Table) -> dict[str, float]:
     distinct = np.array([len(np.unique(column)) for column in X.T])
     return {
         "rows": len(y),
-        "labelled share": table.train_size / len(y),
+        "labeled share": table.train_size / len(y),
         "features": X.shape[1],
         "missing cells": table.missing,
         **(of_classes(y, table.num_classes) if table.num_classes else of_numbers(y)),
@@ -48,7 +48,7 @@ def of_classes(y: np.ndarray, num_classes: int) -> dict[str, float]:
 
 
 def of_numbers(y: np.ndarray) -> dict[str, float]:
-    """Statistics of a standardised target y (N,)."""
+    """Statistics of a standardized target y (N,)."""
     counts = np.unique(y, return_counts=True)[1]
     return {
         "distinct targets": len(counts),

@@ -83,11 +83,11 @@ def plot_table(cell: Any, title: str, table: Table) -> None:
 
 
 def class_color(c: int) -> str:
-    return f"C{c}"  # the default cycle has ten colours, one per class
+    return f"C{c}"  # the default cycle has ten colors, one per class
 
 
 def plot_scatter(ax: Any, X: np.ndarray, y: np.ndarray) -> None:
-    """The two most informative columns, coloured by class."""
+    """The two most informative columns, colored by class."""
     best = informative_columns(X, y)[:2]
     X, y = spread(X[:POINTS, best]), y[:POINTS]
     second = X[:, 1] if len(best) > 1 else np.linspace(-1, 1, len(y))  # with a single column, rows are spread evenly
@@ -98,11 +98,11 @@ def plot_scatter(ax: Any, X: np.ndarray, y: np.ndarray) -> None:
 
 
 def plot_target(ax: Any, X: np.ndarray, y: np.ndarray) -> None:
-    """A numeric target against the most informative column, coloured by the second."""
+    """A numeric target against the most informative column, colored by the second."""
     best = informative_columns(X, y)[:2]
     X, y = spread(X[:POINTS, best]), y[:POINTS]
     ax.scatter(X[:, 0], y, c=X[:, -1], s=8, alpha=0.7, linewidths=0)
-    ax.set_xlabel(f"column {best[0]} of X" + (f" (colour: column {best[1]})" if len(best) > 1 else ""), fontsize=8)
+    ax.set_xlabel(f"column {best[0]} of X" + (f" (color: column {best[1]})" if len(best) > 1 else ""), fontsize=8)
     ax.set_ylabel("target", fontsize=8)
 
 
@@ -178,9 +178,9 @@ def as_html(tables: list[tuple[str, Table]], png: bytes) -> str:
     )
     return page(
         f"{len(tables)} tables",
-        "<p>Left: the two columns most informative about the class, rows coloured by class, and the class balance; or "
-        "the numeric target against the most informative column, rows coloured by the second, and its histogram. "
-        "Right: the causal graph (red: holds the target y; blue: holds features x; grey: neither) or the first "
+        "<p>Left: the two columns most informative about the class, rows colored by class, and the class balance; or "
+        "the numeric target against the most informative column, rows colored by the second, and its histogram. "
+        "Right: the causal graph (red: holds the target y; blue: holds features x; gray: neither) or the first "
         "lines of the plan, and the number of distinct values of each column. The columns of X are those of the plan "
         "in another order.</p>"
         f"{image(png, 'pictures of the tables')}<h2>Plans</h2>{plans}",

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from priors.finish import Rejected, split_rows, standardise_target
+from priors.finish import Rejected, split_rows, standardize_target
 from priors.real.features import FeatureEncoder
 from priors.real.files import Column
 from priors.real.index import Entry, read_table
@@ -24,7 +24,7 @@ from priors.real.views import Normalizer
 from priors.table import PriorError, Table, TableSpec
 
 NORM_METHODS = ("none", "power")  # those of an estimator by default
-MIN_CLASS_ROWS = 4  # of a drawn table: with fewer, a class often misses among the labelled or the query rows
+MIN_CLASS_ROWS = 4  # of a drawn table: with fewer, a class often misses among the labeled or the query rows
 
 
 class TableCache:
@@ -83,7 +83,7 @@ def size_of(columns: dict[str, Column]) -> int:
 class TablePlan:
     """What was drawn of a table.
 
-    rows: numbers of the rows in the file, labelled ones first
+    rows: numbers of the rows in the file, labeled ones first
     features: names of the columns, in order
     target: the column, and what was made of it
     """
@@ -112,7 +112,7 @@ def draw_table(
     rows = rng.choice(known_rows(values), spec.num_rows, replace=False)
     train_size = spec.train_size
     if spec.max_classes == 0:
-        y, num_classes, made = standardise_target(torch.from_numpy(values[rows])), 0, "numeric target"
+        y, num_classes, made = standardize_target(torch.from_numpy(values[rows])), 0, "numeric target"
     else:
         is_category = any(facts.name == target and task.is_category(facts) for facts in task.columns)
         labels, made = draw_classes(values[rows], is_category, spec.max_classes, rng)
@@ -190,7 +190,7 @@ def merge_rare(labels: np.ndarray, max_classes: int) -> np.ndarray:
 
 
 def prepare(frame: pd.DataFrame, train_size: int, norm_method: str, keeps_missing: bool = False) -> np.ndarray:
-    """Columns as an estimator sees them, float32 (rows, columns that vary among the labelled rows).
+    """Columns as an estimator sees them, float32 (rows, columns that vary among the labeled rows).
 
     keeps_missing: missing values are NaN, rather than the mean
     Raises Rejected("constant") if none does.

@@ -1,4 +1,4 @@
-"""Columns of a data frame as numbers, fitted on labelled rows only."""
+"""Columns of a data frame as numbers, fitted on labeled rows only."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 import pandas as pd
 from sklearn.utils import assert_all_finite
 
-MISSING = -1.0  # the code of a missing category, if a labelled row lacks it too
+MISSING = -1.0  # the code of a missing category, if a labeled row lacks it too
 
 
 class FeatureEncoder:
     """Encodes columns of any type as numbers.
 
     Columns that can be read as numbers, and times, keep their values; missing ones become the mean. Other values are
-    categories, numbered in sorted order, or in that of a pandas category. A category that no labelled row has becomes
+    categories, numbered in sorted order, or in that of a pandas category. A category that no labeled row has becomes
     the mean; so does a value that is not a number in a column of numbers, with a warning.
 
     keeps_missing: all of these, and missing categories, are NaN instead
@@ -41,7 +41,7 @@ class FeatureEncoder:
         return self
 
     def transform(self, X: pd.DataFrame) -> np.ndarray:
-        """float64 (rows, columns that vary among labelled rows), or a single column of zeros if none does"""
+        """float64 (rows, columns that vary among labeled rows), or a single column of zeros if none does"""
         if len(self.varying) == 0:
             return np.zeros((len(X), 1))
         numbers = self.encode(X, self.varying)

@@ -1,6 +1,6 @@
-"""Tables made of the rows of a single one: some rows are labelled, others are the queries.
+"""Tables made of the rows of a single one: some rows are labeled, others are the queries.
 
-A model is fine-tuned on such draws. They are what an estimator makes of labelled rows and queries, and nothing is
+A model is fine-tuned on such draws. They are what an estimator makes of labeled rows and queries, and nothing is
 fitted on the queries.
 """
 
@@ -46,43 +46,43 @@ class Rows:
     def draw(
         self, rows: np.ndarray, num_rows: int, train_size: int, max_features: int | None, rng: np.random.Generator
     ) -> Table:
-        """A table of labelled and query rows drawn from some rows, see draw_rows, in a random view. Raises Rejected."""
-        labelled, queries = draw_rows(self.y[rows], self.num_classes, num_rows, train_size, rng)
-        return self.table(rows[labelled], rows[queries], rng, max_features)
+        """A table of labeled and query rows drawn from some rows, see draw_rows, in a random view. Raises Rejected."""
+        labeled, queries = draw_rows(self.y[rows], self.num_classes, num_rows, train_size, rng)
+        return self.table(rows[labeled], rows[queries], rng, max_features)
 
     def draw_for(self, queries: np.ndarray, rows: np.ndarray, num_rows: int, rng: np.random.Generator) -> Table:
-        """A table of these query rows, with at most `num_rows` labelled ones drawn from `rows`. Raises Rejected."""
+        """A table of these query rows, with at most `num_rows` labeled ones drawn from `rows`. Raises Rejected."""
         order, _ = shuffled(self.y[rows], self.num_classes, rng)
         return self.table(rows[order[:num_rows]], queries, rng)
 
     def table(
-        self, labelled: np.ndarray, queries: np.ndarray, rng: np.random.Generator, max_features: int | None = None
+        self, labeled: np.ndarray, queries: np.ndarray, rng: np.random.Generator, max_features: int | None = None
     ) -> Table:
         """A table of these rows, in this order, in a random view; its plan is a RowPlan.
 
         max_features: of more features so many are drawn; None takes all
-        Raises Rejected: "constant" (all features of the labelled rows are), "target" (so are the numbers, or a query's
+        Raises Rejected: "constant" (all features of the labeled rows are), "target" (so are the numbers, or a query's
         is out of the range of float32 beside them) or "nan" (a value of a feature is).
         """
-        rows = np.concatenate([labelled, queries])
+        rows = np.concatenate([labeled, queries])
         chosen = np.sort(rng.permutation(self.X.shape[1])[:max_features])
         method = str(rng.choice(self.norm_methods))
         frame = self.X.iloc[rows, chosen]
-        X = prepare(frame, len(labelled), method, self.keeps_missing)
+        X = prepare(frame, len(labeled), method, self.keeps_missing)
         features = rng.permutation(X.shape[1])
         shift = int(rng.integers(max(self.num_classes, 1)))
         view = View(method, features, shift)
         return Table(
             X=torch.from_numpy(X[:, view.features]),
-            y=torch.from_numpy(self.target(rows, len(labelled), view)),
-            train_size=len(labelled),
+            y=torch.from_numpy(self.target(rows, len(labeled), view)),
+            train_size=len(labeled),
             num_classes=self.num_classes,
-            plan=RowPlan(labelled, queries, view, self.num_classes),
+            plan=RowPlan(labeled, queries, view, self.num_classes),
             missing=float(frame.isna().to_numpy().mean()),
         )
 
     def target(self, rows: np.ndarray, train_size: int, view: View) -> np.ndarray:
-        """Labels int64 as a view numbers them, or float32 in standard deviations of the labelled rows."""
+        """Labels int64 as a view numbers them, or float32 in standard deviations of the labeled rows."""
         y = self.y[rows]
         if self.num_classes:
             return (y + view.shift) % self.num_classes
@@ -96,18 +96,18 @@ class Rows:
 
 @dataclass
 class RowPlan:
-    """What was drawn: numbers of the labelled rows and of the query rows, and how they are seen.
+    """What was drawn: numbers of the labeled rows and of the query rows, and how they are seen.
 
     num_classes: 0 if the target is a number
     """
 
-    labelled: np.ndarray
+    labeled: np.ndarray
     queries: np.ndarray
     view: View
     num_classes: int
 
     def __str__(self) -> str:
-        rows = f"{len(self.labelled)} labelled rows, {len(self.queries)} query rows"
+        rows = f"{len(self.labeled)} labeled rows, {len(self.queries)} query rows"
         target = f"{self.num_classes} classes" if self.num_classes else "numeric target"
         return f"{rows}, {len(self.view.features)} columns, normalization {self.view.norm_method}; {target}"
 
@@ -115,9 +115,9 @@ class RowPlan:
 def draw_rows(
     y: np.ndarray, num_classes: int, num_rows: int, train_size: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of labelled rows and of query rows: `num_rows` of a table, `train_size` of them labelled.
+    """Numbers of labeled rows and of query rows: `num_rows` of a table, `train_size` of them labeled.
 
-    A shorter table gives all of its rows, with the same labelled share. A row of each class is among the labelled
+    A shorter table gives all of its rows, with the same labeled share. A row of each class is among the labeled
     ones, even if that takes more of them than `train_size`, so that no query has a class that the network has not seen.
 
     y: labels or numbers (rows,)
@@ -127,11 +127,11 @@ def draw_rows(
     order, classes = shuffled(y, num_classes, rng)
     fewest = max(classes, 1)
     count = min(num_rows, len(y))
-    labelled = max(min(round(count * train_size / num_rows), count - 1), fewest)
-    if labelled >= count:
+    labeled = max(min(round(count * train_size / num_rows), count - 1), fewest)
+    if labeled >= count:
         of_classes = f" of {classes} classes" if classes else ""
         raise PriorError(f"{count} rows{of_classes} are too few: none is left for a query")
-    return rng.permutation(order[:labelled]), order[labelled:count]
+    return rng.permutation(order[:labeled]), order[labeled:count]
 
 
 def shuffled(y: np.ndarray, num_classes: int, rng: np.random.Generator) -> tuple[np.ndarray, int]:

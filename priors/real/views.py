@@ -13,7 +13,7 @@ from priors.real.yeo_johnson import YeoJohnson
 
 TINY = 1e-150  # smaller numbers count as 0
 
-NORM_METHODS: dict[str, Callable] = {  # from the number of labelled rows
+NORM_METHODS: dict[str, Callable] = {  # from the number of labeled rows
     "none": lambda rows: FunctionTransformer(),
     "power": lambda rows: YeoJohnson(),
     "quantile": lambda rows: QuantileTransformer(n_quantiles=min(rows, 1000), output_distribution="normal"),
@@ -57,7 +57,7 @@ class Normalizer:
         self.method = method
 
     def fit(self, numbers: np.ndarray) -> Normalizer:
-        """numbers: float64 (labelled rows, features), NaN where missing; each column has a value that is not"""
+        """numbers: float64 (labeled rows, features), NaN where missing; each column has a value that is not"""
         self.scaler = StandardScaler().fit(without_tiny(numbers))
         scaled = self.scaler.transform(without_tiny(numbers))
         self.shaper = NORM_METHODS[self.method](len(numbers)).fit(scaled)

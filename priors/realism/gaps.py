@@ -15,7 +15,7 @@ MOST_BLOCKS = 3
 def draw_gaps(X: np.ndarray, train_size: int, strength: float, rng: np.random.Generator) -> tuple[np.ndarray, str]:
     """Which cells of X (N, M) are missing, bool (N, M), and a text about them.
 
-    Each column has a labelled row, one of the first train_size, that is not missing.
+    Each column has a labeled row, one of the first train_size, that is not missing.
     """
     rate = LOWEST_RATE * (HIGHEST_RATE / LOWEST_RATE) ** strength
     mechanism = MECHANISMS[rng.integers(len(MECHANISMS))]
@@ -49,7 +49,7 @@ def chances(values: np.ndarray, rates: np.ndarray, rng: np.random.Generator) -> 
 
 
 def fill(X: np.ndarray, gaps: np.ndarray, train_size: int) -> None:
-    """Give missing cells of X (N, M), in place, the mean of the labelled rows of their column that are not missing."""
+    """Give missing cells of X (N, M), in place, the mean of the labeled rows of their column that are not missing."""
     known = ~gaps[:train_size]
     means = np.where(known, X[:train_size], 0.0).sum(0, dtype=np.float64) / known.sum(0)
     np.copyto(X, means.astype(X.dtype), where=gaps)

@@ -18,11 +18,11 @@ class Realism:
     rounding: float = 0.0
     """Probability that numeric columns of a table are rounded: to a step, to digits, or to heaped values."""
     shift: float = 0.0
-    """Probability that the query rows of a table lie towards one end of a column, or of a direction in several."""
+    """Probability that the query rows of a table lie toward one end of a column, or of a direction in several."""
     imbalance: float = 0.0
     """Probability that the classes of a table become more unequal; twice the rows are drawn for it."""
     duplicates: float = 0.0
-    """Probability that rows of a table are copies of others, also across labelled and query rows."""
+    """Probability that rows of a table are copies of others, also across labeled and query rows."""
     strength: float | None = None
     """How strong all of it is, from 0 (weak) to 1; null draws the strength for each table."""
 

@@ -16,7 +16,7 @@ class Raw:
     columns: float32 (N, M)
     target: (N,), labels int64 in 0..num_classes-1, or numbers float32 if num_classes is 0
     num_rows: of the finished table, N or fewer
-    train_size: of them, the labelled ones, which come first
+    train_size: of them, the labeled ones, which come first
     """
 
     columns: np.ndarray
@@ -37,7 +37,7 @@ def some_columns(number: int, share: float, rng: np.random.Generator) -> np.ndar
 
 
 def ranks(values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Ranks in (0, 1), float32 (K, N), within each row of standardised values (K, N); ties are broken at random."""
+    """Ranks in (0, 1), float32 (K, N), within each row of standardized values (K, N); ties are broken at random."""
     order = np.argsort(values + TIES * rng.random(values.shape), axis=1)
     ranks = np.empty(values.shape, np.float32)
     places = (np.arange(values.shape[1], dtype=np.float32) + 0.5) / values.shape[1]

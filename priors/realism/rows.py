@@ -1,11 +1,11 @@
-"""Class imbalance, duplicates, and a shift between labelled and query rows of a raw table."""
+"""Class imbalance, duplicates, and a shift between labeled and query rows of a raw table."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-from priors.finish import SPLIT_ATTEMPTS, Rejected, clamp_and_standardise, is_valid_split
+from priors.finish import SPLIT_ATTEMPTS, Rejected, clamp_and_standardize, is_valid_split
 from priors.realism.raw import Raw, ranks
 
 DRAWN_ROWS = 2  # times the rows of the table, of which imbalance keeps some
@@ -49,7 +49,7 @@ def shift(raw: Raw, strength: float, rng: np.random.Generator) -> str:
     """Reorder the rows so that the last ones, the query rows, tend to lie high in one column, as those of a later time,
     or along a direction in several columns.
 
-    Raises Rejected("split") if labelled and query rows hold different classes in each of 11 draws.
+    Raises Rejected("split") if labeled and query rows hold different classes in each of 11 draws.
     """
     slope = SLOPES[0] * (SLOPES[1] / SLOPES[0]) ** strength
     varying = np.flatnonzero((raw.columns != raw.columns[0]).any(0))
@@ -58,12 +58,12 @@ def shift(raw: Raw, strength: float, rng: np.random.Generator) -> str:
     for _ in range(1 + SPLIT_ATTEMPTS):
         number = 1 if rng.random() < 0.5 else DIRECTION_COLUMNS
         picked = rng.permutation(varying)[:number]
-        z = clamp_and_standardise(torch.from_numpy(raw.columns[:, picked])).numpy()
+        z = clamp_and_standardize(torch.from_numpy(raw.columns[:, picked])).numpy()
         score = z @ rng.standard_normal(len(picked))
         keys = slope * ranks(score[None], rng)[0] + rng.gumbel(size=len(score))
         order = np.argpartition(keys, raw.train_size)
         order = np.concatenate([np.sort(order[: raw.train_size]), np.sort(order[raw.train_size :])])
         if raw.num_classes == 0 or is_valid_split(raw.target[order], raw.num_classes, raw.train_size):
             raw.take(order)
-            return f"query rows lie towards one end of columns {', '.join(map(str, picked))}, with slope {slope:.1f}"
+            return f"query rows lie toward one end of columns {', '.join(map(str, picked))}, with slope {slope:.1f}"
     raise Rejected("split")

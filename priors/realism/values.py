@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from priors.finish import clamp_and_standardise
+from priors.finish import clamp_and_standardize
 from priors.realism.raw import Raw, some_columns
 
 LOOKED_AT = 50  # rows by which numbers are told from categories
@@ -30,13 +30,13 @@ def round_numbers(raw: Raw, strength: float, rng: np.random.Generator) -> str:
 
 
 def change_columns(raw: Raw, strength: float, rng: np.random.Generator, changes: tuple[Change, ...]) -> str:
-    """Apply one of the changes to each of some numeric columns, standardised; the others stay as they are."""
+    """Apply one of the changes to each of some numeric columns, standardized; the others stay as they are."""
     picked = some_columns(raw.columns.shape[1], rng.uniform(0.2, 1.0), rng)
     kinds = rng.integers(len(changes), size=len(picked))
     first = np.sort(raw.columns[:LOOKED_AT, picked], axis=0)
     is_numeric = (np.diff(first, axis=0) > 0).sum(0) >= len(first) // 2
     picked, kinds = picked[is_numeric], kinds[is_numeric]
-    values = clamp_and_standardise(torch.from_numpy(raw.columns[:, picked])).numpy()  # (N, K)
+    values = clamp_and_standardize(torch.from_numpy(raw.columns[:, picked])).numpy()  # (N, K)
     texts = []
     for kind, change in enumerate(changes):
         own = kinds == kind

@@ -42,9 +42,9 @@ GRID_STEP = 1 / 1024  # linear interpolation is off by (256/1024)^2 / 8 = 0.8 % 
 
 @dataclass(frozen=True)
 class Activation:
-    """standardise -> scale * (x + shift) -> function.
+    """standardize -> scale * (x + shift) -> function.
 
-    The Fourier function comes right after standardising: in tabicl 2.2.0 it standardises again, which undoes the map.
+    The Fourier function comes right after standardizing: in tabicl 2.2.0 it standardizes again, which undoes the map.
 
     kind: one of KINDS
     exponent: of the power law of the Fourier amplitudes
@@ -64,7 +64,7 @@ class Activation:
 def kind_weights(rng: np.random.Generator) -> np.ndarray:
     """Probabilities of KINDS in a group, float64 (len(KINDS),).
 
-    Half of the choice_weights belong to one kind each, which gives the group favourites; the rest is spread evenly.
+    Half of the choice_weights belong to one kind each, which gives the group favorites; the rest is spread evenly.
     """
     weights = choice_weights(rng, 2 * len(KINDS))
     preferred, uniform = np.split(weights, 2)

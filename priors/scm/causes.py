@@ -64,14 +64,14 @@ def sample_causes(causes: Causes, num_rows: int, rng: np.random.Generator) -> to
 
 
 def sample_categorical(rng: np.random.Generator, num_rows: int) -> np.ndarray:
-    """float64 (num_rows,): 2 to 20 equidistant values with probabilities proportional to U(0,1), standardised."""
+    """float64 (num_rows,): 2 to 20 equidistant values with probabilities proportional to U(0,1), standardized."""
     weights = rng.random(rng.integers(2, 21))
     codes = np.searchsorted(np.cumsum(weights / weights.sum()), rng.random(num_rows))
     return (codes - codes.mean()) / max(codes.std(ddof=1), 1e-6)
 
 
 def sample_zipf(rng: np.random.Generator, num_rows: int) -> np.ndarray:
-    """float64 (num_rows,): Zipf with an exponent in 2..4, clipped at 10, centred."""
+    """float64 (num_rows,): Zipf with an exponent in 2..4, clipped at 10, centered."""
     values = np.minimum(rng.zipf(rng.uniform(2, 4), num_rows), 10)
     return values - values.mean()
 

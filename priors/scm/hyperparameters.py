@@ -1,6 +1,6 @@
-"""Hyper-parameters of the TabICL v1 priors (arXiv 2502.05564, appendix): distributions that are drawn themselves.
+"""Hyperparameters of the TabICL v1 priors (arXiv 2502.05564, appendix): distributions that are drawn themselves.
 
-They are drawn once per group of tables. See `Group` in priors/mlp_scm.py for the hyper-parameters and their ranges.
+They are drawn once per group of tables. See `Group` in priors/mlp_scm.py for the hyperparameters and their ranges.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import numpy as np
 from priors.random import Seed, as_seed, rng_at
 from priors.table import TableSpec
 
-ATTEMPTS = 100  # at a table, before its hyper-parameters are drawn again
+ATTEMPTS = 100  # at a table, before its hyperparameters are drawn again
 
 
 def lasting_rng(address: Seed, name: str, seed: tuple[int, ...]) -> np.random.Generator:
     """Generator that is the same for 100 attempts at a table.
 
-    A rejected table is drawn again with the same hyper-parameters and number of classes, as in tabicl 2.2.0; otherwise
+    A rejected table is drawn again with the same hyperparameters and number of classes, as in tabicl 2.2.0; otherwise
     settings that are often rejected would become rare. After 100 attempts they are drawn anew, since some
-    hyper-parameters never make a valid table.
+    hyperparameters never make a valid table.
 
     seed: the one that Prior.plan gets, which ends with the number of the attempt
     """
@@ -29,7 +29,7 @@ def lasting_rng(address: Seed, name: str, seed: tuple[int, ...]) -> np.random.Ge
 
 
 def group_rng(spec: TableSpec, seed: tuple[int, ...]) -> np.random.Generator:
-    """Generator of the hyper-parameters of a group; a table without a group is a group of its own."""
+    """Generator of the hyperparameters of a group; a table without a group is a group of its own."""
     return lasting_rng(seed[:-1] if spec.group_seed is None else as_seed(spec.group_seed), "group", seed)
 
 

@@ -2,7 +2,7 @@
 
 Two files beside metrics.csv, written by rank 0 at the logged steps, about its share of the step:
 
-batches.csv   a row per kind of table: rows, labelled rows n, features, classes (0 for regression), number of tables,
+batches.csv   a row per kind of table: rows, labeled rows n, features, classes (0 for regression), number of tables,
               mean loss, and the mean loss of guessing from labels alone (see the network's guess_loss)
 scaling.csv   a row per layer: for the smallest and the largest n of the step the base multiplier, max |base(n)| over
               heads and elements, and the mean and standard deviation of the gate 1 + tanh(MLP(q)) over all queries,

@@ -16,7 +16,7 @@ from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.checkpoints import CheckpointFiles
 from tabicl_train.callbacks.metrics import Metrics, is_logged
 from tabicl_train.config.schema import RunConfig
-from tabicl_train.console import counted, tell
+from tabicl_train.console import counted, info
 from tabicl_train.curriculum import plan_step
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.model.family import Network
@@ -30,7 +30,7 @@ from tabicl_train.stream import StepItem
 MEMORY = 0.99  # decay of the moving average of the loss: half of its weight is on the last 69 steps
 LOW_MEMORY = 0.999  # decay of its low: the distance to an average that stays higher halves within 693 steps
 HORIZON = 100  # steps; a rise shows in the moving average that late, so a good checkpoint must be older
-MULTIPLIER_AT = 512  # labelled rows for which the limit of the multiplier was published
+MULTIPLIER_AT = 512  # labeled rows for which the limit of the multiplier was published
 STATE = ("average", "low", "skipped", "in_a_row", "abandoned")
 
 
@@ -148,7 +148,7 @@ class Guard:
             return
         self.warned = reason
         self.report(step - 1, reason, action=action, **facts)
-        tell(f"guard     step {step}: {reason}; {action}")
+        info(f"guard     step {step}: {reason}; {action}")
         if action == "stop":
             raise Diverged(
                 f"step {step}: {reason}. Lower the learning rate, raise the stage's weight_decay, bound "
@@ -170,7 +170,7 @@ class Guard:
         if multiplier <= limits.multiplier:
             return None
         return (
-            f"the multiplier of icl.0 at {MULTIPLIER_AT} labelled rows is {multiplier:.1f}, above "
+            f"the multiplier of icl.0 at {MULTIPLIER_AT} labeled rows is {multiplier:.1f}, above "
             f"guard.multiplier={limits.multiplier}, and the moving average of the loss {average:.3f}"
         )
 
@@ -183,7 +183,7 @@ class Guard:
         state = good["callbacks"]["Guard"]
         self.average, self.low = state["average"], state.get("low")
         self.abandoned.append([good["global_step"], step])
-        tell(f"guard     back to the weights of step {good['global_step']}; steps up to {step} are skipped")
+        info(f"guard     back to the weights of step {good['global_step']}; steps up to {step} are skipped")
 
     def last_good(self, step: int, model: Network) -> dict | None:
         """The content of the checkpoint to go back to, which rank 0 chooses, reads, and sends to the others.
@@ -207,7 +207,7 @@ class Guard:
             try:
                 content = read(path)
             except (DamagedCheckpoint, OSError) as error:
-                tell(f"warning   {error}; trying an older checkpoint")
+                info(f"warning   {error}; trying an older checkpoint")
                 continue
             state = content["callbacks"]["Guard"]
             average, low = state["average"], state.get("low", state["average"])

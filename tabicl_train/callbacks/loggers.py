@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from tabicl_train.config.monitoring import REAL, kind_of
-from tabicl_train.console import first_line, tell
+from tabicl_train.console import first_line, info
 
 Log = Callable[[dict[str, Any], int], None]  # logs values by name, after a number of steps
 
@@ -63,7 +63,7 @@ class Loggers:
             try:
                 getattr(logger, method)(*arguments)
             except Exception as error:  # wandb has many of its own, and a run is worth more than its log
-                tell(f"warning   {logger.name}: nothing more is logged: {first_line(error)}")
+                info(f"warning   {logger.name}: nothing more is logged: {first_line(error)}")
                 self.loggers.remove(logger)
 
 

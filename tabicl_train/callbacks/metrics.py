@@ -13,7 +13,7 @@ from tabicl_train.callbacks.loggers import Log, training_values
 from tabicl_train.callbacks.progress import Progress
 from tabicl_train.compiling import count_graphs, too_many_graphs
 from tabicl_train.config.schema import RunConfig
-from tabicl_train.console import counted, tell
+from tabicl_train.console import counted, info
 from tabicl_train.curriculum import stage_at
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.model.families import family_of
@@ -76,7 +76,7 @@ class Metrics:
             now = time.perf_counter()
             if (is_end or now - self.told_seen >= SEEN_EVERY) and (line := self.seen.line(self.step)):
                 self.told_seen = now
-                tell(f"seen      {line}")
+                info(f"seen      {line}")
 
     def on_train_batch_start(self, item: StepItem, **_) -> None:
         self.seen.add(item.sources)  # before the guard, after the step, may go back to earlier counts
@@ -140,7 +140,7 @@ class Metrics:
             line = too_many_graphs(count_graphs() - self.graphs)
             self.many_graphs = line is not None
             if line is not None:
-                tell(line)
+                info(line)
 
     def on_train_end(self, **_) -> None:
         if self.seen.sizes:
@@ -179,9 +179,9 @@ class Feeding:
     def tell(self, drawn: float, taken: float, drawers: int) -> None:
         """drawn, taken: tables/s"""
         workers = f"{counted(drawers, 'worker')} {'draws' if drawers == 1 else 'draw'}"
-        tell(f"feeding   {workers} {drawn:.3g} tables/s, training takes {taken:.3g} ({self.stage})")
+        info(f"feeding   {workers} {drawn:.3g} tables/s, training takes {taken:.3g} ({self.stage})")
         if drawn < taken:
-            tell(
+            info(
                 "warning   training waits for tables; more cores for more workers (stream.num_workers), other machines "
                 "(stream=ray), or tables drawn beforehand (tabicl-prior dump, prior=disk) make it faster"
             )

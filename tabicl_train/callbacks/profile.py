@@ -8,7 +8,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tabicl_train.config.schema import ProfileConfig
-from tabicl_train.console import tell
+from tabicl_train.console import info
 from tabicl_train.module import Pretraining
 
 
@@ -42,7 +42,7 @@ class Profile:
         trace = self.folder / f"steps-{self.first}-{self.last}.json.gz"
         self.profiler.export_chrome_trace(str(trace))
         self.profiler = None
-        tell(f"profile   {trace}")
+        info(f"profile   {trace}")
         self.snapshot(trace.with_suffix("").with_suffix(".pickle"), module)
 
     def on_exception(self, error: BaseException, module: Pretraining, **_) -> None:
@@ -53,4 +53,4 @@ class Profile:
         if module.device.type == "cuda":
             torch.cuda.memory._dump_snapshot(str(path))
             torch.cuda.memory._record_memory_history(enabled=None)
-            tell(f"profile   {path}")
+            info(f"profile   {path}")

@@ -9,7 +9,7 @@ import time
 from tqdm import tqdm
 
 from tabicl_train.config.schema import RunConfig
-from tabicl_train.console import tell
+from tabicl_train.console import info
 from tabicl_train.planning.run_plan import expected_work
 
 PLAIN_LINE_EVERY = 10.0  # seconds between progress lines where the output is not a terminal
@@ -62,7 +62,7 @@ class Progress:
         now = time.perf_counter()
         if now - self.last_line >= PLAIN_LINE_EVERY or row["step"] == self.total:
             self.last_line = now
-            tell(f"{row['stage']} step {row['step']}/{self.total}: {text}")
+            info(f"{row['stage']} step {row['step']}/{self.total}: {text}")
 
     def close(self) -> None:
         if self.bar is not None:

@@ -70,7 +70,7 @@ def mean_guess(network: Network, packs: list[Pack]) -> float:
 
 
 def diabetes(rows: int) -> Pack:
-    """scikit-learn's set diabetes, at most so many rows of it, standardised by its labelled rows."""
+    """scikit-learn's set diabetes, at most so many rows of it, standardized by its labeled rows."""
     from sklearn.datasets import load_diabetes  # a second or two
 
     X, y = (torch.from_numpy(values) for values in load_diabetes(return_X_y=True))

@@ -14,7 +14,7 @@ Of regression, in units of the target's standard deviation (see scores.score_num
 loss, crps      pinball loss, continuous ranked probability score
 rmse, r2        of the mean of the quantiles: root of the mean squared error, share of the variance that is explained
 coverage        share of the targets between the quantiles 0.1 and 0.9
-guess_loss      of guessing the quantiles of the labelled rows
+guess_loss      of guessing the quantiles of the labeled rows
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tabicl_train.callbacks.loggers import Log, validation_values
 from tabicl_train.callbacks.scores import diabetes, score_numbers
 from tabicl_train.config.monitoring import CLASS_SCORES, NUMBER_SCORES, OWN, REAL, SYNTHETIC
 from tabicl_train.config.schema import RunConfig, StreamConfig
-from tabicl_train.console import first_line, tell
+from tabicl_train.console import first_line, info
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.distributed.signals import Stop
 from tabicl_train.model.family import Network
@@ -136,7 +136,7 @@ class Validation:
         except FileNotFoundError:
             return None
         except (DamagedCheckpoint, OSError, MemoryError) as error:
-            tell(f"warning   {first_line(error)}; the next validation replaces {self.best.name}")
+            info(f"warning   {first_line(error)}; the next validation replaces {self.best.name}")
             return None
         settings = content["config"]["validation"]
         if any(settings.get(key) != value for key, value in vars(self.settings).items() if key in TABLES):
@@ -159,7 +159,7 @@ class Validation:
         if self.is_missing(step):
             self.validate(step, module, {"Averages": self.averages.state_dict()})
         if reason := out_of_patience(self.settings, self.records.rows("validation.csv"), step):
-            tell(f"validation step {step}: {reason}; the run ends")
+            info(f"validation step {step}: {reason}; the run ends")
         self.has_ended = self.ranks.finish(reason is not None)
 
     def is_due(self, step: int) -> bool:
@@ -181,7 +181,7 @@ class Validation:
             results = self.scored(network, module, [*parts, *((self.score_real, task) for task in self.tasks)])
         self.postponed = results is None or not self.know_start(step, module)
         if results is None or self.postponed:
-            tell(f"validation step {step}: left to the next start, since the run was asked to stop")
+            info(f"validation step {step}: left to the next start, since the run was asked to stop")
             return
         rows = [dict(zip(self.columns, (step, *row), strict=True)) for row, _ in results]
         scores = read_scores(rows)[step]
@@ -191,10 +191,10 @@ class Validation:
         self.log(validation_values(rows, scores), step)
         means = [f"loss {scores[kind]:.4f} on {kind} tables" for kind in (OWN, SYNTHETIC) if kind in scores]
         means += [f"{real_score(rows)} on real data {scores[REAL]:.4f}"] if REAL in scores else []
-        tell(f"validation step {step}: {', '.join(means)} ({time.perf_counter() - started:.1f} s)")
+        info(f"validation step {step}: {', '.join(means)} ({time.perf_counter() - started:.1f} s)")
         history = read_scores(self.records.rows("validation.csv"))
         if step in history and (fall := falling(history, real_score(rows))) is not None:
-            tell(f"warning   step {step}: {fall}")
+            info(f"warning   step {step}: {fall}")
             line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "step": step - 1, "reason": fall}
             self.records.append_line("incidents.jsonl", line)
 
@@ -213,7 +213,7 @@ class Validation:
         if not self.is_paired or step == 0 or self.start_losses is not None:
             return True
         if (weights := start_weights(self.config)) is None:
-            tell("warning   the weights that the run started from are gone; the best ones are not compared with them")
+            info("warning   the weights that the run started from are gone; the best ones are not compared with them")
             self.is_paired = False
             return True
         network = copy.deepcopy(module.model).eval()
@@ -234,7 +234,7 @@ class Validation:
         if step == 0:
             self.start_losses = self.deciding(results) if self.is_paired else None
             if self.start_losses is not None and len(self.start_losses) < 2:
-                tell(
+                info(
                     "warning   a single held-out table, family or row cannot show a gain, so the weights of the start "
                     "stay the best ones; hold out more (prior.held_out)"
                 )
@@ -262,7 +262,7 @@ class Validation:
         try:
             (scores,) = score_task(task, {"": lambda: classifier}, splits=1)
         except (ValueError, torch.OutOfMemoryError) as error:  # for example probabilities that are not numbers
-            tell(f"warning   {task.name} could not be scored: {first_line(error)}")
+            info(f"warning   {task.name} could not be scored: {first_line(error)}")
             scores = dict.fromkeys(("log_loss", "accuracy", "roc_auc"), math.nan)
         return (task.name, len(task.y), scores["log_loss"], scores["accuracy"], scores["roc_auc"], None), []
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tabicl_train.config.monitoring import WandbConfig
-from tabicl_train.console import first_line, tell
+from tabicl_train.console import first_line, info
 from tabicl_train.run_dir.atomic import write_atomically
 
 
@@ -47,7 +47,7 @@ class WandbLogger:
         if self.run is not None:
             self.run.finish(exit_code)
             if self.run.offline:
-                tell(f"wandb     to upload: {sync_command(self.folder)}")
+                info(f"wandb     to upload: {sync_command(self.folder)}")
 
 
 def run_id(folder: Path) -> str:
@@ -101,8 +101,8 @@ def open_run(options: WandbConfig, folder: Path, config: dict[str, Any], finish_
         try:
             if wandb.login(prompt=False, verify=False):  # at a terminal, init would ask for an account
                 return init("online")
-            tell("wandb     logged offline: no account is logged in (wandb login)")
+            info("wandb     logged offline: no account is logged in (wandb login)")
         except wandb.Error as error:
             wandb.teardown()  # the attempt has left the id in use
-            tell(f"wandb     logged offline: {first_line(error)}")
+            info(f"wandb     logged offline: {first_line(error)}")
     return init("offline")

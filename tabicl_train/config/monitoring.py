@@ -83,7 +83,7 @@ class GuardConfig:
     loss: float = 0.9
     """Limit of the moving average of the loss; inf switches it off."""
     multiplier: float = 30.0
-    """Limit of the softmax multiplier of the first in-context block at 512 labelled rows; inf switches it off."""
+    """Limit of the softmax multiplier of the first in-context block at 512 labeled rows; inf switches it off."""
     multiplier_loss: float = 0.65
     """The multiplier's limit applies only while the moving average of the loss is above this."""
     rewinds: int = 3

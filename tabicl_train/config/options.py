@@ -55,7 +55,7 @@ class EvaluateOptions:
     """tabicl-evaluate checkpoint=RUN_DIR_OR_FILE [suite=sklearn] [output=FILE.csv] [figure=FILE.png] key=value ...
 
     Scores a checkpoint on real data beside baselines. What the network predicts, classes or numbers, decides which
-    tasks and baselines these are. Tasks outside the range of labelled rows and features of the
+    tasks and baselines these are. Tasks outside the range of labeled rows and features of the
     training tables are shown separately, if the file says what that range was: those of other programs do not.
     """
 
@@ -141,7 +141,7 @@ class PriorOptions:
     show      prints the plan and the first rows of the table at the address seed=, step=, table=
     bench     measures tables/s and cells/s on one core
     dump      writes the tables of some steps to a folder, for prior=disk; machines share the work by first_step, and
-              write into one folder that all of them see, or into folders whose files are moved together afterwards
+              write into one folder that all of them see, or into folders whose files are moved together afterward
     """
 
     tables: int | None = None

@@ -34,7 +34,7 @@ class OptimizerConfig:
     eps: float = 1e-8
     """Term added to the denominator of AdamW."""
     cautious_weight_decay: bool = False
-    """Decay only the weights that the update itself moves towards zero (arXiv 2510.12402)."""
+    """Decay only the weights that the update itself moves toward zero (arXiv 2510.12402)."""
 
     def problems(self) -> list[str]:
         problems = one_of("name", self.name, OPTIMIZERS)
@@ -56,7 +56,7 @@ class StageConfig:
     steps: int = 1000
     """Optimizer steps of the stage."""
     rows: list[int] = field(default_factory=lambda: [1024, 1024])
-    """Range [lowest, highest] of the rows of a table, labelled and query rows together."""
+    """Range [lowest, highest] of the rows of a table, labeled and query rows together."""
     row_distribution: str = "log_uniform"
     """Distribution of the rows within their range: uniform or log_uniform."""
     small_share: float = 0.0
@@ -64,7 +64,7 @@ class StageConfig:
     small_rows: list[int] = field(default_factory=lambda: [100, 1024])
     """Range [lowest, highest] of the rows of those groups."""
     train_share: list[float] = field(default_factory=lambda: [0.3, 0.9])
-    """Range of the labelled share of the rows, drawn uniformly, both ends inside (0, 1)."""
+    """Range of the labeled share of the rows, drawn uniformly, both ends inside (0, 1)."""
     features: list[int] = field(default_factory=lambda: [1, 100])
     """Range [lowest, highest] of the number of features, drawn uniformly."""
     tables: int = 64

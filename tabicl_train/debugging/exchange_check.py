@@ -20,7 +20,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from tabicl_train.config.schema import RunConfig
-from tabicl_train.console import tell
+from tabicl_train.console import info
 from tabicl_train.curriculum import stage_at
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
@@ -154,7 +154,7 @@ def check_exchange(
             earliest = min(mismatches)[:2]
             texts = [mismatch.text for mismatch in mismatches if mismatch[:2] == earliest]
             raise ConfigError(list(dict.fromkeys(texts)))
-        tell(
+        info(
             f"preflight {ranks.size} ranks hold the same weights and gradients, and the gradients match those of "
             f"one process to {check.rounding:.0e}, in steps {steps[0]}..{steps[-1]}"
         )

@@ -18,7 +18,7 @@ from lightning.fabric import Fabric
 
 from tabicl_train.callbacks.guard import MULTIPLIER_AT
 from tabicl_train.config.schema import RunConfig, build_prior
-from tabicl_train.console import tell
+from tabicl_train.console import info
 from tabicl_train.debugging.exchange_check import check_exchange
 from tabicl_train.distributed.launch import read_launch
 from tabicl_train.distributed.ranks import Ranks
@@ -75,7 +75,7 @@ def preflight(config: RunConfig) -> None:
         if precision.name != "fp32":
             compare_precisions(config, precision, content, steps, ranks, fabric, loaders[-2:])
         elif ranks.rank == 0:
-            tell(f"preflight the precision is {precision}: there is nothing to compare")
+            info(f"preflight the precision is {precision}: there is nothing to compare")
         close_process_group(ranks)
 
 
@@ -108,14 +108,14 @@ def compare_precisions(
 
     def conclude() -> None:
         reference, mixed = rows
-        tell(f"preflight fp32 and {precision}, steps {steps[0]}..{steps[-1]}")
-        tell(f"          {'step':>8}{'loss':>20}{'gradient norm':>22}{'multiplier':>22}")
+        info(f"preflight fp32 and {precision}, steps {steps[0]}..{steps[-1]}")
+        info(f"          {'step':>8}{'loss':>20}{'gradient norm':>22}{'multiplier':>22}")
         for i in sorted({round(k * (len(steps) - 1) / 9) for k in range(10)}):
             widths = zip(reference[i], mixed[i], (10, 12, 12), strict=True)
-            tell(f"          {steps[i]:>8}{''.join(f'{a:>{w}.4g}{b:>10.4g}' for a, b, w in widths)}")
+            info(f"          {steps[i]:>8}{''.join(f'{a:>{w}.4g}{b:>10.4g}' for a, b, w in widths)}")
         if problems := differences(reference, mixed, precision.name):
             raise ConfigError([f"preflight: {problem}" for problem in problems])
-        tell(f"preflight {precision.name} is fit for this run")
+        info(f"preflight {precision.name} is fit for this run")
 
     ranks.from_first(conclude)
 

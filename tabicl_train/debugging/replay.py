@@ -27,7 +27,7 @@ from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem, draw_table, pack
 from tabicl_train.train import build_loader, build_stream, device_of, open_fabric, run_steps
 
-COLUMNS = ("table", "rows", "labelled", "features", "max |x|", "loss", "gradient norm")
+COLUMNS = ("table", "rows", "labeled", "features", "max |x|", "loss", "gradient norm")
 
 
 def replay(run_dir: str, step: int) -> None:

@@ -7,14 +7,14 @@ import re
 import subprocess
 
 from tabicl_train.config.schema import TrainerConfig
-from tabicl_train.console import tell
+from tabicl_train.console import info
 
 
 def requeue(settings: TrainerConfig) -> None:
     """With `trainer.requeue`, have SLURM start this job again; one process of a run calls this, as its last act, since
     SLURM then ends the job.
 
-    SLURM would also start a job again that a user has cancelled: it is ending by then, and no longer running.
+    SLURM would also start a job again that a user has canceled: it is ending by then, and no longer running.
     """
     job = job_of_this_process()
     if not settings.requeue or job is None:
@@ -29,7 +29,7 @@ def requeue(settings: TrainerConfig) -> None:
             outcome = "requeued" if result.returncode == 0 else f"not requeued: {result.stderr.strip()}"
     except OSError as error:  # such as in a container without SLURM's commands; the checkpoint is saved all the same
         outcome = f"not requeued: {error}"
-    tell(f"stop      SLURM job {job} is {outcome}")
+    info(f"stop      SLURM job {job} is {outcome}")
 
 
 def job_of_this_process() -> str | None:

@@ -26,7 +26,7 @@ PROGRAM = ("-m", "tabicl_train")
 class Training:
     """What a job runs on each of its machines: `tabicl-train ARGUMENTS`, on several by torchrun.
 
-    submitit calls `checkpoint` on the first machine before the time limit, and starts the job again afterwards.
+    submitit calls `checkpoint` on the first machine before the time limit, and starts the job again afterward.
 
     Parameters
     ----------

@@ -51,7 +51,7 @@ def categories() -> ColumnTransformer:
 
 
 class MarginalQuantiles(DummyRegressor):
-    """Predicts the mean and the quantiles of the labelled rows for every row."""
+    """Predicts the mean and the quantiles of the labeled rows for every row."""
 
     def fit(self, X: pd.DataFrame, y: np.ndarray) -> MarginalQuantiles:
         self.y_ = y

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from tabicl_train.config.checks import at_least
 from tabicl_train.config.monitoring import QUERY_SHARE
-from tabicl_train.console import first_line, tell
+from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, public_client
 from tabicl_train.evaluation.regression_scores import LEVELS, score_numbers, standardize
@@ -83,7 +83,7 @@ def evaluate(
     results = pd.DataFrame(scores)
     print(as_text(results, trained))
     for line in skipped:
-        tell(line)
+        info(line)
     if unwritten is not None:
         errors.append(f"{output} could not be written and lacks scores: {unwritten}")
     errors += figure_errors(results, figure)
@@ -143,7 +143,7 @@ def position(trained: TrainedRange | None, row: dict) -> str:
     """The column trained_range of a row of results."""
     if trained is None:
         return "unknown"
-    return "inside" if trained.holds(row["labelled_rows"], row["features"]) else "outside"
+    return "inside" if trained.holds(row["labeled_rows"], row["features"]) else "outside"
 
 
 def score_tasks(
@@ -162,13 +162,13 @@ def score_tasks(
 
 
 def score_task(task: Task, methods: Methods, splits: int) -> list[dict]:
-    """A row per split and method. The methods see numbers that are standardized by the labelled rows of the split."""
+    """A row per split and method. The methods see numbers that are standardized by the labeled rows of the split."""
     kind = ShuffleSplit if task.is_regression else StratifiedShuffleSplit
     splitter = kind(splits, test_size=QUERY_SHARE, random_state=0)
     rows = []
     for split, (train, query) in enumerate(splitter.split(task.X, task.y)):
         y = standardize(task.y, train) if task.is_regression else task.y
-        sizes = {"rows": len(task.X), "labelled_rows": len(train), "features": task.X.shape[1]}
+        sizes = {"rows": len(task.X), "labeled_rows": len(train), "features": task.X.shape[1]}
         if not task.is_regression:
             sizes["classes"] = int(task.y.max()) + 1
         for method, make in methods.items():

@@ -14,15 +14,15 @@ from tabicl_train.model.quantiles import pinball
 NUMBER_METRICS = ("r2", "rmse", "pinball", "coverage", "width")
 LEVELS = np.linspace(*INTERVAL, 9)  # 0.1, 0.2, ..., 0.9, of the pinball loss
 COVERAGE = INTERVAL[1] - INTERVAL[0]  # if the quantiles are right
-MARGINAL = "marginal quantiles"  # the method that predicts those of the labelled rows
+MARGINAL = "marginal quantiles"  # the method that predicts those of the labeled rows
 
 
-def standardize(y: np.ndarray, labelled: np.ndarray) -> np.ndarray:
-    """y (rows,) with mean 0 and standard deviation 1 over the rows at the indices `labelled`; raises ConfigError if all
+def standardize(y: np.ndarray, labeled: np.ndarray) -> np.ndarray:
+    """y (rows,) with mean 0 and standard deviation 1 over the rows at the indices `labeled`; raises ConfigError if all
     these are equal."""
-    scale = TargetScale(y[labelled])
+    scale = TargetScale(y[labeled])
     if scale.std == 0:
-        raise ConfigError([f"the target of all {len(labelled)} labelled rows of a split is {y[labelled][0]:g}"])
+        raise ConfigError([f"the target of all {len(labeled)} labeled rows of a split is {y[labeled][0]:g}"])
     return scale.standardize(y)
 
 

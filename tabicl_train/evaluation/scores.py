@@ -1,11 +1,11 @@
 """Scores of predictions, and comparisons of methods over tasks.
 
-Results are a data frame with a row per task, split and method: data, split, method, rows, labelled_rows, features,
+Results are a data frame with a row per task, split and method: data, split, method, rows, labeled_rows, features,
 seconds, trained_range (inside, outside or unknown, see trained_range.py), and of classification classes and the
 METRICS, of regression the NUMBER_METRICS of regression_scores.py.
 
 Comparisons first average over the splits of a task, so that all tasks have the same weight. Methods are compared by
-ROC AUC or by R2, of which values below 0 count as 0: how much worse than the mean of the labelled rows a prediction is
+ROC AUC or by R2, of which values below 0 count as 0: how much worse than the mean of the labeled rows a prediction is
 says little, and a single task could decide a mean.
 """
 
@@ -94,7 +94,7 @@ def summarize(results: pd.DataFrame) -> pd.DataFrame:
 
     r2, r2_median: mean and median of R2, of which values below 0 count as 0
     relative_rmse: RMSE divided by that of the best method of the task, of which values below LEAST_RMSE count as it
-    below_marginal: share of tasks with a pinball loss below that of the quantiles of the labelled rows
+    below_marginal: share of tasks with a pinball loss below that of the quantiles of the labeled rows
     coverage_low, coverage_high: bootstrap interval of coverage
     """
     table = judged(results)
@@ -126,10 +126,10 @@ def summarize(results: pd.DataFrame) -> pd.DataFrame:
 def wilson(share: float, n: int) -> tuple[float, float]:
     """Confidence interval of a share of n (Wilson 1927). scipy's binomtest has it for whole numbers of wins only."""
     z = stats.norm.ppf((1 + CONFIDENCE) / 2)
-    centre = share + z * z / (2 * n)
+    center = share + z * z / (2 * n)
     half = z * math.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
     scale = 1 + z * z / n
-    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
+    return max(0.0, (center - half) / scale), min(1.0, (center + half) / scale)
 
 
 def bootstrap(values: np.ndarray) -> tuple[float, float]:

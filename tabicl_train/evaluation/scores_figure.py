@@ -69,7 +69,7 @@ def draw_intervals(axes: Axes, table: pd.DataFrame) -> None:
 
 def draw_coverage(axes: Axes, results: pd.DataFrame) -> None:
     draw_intervals(axes, by_task(results, "coverage"))
-    axes.axvline(COVERAGE, color="grey", linewidth=1)
+    axes.axvline(COVERAGE, color="gray", linewidth=1)
     axes.set_title(f"coverage of {COVERAGE:.0%} intervals")
     axes.set_xlabel("means with 95% intervals over tasks")
 
@@ -81,7 +81,7 @@ def draw_wins(axes: Axes, results: pd.DataFrame) -> None:
         row = summary.loc[method]
         axes.plot([row.win_low, row.win_high], [i, i], color=f"C{i}")
         axes.plot(row.win_rate, i, "o", color=f"C{i}")
-    axes.axvline(0.5, color="grey", linewidth=1)
+    axes.axvline(0.5, color="gray", linewidth=1)
     axes.set_xlim(-0.03, 1.03)
     axes.set_yticks(range(1, len(others) + 1), others)
     axes.margins(y=0.2)
@@ -96,7 +96,7 @@ def draw_leads(axes: Axes, results: pd.DataFrame) -> None:
     for i, method in enumerate(others, start=1):
         leads = np.sort(scores[first] - scores[method])
         axes.plot(range(1, len(scores) + 1), leads, ".-", color=f"C{i}", label=f"over {method}")
-    axes.axhline(0, color="grey", linewidth=1)
+    axes.axhline(0, color="gray", linewidth=1)
     axes.set_xlim(0.5, len(scores) + 0.5)
     axes.set_xlabel("tasks, sorted for each method")
     axes.set_title(f"lead of {first} in {score_name(results)}")

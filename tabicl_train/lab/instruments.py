@@ -1,13 +1,13 @@
 """What attention does in a network at work: its entropy, its largest weight, the gaps between its logits, and the
 multipliers of its queries, at the two sites where rows are keys.
 
-column   the inducing points of a column attend to its labelled cells
-icl      in in-context learning, all rows of a table attend to its labelled rows
+column   the inducing points of a column attend to its labeled cells
+icl      in in-context learning, all rows of a table attend to its labeled rows
 
 Hooks record every call of these layers while the network predicts, so that the queries, keys and logits are its own.
 Logits are computed in blocks, in float64, and never kept: memory does not grow with the number of keys.
 
-Q queries, K keys, H heads, d elements of a head, n labelled rows.
+Q queries, K keys, H heads, d elements of a head, n labeled rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tabicl_train.model.tabicl import TabICL
 ROWS = 256  # queries of each kind that are measured of a table in in-context learning
 POINTS = 16  # inducing points that are measured of a column
 BLOCK = 64, 4096  # queries and keys of a block of logits: for 8 heads, 17 MB in float64
-INDUCING, LABELLED, QUERY = "inducing points", "labelled rows", "query rows"  # kinds of queries
+INDUCING, LABELED, QUERY = "inducing points", "labeled rows", "query rows"  # kinds of queries
 
 
 class Site(NamedTuple):
@@ -69,7 +69,7 @@ class Sequence(NamedTuple):
 
 @dataclass
 class Call:
-    """One call of an attention layer, for tables that have the same number of labelled rows.
+    """One call of an attention layer, for tables that have the same number of labeled rows.
 
     Fields as in Sequence, but of all queries and keys; kv (K, 2, H, d).
     """
@@ -83,14 +83,14 @@ class Call:
 
     def sequences(self) -> Iterator[Sequence]:
         runs = self.spans.runs.tolist()
-        both = self.spans.uses == 2  # the runs of labelled rows, then those of query rows
+        both = self.spans.uses == 2  # the runs of labeled rows, then those of query rows
         start = 0
         for number, (count, length, keys, first, _) in enumerate(runs):
             for i in range(count):
                 own = slice(0, length) if self.spans.shares_queries else slice(start, start + length)
                 seen = slice(first + i * keys, first + (i + 1) * keys)
                 k, v = self.kv[seen].unbind(1)
-                kind = LABELLED if both and number < len(runs) // 2 else QUERY
+                kind = LABELED if both and number < len(runs) // 2 else QUERY
                 kind = INDUCING if self.spans.shares_queries else kind
                 yield Sequence(kind, self.x[own], self.context[seen], self.projected[own], self.q[own], k, v)
                 start += length
@@ -100,7 +100,7 @@ class Call:
 def recorded(attentions: dict[Any, Attention], watch: Callable[[Any, Call], None]) -> Iterator[None]:
     """Inside the context, `watch` gets the key of a layer and its call, before the layer computes its output.
 
-    The tables of a call need the same number of labelled rows, since shared queries are recorded with one factor.
+    The tables of a call need the same number of labeled rows, since shared queries are recorded with one factor.
     """
 
     def hook_of(key: Any) -> Callable:
@@ -192,8 +192,8 @@ COLUMNS = (
 )
 """Columns of `measure`. A row is a layer, a kind of queries and a head.
 
-queries       inducing points, labelled rows or query rows
-n             labelled rows, which are the keys
+queries       inducing points, labeled rows or query rows
+n             labeled rows, which are the keys
 measured      queries over which the row's numbers are averaged
 entropy, top_weight, gap_second, gap_mean      means of Shape
 base, base_largest                             |base(n)|, mean and largest over the elements of the head

@@ -39,9 +39,9 @@ HELD_OUT = -1  # in place of a run's seed, which is at least 0
 CLAIM = 15_000  # negatives at which the paper's claim is made
 
 QUESTION = """
-Each table is a haystack: all of its labelled rows but four are negatives, which lie in a crowd and share a class. The
+Each table is a haystack: all of its labeled rows but four are negatives, which lie in a crowd and share a class. The
 four others, the needles, lie outside of the crowd, in different directions, and each has a class of its own. The row to
-be classified lies beside one of the needles, so a single labelled row tells its class, however many negatives there
+be classified lies beside one of the needles, so a single labeled row tells its class, however many negatives there
 are. Small networks that differ only in how they turn scores into attention weights learn this on tables with at most
 224 negatives. Who still finds the needle among thousands? A network that no longer finds it answers with the class of
 the negatives, and is right in one case of four.
@@ -94,15 +94,15 @@ def score(folder: Folder, runs: list[Run], negatives: list[int], tables: int) ->
         return load_model(str(folder))
 
     def score_one(name: str, negatives: int, number: int) -> list[Row]:
-        labelled, run = negatives + NEEDLES, of_name[name]
-        spec = TableSpec(labelled + QUERIES, labelled, FEATURES, NEEDLES)
+        labeled, run = negatives + NEEDLES, of_name[name]
+        spec = TableSpec(labeled + QUERIES, labeled, FEATURES, NEEDLES)
         table = prior.sample(spec, (HELD_OUT, negatives, number))
-        model, pack = network(run.folder), Pack.of([(table.X, table.y, labelled)])
+        model, pack = network(run.folder), Pack.of([(table.X, table.y, labeled)])
         correct: list[float] = []
 
         def predict() -> None:
             predicted = predict_logits(model, pack, NEEDLES).argmax(-1)
-            correct.append((predicted == table.y[labelled:]).double().mean().item())
+            correct.append((predicted == table.y[labeled:]).double().mean().item())
 
         shapes = measure(model, predict, rows=QUERIES, points=1)
         entropy = shapes.loc[shapes["queries"] == QUERY, "entropy"].mean()
@@ -146,7 +146,7 @@ def draw(scores: pd.DataFrame) -> Figure:
             axes.fill_between(means.index, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
         if (most := scores["negatives"].max()) > LONGEST:
             axes.axvspan(LONGEST, most, color="0.95", zorder=0)
-        axes.set(xscale="log", ylim=(-0.02, 1.02), xlabel="negatives (grey: more than in training)", title=title)
+        axes.set(xscale="log", ylim=(-0.02, 1.02), xlabel="negatives (gray: more than in training)", title=title)
     figure.axes[0].axhline(1 / NEEDLES, color="0.5", linestyle=":")
     figure.axes[0].legend()
     return figure

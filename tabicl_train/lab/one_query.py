@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.instruments import (
-    LABELLED,
+    LABELED,
     Call,
     Sequence,
     Site,
@@ -80,7 +80,7 @@ def find(model: TabICL, predict: Callable[[], Any], place: Place, query: int) ->
 
     def watch(name: str, call: Call) -> None:
         for sequence in call.sequences():
-            if sequence.kind != LABELLED:
+            if sequence.kind != LABELED:
                 if counts[name] == wanted:
                     kept[name] = sequence
                 counts[name] += 1

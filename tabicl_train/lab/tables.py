@@ -52,6 +52,6 @@ def plain_classifier(network: TabICL, X: pd.DataFrame, y: np.ndarray) -> TabICLC
     too many classes."""
     classes, most = len(np.unique(y)), network.config.max_classes
     if not 2 <= classes <= most:
-        found = f"{counted(len(y), 'labelled row')}, classes among them: {classes}"
+        found = f"{counted(len(y), 'labeled row')}, classes among them: {classes}"
         raise ConfigError([f"{found}; the network takes 2..{most} classes at once"])
     return TabICLClassifier(network, n_estimators=1, norm_methods=("none",), device="cpu").fit(X, y)

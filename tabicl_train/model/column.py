@@ -1,6 +1,6 @@
 """Stage 1, column embedding: cells become tokens that depend on their value and the distribution of their column.
 
-Tokens of all tables lie one after another, see layout.Columns. B tables of N rows of which the first n are labelled, M
+Tokens of all tables lie one after another, see layout.Columns. B tables of N rows of which the first n are labeled, M
 features, G feature groups, E embedding, I inducing points.
 """
 
@@ -45,9 +45,9 @@ class InducedAttention(nn.Module):
         nn.init.trunc_normal_(self.ind_vectors, std=0.02)
 
     def forward(self, tokens: Tensor, columns: Columns, log_n: Tensor) -> Tensor:
-        """tokens (tokens, E) of all columns -> (tokens, E). Inducing points see only labelled rows: nothing leaks."""
-        labelled = tokens[: columns.labelled]
-        hidden = self.multihead_attn1(self.ind_vectors, labelled, columns.to_inducing, log_n)  # (columns * I, E)
+        """tokens (tokens, E) of all columns -> (tokens, E). Inducing points see only labeled rows: nothing leaks."""
+        labeled = tokens[: columns.labeled]
+        hidden = self.multihead_attn1(self.ind_vectors, labeled, columns.to_inducing, log_n)  # (columns * I, E)
         return self.multihead_attn2(tokens, hidden, columns.from_inducing)
 
 
@@ -59,7 +59,7 @@ class ColumnEmbedding(nn.Module):
         c = config
         self.config = c
         self.in_linear = Linear(c.group_size, c.embed_dim)
-        if c.missing_values:  # zeros: the network begins as one that sees the mean of a standardised column
+        if c.missing_values:  # zeros: the network begins as one that sees the mean of a standardized column
             self.missing_values = nn.Parameter(torch.zeros(c.embed_dim, c.group_size))
         self.tf_col = nn.ModuleDict({"blocks": nn.ModuleList(InducedAttention(c) for _ in range(c.col_num_blocks))})
         if c.col_target_aware:
@@ -75,8 +75,8 @@ class ColumnEmbedding(nn.Module):
 
     def read(self, pack: Pack, columns: Columns, labels: Tensor) -> Tensor:
         """What each token knows of its cell, (tokens, K): the features of its group, which of them are missing if the
-        network sees that, and, if it is target-aware, of a labelled row the label (see label_values) and a 1; 0
-        otherwise. labels: (labelled tokens,)"""
+        network sees that, and, if it is target-aware, of a labeled row the label (see label_values) and a 1; 0
+        otherwise. labels: (labeled tokens,)"""
         size, width = self.config.group_size, self.config.label_width
         index = feature_index(pack.sizes, pack.shapes, columns, self.config.col_grouping, size)  # (tokens, size)
         X = F.pad(pack.X, (0, max(N for N, _, _ in pack.shapes))) if self.config.col_grouping == "disjoint" else pack.X
@@ -86,8 +86,8 @@ class ColumnEmbedding(nn.Module):
         size = features.shape[1]
         cells = X.new_zeros(len(index), size + width + 1)
         cells[:, :size] = features
-        cells[: columns.labelled, size:-1] = label_values(labels, width)
-        cells[: columns.labelled, -1] = 1
+        cells[: columns.labeled, size:-1] = label_values(labels, width)
+        cells[: columns.labeled, -1] = 1
         return cells
 
     def embed(self, cells: Tensor, columns: Columns, log_n: Tensor, recompute: bool = False) -> Tensor:
@@ -130,4 +130,4 @@ def feature_index(sizes: Tensor, shapes: Iterable[Shape], columns: Columns, grou
     start = first + features * N[:, None]
     if grouping == "disjoint":
         start = torch.where(features < M[:, None], start, sum(N * M for N, _, M in shapes))
-    return positions_by_kind(start, 1, N, n, columns.from_inducing.queries, columns.labelled)
+    return positions_by_kind(start, 1, N, n, columns.from_inducing.queries, columns.labeled)

@@ -1,6 +1,6 @@
 """What a table costs a TabICL: arithmetic and memory, counted from the configuration.
 
-N rows of which n are labelled, M features, G feature groups, E embedding, I inducing points, T tokens of a row,
+N rows of which n are labeled, M features, G feature groups, E embedding, I inducing points, T tokens of a row,
 D row representation.
 """
 
@@ -131,7 +131,7 @@ def block_values(
 
     A block keeps 6 + 2 ff_factor vectors of its width for each query: inputs and outputs of both norms, the query,
     the output of attention, and the hidden layer of the feed-forward network before and after its activation. For each
-    key it keeps two vectors, on a GPU four where labelled and query rows attend to the same keys.
+    key it keeps two vectors, on a GPU four where labeled and query rows attend to the same keys.
     """
     c, N, n, E, D = config, num_rows, train_size, config.embed_dim, config.row_dim
     G = token_groups(config, num_features)

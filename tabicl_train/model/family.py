@@ -50,7 +50,7 @@ class NetworkConfig(Protocol):
 class Network(nn.Module, ABC):
     """A network that predicts the query rows of tables from other rows, built from its settings alone.
 
-    B tables, N rows of which the first n are labelled, M features. Query rows are those from n on, unless the family
+    B tables, N rows of which the first n are labeled, M features. Query rows are those from n on, unless the family
     says otherwise (`targets`, `means`).
 
     config: the settings

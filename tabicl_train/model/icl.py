@@ -1,4 +1,4 @@
-"""Stage 3, in-context learning: all rows attend to the labelled rows, and query rows become predictions.
+"""Stage 3, in-context learning: all rows attend to the labeled rows, and query rows become predictions.
 
 Rows of all tables lie one after another, see layout.Context. B tables, D row representation, C logits or quantiles.
 """
@@ -14,7 +14,7 @@ from tabicl_train.model.layout import Context
 
 
 class InContextLearner(nn.Module):
-    """A transformer over the rows of a table, with the labels added to the labelled rows."""
+    """A transformer over the rows of a table, with the labels added to the labeled rows."""
 
     def __init__(self, config: TabICLConfig):
         super().__init__()
@@ -30,13 +30,13 @@ class InContextLearner(nn.Module):
     def forward(self, rows: Tensor, y: Tensor, context: Context, log_n: Tensor, recompute: bool = False) -> Tensor:
         """Predictions for the query rows (query rows, C).
 
-        rows: (rows, D) in the order of `context`, labels y (labelled rows,), log_n (B,)
+        rows: (rows, D) in the order of `context`, labels y (labeled rows,), log_n (B,)
         """
-        n = context.labelled
+        n = context.labeled
         rows = torch.cat([rows[:n] + self.y_encoder(y), rows[n:]])
         *blocks, last = self.tf_icl["blocks"].children()
         for block in blocks:
             rows = run(block, rows, n, context.all, log_n, context.table, recompute=recompute)
-        # only query rows pass the last block: nothing reads the labelled rows after it
+        # only query rows pass the last block: nothing reads the labeled rows after it
         queries = run(last, rows[n:], rows[:n], context.queries, log_n, context.table[n:], recompute=recompute)
         return self.decoder(self.ln(queries))

@@ -1,12 +1,12 @@
 """Where the tokens of a pack lie in each stage of the network, and which of them attend to which.
 
-In the column stage and in in-context learning, all labelled tokens come before all query tokens, so that either kind is
+In the column stage and in in-context learning, all labeled tokens come before all query tokens, so that either kind is
 a slice; within each kind, table follows table (column follows column), in the order of the pack. In the row stage the
 tokens of a row follow each other, its CLS tokens first, and rows are sorted by their number of tokens.
 
 Sizes are known to the host, positions are computed on the device from the sizes there, so nothing waits for a GPU.
 
-B tables of N rows of which the first n are labelled, G feature groups, C CLS tokens, T = C + G tokens of a row.
+B tables of N rows of which the first n are labeled, G feature groups, C CLS tokens, T = C + G tokens of a row.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ class Spans(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The column stage: labelled tokens of all columns, then query tokens of all columns.
+    """The column stage: labeled tokens of all columns, then query tokens of all columns.
 
-    labelled: number of labelled tokens
+    labeled: number of labeled tokens
     table: int64 (columns,), the table of each column
     group: int64 (columns,), the feature group of each column, from 0 in each table
-    labels: int64 (labelled tokens,), positions of their labels in Pack.y
-    to_inducing: from the inducing points of each column to its labelled tokens
+    labels: int64 (labeled tokens,), positions of their labels in Pack.y
+    to_inducing: from the inducing points of each column to its labeled tokens
     from_inducing: from all tokens to the inducing points of their columns
     """
 
-    labelled: int
+    labeled: int
     table: Tensor
     group: Tensor
     labels: Tensor
@@ -81,15 +81,15 @@ class Rows(NamedTuple):
 
 
 class Context(NamedTuple):
-    """In-context learning: labelled rows of all tables, then query rows of all tables.
+    """In-context learning: labeled rows of all tables, then query rows of all tables.
 
-    labelled: number of labelled rows
+    labeled: number of labeled rows
     table: int64 (rows,), the table of each row
-    labels: int64 (labelled rows,), positions of their labels in Pack.y
-    all, queries: from all rows, or query rows alone, to the labelled rows of their tables
+    labels: int64 (labeled rows,), positions of their labels in Pack.y
+    all, queries: from all rows, or query rows alone, to the labeled rows of their tables
     """
 
-    labelled: int
+    labeled: int
     table: Tensor
     labels: Tensor
     all: Spans
@@ -121,19 +121,19 @@ def positions(first: Tensor, step: Tensor | int, lengths: Tensor, total: int) ->
     return torch.addcmul(start, step, within)
 
 
-def positions_by_kind(first: Tensor, step: Tensor | int, N: Tensor, n: Tensor, total: int, labelled: int) -> Tensor:
+def positions_by_kind(first: Tensor, step: Tensor | int, N: Tensor, n: Tensor, total: int, labeled: int) -> Tensor:
     """`positions` in pieces of N, but the first n of every piece come before the others of every piece.
 
-    labelled, total: the sums of n and of N
+    labeled, total: the sums of n and of N
     """
     skipped = n.view((-1,) + (1,) * (first.dim() - 1)) * step
     return torch.cat(
-        [positions(first, step, n, labelled), positions(first + skipped, step, N - n, total - labelled)],
+        [positions(first, step, n, labeled), positions(first + skipped, step, N - n, total - labeled)],
     )
 
 
 def log_counts(sizes: Tensor) -> Tensor:
-    """The logarithm of the number of labelled rows of each table, float32 (B,); sizes: see `column_layout`."""
+    """The logarithm of the number of labeled rows of each table, float32 (B,); sizes: see `column_layout`."""
     return sizes[:, 1].float().log()
 
 
@@ -142,29 +142,29 @@ def column_layout(sizes: Tensor, shapes: list[tuple[int, int, int]], inducing: i
     N, n, G = sizes.unbind(1)
     device, columns = sizes.device, sum(G for _, _, G in shapes)
     table = torch.arange(len(shapes), device=device).repeat_interleave(G, output_size=columns)
-    labelled, queries = n[table], (N - n)[table]
-    to, labelled_back, queries_back, key, first = [], [], [], 0, 0
-    for (n_rows, n_labelled), same in groupby(enumerate(shapes), lambda item: item[1][:2]):
+    labeled, queries = n[table], (N - n)[table]
+    to, labeled_back, queries_back, key, first = [], [], [], 0, 0
+    for (n_rows, n_labeled), same in groupby(enumerate(shapes), lambda item: item[1][:2]):
         members = list(same)
         count = sum(G for _, (_, _, G) in members)
-        to.append([count, inducing, n_labelled, key, members[0][0]])
-        labelled_back.append([count, n_labelled, inducing, first * inducing, 0])
-        queries_back.append([count, n_rows - n_labelled, inducing, first * inducing, 0])
-        key, first = key + count * n_labelled, first + count
+        to.append([count, inducing, n_labeled, key, members[0][0]])
+        labeled_back.append([count, n_labeled, inducing, first * inducing, 0])
+        queries_back.append([count, n_rows - n_labeled, inducing, first * inducing, 0])
+        key, first = key + count * n_labeled, first + count
     tokens = sum(N * G for N, _, G in shapes)
-    points = torch.full_like(labelled, inducing)
+    points = torch.full_like(labeled, inducing)
     most = max(n for _, n, _ in shapes)
     longest = max(max(n, N - n) for N, n, _ in shapes)
     return Columns(
         key,
         table,
         torch.arange(columns, device=device) - starts_of(G)[table],
-        positions(starts_of(N)[table], 1, labelled, key),
-        Spans(torch.tensor(to), columns * inducing, ends_of(points), ends_of(labelled), inducing, most, table=table),
+        positions(starts_of(N)[table], 1, labeled, key),
+        Spans(torch.tensor(to), columns * inducing, ends_of(points), ends_of(labeled), inducing, most, table=table),
         Spans(
-            torch.tensor(labelled_back + queries_back),
+            torch.tensor(labeled_back + queries_back),
             tokens,
-            ends_of(labelled, queries),
+            ends_of(labeled, queries),
             ends_of(points, points),
             longest,
             inducing,
@@ -188,30 +188,30 @@ def row_layout(sizes: Tensor, shapes: list[tuple[int, int, int]], num_cls: int, 
     cls = (row_starts[:, None] + torch.arange(num_cls, device=N.device)).flatten()
     table = columns.table
     top, step = (first + num_cls)[table] + columns.group, T[table]  # token of a column in the first row of its table
-    num_tokens, num_labelled = sum(N * G for N, _, G in shapes), sum(n for _, n, _ in shapes)
-    tokens = positions_by_kind(top, step, N[table], n[table], num_tokens, columns.labelled)
-    by_kind = positions_by_kind(first_row, 1, N, n, num_rows, num_labelled)
+    num_tokens, num_labeled = sum(N * G for N, _, G in shapes), sum(n for _, n, _ in shapes)
+    tokens = positions_by_kind(top, step, N[table], n[table], num_tokens, columns.labeled)
+    by_kind = positions_by_kind(first_row, 1, N, n, num_rows, num_labeled)
     return Rows(torch.tensor(runs), starts.int(), tokens, cls, by_kind)
 
 
 def context_layout(sizes: Tensor, shapes: list[tuple[int, int, int]]) -> Context:
     """Arguments as in `column_layout`; G does not matter."""
     N, n, _ = sizes.unbind(1)
-    labelled, rows = sum(n for _, n, _ in shapes), sum(N for N, _, _ in shapes)
+    labeled, rows = sum(n for _, n, _ in shapes), sum(N for N, _, _ in shapes)
     every = torch.arange(len(shapes), device=sizes.device)
     both = torch.cat([n, N - n])
     table = every.repeat(2).repeat_interleave(both, output_size=rows)
     first, last, key = [], [], 0
-    for (n_rows, n_labelled), same in groupby(enumerate(shapes), lambda item: item[1][:2]):
+    for (n_rows, n_labeled), same in groupby(enumerate(shapes), lambda item: item[1][:2]):
         count = len(list(same))
-        first.append([count, n_labelled, n_labelled, key, 0])
-        last.append([count, n_rows - n_labelled, n_labelled, key, 0])
-        key += count * n_labelled
+        first.append([count, n_labeled, n_labeled, key, 0])
+        last.append([count, n_rows - n_labeled, n_labeled, key, 0])
+        key += count * n_labeled
     most, longest = max(n for _, n, _ in shapes), max(N - n for N, n, _ in shapes)
     return Context(
-        labelled,
+        labeled,
         table,
-        positions(starts_of(N), 1, n, labelled),
+        positions(starts_of(N), 1, n, labeled),
         Spans(torch.tensor(first + last), rows, ends_of(n, N - n), ends_of(n, n), max(most, longest), most, 2),
-        Spans(torch.tensor(last), rows - labelled, ends_of(N - n), ends_of(n), longest, most),
+        Spans(torch.tensor(last), rows - labeled, ends_of(N - n), ends_of(n), longest, most),
     )

@@ -1,6 +1,6 @@
 """Tables that go through a network in one pass, one after the other, without a padded cell.
 
-B tables; a table has N rows of which the first n are labelled, and M features.
+B tables; a table has N rows of which the first n are labeled, and M features.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Pack:
 
     X: float32 (cells,); each table is (M, N), so that a column lies in one piece; NaN is a missing value, for networks
         that take them
-    y: (rows,), the labels of all rows of each table, labelled rows first: classes, int64, or numbers, float32
-    sizes: int64 (B, 3), the rows N, labelled rows n and features M of each table
+    y: (rows,), the labels of all rows of each table, labeled rows first: classes, int64, or numbers, float32
+    sizes: int64 (B, 3), the rows N, labeled rows n and features M of each table
     shapes: the same numbers for the host, which must not wait for a GPU to know them
     """
 
@@ -47,7 +47,7 @@ class Pack:
         """
         if X.dim() != 3 or y_train.dim() != 2 or X.shape[0] != y_train.shape[0] or 0 in X.shape:
             raise ValueError(
-                "X must be (tables, rows, features) and y_train (tables, labelled rows), "
+                "X must be (tables, rows, features) and y_train (tables, labeled rows), "
                 f"are {tuple(X.shape)} and {tuple(y_train.shape)}"
             )
         B, N, M = X.shape

@@ -1,6 +1,6 @@
 """The pinball loss of quantiles of a number, and the loss of predicting from labels alone.
 
-N rows of which the first n are labelled, Q quantiles.
+N rows of which the first n are labeled, Q quantiles.
 """
 
 import torch
@@ -54,27 +54,27 @@ def slopes(above: Tensor, a: Tensor) -> Tensor:
 
 def guess_loss(y: Tensor, train_size: int) -> float:
     """The loss of a table if every query row is predicted from the frequencies of the labels, or from the quantiles of
-    labels that are numbers. y: (N,) on the CPU, labelled rows first.
+    labels that are numbers. y: (N,) on the CPU, labeled rows first.
 
-    A class of n_c among the n labelled rows gets the probability (n_c + 1) / (n + C) in a table of C classes, so that
+    A class of n_c among the n labeled rows gets the probability (n_c + 1) / (n + C) in a table of C classes, so that
     a class which occurs in query rows only is not impossible.
     """
-    labelled, queries = y[:train_size], y[train_size:]
+    labeled, queries = y[:train_size], y[train_size:]
     if y.is_floating_point():
-        return marginal_pinball(labelled.double(), queries.double())
-    counts = labelled.bincount(minlength=int(y.max()) + 1)
+        return marginal_pinball(labeled.double(), queries.double())
+    counts = labeled.bincount(minlength=int(y.max()) + 1)
     p = (counts + 1) / (train_size + len(y.unique()))
     return -p.log()[queries].mean().item()
 
 
-def marginal_pinball(labelled: Tensor, queries: Tensor) -> float:
-    """Mean pinball loss of the quantiles of labelled numbers (n,) for queries (N - n,), float64.
+def marginal_pinball(labeled: Tensor, queries: Tensor) -> float:
+    """Mean pinball loss of the quantiles of labeled numbers (n,) for queries (N - n,), float64.
 
     From sums over the quantiles below and above each query: a matrix of all of them would have 12 million values for a
     table of stage 3, and a step has 64 such tables.
     """
     a = levels(TabICLConfig.num_quantiles).double()
-    q = labelled.quantile(a)  # (Q,), ascending
+    q = labeled.quantile(a)  # (Q,), ascending
     below = torch.searchsorted(q, queries)  # (N - n,), how many
     sums = [torch.cat([x.new_zeros(1), x.cumsum(0)]) for x in (a, a * q, 1 - a, (1 - a) * q)]  # of the first k
     weight, weighted = (x[below] for x in sums[:2])

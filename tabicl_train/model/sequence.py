@@ -2,7 +2,7 @@
 
 A table is one prompt x_1, y_1, x_2, y_2, ... (arXiv 2508.14685): a token for each number of a row, then one for its
 label. Every row is a query row: its label is predicted at the last of its numbers, from the rows before it. So the
-number of labelled rows has no effect, and a sequence of 40 rows trains all lengths from 1 to 40.
+number of labeled rows has no effect, and a sequence of 40 rows trains all lengths from 1 to 40.
 
 B tables, N rows, M features, T = N (M + 1) tokens of a table, E width, C logits, or one number.
 """

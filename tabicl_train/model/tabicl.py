@@ -1,6 +1,6 @@
 """The whole network: from tables to predictions for their query rows, and their loss.
 
-B tables, N rows of which the first n are labelled (train_size), M features, C logits, Q quantiles.
+B tables, N rows of which the first n are labeled (train_size), M features, C logits, Q quantiles.
 """
 
 from collections.abc import Iterator
@@ -104,7 +104,7 @@ class TabICL(Network):
             raise ValueError(f"X must be float32 and labels {name}, are {pack.X.dtype} and {pack.y.dtype}")
         for N, n, _ in pack.shapes:
             if not 1 <= n < N:
-                raise ValueError(f"of {N} rows {n} are labelled; at least one row must be, and one must not")
+                raise ValueError(f"of {N} rows {n} are labeled; at least one row must be, and one must not")
         if regression or pack.y.device.type != "cpu":
             return
         if not 0 <= pack.y.min() <= pack.y.max() < self.config.max_classes:

@@ -43,7 +43,7 @@ def stage_peak(config: NetworkConfig, parameters: int, stage: StageConfig, preci
 def extreme_tables(config: NetworkConfig, stage: StageConfig) -> Iterator[Shape]:
     """The tables among which those are that need the most memory, alone or for each of their tokens.
 
-    Memory and tokens are linear in each of rows, labelled rows and features, so these are at the ends of their ranges:
+    Memory and tokens are linear in each of rows, labeled rows and features, so these are at the ends of their ranges:
     at the limits of rows for recomputation and features, or where all tables of a step just fill a pack.
     """
     low, high = stage.rows
@@ -64,5 +64,5 @@ def extreme_tables(config: NetworkConfig, stage: StageConfig) -> Iterator[Shape]
         rows = min(max(share // tokens(1, features), low), high)
         shapes.add((rows, cap_features(rows, features)))
     for rows, features in sorted(shapes):
-        for labelled in stage.train_share:
-            yield rows, min(max(round(rows * labelled), 2), rows - 2), features
+        for labeled in stage.train_share:
+            yield rows, min(max(round(rows * labeled), 2), rows - 2), features

@@ -19,7 +19,7 @@ from tabicl_train.prediction.predict import predict_logits
 
 
 class TabICLClassifier(ClassifierMixin, Ensemble):
-    """Predicts the classes of rows from labelled rows, without training: `fit` only prepares the table, unless it is to
+    """Predicts the classes of rows from labeled rows, without training: `fit` only prepares the table, unless it is to
     fine-tune the network.
 
     model: a run directory, a checkpoint, an export (a public file or a hub folder), or a network
@@ -27,7 +27,7 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
         and numbering of classes, and the first one sees the table as it is
     norm_methods: some of "none", "power" and "quantile"; members take turns
     softmax_temperature: logits are divided by it
-    memory_gb: memory that predictions may take besides the network and the table (GiB), approximately; labelled rows
+    memory_gb: memory that predictions may take besides the network and the table (GiB), approximately; labeled rows
         are computed in one piece, so many of them may need more
     device: "cpu", "cuda" and so on; by default CUDA if available
     random_state: seed of the ensemble and of fine-tuning
@@ -37,9 +37,9 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
 
     With one estimator and the same normalization, the probabilities agree with the public client's to 1e-5, except if
 
-    - a value lies about four standard deviations or more from the mean of the labelled rows: here it is clamped to that
+    - a value lies about four standard deviations or more from the mean of the labeled rows: here it is clamped to that
       distance, as in the tables that networks are trained on; the client also adds the logarithm of its distance. With
-      two labelled rows most rows are that far away, and "quantile" always puts the extremes there;
+      two labeled rows most rows are that far away, and "quantile" always puts the extremes there;
     - a column has a standard deviation of 0.001 or less: the client adds 1e-6 to it, so that columns in small units
       fade; here units make no difference.
     """

@@ -70,7 +70,7 @@ class Ensemble(BaseEstimator):
         """Some views at a time, their tables on the device, and the tokens that may be in memory.
 
         numbers: query rows, (rows, features)
-        labels: those of the labelled rows in a view
+        labels: those of the labeled rows in a view
         """
         tables = {
             method: np.concatenate([normalizer.transform(self.X_), normalizer.transform(numbers)])

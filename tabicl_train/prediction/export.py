@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tabicl_train.config.checks import one_of
-from tabicl_train.console import first_line, tell
+from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.families import family_name, family_of
@@ -31,7 +31,7 @@ WEIGHTS = ("trained", "ema", "last", "best")
 FORMATS = {"tabicl": (".ckpt", ".pt", ".pth"), "hub": ("",), "onnx": (".onnx",)}  # with the suffixes of their names
 NAMES = "FILE.ckpt, .pt or .pth (tabicl), FOLDER (hub) or FILE.onnx (onnx)"
 
-# Of the tables on which an export is compared: tables, rows, labelled rows, columns.
+# Of the tables on which an export is compared: tables, rows, labeled rows, columns.
 SHAPES = ((2, 21, 13, 6), (1, 9, 1, 1), (3, 40, 39, 3), (1, 150, 100, 17))
 TOLERANCE = {"tabicl": 1e-5, "hub": 1e-5, "onnx": 1e-4}  # of predictions; another runtime sums in another order
 
@@ -148,7 +148,7 @@ def export(
             loader = f"TabICL{kind}" if network.predicts_real_tables else "prediction.export.load_network"
             return f"{count}, loads with tabicl_train.{loader}({output!r}); its README.md is the model card"
         if format == "onnx":
-            tell("converting to ONNX, which takes 10 seconds to a minute")
+            info("converting to ONNX, which takes 10 seconds to a minute")
             assert isinstance(network, TabICL)
             save_onnx(network, Path(output), outputs, pretrained.summary, check)
             what = "quantiles" if pretrained.config.is_regression else "logits of {} classes"
@@ -213,16 +213,16 @@ def disagreement(network: Network, predict: Predictor, outputs: int, tolerance: 
     """How far the logits or quantiles of an export are from the network's on random tables; None if they agree."""
     what = "quantiles" if network.config.is_regression else "logits"
     generator = torch.Generator().manual_seed(0)
-    for tables, rows, labelled, columns in SHAPES:
+    for tables, rows, labeled, columns in SHAPES:
         if network.size_problem(network.config, rows, columns):
             continue
         X = torch.randn(tables, rows, columns, generator=generator)
         if network.config.missing_values:
             X[torch.rand(X.shape, generator=generator) < 0.2] = torch.nan
         if network.config.is_regression:
-            y_train = torch.randn(tables, labelled, generator=generator)
+            y_train = torch.randn(tables, labeled, generator=generator)
         else:
-            y_train = torch.randint(0, outputs, (tables, labelled), generator=generator)
+            y_train = torch.randint(0, outputs, (tables, labeled), generator=generator)
         expected = predictor(network)(X, y_train)[..., :outputs]
         if not expected.isfinite().all():
             return f"the network's {what} are not finite"

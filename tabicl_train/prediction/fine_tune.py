@@ -1,6 +1,6 @@
 """Fine-tuning of an estimator's network on the rows that it is fitted on, never below where it began.
 
-N rows of a draw of which the first n are labelled, M features.
+N rows of a draw of which the first n are labeled, M features.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.gain import NO_GAIN, answer, gain
 
 DRAWS = 4  # tables of a step
-LABELLED = 0.5, 0.9  # range of the labelled share of a draw
+LABELED = 0.5, 0.9  # range of the labeled share of a draw
 WARMUP = 10  # steps over which the learning rate rises
 CLIP = 1.0  # norm of the gradients
 VIEWS = 4  # of a check: as long as a quarter of a step, and less noisy than two
@@ -42,7 +42,7 @@ clock = time.monotonic
 class FineTune(BaseEstimator):
     """How `fit` trains the network of a TabICLClassifier or TabICLRegressor on the rows it is given.
 
-    The rows are split by their content, so that copies of a row stay together. Each step takes four draws of labelled
+    The rows are split by their content, so that copies of a row stay together. Each step takes four draws of labeled
     rows and queries among the training rows, each in a view as in prediction. The selection rows are scored, with
     training rows as context, before the first step, every few steps and at the end. The weights of the lowest mean loss
     are kept if they are better than the first ones by more than the standard error of the difference, else the first
@@ -56,7 +56,7 @@ class FineTune(BaseEstimator):
     frozen: parts of the network that stay as they are, some of "column", "row" and "icl"
     selection: share of the rows by which the weights are chosen
     answer: share of the rows that take part in nothing, and show in the end what was gained
-    max_rows: most rows of a draw, and most labelled rows and queries of a check; fewer are drawn if the activations of
+    max_rows: most rows of a draw, and most labeled rows and queries of a check; fewer are drawn if the activations of
         a draw would not fit into the estimator's memory_gb
     """
 
@@ -268,7 +268,7 @@ class Trainer:
     def kept_bytes(self, recomputed: bool) -> float:
         """Of the activations of a draw; recomputed: whether the backward pass computes them again."""
         N, M = self.num_rows, self.rows.X.shape[1]
-        return 4 * self.network.kept_values(self.network.config, N, round(N * LABELLED[1]), M, recomputed)
+        return 4 * self.network.kept_values(self.network.config, N, round(N * LABELED[1]), M, recomputed)
 
     @torch.enable_grad()  # `fit` may be called where gradients are off
     def step(self, number: int) -> bool:
@@ -291,7 +291,7 @@ class Trainer:
         """X (N, M), y (N,) and n of draw i of a step; raises ValueError if the rows are too much alike."""
         for attempt in range(ATTEMPTS):
             rng = rng_at(self.seed, number, i, attempt)
-            n = round(self.num_rows * rng.uniform(*LABELLED))
+            n = round(self.num_rows * rng.uniform(*LABELED))
             try:
                 table = self.rows.draw(self.training, self.num_rows, n, None, rng)
             except Rejected:

@@ -3,7 +3,7 @@
 At the input, labels are written in digits, and the column stage sees one digit at a time. At the output, the classes
 form a tree, and the in-context learner chooses among the few children of each node.
 
-N rows of which the first n are labelled, D row representation, C classes, each of which occurs among the labels.
+N rows of which the first n are labeled, D row representation, C classes, each of which occurs among the labels.
 """
 
 import itertools
@@ -36,9 +36,9 @@ def class_probabilities(
 ) -> Tensor:
     """rows (N, D), y_train (n,) in 0..C-1 -> probabilities of the query rows (N - n, C).
 
-    Each node predicts from its own labelled rows alone; probabilities are multiplied along the paths.
+    Each node predicts from its own labeled rows alone; probabilities are multiplied along the paths.
     """
-    labelled, queries = rows[: len(y_train)], rows[len(y_train) :]
+    labeled, queries = rows[: len(y_train)], rows[len(y_train) :]
     most = learner.config.max_classes
     if num_classes == 1:
         return rows.new_ones(len(queries), 1)
@@ -54,7 +54,7 @@ def class_probabilities(
     parts = []
     for child, (start, size) in enumerate(zip(starts, sizes, strict=True)):
         own = group == child
-        context = torch.cat([labelled[own], queries])
+        context = torch.cat([labeled[own], queries])
         within = class_probabilities(learner, context, y_train[own] - start, size, temperature)  # (N - n, size)
         parts.append(of_groups[:, child, None] * within)
     return torch.cat(parts, dim=1)

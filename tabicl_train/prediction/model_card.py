@@ -75,7 +75,7 @@ def introduction(pretrained: Pretrained) -> str:
     parameters = sum(tensor.numel() for tensor in pretrained.tensors.values())
     quantiles = f"{pretrained.config.num_quantiles} quantiles of "
     return (
-        f"A TabICL-style tabular foundation model for {task_of(pretrained)}. It reads a table with some labelled rows "
+        f"A TabICL-style tabular foundation model for {task_of(pretrained)}. It reads a table with some labeled rows "
         f"and predicts {quantiles if pretrained.config.is_regression else ''}the labels of the remaining rows in one "
         f"forward pass, without being trained on that table. It has {parameters:,} parameters and was pretrained with "
         f"`{LIBRARY}`."
@@ -130,7 +130,7 @@ def training(origin: dict) -> str:
         ]
         for name, stage in config["curriculum"]["stages"].items()
     ]
-    header = ["stage", "steps", "tables per step", "rows", "labelled share", "features", "learning rate"]
+    header = ["stage", "steps", "tables per step", "rows", "labeled share", "features", "learning rate"]
     known = [row for row in rows.items() if row[1] is not None]
     return "\n\n".join(
         [
@@ -188,7 +188,7 @@ def limits(pretrained: Pretrained) -> str:
     points = [
         f"{task_of(pretrained).capitalize()} only.",
         target,
-        "Labelled rows and features are read at once, so memory and time grow with the table.",
+        "Labeled rows and features are read at once, so memory and time grow with the table.",
     ]
     if trained := pretrained.trained_range:
         points.append(f"Trained on tables with {trained}. Outside this range the network extrapolates.")

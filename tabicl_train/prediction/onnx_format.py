@@ -5,12 +5,12 @@ Inputs are tables as the network reads them, with standardized columns; NaN is a
 model.missing_values=true, and others take none:
 
 X        (tables, rows, columns) float32
-y_train  (tables, labelled_rows) int64, labels in 0..classes-1 of the first rows
-logits   (tables, rows - labelled_rows, classes) float32
+y_train  (tables, labeled_rows) int64, labels in 0..classes-1 of the first rows
+logits   (tables, rows - labeled_rows, classes) float32
 
 Of a regressor, y_train is float32, the standardized target, and the output is
 
-quantiles  (tables, rows - labelled_rows, quantiles) float32
+quantiles  (tables, rows - labeled_rows, quantiles) float32
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 class WithSymbolicSizes(nn.Module):
     """The network's forward pass for tables of equal shape, whose sizes remain symbols.
 
-    B tables, N rows of which the first n are labelled, M features, G feature groups, K features of a group, C logits or
+    B tables, N rows of which the first n are labeled, M features, G feature groups, K features of a group, C logits or
     quantiles.
     """
 
@@ -57,12 +57,12 @@ class WithSymbolicSizes(nn.Module):
         groups = group_features(X, config.col_grouping, config.group_size)  # (B, G, N, K)
         G = groups.shape[1]
         groups = mark_missing(groups) if config.missing_values else groups
-        cells = split_rows(groups, n)  # (B * G * N, K), labelled rows first
+        cells = split_rows(groups, n)  # (B * G * N, K), labeled rows first
         if config.col_target_aware:
             if config.is_regression:
                 marks = torch.stack([y_train, torch.ones_like(y_train)], 2)
             else:
-                marks = F.one_hot(y_train, config.max_classes + 1)  # the last class marks labelled rows
+                marks = F.one_hot(y_train, config.max_classes + 1)  # the last class marks labeled rows
                 marks = marks.index_fill(2, torch.tensor([config.max_classes]), 1).float()
             marks = marks[:, None].expand(-1, G, -1, -1)
             marks = torch.cat([marks.flatten(0, 2), marks.new_zeros(B * G * (N - n), marks.shape[-1])])
@@ -72,8 +72,8 @@ class WithSymbolicSizes(nn.Module):
         columns = Columns(B * G * n, log_n, log_n, log_n, to_inducing, from_inducing)
         tokens = column.embed(cells, columns, log_n)  # (B * G * N, E)
 
-        labelled, queries = tokens[: B * G * n].view(B, G, n, -1), tokens[B * G * n :].view(B, G, N - n, -1)
-        by_row = torch.cat([labelled, queries], 2).transpose(1, 2)  # (B, N, G, E)
+        labeled, queries = tokens[: B * G * n].view(B, G, n, -1), tokens[B * G * n :].view(B, G, N - n, -1)
+        by_row = torch.cat([labeled, queries], 2).transpose(1, 2)  # (B, N, G, E)
         x = torch.cat([row.cls_tokens.expand(B, N, -1, -1), by_row], 2)  # (B, N, C + G, E)
         T = x.shape[2]
         cls = (torch.arange(B * N)[:, None] * T + torch.arange(C)).flatten()
@@ -128,7 +128,7 @@ def save_onnx(
     check: called with the file before it takes its place; what it raises leaves everything as it was
     Raises OSError.
     """
-    tables, labelled, columns = map(torch.export.Dim, ("tables", "labelled_rows", "columns"))
+    tables, labeled, columns = map(torch.export.Dim, ("tables", "labeled_rows", "columns"))
     rows = torch.export.Dim("rows", min=4)  # the exporter tells one query row from more; the file serves any number
     # The values are arbitrary, but sizes of 1, and equal ones, would be taken for fixed.
     regression = network.config.is_regression
@@ -138,7 +138,7 @@ def save_onnx(
             WithSymbolicSizes(network, outputs).eval(),
             example,
             dynamo=True,
-            dynamic_shapes={"X": {0: tables, 1: rows, 2: columns}, "y_train": {0: tables, 1: labelled}},
+            dynamic_shapes={"X": {0: tables, 1: rows, 2: columns}, "y_train": {0: tables, 1: labeled}},
             input_names=["X", "y_train"],
             output_names=["quantiles" if regression else "logits"],
             verbose=False,

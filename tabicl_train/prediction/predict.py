@@ -1,6 +1,6 @@
 """Predictions for tables of any size and any number of classes, and of numbers, in bounded memory.
 
-B tables, N rows of which the first n are labelled, M features, G feature groups, E embedding, D row representation,
+B tables, N rows of which the first n are labeled, M features, G feature groups, E embedding, D row representation,
 C classes, Q quantiles.
 """
 
@@ -30,9 +30,9 @@ def predict_logits(
 
     With more classes than the network's max_classes, they are logarithms of probabilities instead.
 
-    pack: the labels of labelled rows are in 0..C-1; with more than max_classes classes, each must occur in every table
+    pack: the labels of labeled rows are in 0..C-1; with more than max_classes classes, each must occur in every table
     num_classes: C
-    tokens: tokens (table, row, feature) in memory at a time, approximately; or twice those of the labelled rows of a
+    tokens: tokens (table, row, feature) in memory at a time, approximately; or twice those of the labeled rows of a
         table, if that is more
     """
     logits = [forward(model, part, num_classes, temperature, tokens) for part in parts(pack, tokens)]
@@ -44,7 +44,7 @@ def predict_quantiles(model: TabICL, pack: Pack, tokens: int = 2**22) -> Tensor:
 
     They are as the network predicts them: nothing keeps them from crossing.
 
-    pack: the labels of labelled rows are standardized numbers, float32
+    pack: the labels of labeled rows are standardized numbers, float32
     tokens: as in predict_logits
     """
     return torch.cat(list(quantile_parts(model, pack, tokens)))
@@ -62,7 +62,7 @@ def parts(pack: Pack, tokens: int) -> list[Pack]:
     found: list[list[tuple[Tensor, Tensor, int]]] = []
     room = 0
     for X, y, n in pack.tables():
-        # Query rows do not see each other. A part of fewer than n of them would mostly recompute the labelled rows.
+        # Query rows do not see each other. A part of fewer than n of them would mostly recompute the labeled rows.
         size = max(n, tokens // X.shape[1] - n)
         for queries, labels in zip(X[n:].split(size), y[n:].split(size), strict=True):
             table = torch.cat([X[:n], queries]), torch.cat([y[:n], labels]), n
@@ -88,8 +88,8 @@ def forward(model: TabICL, pack: Pack, num_classes: int, temperature: float, tok
         labels = pack.y.index_select(0, context.labels)
         predictions = model.icl_predictor(represented, labels, context, log_counts(sizes))
         return predictions[:, :num_classes] / temperature if num_classes > 0 else predictions
-    labelled, queries = represented.split([sum(n for _, n, _ in shapes), sum(N - n for N, n, _ in shapes)])
-    own = zip(labelled.split([n for _, n, _ in shapes]), queries.split([N - n for N, n, _ in shapes]), strict=True)
+    labeled, queries = represented.split([sum(n for _, n, _ in shapes), sum(N - n for N, n, _ in shapes)])
+    own = zip(labeled.split([n for _, n, _ in shapes]), queries.split([N - n for N, n, _ in shapes]), strict=True)
     p = [
         class_probabilities(model.icl_predictor, torch.cat(rows), y[:n], num_classes, temperature)
         for rows, (_, y, n) in zip(own, pack.tables(), strict=True)
@@ -108,17 +108,17 @@ def embed(model: TabICL, pack: Pack, columns: Columns, shapes: list[Shape], num_
     views = label_digits(labels, num_classes, config.max_classes) if many else [labels]
     read = [column.read(pack, columns, view) for view in views]
     embedded = read[0].new_empty(len(read[0]), config.embed_dim)
-    labelled, queries = 0, columns.labelled  # where the next columns start
+    labeled, queries = 0, columns.labeled  # where the next columns start
     for some in columns_in_parts(shapes, part):
         own = torch.tensor(some, device=labels.device)
         piece = column_layout(own, some, config.col_num_inducing)
-        after = queries + piece.from_inducing.queries - piece.labelled
-        at = slice(labelled, labelled + piece.labelled), slice(queries, after)
+        after = queries + piece.from_inducing.queries - piece.labeled
+        at = slice(labeled, labeled + piece.labeled), slice(queries, after)
         log_n = log_counts(own)
         per_view = (column.embed(torch.cat([cells[at[0]], cells[at[1]]]), piece, log_n) for cells in read)
         mean = reduce(torch.add, per_view) / len(read)
-        embedded[at[0]], embedded[at[1]] = mean[: piece.labelled], mean[piece.labelled :]
-        labelled, queries = at[0].stop, after
+        embedded[at[0]], embedded[at[1]] = mean[: piece.labeled], mean[piece.labeled :]
+        labeled, queries = at[0].stop, after
     return embedded
 
 

@@ -24,7 +24,7 @@ PART = 2**17  # values that are sorted and averaged at a time: 1 MB in float64 s
 
 
 class TabICLRegressor(RegressorMixin, Ensemble):
-    """Predicts a number for each row from labelled rows, without training: `fit` only prepares the table, unless it is
+    """Predicts a number for each row from labeled rows, without training: `fit` only prepares the table, unless it is
     to fine-tune the network.
 
     The parameters are those of TabICLClassifier, without softmax_temperature. X may be what it may be there.
@@ -36,7 +36,7 @@ class TabICLRegressor(RegressorMixin, Ensemble):
     0.01 and at most 100 standard deviations of the target, and c continues the outermost quantile. `predict` does not
     include the tails. All results are means over the views of the ensemble.
 
-    The target is standardized by the labelled rows. If it is constant there, for example because there is only one
+    The target is standardized by the labeled rows. If it is constant there, for example because there is only one
     such row, that number is predicted for every row and level.
 
     With one estimator and the same normalization, predictions agree with the public client's to 1e-4 standard
@@ -89,10 +89,10 @@ class TabICLRegressor(RegressorMixin, Ensemble):
             raise ValueError(f"levels is {levels}; it must be a list of numbers between 0 and 1, both excluded")
         return self._average(numbers, lambda q: interpolate(np.sort(q, axis=1), a), len(a))
 
-    def _average(self, numbers: np.ndarray, summarise: Callable[[np.ndarray], np.ndarray], width: int) -> np.ndarray:
+    def _average(self, numbers: np.ndarray, summarize: Callable[[np.ndarray], np.ndarray], width: int) -> np.ndarray:
         """Means over the views of what is computed from their quantiles, in units of the target, float64 (rows, width).
 
-        summarise: float32 (some rows, Q), not sorted -> float64 (some rows, width)
+        summarize: float32 (some rows, Q), not sorted -> float64 (some rows, width)
         """
         rows = len(numbers)
         total = np.zeros((rows, width))
@@ -102,7 +102,7 @@ class TabICLRegressor(RegressorMixin, Ensemble):
             for part in quantile_parts(self.network_, pack, tokens):
                 for some in part.float().cpu().split(size):  # rows of one view after those of another
                     place = np.arange(done, done + len(some)) % rows
-                    total[place] += summarise(some.numpy())
+                    total[place] += summarize(some.numpy())
                     done += len(some)
         return self.target_scale_.restore(total / len(self.views_))
 

@@ -1,4 +1,4 @@
-"""The attention of a network against the number of labelled rows, as lab/instruments.py measures it, and its gates over
+"""The attention of a network against the number of labeled rows, as lab/instruments.py measures it, and its gates over
 training, from the rows of scaling.csv."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MEASURES = {
 }
 KINDS = {
     "inducing points": "inducing points of the columns",
-    "labelled rows": "in context: labelled rows",
+    "labeled rows": "in context: labeled rows",
     "query rows": "in context: query rows",
 }
 
@@ -41,7 +41,7 @@ def draw_attention(measures: pd.DataFrame) -> Figure:
         axes.set_title(KINDS[kind], fontsize="medium")
         axes.legend(title="layer", fontsize="x-small", title_fontsize="x-small", ncols=2)
         axes.set_ylim(0, 1.05)
-    figure.supxlabel("labelled rows n (log scale)", fontsize="medium")
+    figure.supxlabel("labeled rows n (log scale)", fontsize="medium")
     return figure
 
 

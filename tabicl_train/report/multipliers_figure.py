@@ -18,7 +18,7 @@ ENDS = ["n_smallest", "at_smallest", "n_largest", "at_largest"]
 
 
 def draw_multipliers(scaling: pd.DataFrame) -> Figure:
-    """The largest base multiplier of every scalable softmax against n, the labelled rows, over training.
+    """The largest base multiplier of every scalable softmax against n, the labeled rows, over training.
 
     A line joins the smallest and the largest n of a logged step; its color is the step.
     """
@@ -36,7 +36,7 @@ def draw_multipliers(scaling: pd.DataFrame) -> Figure:
         axes.set_title(layer)
     for axes in panels[len(layers) :]:
         axes.set_axis_off()
-    figure.supxlabel("labelled rows n (log scale)")
+    figure.supxlabel("labeled rows n (log scale)")
     figure.supylabel("largest base multiplier")
     figure.colorbar(colors, ax=figure.axes, label="step", aspect=30)
     return figure

@@ -11,7 +11,7 @@ import priors
 from priors.random import STREAM_VERSION
 from tabicl_train.config.documentation import default_of
 from tabicl_train.config.schema import RunConfig, StageConfig, build_prior, flatten
-from tabicl_train.console import tell
+from tabicl_train.console import info
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.families import settings_of
 
@@ -113,11 +113,11 @@ def refuse_changes(config: RunConfig, content: dict, steps: int) -> None:
         advice = "choose a new run_dir" + ("" if unfit else ", or set resume.allow_changes=true")
         raise ConfigError([f"{config.run_dir} is another run: {problem}; {advice}" for problem in problems])
     for note in content.get("notes", ()):
-        tell(f"changed   {note}")
+        info(f"changed   {note}")
     for key in changed:
-        tell(f"changed   {change(key, before, now)}")
+        info(f"changed   {change(key, before, now)}")
     if config.init_weights not in (None, before["init_weights"]):
-        tell(f"warning   init_weights={config.init_weights} has no effect: the run continues from its own checkpoint")
+        info(f"warning   init_weights={config.init_weights} has no effect: the run continues from its own checkpoint")
 
 
 def compared(values: dict) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tabicl_train.console import first_line, tell
+from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir.changes import notes, up_to_date
 
@@ -125,7 +125,7 @@ def newest_valid(folder: Path, until: int | None = None) -> tuple[Path, dict] | 
         except FileNotFoundError:
             gone.add(path)  # removed by a run in progress, which has written a newer one
         except DamagedCheckpoint as error:
-            tell(f"warning   {error}; using the checkpoint before it")
+            info(f"warning   {error}; using the checkpoint before it")
             damaged.add(path)
         except (OSError, MemoryError) as error:
             raise ConfigError([f"{path} cannot be read: {first_line(error)}"]) from None

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from tabicl_train.console import tell
+from tabicl_train.console import info
 from tabicl_train.errors import ConfigError
 
 NAME = "lock"
@@ -52,7 +52,7 @@ class RunLock:
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise ConfigError([f"{self.path} cannot be locked: {error.strerror}"]) from None
-            tell(f"warning   {self.path} cannot be locked ({error.strerror}): a second start would not be refused")
+            info(f"warning   {self.path} cannot be locked ({error.strerror}): a second start would not be refused")
         else:
             since = time.strftime("%Y-%m-%d %H:%M:%S")
             self.path.write_text(f"by process {os.getpid()} on {socket.gethostname()} since {since}\n")

@@ -13,7 +13,7 @@ import torch
 
 from priors.storage.shards import version
 from tabicl_train.config.folders import PACKAGE
-from tabicl_train.console import tell
+from tabicl_train.console import info
 from tabicl_train.run_dir.records import Records
 
 DRAWING = ("torch", "numpy", "scipy", "numba")  # packages that decide what a table is
@@ -43,10 +43,10 @@ def record_start(records: Records, step: int, origin: dict, ranks: list[dict[str
     starts = records.lines("provenance.jsonl")
     if step > 0 and starts and (changed := drawing_changes(starts[-1], start)):
         differ = "from here on, tables may differ from those that the run would have drawn (priors/README.md)"
-        tell(f"changed   {'; '.join(changed)}: {differ}")
+        info(f"changed   {'; '.join(changed)}: {differ}")
     if len(kinds := grouped([{"cpu": rank["cpu"]} for rank in ranks])) > 1:
         each = "; ".join(f"{kind['cpu']} (rank {', '.join(map(str, kind['ranks']))})" for kind in kinds)
-        tell(f"warning   the CPUs differ, so tables may depend on the rank that draws them (priors/README.md): {each}")
+        info(f"warning   the CPUs differ, so tables may depend on the rank that draws them (priors/README.md): {each}")
     records.append_line("provenance.jsonl", start)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from optuna.trial import Trial, TrialState
 
-from tabicl_train.console import first_line, tell
+from tabicl_train.console import first_line, info
 from tabicl_train.distributed.signals import Stop, watch_signals
 from tabicl_train.run_dir.lock import RunLock
 from tabicl_train.run_dir.outputs import make_folder
@@ -89,7 +89,7 @@ class Controller:
             self.active.append(ActiveTrial(ask(self.plan, self.study, frozen), self.plan.folder))
             for run in self.active[-1].runs:
                 if job := jobs.find(run.folder, self.plan.sweep.submit.cluster):
-                    tell(f"adopt     {run.folder.name}, which an earlier call has started")
+                    info(f"adopt     {run.folder.name}, which an earlier call has started")
                     self.begin(run, job)
         while True:
             if self.stop.asked and not self.stopping:
@@ -110,7 +110,7 @@ class Controller:
             if (read_status(run.folder) or {}).get("status") == "finished":  # in an earlier call
                 self.end(run)
                 continue
-            tell(f"{'resume' if run.folder.exists() else 'start':9} {run.folder.name}")
+            info(f"{'resume' if run.folder.exists() else 'start':9} {run.folder.name}")
             self.begin(run, jobs.start(self.plan, run.arguments, run.folder, self.free[0], self.at_once))
 
     def begin(self, run: Run, job: jobs.Job) -> None:
@@ -156,14 +156,14 @@ class Controller:
                 run.value, run.reason = math.nan, f"{self.metric} is {value}"
             else:
                 run.value = value
-                tell(f"finished  {run.folder.name}: {self.metric} {value:.4f}")
+                info(f"finished  {run.folder.name}: {self.metric} {value:.4f}")
         elif not was_asked and (status.get("status") == "failed" or error or run.stalls >= RETRIES):
             run.value = math.nan
             run.reason = (
                 error or status.get("cause") or f"it was killed or stopped {RETRIES} times without a further checkpoint"
             )
         if run.reason:
-            tell(f"failed    {run.folder.name}: {run.reason}")
+            info(f"failed    {run.folder.name}: {run.reason}")
 
     def prune(self, active: ActiveTrial) -> None:
         """Stop a trial that does worse than others, judged by the validations of its first seed so far."""
@@ -172,7 +172,7 @@ class Controller:
             active.trial.report(value, step)
             if active.trial.should_prune():
                 active.pruned = f"{self.metric} {value:.4f} at step {step}"
-                tell(f"pruned    {active.runs[0].folder.name}: {active.pruned}")
+                info(f"pruned    {active.runs[0].folder.name}: {active.pruned}")
                 self.stop_jobs(active)
                 return
 
@@ -198,7 +198,7 @@ class Controller:
             try:
                 write_page(sweep)
             except Exception as error:
-                tell(f"warning   the page of the sweep cannot be written: {first_line(error)}")
+                info(f"warning   the page of the sweep cannot be written: {first_line(error)}")
         return sweep
 
 
@@ -232,6 +232,6 @@ def run_sweep(plan: Plan) -> str:
         lock.release()
     print(sweep.text())
     if not is_whole:
-        tell(f"sweep     stopped; the same command continues it: {shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])}")
+        info(f"sweep     stopped; the same command continues it: {shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])}")
         return "stopped"
     return "finished" if sweep.ranked else "failed"

@@ -44,7 +44,7 @@ ROWS, FEATURES, SPLITS = (256, 384, 512, 768), (5, 12, 24, 40), (0.3, 0.5, 0.7, 
 
 
 def tables_of(shape: str) -> list[tuple[int, int, int]]:
-    """Rows, labelled rows (60 %) and features of each table."""
+    """Rows, labeled rows (60 %) and features of each table."""
     B, N, M = map(int, shape.split("x"))
     return [(N, int(0.6 * N), M)] * B
 
@@ -75,12 +75,12 @@ def one_by_one(pack: Pack) -> list[Batch]:
 
 
 def padded(pack: Pack) -> list[Batch]:
-    """All tables as one batch, filled with zeros: to the most labelled rows, query rows and features."""
+    """All tables as one batch, filled with zeros: to the most labeled rows, query rows and features."""
     n, q, M = (max(sizes) for sizes in zip(*((n, N - n, M) for N, n, M in pack.shapes), strict=True))
     X, y = pack.X.new_zeros(len(pack), n + q, M), pack.y.new_zeros(len(pack), n + q)
     y[:, n:] = -100  # which cross_entropy leaves out
-    for i, (own, labels, labelled) in enumerate(pack.tables()):
-        for at, rows in ((0, slice(0, labelled)), (n, slice(labelled, None))):
+    for i, (own, labels, labeled) in enumerate(pack.tables()):
+        for at, rows in ((0, slice(0, labeled)), (n, slice(labeled, None))):
             X[i, at : at + len(own[rows]), : own.shape[1]] = own[rows]
             y[i, at : at + len(own[rows])] = labels[rows]
     return [(X, y[:, :n], y[:, n:])]

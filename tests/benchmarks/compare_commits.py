@@ -168,7 +168,7 @@ def draw(output: Path, cases: dict[str, dict]) -> None:
                     found |= {
                         f"{address['num_rows']} rows, seed {seed}, {part}": value
                         for part, value in (
-                            ("X", digest(table.X)), ("y", digest(table.y)), ("labelled rows", table.train_size),
+                            ("X", digest(table.X)), ("y", digest(table.y)), ("labeled rows", table.train_size),
                             ("classes", table.num_classes), ("rejections", dict(sorted(table.rejections.items()))),
                         )
                     }  # fmt: skip

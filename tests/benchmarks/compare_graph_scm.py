@@ -45,7 +45,7 @@ def statistics(table: PlainTable) -> dict[str, float]:
 
 
 def feature_statistics(X: np.ndarray, Z: np.ndarray) -> dict[str, float]:
-    """Those of X (N, M) alone; Z: standardised X."""
+    """Those of X (N, M) alone; Z: standardized X."""
     num_rows, num_features = X.shape
     distinct = np.array([len(np.unique(column)) for column in X.T])
     discrete = distinct <= FEW
@@ -107,7 +107,7 @@ def class_statistics(X: np.ndarray, Z: np.ndarray, y: np.ndarray) -> dict[str, f
         "explained_mean": explained.mean(),
         "explained_max": explained.max(),
         "explained_spread": explained.std(),
-        "neighbour_skill": skill(KNeighborsClassifier(1), X, y),
+        "neighbor_skill": skill(KNeighborsClassifier(1), X, y),
         "tree_skill": skill(DecisionTreeClassifier(max_depth=4, random_state=0), X, y),
         "linear_skill": skill(RidgeClassifier(), X, y),
     }
@@ -140,7 +140,7 @@ def number_statistics(X: np.ndarray, Z: np.ndarray, y: np.ndarray) -> dict[str, 
         "target_rank_correlation_max": rank_correlation.max(),
         "target_rank_correlation_spread": rank_correlation.std(),
         "out_of_bag_r2": trees.oob_score_,
-        "neighbour_r2": r2(KNeighborsRegressor(5), X, z),
+        "neighbor_r2": r2(KNeighborsRegressor(5), X, z),
         "linear_r2": r2(Ridge(), X, z),
     }
 

@@ -43,7 +43,7 @@ TASKS = (  # from 104 rows to 1,000
     "mroz_lfp", "liver_transplant", "heating", "hawks", "fishing_mode", "email_spam",
 )  # fmt: skip
 METHODS = "ours", "client"
-COLUMNS = ["task", "labelled_rows", "query_rows", "features", "classes", "start", *METHODS]
+COLUMNS = ["task", "labeled_rows", "query_rows", "features", "classes", "start", *METHODS]
 COLUMNS += [f"{method}_{what}" for method in METHODS for what in ("gain", "most", "seconds")] + ["ours_kept_start"]
 
 
@@ -61,10 +61,10 @@ def row_losses(model, X: pd.DataFrame, y: np.ndarray) -> np.ndarray:
 
 
 def score(task: Task, split: int, start: str, makers: dict) -> dict:
-    labelled, queries = train_test_split(np.arange(len(task.y)), test_size=0.3, stratify=task.y, random_state=split)
-    X, y, X_query, y_query = task.X.iloc[labelled], task.y[labelled], task.X.iloc[queries], task.y[queries]
+    labeled, queries = train_test_split(np.arange(len(task.y)), test_size=0.3, stratify=task.y, random_state=split)
+    X, y, X_query, y_query = task.X.iloc[labeled], task.y[labeled], task.X.iloc[queries], task.y[queries]
     before = row_losses(TabICLClassifier(start).fit(X, y), X_query, y_query)
-    row = {"task": task.name, "labelled_rows": len(y), "query_rows": len(y_query), "features": X.shape[1],
+    row = {"task": task.name, "labeled_rows": len(y), "query_rows": len(y_query), "features": X.shape[1],
            "classes": int(task.y.max()) + 1, "start": before.mean()}  # fmt: skip
     for method, make in makers.items():
         started = time.perf_counter()

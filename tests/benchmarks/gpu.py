@@ -122,7 +122,7 @@ def work(section: Section, setting: Setting, limit: float, sender: Connection) -
         torch.backends.cuda.enable_cudnn_sdp(False)  # as in training
         deadline = time.monotonic() + 0.8 * limit
         outcome = Outcome(section(setting, deadline), setting.rates)
-        print(describe(setting.device), flush=True)  # afterwards, since workers are forked before CUDA starts
+        print(describe(setting.device), flush=True)  # afterward, since workers are forked before CUDA starts
     except ImportError as error:
         outcome = Outcome(problem=f"left out, {error}")
     except Exception:

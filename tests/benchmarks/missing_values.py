@@ -1,4 +1,4 @@
-"""What a network gains that sees missing values as a learned token, over one that sees the mean of the labelled rows.
+"""What a network gains that sees missing values as a learned token, over one that sees the mean of the labeled rows.
 
     python tests/benchmarks/missing_values.py [steps=600] [seeds=2] [tables=400] [tasks=75] [folder=missing_values]
 
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from length_generalisation import take_step
+from length_generalization import take_step
 
 from priors import TableSpec
 from priors.random import rng_at
@@ -57,7 +57,7 @@ def configure(*settings: str, seed: int = 0):
 
 
 def imputed(pack: Pack) -> Pack:
-    """The pack with the mean of the labelled rows in place of what is missing."""
+    """The pack with the mean of the labeled rows in place of what is missing."""
     filled = dataclasses.replace(pack, X=pack.X.clone())
     for X, _, n in filled.tables():
         fill(X.numpy(), X.isnan().numpy(), n)

@@ -56,7 +56,7 @@ def test_a_layer_without_a_gate_has_empty_cells(rule, tmp_path):
 
 
 def test_guessing_the_frequencies_of_the_labels():
-    y = torch.tensor([0, 0, 1, 0, 1, 2, 0])  # four labelled rows; class 2 is not among them
+    y = torch.tensor([0, 0, 1, 0, 1, 2, 0])  # four labeled rows; class 2 is not among them
     assert guess_loss(y, 4) == pytest.approx(-(math.log(2 / 7) + math.log(1 / 7) + math.log(4 / 7)) / 3)
     assert guess_loss(torch.tensor([1, 1, 1, 0, 1, 1, 1]), 4) == pytest.approx(-math.log(4 / 6))
     assert guess_loss(torch.tensor([3, 3, 1, 3]), 3) == pytest.approx(-math.log(3 / 5))  # of two classes

@@ -166,7 +166,7 @@ def test_a_runaway_multiplier_counts_only_while_the_loss_is_high(tmp_path, capsy
     run(tmp_path / "low", *limits, "guard.multiplier_loss=50")
     run(tmp_path / "averaging", *limits, "guard.action=stop", "model.icl_scaling=ssa")  # its b is no such multiplier
     assert "guard " not in capsys.readouterr().err
-    with pytest.raises(Diverged, match=r"the multiplier of icl\.0 at 512 labelled rows is .* above guard"):
+    with pytest.raises(Diverged, match=r"the multiplier of icl\.0 at 512 labeled rows is .* above guard"):
         run(tmp_path / "high", *limits, "guard.action=stop")
 
 

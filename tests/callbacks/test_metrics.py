@@ -13,7 +13,7 @@ from tabicl_train.distributed.ranks import Ranks
 @pytest.fixture
 def said(monkeypatch) -> list[str]:
     lines: list[str] = []
-    monkeypatch.setattr(metrics, "tell", lines.append)
+    monkeypatch.setattr(metrics, "info", lines.append)
     return lines
 
 

@@ -55,7 +55,7 @@ def test_contradictions_are_reported_at_once():
     ("override", "words"),
     [
         ("+model.embed=3", "model.embed: no such setting; did you mean model.embed_dim?"),
-        ("+colour=3", "colour: no such setting"),
+        ("+color=3", "color: no such setting"),
         ("+curriculum.stages.smoke.row=3", "did you mean curriculum.stages.smoke.rows?"),
         ("+prior.num_layer=3", "num_layer"),
         ("model=null", "model"),
@@ -69,7 +69,7 @@ def test_contradictions_are_reported_at_once():
         ("modle.embed_dim=3", "modle: no such setting; did you mean model.embed_dim?"),
         ("trainer.nodes=2", "trainer.nodes: no such setting; start one torchrun on each machine: torchrun --nnodes=N"),
         ("+trainer.nodes=2", "trainer.nodes: no such setting; start one torchrun on each machine: torchrun --nnodes=N"),
-        ("colour=3", "colour: no such setting; there are name, seed, run_dir"),
+        ("color=3", "color: no such setting; there are name, seed, run_dir"),
         ("curriculum.stages.long.steps=3", "there are smoke (+curriculum.stages.long.KEY=VALUE adds a stage)"),
         ("+curriculum.stages.long.step=3", "long.step: no such setting; did you mean curriculum.stages.long.steps"),
         ("+curriculum.stages.long.steps=x", "curriculum.stages.long.steps: Value 'x'"),

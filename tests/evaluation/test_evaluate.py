@@ -88,7 +88,7 @@ def test_tables_csv_and_figure_of_the_bundled_sets(run_checkpoint, tmp_path):
     with open(tmp_path / "new/rows.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["method"] for row in rows] == METHODS * 4
-    assert [(row["rows"], row["labelled_rows"], row["features"]) for row in rows[::4]] == [
+    assert [(row["rows"], row["labeled_rows"], row["features"]) for row in rows[::4]] == [
         ("150", "105", "4"), ("178", "124", "13"), ("200", "140", "30"), ("200", "140", "64"),
     ]  # fmt: skip
     assert [row["trained_range"] for row in rows[::4]] == ["inside", "inside", "outside", "outside"]
@@ -260,7 +260,7 @@ def test_wrong_values_are_reported(checkpoint):
             evaluate(**values)
 
 
-def test_all_methods_see_the_same_labelled_rows():
+def test_all_methods_see_the_same_labeled_rows():
     rng = np.random.default_rng(0)
     task = make_task("t", pd.DataFrame({"row": np.arange(100.0), "label": rng.integers(0, 3, 100)}), "label")
     seen = {}
@@ -298,7 +298,7 @@ def test_text_shows_the_scores():
         "+0.200]",
     ]  # fmt: skip
     text = as_text(results, TrainedRange((5, 1500), (1, 2)))
-    assert text.startswith("Outside the trained range (5 to 1,500 labelled rows, 1 to 2 features), where")
+    assert text.startswith("Outside the trained range (5 to 1,500 labeled rows, 1 to 2 features), where")
     assert "ROC AUC by classes" in text and text.endswith(summary_text(results)) and "nside" not in text
 
 

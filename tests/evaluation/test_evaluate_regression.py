@@ -51,7 +51,7 @@ def test_tables_csv_and_figure_of_the_bundled_set(checkpoint, tmp_path):
     assert result.returncode == 0, result.stderr
     rows = pd.read_csv(tmp_path / "rows.csv")
     assert list(rows["method"]) == METHODS * 2 and set(rows["data"]) == {"diabetes"} and "classes" not in rows
-    assert set(zip(rows["rows"], rows["labelled_rows"], rows["features"], strict=True)) == {(200, 140, 10)}
+    assert set(zip(rows["rows"], rows["labeled_rows"], rows["features"], strict=True)) == {(200, 140, 10)}
     of = rows.groupby("method")[["r2", "coverage"]].mean()
     assert of.loc["ridge regression", "r2"] > 0.3 and abs(of.loc["marginal quantiles", "coverage"] - 0.8) < 0.1
     lines = [line for line in result.stdout.splitlines() if line]
@@ -74,12 +74,12 @@ def test_scores_are_those_of_the_methods_on_the_split():
         assert ridge["r2"] == pytest.approx(expected) and np.isnan(ridge["pinball"])
         model = models["ours"]().fit(X[train], y[train])
         mean, quantiles = model.predict(X[query]), model.predict_quantiles(X[query], LEVELS)
-        centre, scale = y[train].mean(), y[train].std()
-        scores = score_numbers((y[query] - centre) / scale, (mean - centre) / scale, (quantiles - centre) / scale)
+        center, scale = y[train].mean(), y[train].std()
+        scores = score_numbers((y[query] - center) / scale, (mean - center) / scale, (quantiles - center) / scale)
         assert {name: ours[name] for name in scores} == pytest.approx(scores, rel=1e-4)
 
 
-def test_all_methods_see_the_same_labelled_rows_and_standardized_targets():
+def test_all_methods_see_the_same_labeled_rows_and_standardized_targets():
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"row": np.arange(100.0), "price": 1e12 * rng.gamma(2, size=100)})
     seen: dict[str, list] = {}
@@ -118,7 +118,7 @@ def test_a_constant_target_is_one_message_that_names_the_task(checkpoint, tmp_pa
     write_task(tmp_path, price=0.1)
     with pytest.raises(ConfigError, match="no task could be scored"):
         evaluate(**vars(EvaluateOptions(checkpoint=checkpoint, suite="folder", folder=str(tmp_path))))
-    assert "prices is skipped: the target of all 42 labelled rows of a split is 0.1\n" in capsys.readouterr().err
+    assert "prices is skipped: the target of all 42 labeled rows of a split is 0.1\n" in capsys.readouterr().err
 
 
 def test_the_public_client_scores_as_we_do(checkpoint, tmp_path):

@@ -39,23 +39,23 @@ def test_without_quantiles_their_scores_are_nan():
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-12, 1.0, 1e12, 1e300])
-def test_targets_are_standardized_by_the_labelled_rows_at_any_scale(scale):
+def test_targets_are_standardized_by_the_labeled_rows_at_any_scale(scale):
     y = np.random.default_rng(0).normal(1, 2, size=50)
-    labelled = np.arange(0, 50, 2)
-    found = standardize(y * scale, labelled)
-    assert np.allclose(found, (y - y[labelled].mean()) / y[labelled].std(), atol=1e-12)
+    labeled = np.arange(0, 50, 2)
+    found = standardize(y * scale, labeled)
+    assert np.allclose(found, (y - y[labeled].mean()) / y[labeled].std(), atol=1e-12)
 
 
 def test_a_target_that_is_almost_constant_keeps_its_differences():
     y = np.arange(50) % 7.0
-    labelled = np.arange(0, 50, 2)
-    assert np.allclose(standardize(1e16 + 2 * y, labelled), standardize(y, labelled), atol=1e-12)
+    labeled = np.arange(0, 50, 2)
+    assert np.allclose(standardize(1e16 + 2 * y, labeled), standardize(y, labeled), atol=1e-12)
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 1e300])
-def test_labelled_rows_with_one_target_are_refused(value):
+def test_labeled_rows_with_one_target_are_refused(value):
     y = np.where(np.arange(50) < 40, value, 7.0)
-    with pytest.raises(ConfigError, match="the target of all 40 labelled rows"):
+    with pytest.raises(ConfigError, match="the target of all 40 labeled rows"):
         standardize(y, np.arange(40))
     assert np.isfinite(standardize(y, np.arange(41))).all()
 

@@ -204,7 +204,7 @@ def test_wrong_suites(tmp_path):
 
 
 def gaps_and_many_and_unseen_categories() -> tuple[pd.DataFrame, np.ndarray, pd.DataFrame]:
-    """600 labelled rows, two of whose columns are empty; the labels of these and of 300 query rows; the query rows."""
+    """600 labeled rows, two of whose columns are empty; the labels of these and of 300 query rows; the query rows."""
     rows = 900
     many = [f"c{i % 450}" for i in range(rows)]
     X = make_task("t", table(rows).assign(many=many, no_number=np.nan, no_name=None), "label").X
@@ -229,7 +229,7 @@ def test_baselines_of_regression_handle_them_too(baseline):
     assert np.isfinite(predicted).all() and r2_score(y[601:] * 3.0, predicted[1:]) > 0.9
 
 
-def test_marginal_quantiles_are_those_of_the_labelled_rows():
+def test_marginal_quantiles_are_those_of_the_labeled_rows():
     X, _, query = gaps_and_many_and_unseen_categories()
     y = np.random.default_rng(1).gamma(2.0, size=600)
     model = NUMBER_BASELINES[MARGINAL]().fit(X, y)

@@ -34,7 +34,7 @@ from tabicl_train.train import build_callbacks
 from tabicl_train.workers import pin_next
 
 DEVICE = torch.device("cuda:0")
-STAGE1 = Path(__file__).with_name("stage1.json")  # rows, labelled rows and features left after constant columns
+STAGE1 = Path(__file__).with_name("stage1.json")  # rows, labeled rows and features left after constant columns
 
 
 @dataclass

@@ -19,7 +19,7 @@ from tabicl_train.optimizer import MuonAdamW
 Planted = Callable[[], contextlib.AbstractContextManager]
 STAGE = "curriculum.stages.stage1"
 ONE_TABLE = ("model=tiny", f"{STAGE}.tables=1")
-# 38,400 columns, each with a sequence of labelled and one of query rows, are too many for one launch. As runs of equal
+# 38,400 columns, each with a sequence of labeled and one of query rows, are too many for one launch. As runs of equal
 # sequences they are not; but of sequences of 128 padded rows with 16 heads, 32-bit indices do not reach all.
 COLUMNS = (
     "model=tiny", "model.embed_dim=128", "model.row_num_heads=8", f"{STAGE}.rows=[100,100]",

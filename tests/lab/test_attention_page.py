@@ -89,5 +89,5 @@ def test_a_browser_steps_through_it(width, still, page, tmp_path):
             assert float(numbers[step][name]) == pytest.approx(key[step], rel=1e-3)
     hidden = [f"row {row['row']}, a query row" for row in data["hidden"]]
     assert [numbers["weight"][name] for name in hidden] == ["0"] * 4 and not set(hidden) & set(numbers["score"])
-    others = f"{data['rest']['count']} other labelled rows"
+    others = f"{data['rest']['count']} other labeled rows"
     assert float(numbers["weight"][others]) == pytest.approx(data["rest"]["weight"], rel=1e-3)

@@ -7,7 +7,7 @@ from command_line import command
 
 from priors import TableSpec, build_prior
 from tabicl_train.lab.entropy import Options, drawn_tables, real_tables
-from tabicl_train.lab.instruments import COLUMNS, INDUCING, LABELLED, QUERY, measure, recorded, sites
+from tabicl_train.lab.instruments import COLUMNS, INDUCING, LABELED, QUERY, measure, recorded, sites
 from tabicl_train.model.pack import Pack
 from tabicl_train.prediction.export import load_model
 
@@ -28,7 +28,7 @@ def test_drawn_tables_are_the_priors(network):
     np.testing.assert_allclose(predict().detach(), expected, rtol=1e-4, atol=1e-5)
     found = measure(model, predict)
     assert set(found["n"]) == {30} and dict(found.groupby("queries")["measured"].max()) == {
-        INDUCING: 4 * table.X.shape[1], LABELLED: 30, QUERY: 256,
+        INDUCING: 4 * table.X.shape[1], LABELED: 30, QUERY: 256,
     }  # fmt: skip
 
 
@@ -40,9 +40,9 @@ def test_rows_of_a_file_are_random_and_the_others_are_predicted(network, table):
         with recorded({site[:2]: site.attention for site in sites(model)}, calls.__setitem__):
             p = predict()
         assert n == 40 and len(p) == 80 - 40
-        ((labelled, queries), *_) = (list(calls["icl", 0].sequences()),)
-        assert len(labelled.k) == len(labelled.q) == 40 and len(queries.q) == 40
-        tokens.append(labelled.context.detach())
+        ((labeled, queries), *_) = (list(calls["icl", 0].sequences()),)
+        assert len(labeled.k) == len(labeled.q) == 40 and len(queries.q) == 40
+        tokens.append(labeled.context.detach())
     assert not np.allclose(*tokens)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from small_networks import draw, small_network
 
-from tabicl_train.lab.instruments import INDUCING, LABELLED, QUERY, logits, measure, multipliers, recorded, shape, sites
+from tabicl_train.lab.instruments import INDUCING, LABELED, QUERY, logits, measure, multipliers, recorded, shape, sites
 from tabicl_train.model.attention import Attention
 from tabicl_train.model.config import SCALINGS, SSA
 from tabicl_train.model.pack import Pack
@@ -105,7 +105,7 @@ def test_measures_are_those_of_a_plain_softmax(rule):
         if site.stage == "column":
             kinds = {INDUCING: [(x, own) for own in context.split(n)]}
         elif site.layer == 0:
-            kinds = {LABELLED: [(x[:n], context)], QUERY: [(x[n:], context)]}
+            kinds = {LABELED: [(x[:n], context)], QUERY: [(x[n:], context)]}
         else:
             kinds = {QUERY: [(x, context)]}
         for kind, sequences in kinds.items():
@@ -177,7 +177,7 @@ def test_the_multipliers_explain_the_scaled_queries(rule):
 def test_samples_of_queries_are_as_large_as_asked_for():
     network = small_network().eval()
     found = measure(network, predictor(network), rows=5, points=2)
-    assert dict(found.groupby("queries")["measured"].unique().explode()) == {INDUCING: 2 * M, LABELLED: 5, QUERY: 5}
+    assert dict(found.groupby("queries")["measured"].unique().explode()) == {INDUCING: 2 * M, LABELED: 5, QUERY: 5}
     assert found.equals(measure(network, predictor(network), rows=5, points=2))
     assert not found["entropy"].equals(measure(network, predictor(network), rows=5, points=2, seed=1)["entropy"])
 

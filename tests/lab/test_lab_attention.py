@@ -122,7 +122,7 @@ def test_the_context_vector_is_what_the_layer_hands_on(rule, table):
     [("none", 1, ["y"]), ("circular", 0, ["y", "z"]), ("circular", 2, ["x", "y"]), ("disjoint", 1, ["z"])],
 )
 def test_a_column_is_named_by_the_features_of_its_tokens(grouping, column, names, tmp_path):
-    """Features that do not vary among the labelled rows are not seen; others change the tokens of their columns."""
+    """Features that do not vary among the labeled rows are not seen; others change the tokens of their columns."""
     rng = np.random.default_rng(0)
     x, y, z = rng.normal(size=(3, 30))
     frame = pd.DataFrame({"const": 1.0, "x": x, "empty": np.nan, "y": y, "z": z, "class": rng.integers(2, size=30)})
@@ -175,13 +175,13 @@ def test_rows_and_prediction_are_those_of_the_table(site, table):
     X, y = frame.drop(columns="class"), frame["class"]
     hidden = [row["row"] for row in data["hidden"]]
     assert hidden[0] == 7 and len(set(hidden)) == 4 and data["n"] == 76 and data["query"]["label"] == y[7]
-    labelled = [i for i in range(80) if i not in hidden]
-    plain = TabICLClassifier(network, n_estimators=1, norm_methods=("none",)).fit(X.iloc[labelled], y[labelled])
+    labeled = [i for i in range(80) if i not in hidden]
+    plain = TabICLClassifier(network, n_estimators=1, norm_methods=("none",)).fit(X.iloc[labeled], y[labeled])
     assert [one["label"] for one in data["prediction"]] == list(plain.classes_)
     alone = plain.predict_proba(X.iloc[[7]])[0]  # query rows do not see each other
     np.testing.assert_allclose([one["p"] for one in data["prediction"]], alone, atol=1e-6)
     for key in data["keys"]:
-        assert key["label"] == y[key["row"]] and key["row"] in labelled
+        assert key["label"] == y[key["row"]] and key["row"] in labeled
         assert key["cells"][1] == X["color"][key["row"]] and key["cells"][0] == f"{X['height'][key['row']]:.4g}"
 
 
@@ -223,7 +223,7 @@ def test_the_inducing_point_is_the_one_that_the_cell_reads_most(table):
     handle = block.multihead_attn2.attn.register_forward_pre_hook(lambda _, x: inputs.append(x[:2]))
     data = explain(scene, Place("column", 1, 2, 2))
     handle.remove()
-    ((tokens, points),) = inputs  # 76 labelled cells of 3 columns, 4 query cells of each; 6 points of each
+    ((tokens, points),) = inputs  # 76 labeled cells of 3 columns, 4 query cells of each; 6 points of each
     cell, own = tokens[3 * 76 + 2 * 4].detach().numpy(), points[2 * 6 : 3 * 6].detach().numpy()
     *_, w = numpy_attention(block.multihead_attn2.attn, "none", 2, cell, own, 0)
     assert data["point"] == w.argmax() and math.isclose(data["reading"], w.max(), rel_tol=1e-4)
@@ -239,7 +239,7 @@ def test_a_synthetic_table_has_the_address_of_tabicl_prior(run_dir, tmp_path):
     plan = plan_step(config.curriculum, network.config, config.seed, 3)
     spec = next(group.spec for group in plan.groups if 2 in group.tables)
     table = draw_table(build_prior(config), spec, config.seed, 3, 2)
-    assert scene.row == len(table.y) - 1 and scene.labelled == list(range(table.train_size))
+    assert scene.row == len(table.y) - 1 and scene.labeled == list(range(table.train_size))
     data = explain(scene, Place("icl", -1, 0))
     with torch.no_grad():
         logits = network(Pack.of([(table.X, table.y, table.train_size)]))[-1, : int(table.y.max()) + 1]
@@ -259,7 +259,7 @@ def test_a_synthetic_table_has_the_address_of_tabicl_prior(run_dir, tmp_path):
         (["step=3", "table=FILE"], "with step, it is the number of a table in the step"),
         (["table=FILE", "row=80"], "has the rows 0..79"),
         (["table=FILE", "target=nothing"], "has the columns height, class, color, weight"),
-        (["table=FILE", "target=height"], "76 labelled rows, classes among them: 76"),
+        (["table=FILE", "target=height"], "76 labeled rows, classes among them: 76"),
         (["table=missing.csv"], "there is no such file"),
         (["table=FILE", "head=2"], "the layer has the heads 0..1"),
         (["table=FILE", "layer=2"], "icl has the layers 0..1"),

@@ -102,7 +102,7 @@ def test_needle_claims_only_what_the_interval_supports():
     assert list(gaps.index) == ["QASSMax"] and gaps.loc["QASSMax", 15_000].mean == pytest.approx(0.3, abs=0.01)
 
 
-def test_shorter_tables_have_the_same_query_rows_and_the_labelled_rows_before_them(monkeypatch):
+def test_shorter_tables_have_the_same_query_rows_and_the_labeled_rows_before_them(monkeypatch):
     rows = 40 + curriculum.QUERIES
     table = curriculum.Table(torch.arange(rows, dtype=torch.float32)[:, None], torch.arange(rows) % 3)
 
@@ -115,7 +115,7 @@ def test_shorter_tables_have_the_same_query_rows_and_the_labelled_rows_before_th
     assert found == pytest.approx({"accuracy": 1.0, "log_loss": np.log(np.exp(2) + 4) - 2}, rel=1e-5)
 
 
-def test_query_rows_of_a_class_that_no_labelled_row_has_do_not_count(monkeypatch):
+def test_query_rows_of_a_class_that_no_labeled_row_has_do_not_count(monkeypatch):
     y = np.array(["a", "c"] * 4 + ["a", "b", "c", "c"] * (curriculum.QUERIES // 4))
     p = np.tile([[0.75, 0.25]], (curriculum.QUERIES, 1))
     classifier = SimpleNamespace(classes_=np.array(["a", "c"]), predict_proba=lambda X: p)
@@ -139,9 +139,9 @@ def test_curriculum_answers_in_two_sentences():
     assert found.means.loc[("growing_rows", "QASSMax"), 4096].mean == pytest.approx(1.155, abs=0.003)
     assert [found.growing.loc[rule, 4096].mean for rule in curriculum.RULES] == pytest.approx([0, 0.1, -0.2], abs=0.003)
     text = curriculum.verdict(found, 16)
-    assert text.startswith("On tables 16 times as long") and text.endswith("so the curriculum favours QASSMax.")
+    assert text.startswith("On tables 16 times as long") and text.endswith("so the curriculum favors QASSMax.")
     worse = curriculum.effects(curriculum_scores({"softmax": 0.0, "SSMax": -0.1, "QASSMax": 0.2}))
-    assert curriculum.verdict(worse, 16).endswith("so the curriculum favours SSMax.")
+    assert curriculum.verdict(worse, 16).endswith("so the curriculum favors SSMax.")
     same = curriculum.effects(curriculum_scores(dict.fromkeys(curriculum.RULES, 0.1)))
     assert "which decides nothing" in curriculum.verdict(same, 16)
 

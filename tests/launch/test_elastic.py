@@ -46,7 +46,7 @@ def test_a_run_whose_ranks_were_killed_ends_as_an_undisturbed_one(tmp_path):
     whole, torn = tmp_path / "whole", tmp_path / "torn"
     command = [sys.executable, "-m", "tabicl_train", *SETTINGS, f"run_dir={whole}", "trainer.devices=2"]
     subprocess.run(command, check=True)
-    script = [str(Path(__file__).parent / "signalled.py"), str(tmp_path), "1:8:SIGKILL,0:16:SIGKILL"]
+    script = [str(Path(__file__).parent / "signaled.py"), str(tmp_path), "1:8:SIGKILL,0:16:SIGKILL"]
     with torchruns(tmp_path, *script, *SETTINGS, f"run_dir={torn}") as processes:
         codes = [process.wait(300) for process in processes]
     assert codes == [0, 0], "".join((tmp_path / f"torchrun.{number}").read_text() for number in (0, 1))

@@ -30,7 +30,7 @@ until = functools.partial(waiting.until, seconds=600.0)
 SETTINGS = ["experiment=smoke", "prior=dummy", "stream.num_workers=0", "trainer.accelerator=cpu",
             "checkpoint.every=1000"]  # fmt: skip
 LONG = [*SETTINGS, "curriculum.stages.smoke.steps=500"]  # the run still goes when the signal comes
-ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
+ENDS = ("COMPLETED", "FAILED", "CANCELED", "TIMEOUT")
 
 
 def command(*words: str, **keywords) -> str:
@@ -98,7 +98,7 @@ def test_a_canceled_job_saves_a_checkpoint_and_does_not_come_back(tmp_path):
     until(lambda: rows(tmp_path / "run") > 5, "the run begins")
     command("scancel", job)
     until(lambda: "is not requeued" in log(tmp_path, job), "the job ends")
-    assert end_of(job) == "CANCELLED"
+    assert end_of(job) == "CANCELED"
     status = read_status(tmp_path / "run")
     assert status["status"] == "preempted" and status["step"] == last(tmp_path / "run")["global_step"] > 0
 

@@ -37,7 +37,7 @@ def seeing(network: TabICL) -> TabICL:
 
 @kinds
 @pytest.mark.parametrize("N, M, n", [(24, 5, 15), (300, 7, 200), (9, 1, 3)])
-def test_a_new_token_is_the_mean_of_a_standardised_column(options, N, M, n):
+def test_a_new_token_is_the_mean_of_a_standardized_column(options, N, M, n):
     network = small_network(**options)
     X, _, y, _ = with_gaps(2, N, M, n, classes=network.config.max_classes)
     with torch.no_grad():
@@ -69,7 +69,7 @@ def test_tokens_before_attention_are_those_of_the_formula_in_float64(options):
         expected = column.in_linear.bias.double().clone()
         for k, value in enumerate(padded[place]):
             expected += missing[:, k] if value.isnan() else value * weight[:, k]
-        if token < columns.labelled and not affine:
+        if token < columns.labeled and not affine:
             label, encoder = labels[token], column.y_encoder
             expected += encoder.bias + (
                 label * encoder.weight[:, 0] if config.is_regression else encoder.weight[:, label]

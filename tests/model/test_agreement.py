@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from small_networks import draw, logits_of, peer_of, randomise, small_network
+from small_networks import draw, logits_of, peer_of, randomize, small_network
 from torch import nn
 
 from tabicl_train.model import TabICL, TabICLConfig
@@ -109,7 +109,7 @@ REGRESSION = TabICLConfig(max_classes=0, bias_free_ln=True)
 def test_full_size(config):
     torch.manual_seed(0)
     network = TabICL(config)
-    randomise(network)
+    randomize(network)
     X, y_train, _ = draw(1, 30, 5, 20, classes=config.max_classes)
     with torch.no_grad():
         difference = (logits_of(network, X, y_train) - peer_of(network)(X, y_train)).abs().max()
@@ -136,7 +136,7 @@ def test_parameter_counts_of_v2():
 
 
 @pytest.mark.parametrize("options", [dict(zero_init=True), dict(zero_init=False), V1], ids=["zero", "default", "v1"])
-def test_initialisation_has_the_statistics_of_the_client(options):
+def test_initialization_has_the_statistics_of_the_client(options):
     from tabicl._model.tabicl import TabICL as Peer
 
     config = TabICLConfig(embed_dim=64, col_num_blocks=1, row_num_blocks=1, icl_num_blocks=1, **options)

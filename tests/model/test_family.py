@@ -40,7 +40,7 @@ class LineConfig:
 
 
 class Line(Network):
-    """A network for float targets: the mean of the labelled rows and a line through the first feature."""
+    """A network for float targets: the mean of the labeled rows and a line through the first feature."""
 
     parts = {"column": "slope", "icl": "intercept"}
 

@@ -36,7 +36,7 @@ def test_a_query_row_does_not_see_another(options):
 
 
 @and_numbers
-def test_order_of_labelled_rows_does_not_matter_but_their_labels_do(options):
+def test_order_of_labeled_rows_does_not_matter_but_their_labels_do(options):
     network = small_network(**options)
     X, y_train, _ = draw(2, 20, 4, 12, classes=network.config.max_classes)
     order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
@@ -66,13 +66,13 @@ def test_order_of_features_matters():
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("grouping", ["none", "circular", "disjoint"])
 def test_feature_groups(grouping, size):
-    """Tables of 1, 2, 3 and 7 features in one pack; the tokens of labelled rows come first."""
+    """Tables of 1, 2, 3 and 7 features in one pack; the tokens of labeled rows come first."""
     shapes = [(5, 2, 1), (4, 3, 2), (6, 1, 7), (6, 5, 3)]
     pack = Pack.of((torch.rand(N, M), torch.zeros(N, dtype=torch.int64), n) for N, n, M in shapes)
     size = 1 if grouping == "none" else size
     groups = [-(-M // size) if grouping == "disjoint" else M for _, _, M in shapes]
     expected = []
-    for labelled in (True, False):
+    for labeled in (True, False):
         for (X, _, n), G in zip(pack.tables(), groups, strict=True):
             N, M = X.shape
             for j in range(G):
@@ -81,7 +81,7 @@ def test_feature_groups(grouping, size):
                     "circular": [(j + 2**i) % M for i in range(size)],
                     "disjoint": range(j * size, j * size + size),
                 }[grouping]
-                rows = range(n) if labelled else range(n, N)
+                rows = range(n) if labeled else range(n, N)
                 expected += [[float(X[row, k]) if k < M else 0.0 for k in seen] for row in rows]
     counts = [(N, n, G) for (N, n, _), G in zip(shapes, groups, strict=True)]
     columns = column_layout(torch.tensor(counts), counts, inducing=4)
@@ -166,7 +166,7 @@ def test_pinball_loss_and_gradient_are_those_of_its_definition(quantiles, dtype,
     torch.testing.assert_close(q.grad.double(), exact.grad, **rounding)
 
 
-def test_the_quantiles_of_a_sample_minimise_the_pinball_loss():
+def test_the_quantiles_of_a_sample_minimize_the_pinball_loss():
     y = torch.randn(23, generator=torch.Generator().manual_seed(0))
     a = levels(9)
     best = y.sort().values[(23 * a).ceil().long() - 1]  # (9,): no 23 a is an integer, so there is one minimum
@@ -196,11 +196,11 @@ def test_losses_are_means_over_the_query_rows_of_each_table_in_fp32():
         (torch.zeros(2, 9), torch.zeros(2, 4).long(), "X must be (tables, rows, features)"),
         (torch.zeros(2, 9, 3).double(), torch.zeros(2, 4).long(), "X must be float32"),
         (torch.zeros(2, 9, 0), torch.zeros(2, 4).long(), "X must be (tables, rows, features)"),
-        (torch.zeros(2, 9, 3), torch.zeros(4).long(), "y_train (tables, labelled rows)"),
-        (torch.zeros(2, 9, 3), torch.zeros(3, 4).long(), "y_train (tables, labelled rows)"),
+        (torch.zeros(2, 9, 3), torch.zeros(4).long(), "y_train (tables, labeled rows)"),
+        (torch.zeros(2, 9, 3), torch.zeros(3, 4).long(), "y_train (tables, labeled rows)"),
         (torch.zeros(2, 9, 3), torch.zeros(2, 4), "labels int64"),
-        (torch.zeros(2, 9, 3), torch.zeros(2, 0).long(), "of 9 rows 0 are labelled"),
-        (torch.zeros(2, 9, 3), torch.zeros(2, 9).long(), "of 9 rows 9 are labelled"),
+        (torch.zeros(2, 9, 3), torch.zeros(2, 0).long(), "of 9 rows 0 are labeled"),
+        (torch.zeros(2, 9, 3), torch.zeros(2, 9).long(), "of 9 rows 9 are labeled"),
         (torch.zeros(2, 9, 3), torch.full((2, 4), 10), "labels must be in 0..9, are in 0..10"),
         (torch.zeros(2, 9, 3), torch.full((2, 4), -1), "labels must be in 0..9, are in -1..0"),
     ],

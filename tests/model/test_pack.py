@@ -17,7 +17,7 @@ OPTIONS = [{}, V1, SSA, {"col_grouping": "disjoint", "icl_scaling": "ssmax", "ro
 
 @st.composite
 def a_table(draw):
-    """Rows, labelled rows, features, classes."""
+    """Rows, labeled rows, features, classes."""
     rows = draw(st.integers(2, 40))
     return rows, draw(st.integers(1, rows - 1)), draw(st.integers(1, 9)), draw(st.integers(1, 10))
 

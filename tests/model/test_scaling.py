@@ -101,7 +101,7 @@ def test_named_scalings_are_the_layers_in_use():
         layer.register_forward_hook(lambda module, args, out, name=name: seen.append((name, args[1].item())))
     logits_of(network, torch.randn(1, 20, 3), torch.zeros(1, 12, dtype=torch.int64))
     assert [name for name, _ in seen] == list(layers)
-    assert {log_n for _, log_n in seen} == {torch.tensor(math.log(12)).item()}  # keys are the labelled rows
+    assert {log_n for _, log_n in seen} == {torch.tensor(math.log(12)).item()}  # keys are the labeled rows
 
 
 def test_a_bound_is_smooth_and_harmless_where_multipliers_are_small():

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_networks import randomise
+from small_networks import randomize
 from torch.nn.functional import gelu, layer_norm
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -26,7 +26,7 @@ CONFIGS = {
 def network(config: SequenceConfig) -> SequenceModel:
     torch.manual_seed(0)
     made = SequenceModel(config)
-    randomise(made)
+    randomize(made)
     return made.eval()
 
 
@@ -103,7 +103,7 @@ def test_nothing_later_changes_a_prediction(name):
         assert torch.equal(made(Pack.of([(X, changed_y, n)]))[: row + 1], before[: row + 1])
         after = made(Pack.of([(changed_X, y, n)]))
         assert torch.equal(after[:row], before[:row]) and not torch.isclose(after[row:], before[row:]).all(1).any()
-    assert torch.equal(made(Pack.of([(X, y, 1)])), before)  # the number of labelled rows has no effect
+    assert torch.equal(made(Pack.of([(X, y, 1)])), before)  # the number of labeled rows has no effect
 
 
 def test_losses_are_means_over_all_rows():

@@ -24,7 +24,7 @@ SMALL = {"embed_dim": 32, "col_num_heads": 4, "col_num_inducing": 16, "row_num_h
 SMALL |= {"icl_num_heads": 4}
 LONG = {**SMALL, "col_num_blocks": 1, "row_num_blocks": 2, "icl_num_blocks": 3}
 V1_LIKE = {"col_affine": True, "col_grouping": "none", "col_target_aware": False, "icl_scaling": "none"}
-MIXED = [(100, 30, 1), (100, 30, 1), (260, 200, 7), (400, 50, 40)]  # rows, labelled rows, features
+MIXED = [(100, 30, 1), (100, 30, 1), (260, 200, 7), (400, 50, 40)]  # rows, labeled rows, features
 SHAPES = [  # model; tables
     ({**SMALL, "col_num_blocks": 3, "row_num_blocks": 3, "icl_num_blocks": 2}, [(512, 300, 10)] * 4),
     ({**SMALL, "col_num_blocks": 1, "row_num_blocks": 1, "icl_num_blocks": 8}, [(512, 150, 3)] * 8),

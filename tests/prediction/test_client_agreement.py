@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tiny_classifier import FILE
 from tiny_regressor import FILE as REGRESSOR_FILE
-from tiny_regressor import LABELLED, numbers
+from tiny_regressor import LABELED, numbers
 
 from tabicl_train import TabICLClassifier, TabICLRegressor
 
@@ -33,11 +33,11 @@ def test_agreement_with_the_public_client(classes, method):
 
 
 @pytest.mark.parametrize("method", ["none", "power"])
-def test_agreement_with_the_public_client_on_small_units_and_two_labelled_rows(method):
+def test_agreement_with_the_public_client_on_small_units_and_two_labeled_rows(method):
     X, y = np.random.default_rng(0).uniform(-1, 1, size=(60, 6)), np.arange(40) % 3
     client, ours = client_and_ours(X, y, method, units=1e-8)  # where the client itself would let the columns fade
     assert np.abs(ours - client).max() < 1e-5
-    X[:2] = [[-1] * 6, [1] * 6]  # two labelled rows, and none further away than they are
+    X[:2] = [[-1] * 6, [1] * 6]  # two labeled rows, and none further away than they are
     client, ours = client_and_ours(X, np.arange(2), method)
     assert np.abs(ours - client).max() < 1e-5
     assert np.abs(client - client[0]).max() > 1e-3
@@ -49,7 +49,7 @@ def test_agreement_with_the_regressor_of_the_public_client(methods, unit):
     """Levels nearer to 1 are left out: the client computes 1 - a in float32, which is off by 0.1 % at 0.99999."""
     tabicl = pytest.importorskip("tabicl")
     X, y = numbers()
-    n, y = LABELLED, y * unit
+    n, y = LABELED, y * unit
     client = tabicl.TabICLRegressor(
         model_path=REGRESSOR_FILE, allow_auto_download=False, n_estimators=len(methods), norm_methods=list(methods),
         feat_shuffle_method="none", device="cpu",

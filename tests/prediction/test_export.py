@@ -254,7 +254,7 @@ def test_a_run_without_the_weights_asked_for_is_named(tmp_path):
 
 def test_the_trained_range_travels_with_every_format(tmp_path):
     make_run(tmp_path / "run")
-    expected = TrainedRange((12, 72), (2, 6))  # 40..80 rows of which 0.3..0.9 are labelled
+    expected = TrainedRange((12, 72), (2, 6))  # 40..80 rows of which 0.3..0.9 are labeled
     assert read_weights(str(tmp_path / "run")).trained_range == expected
     for output in ("m.ckpt", "m"):
         export(str(tmp_path / "run"), str(tmp_path / output))

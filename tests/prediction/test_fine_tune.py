@@ -133,10 +133,10 @@ def test_rows_that_choose_or_answer_and_their_copies_are_never_trained_on(monkey
     drawn, scored = [], []
     table, losses = Rows.table, module.Judge.losses
 
-    def draw(self, labelled, queries, *rest):
-        assert not set(labelled) & set(queries)
-        drawn.extend([*labelled, *queries])
-        return table(self, labelled, queries, *rest)
+    def draw(self, labeled, queries, *rest):
+        assert not set(labeled) & set(queries)
+        drawn.extend([*labeled, *queries])
+        return table(self, labeled, queries, *rest)
 
     def judge(self, rows):
         scored.extend(rows)

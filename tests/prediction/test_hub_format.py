@@ -50,7 +50,7 @@ def test_its_files_say_where_the_weights_are_from(run_dir, tmp_path):
     with safe_open(tmp_path / "hub" / "model.safetensors", "pt") as file:
         metadata = file.metadata()
     expected = {"run": "run", "step": "10", "weights": "ema", "commit": "c0ffee with uncommitted changes"}
-    assert metadata == expected | {"format": "pt", "trained_range": "12 to 72 labelled rows, 2 to 6 features"}
+    assert metadata == expected | {"format": "pt", "trained_range": "12 to 72 labeled rows, 2 to 6 features"}
     description = json.loads((tmp_path / "hub" / "config.json").read_text(), parse_constant=pytest.fail)
     assert description["library_name"] == "tabicl-train" and description["model"]["embed_dim"] == 16
     assert description["origin"]["config"]["curriculum"]["stages"]["smoke"]["steps"] == 20

@@ -132,4 +132,4 @@ def test_a_thousand_classes_in_bounded_parts(monkeypatch):
     p = predicted(network, X, y, 1000, 1.0, 6000).exp()
     assert p.shape == (1, 3000, 1000) and torch.allclose(p.sum(-1), torch.ones(1), atol=2e-3)
     assert max(columns * rows for columns, rows in seen) <= 6000
-    assert max(rows for _, rows in seen) <= 2 * 1500  # labelled ones, and as many queries
+    assert max(rows for _, rows in seen) <= 2 * 1500  # labeled ones, and as many queries

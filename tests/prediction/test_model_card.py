@@ -61,7 +61,7 @@ def test_it_tells_recipe_data_scores_and_limits(tmp_path):
         "| inside | this model | 2 | 0.7000 | 0.5000 | 0.7500 |",  # the mean of 0.8 and 0.6: tasks have equal weight
         "| inside | random forest | 1 | 0.9500 | 0.5000 | 0.7500 |",
         "| outside | this model | 1 | 0.5000 | 0.5000 | 0.7500 |",
-        "- Trained on tables with 12 to 72 labelled rows, 2 to 6 features. Outside this range",
+        "- Trained on tables with 12 to 72 labeled rows, 2 to 6 features. Outside this range",
         "| torch | 2.13.0 |",
     ):
         assert f"\n{line}" in card, line

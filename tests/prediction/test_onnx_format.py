@@ -26,8 +26,8 @@ NETWORKS = {  # the presets, apart from their sizes, and the other scalings and 
         "model.col_grouping=none", "model.bias_free_ln=true", "model.max_classes=7",
     ],
 }  # fmt: skip
-# Tables, rows, columns, labelled rows. None of them is a size for which the file was made or checked. With 1, 2 and 3
-# columns the circular groups wrap around, and 2 labelled rows have log n < 1.
+# Tables, rows, columns, labeled rows. None of them is a size for which the file was made or checked. With 1, 2 and 3
+# columns the circular groups wrap around, and 2 labeled rows have log n < 1.
 SIZES = [(1, 30, 1, 2), (1, 12, 2, 11), (4, 25, 3, 9), (2, 200, 13, 150), (1, 2, 8, 1)]
 
 
@@ -74,11 +74,11 @@ def test_the_file_names_its_sizes_and_its_origin(tmp_path):
         value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
         for value in (*model.graph.input, *model.graph.output)
     }
-    assert sizes["X"] == ["tables", "rows", "columns"] and sizes["y_train"] == ["tables", "labelled_rows"]
-    assert sizes["logits"] == ["tables", "rows - labelled_rows", 3]
+    assert sizes["X"] == ["tables", "rows", "columns"] and sizes["y_train"] == ["tables", "labeled_rows"]
+    assert sizes["logits"] == ["tables", "rows - labeled_rows", 3]
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     expected = {"run": "run", "step": "5", "weights": "best", "commit": "first", "classes": "3"}
-    assert metadata == expected | {"trained_range": "12 to 72 labelled rows, 2 to 6 features"}
+    assert metadata == expected | {"trained_range": "12 to 72 labeled rows, 2 to 6 features"}
     with pytest.raises(ConfigError, match="weights are not read from a file of this kind"):
         load_model(str(tmp_path / "m.onnx"))
 

@@ -101,7 +101,7 @@ def test_the_client_predicts_with_our_file_as_we_do(options, data, tmp_path):
         device="cpu",
     ).fit(X[:100], y[:100])
     probabilities = client.predict_proba(X[100:])
-    # what the client feeds its network: all rows preprocessed, (1, rows, features), and the labels, (1, labelled rows)
+    # what the client feeds its network: all rows preprocessed, (1, rows, features), and the labels, (1, labeled rows)
     ((prepared, labels),) = client.ensemble_generator_.transform(client.X_encoder_.transform(X[100:])).values()
     with torch.no_grad():
         (logits,) = logits_of(network, torch.from_numpy(prepared).float(), torch.from_numpy(labels).long())

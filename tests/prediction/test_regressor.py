@@ -6,7 +6,7 @@ import torch
 from sklearn.utils.estimator_checks import estimator_checks_generator
 from small_networks import small_network
 from tiny_classifier import table
-from tiny_regressor import FILE, LABELLED, NETWORK, numbers, regressor
+from tiny_regressor import FILE, LABELED, NETWORK, numbers, regressor
 
 from priors.real.views import Normalizer
 from tabicl_train import TabICLRegressor
@@ -24,12 +24,12 @@ CHECKS = list(
 )
 LEVELS = np.array([0.5, 0.9995, 1e-9, 0.0007, 0.001, 0.00125, 0.31415, 0.999, 1 - 1e-9])
 X, Y = numbers()
-QUERIES = X[LABELLED:]
+QUERIES = X[LABELED:]
 
 
 @pytest.fixture(scope="module")
 def fitted() -> TabICLRegressor:
-    return regressor().fit(X[:LABELLED], Y)
+    return regressor().fit(X[:LABELED], Y)
 
 
 @pytest.mark.parametrize("estimator, check", CHECKS, ids=lambda value: getattr(value, "func", str).__name__)
@@ -42,7 +42,7 @@ def quantiles_of_views(model: TabICLRegressor) -> list[np.ndarray]:
     labels = torch.from_numpy((Y - Y.mean()) / Y.std()).float()
     found = []
     for view in model.views_:
-        rows = Normalizer(view.norm_method).fit(X[:LABELLED]).transform(X)[:, view.features]
+        rows = Normalizer(view.norm_method).fit(X[:LABELED]).transform(X)[:, view.features]
         with torch.no_grad():
             found.append(NETWORK(Pack.stack(torch.from_numpy(rows)[None], labels[None])).double().numpy())
     return found
@@ -103,7 +103,7 @@ def test_intervals_grow_with_their_coverage_around_the_median(fitted):
     "unit, zero", [(2.0**-40, 0), (1e-12, 0), (1e12, 0), (1e-300, 0), (1e300, 0), (1, 1e6), (1e-3, 5)]
 )
 def test_units_and_zero_of_the_target_make_no_difference(unit, zero, fitted):
-    other = regressor().fit(X[:LABELLED], Y * unit + zero)
+    other = regressor().fit(X[:LABELED], Y * unit + zero)
     for predict in ("predict", "predict_median", "predict_interval"):
         expected = getattr(fitted, predict)(QUERIES)
         found = (getattr(other, predict)(QUERIES) - zero) / unit
@@ -119,7 +119,7 @@ def test_tails_keep_their_bounds_and_few_quantiles_are_enough():
     exponential = -np.log1p(-np.arange(1, 1000) / 1000)  # its own tail
     assert np.allclose(interpolate(exponential[None], levels[1:]), -np.log1p(-levels[1:]))
     assert np.allclose(interpolate(np.full((1, 1), 3.0), levels), 3 + 0.01 * np.log(5000) * np.array([-1, 0, 1]))
-    model = TabICLRegressor(small_network(max_classes=0, num_quantiles=9)).fit(X[:LABELLED], Y)
+    model = TabICLRegressor(small_network(max_classes=0, num_quantiles=9)).fit(X[:LABELED], Y)
     assert (np.diff(model.predict_quantiles(QUERIES, np.linspace(0.01, 0.99, 99))) > 0).all()
 
 
@@ -135,17 +135,17 @@ def test_memory_limit_changes_nothing_but_the_size_of_parts(monkeypatch):
     X, y = numbers(rows=340, features=4)
     options = dict(n_estimators=4)
     found = []
-    for gb, part in ((4.0, 4 * 300), (5e-3, 300), (5e-4, LABELLED)):
+    for gb, part in ((4.0, 4 * 300), (5e-3, 300), (5e-4, LABELED)):
         sizes.clear()
         monkeypatch.setattr(module, "PART", 999 * 70 if gb < 1e-3 else 2**20)  # rows that are averaged at a time
-        model = regressor(**options, memory_gb=gb).fit(X[:LABELLED], y)
-        found.append(model.predict_quantiles(X[LABELLED:], LEVELS))
+        model = regressor(**options, memory_gb=gb).fit(X[:LABELED], y)
+        found.append(model.predict_quantiles(X[LABELED:], LEVELS))
         assert max(sizes) == part and sum(sizes) == 4 * 300
     assert np.allclose(found[0], found[1], atol=1e-5) and np.allclose(found[0], found[2], atol=1e-5)
 
 
 def test_a_file_and_a_network_predict_alike():
-    frame, _ = table(LABELLED)  # columns of every type
+    frame, _ = table(LABELED)  # columns of every type
     NETWORK.train()
     of_network = regressor().fit(frame, Y)
     assert NETWORK.training
@@ -161,7 +161,7 @@ def test_half_precision_gives_nearly_the_same_numbers(fitted):
     with torch.autocast("cpu", torch.bfloat16):
         inside = fitted.predict_interval(QUERIES)
     half = small_network(max_classes=0, bias_free_ln=True).bfloat16()
-    of_half = TabICLRegressor(half, n_estimators=3).fit(X[:LABELLED], Y).predict_interval(QUERIES)
+    of_half = TabICLRegressor(half, n_estimators=3).fit(X[:LABELED], Y).predict_interval(QUERIES)
     for found in (inside, of_half):
         assert found.dtype == float and 0 < np.abs(found - expected).max() < 0.05 * Y.std()
     assert next(half.parameters()).dtype == torch.bfloat16
@@ -169,6 +169,6 @@ def test_half_precision_gives_nearly_the_same_numbers(fitted):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_gpu_predicts_the_same_numbers(fitted):
-    on_cpu = regressor(device="cpu").fit(X[:LABELLED], Y)
+    on_cpu = regressor(device="cpu").fit(X[:LABELED], Y)
     assert fitted.device_.type == "cuda"
     assert np.allclose(fitted.predict_interval(QUERIES), on_cpu.predict_interval(QUERIES), atol=1e-2)

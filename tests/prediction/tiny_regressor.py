@@ -12,7 +12,7 @@ NETWORK = small_network(max_classes=0, bias_free_ln=True).eval()
 FOLDER = tempfile.TemporaryDirectory()
 FILE = f"{FOLDER.name}/small.ckpt"
 save_public(NETWORK.config, NETWORK.state_dict(), FILE)
-LABELLED = 40
+LABELED = 40
 
 
 def regressor(**options) -> TabICLRegressor:
@@ -22,4 +22,4 @@ def regressor(**options) -> TabICLRegressor:
 def numbers(rows: int = 60, features: int = 5) -> tuple[np.ndarray, np.ndarray]:
     """X (rows, features), and the target of the first 40 rows."""
     rng = np.random.default_rng(0)
-    return rng.uniform(-1, 1, size=(rows, features)), 7 + 3 * rng.normal(size=LABELLED)
+    return rng.uniform(-1, 1, size=(rows, features)), 7 + 3 * rng.normal(size=LABELED)

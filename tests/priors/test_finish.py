@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from priors.finish import Rejected, clamp_and_standardise, clamp_and_standardise_torch, finish
+from priors.finish import Rejected, clamp_and_standardize, clamp_and_standardize_torch, finish
 from priors.random import rng_at
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
@@ -36,7 +36,7 @@ def alternating(num_rows: int) -> torch.Tensor:
     return torch.arange(num_rows) % 2
 
 
-def standardised(column: np.ndarray) -> list[float]:
+def standardized(column: np.ndarray) -> list[float]:
     """The definition, value by value in float64."""
     values = [float(value) for value in column]
 
@@ -54,9 +54,9 @@ def standardised(column: np.ndarray) -> list[float]:
 
 @quick
 @given(kinds, sizes, seeds)
-def test_columns_are_clamped_and_standardised_and_constant_ones_dropped(kinds, num_rows, seed):
+def test_columns_are_clamped_and_standardized_and_constant_ones_dropped(kinds, num_rows, seed):
     raw = raw_columns(kinds, num_rows, seed)
-    expected = [standardised(column) for column in raw.T]
+    expected = [standardized(column) for column in raw.T]
     expected = [column for column in expected if max(column) - min(column) > 1e-3]
     args = torch.from_numpy(raw), alternating(num_rows), 2, num_rows // 2, rng_at(seed)
     if not expected:
@@ -89,7 +89,7 @@ def numeric_target(kind: str, num_rows: int, seed: int) -> torch.Tensor:
 
 @quick
 @given(st.sampled_from(sorted(KINDS)), sizes, seeds)
-def test_a_numeric_target_is_clamped_and_standardised(kind, num_rows, seed):
+def test_a_numeric_target_is_clamped_and_standardized(kind, num_rows, seed):
     raw = numeric_target(kind, num_rows, seed)
     rows = torch.arange(num_rows, dtype=torch.float32)[:, None]
     if (raw == raw[0]).all():
@@ -100,7 +100,7 @@ def test_a_numeric_target_is_clamped_and_standardised(kind, num_rows, seed):
     assert table.y.dtype == torch.float32 and table.num_classes == 0 and table.train_size == num_rows // 2
     assert (table.X[:, 0].diff() > 0).all(), "rows stay in place"
     values = np.array(raw.tolist())
-    expected = np.array(standardised((values - values.mean()) / values.std(ddof=1)))  # bounds do not depend on scale
+    expected = np.array(standardized((values - values.mean()) / values.std(ddof=1)))  # bounds do not depend on scale
     expected = (expected - expected.mean()) / expected.std(ddof=1)
     # A column of one outlier among equal values is clamped to 4e-6 beside them, of which float32 keeps five digits.
     np.testing.assert_allclose(table.y, expected, atol=1e-3 if kind == "rare" else 2e-5)
@@ -189,7 +189,7 @@ def test_every_order_of_features_and_classes_is_equally_likely():
         assert (counts.sum(0) == 900).all() and abs(counts - 300).max() < 5 * np.sqrt(900 * 2 / 9)
 
 
-def test_a_large_table_is_standardised():
+def test_a_large_table_is_standardized():
     columns = torch.randn(60_000, 50, generator=torch.Generator().manual_seed(0)) * 3 + 7
     table = finish(columns, torch.arange(60_000) % 10, 10, 48_000, rng_at(0))
     torch.testing.assert_close(table.X.mean(0), torch.zeros(50), atol=1e-5, rtol=0)
@@ -200,9 +200,9 @@ def test_a_large_table_is_standardised():
 @given(kinds, sizes, seeds)
 def test_the_torch_path_is_the_same(kinds, num_rows, seed):
     raw = torch.from_numpy(raw_columns(kinds, num_rows, seed))
-    torch.testing.assert_close(clamp_and_standardise(raw), clamp_and_standardise_torch(raw), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(clamp_and_standardize(raw), clamp_and_standardize_torch(raw), atol=1e-6, rtol=1e-6)
     raw[seed % num_rows, -1] = math.nan if seed % 2 else math.inf
-    for columns in (clamp_and_standardise(raw), clamp_and_standardise_torch(raw)):
+    for columns in (clamp_and_standardize(raw), clamp_and_standardize_torch(raw)):
         assert columns[:, -1].isnan().any() and not columns[:, :-1].isnan().any()
 
 

@@ -122,7 +122,7 @@ def test_numeric_targets_have_the_documented_shapes_types_and_moments(name):
         assert table.y.dtype == torch.float32 and table.num_classes == 0 and table.y.is_contiguous()
         assert table.X.shape[0] == len(table.y) == spec.num_rows and table.train_size == spec.train_size
         assert table.X.dtype == torch.float32 and table.X.isfinite().all() and table.y.isfinite().all()
-        y = table.y.double()[: 60 + 7 * seed if name == "one_table" else None]  # of the labelled rows
+        y = table.y.double()[: 60 + 7 * seed if name == "one_table" else None]  # of the labeled rows
         std = y.std(correction=name != "one_table")  # scikit-learn, and so the estimators, divide by n
         assert abs(y.mean()) < 1e-6 and abs(std - 1) < 1e-6 and len(y.unique()) >= 2
         assert "numeric target" in str(table.plan)
@@ -136,7 +136,7 @@ def test_numeric_targets_have_the_documented_shapes_types_and_moments(name):
         (TableSpec(100, 100, 3), "train_size is 100; it must lie in 1..num_rows-1 = 1..99"),
         (TableSpec(100, 50, 3, 11), "max_classes is 11; it must lie in 2..10, or be 0 for a numeric target"),
         (TableSpec(100, 50, 3, 1), "max_classes is 1; it must lie in 2..10, or be 0 for a numeric target"),
-        (TableSpec(12, 8, 3, 5), "each class needs a labelled and a query row (8 labelled, 4 query rows)"),
+        (TableSpec(12, 8, 3, 5), "each class needs a labeled and a query row (8 labeled, 4 query rows)"),
     ],
 )
 def test_the_error_for_an_impossible_spec_is_one_line(spec, message):

@@ -14,7 +14,7 @@ from priors.mlp_scm import Layer, Plan, draw_group, draw_weight, linear, pick_va
 from priors.random import rng_at
 from priors.scm.activations import FIXED, KINDS, Activation, FourierFunction, apply_activation, kind_weights
 from priors.scm.causes import plan_causes
-from priors.scm.discretisation import Discretisation
+from priors.scm.discretization import Discretization
 from priors.scm.noise import LayerNoise
 
 SPEC = TableSpec(num_rows=200, train_size=100, num_features=6, group_seed=(5,))
@@ -130,7 +130,7 @@ def test_noise(rng, varies):
 def test_only_the_requested_variables_are_computed_and_they_are_the_same(rng):
     activation = Activation("tanh", 1.0, 0.0)
     layers = (layer(num_inputs=4), *[layer(activation=activation, num_inputs=30)] * 3)
-    plan = Plan((1,), 50, plan_causes(rng, 4, "normal", False), layers, None, 0, Discretisation("rank", 2, ()))
+    plan = Plan((1,), 50, plan_causes(rng, 4, "normal", False), layers, None, 0, Discretization("rank", 2, ()))
     causes = torch.from_numpy(rng.standard_normal((50, 4), dtype=np.float32))
     everything = run_network(plan, causes, list(range(90)))
     for variables in ([89, 0, 31], [5, 29, 3], [40]):
@@ -169,7 +169,7 @@ def test_tables_of_a_group_share_their_hyper_parameters(causal):
 
     tables = [prior.sample(SPEC, seed) for seed in range(8)]
     assert all(shared(table.plan) == shared(tables[0].plan) for table in tables)
-    assert len({table.plan.discretisation.num_classes for table in tables}) > 1
+    assert len({table.plan.discretization.num_classes for table in tables}) > 1
     assert len({tuple(one.activation for one in table.plan.layers) for table in tables}) == 8
     other = prior.sample(replace(SPEC, group_seed=6), 0)
     assert shared(other.plan) != shared(tables[0].plan)
@@ -230,7 +230,7 @@ def test_the_plan_reads_as_text():
     lines = str(plan).splitlines()
     assert len(lines) == 4 + len(plan.layers) and "200 rows" in lines[0]
     assert all(f"-> {one.num_units} " in line for one, line in zip(plan.layers, lines[2:], strict=False))
-    assert f"variable {plan.target}" in lines[-2] and f"{plan.discretisation.num_classes} classes" in lines[-1]
+    assert f"variable {plan.target}" in lines[-2] and f"{plan.discretization.num_classes} classes" in lines[-1]
 
 
 def test_an_overflow_is_a_rejection(rng):

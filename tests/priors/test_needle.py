@@ -14,7 +14,7 @@ def draw(features: int, needles: int, negatives: int, queries: int, seed: int = 
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_nearest_labelled_row_tells_the_class_of_a_query_and_is_a_needle(size):
+def test_the_nearest_labeled_row_tells_the_class_of_a_query_and_is_a_needle(size):
     table = draw(*size)
     n, needles = table.train_size, size[1]
     nearest = torch.cdist(table.X[n:], table.X[:n]).argmin(1)
@@ -24,7 +24,7 @@ def test_the_nearest_labelled_row_tells_the_class_of_a_query_and_is_a_needle(siz
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_all_other_labelled_rows_share_a_class(size):
+def test_all_other_labeled_rows_share_a_class(size):
     table = draw(*size)
     counts = sorted(np.bincount(table.y[: table.train_size]))
     assert counts == [1] * (size[1] - 1) + [size[2] + 1]
@@ -33,7 +33,7 @@ def test_all_other_labelled_rows_share_a_class(size):
 
 
 def test_where_the_rows_lie():
-    """Before standardisation: a uniform ball of negatives, needles outside of it, and queries around them."""
+    """Before standardization: a uniform ball of negatives, needles outside of it, and queries around them."""
     prior = build_prior("needle")
     plan = prior.plan(TableSpec(20_000, 19_000, 3), (1,))
     columns, labels, _ = prior.execute(plan)

@@ -39,7 +39,7 @@ def test_rows_that_are_held_out_are_never_drawn_in_training(spec, file):
             table = prior.sample(spec, seed)
             assert prior.units(table) == own.numbers[table.plan.queries].tolist()
             drawn[-1].update(prior.units(table))
-            context = set(own.numbers[table.plan.labelled].tolist())
+            context = set(own.numbers[table.plan.labeled].tolist())
             if prior is training:
                 drawn[0] |= context
             else:  # every held-out row, from at most num_rows training rows
@@ -166,9 +166,9 @@ def test_what_cannot_be_used_is_told_in_one_sentence(name, settings, message, tm
     assert len(caught.value.problems) == 1
 
 
-def test_a_class_of_one_row_is_labelled_only(tmp_path):
+def test_a_class_of_one_row_is_labeled_only(tmp_path):
     own_tables.frame(0, 100).assign(label=["a", *"bc" * 49, "b"]).to_csv(tmp_path / "rare.csv", index=False)
     prior = build_prior("one_table", file=str(tmp_path / "rare.csv"))
     for each in (prior, prior.for_validation(), prior.for_answer()):
         tables = [each.sample(SPEC, seed) for seed in range(20)]
-        assert all(0 in table.plan.labelled and 0 not in table.plan.queries for table in tables)
+        assert all(0 in table.plan.labeled and 0 not in table.plan.queries for table in tables)

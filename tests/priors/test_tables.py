@@ -74,8 +74,8 @@ def test_gaps_are_kept_where_that_is_asked_for(spec, folder):
         assert np.array_equal(kept.X.isnan(), frame.isna())
         whole = ~kept.X.isnan().any(0)
         assert torch.equal(filled.X[:, whole], kept.X[:, whole]) and filled.X.isfinite().all()
-        labelled = kept.X[:40, ~whole].double()
-        assert torch.allclose(labelled.nanmean(0), torch.zeros(1, dtype=torch.float64), atol=1e-5)
+        labeled = kept.X[:40, ~whole].double()
+        assert torch.allclose(labeled.nanmean(0), torch.zeros(1, dtype=torch.float64), atol=1e-5)
         assert filled.missing == kept.missing == pytest.approx(float(kept.X.isnan().double().mean()))
         missing += int(kept.X.isnan().sum())
     assert missing > 50
@@ -98,7 +98,7 @@ def test_draws_do_not_depend_on_paths_formats_of_others_nor_on_what_was_drawn_be
     assert prior_of(moved).fingerprint() != prior.fingerprint()
 
 
-def test_query_rows_change_nothing_about_labelled_ones():
+def test_query_rows_change_nothing_about_labeled_ones():
     frame = own_tables.frame(0, 100)[["x", "gaps", "group", "size"]].astype({"group": "category"})
     other = own_tables.frame(1, 100)[frame.columns].astype({"group": "category"})
     other["x"] = 1000 * other["x"] + 7

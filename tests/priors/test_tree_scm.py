@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from priors import TableSpec, build_prior
 from priors.scm.boosting import bin_columns, fit_predict
 from priors.scm.causes import Causes
-from priors.scm.discretisation import Discretisation
+from priors.scm.discretization import Discretization
 from priors.scm.noise import LayerNoise
 from priors.tree_scm import Layer, TreePlan
 
@@ -119,7 +119,7 @@ def test_the_scalars_have_their_distributions():
 
 def test_tables_of_a_group_share_its_hyper_parameters():
     drawn = plans(TableSpec(100, 50, 7, 10), 80)
-    shared = [(p.layers[1].noise, p.discretisation.boundaries) for p in drawn]
+    shared = [(p.layers[1].noise, p.discretization.boundaries) for p in drawn]
     assert len(set(shared)) == 20 and all(shared[i] == shared[i // 4 * 4] for i in range(80))
     assert len({plan.layers for plan in drawn}) > 70
 
@@ -128,9 +128,9 @@ def execute(seed: int, noise_std: float, noise_varies: bool = False) -> tuple[to
     """Features and real target of one tree with a single split, before the target is cut into classes."""
     causes = Causes(("normal",) * 5, np.zeros(5), np.ones(5))
     layer = Layer(num_outputs=1, num_trees=1, depth=1, noise=LayerNoise(noise_std, noise_varies))
-    plan = TreePlan((seed,), 800, causes, (layer,), Discretisation("rank", 10, ()))
+    plan = TreePlan((seed,), 800, causes, (layer,), Discretization("rank", 10, ()))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("priors.tree_scm.discretise", lambda columns, target, *_: (columns, target))
+        patch.setattr("priors.tree_scm.discretize", lambda columns, target, *_: (columns, target))
         return build_prior("tree_scm").execute(plan)
 
 

@@ -59,7 +59,7 @@ def test_attention_is_a_line_per_layer_and_a_band_over_heads():
     grid = draw_attention(attention_measures()).axes
     assert len(grid) == 15 and len(draw_attention(attention_measures(gate=False)).axes) == 12
     assert [axes.get_title() for axes in grid[:3]] == [
-        "inducing points of the columns", "in context: labelled rows", "in context: query rows",
+        "inducing points of the columns", "in context: labeled rows", "in context: query rows",
     ]  # fmt: skip
     for axes, layers in zip(grid[:3], (1, 2, 3), strict=True):
         lines = axes.get_lines()
@@ -69,8 +69,8 @@ def test_attention_is_a_line_per_layer_and_a_band_over_heads():
             assert line.get_xydata().tolist() == [[100, pytest.approx(mean)], [1000, pytest.approx(mean)]]
             low, high = band.get_paths()[0].get_extents().get_points()[:, 1]
             assert (low, high) == (pytest.approx(mean - 0.01), pytest.approx(mean + 0.01))  # means over tables
-    labelled, queries = ([line.get_color() for line in axes.get_lines()] for axes in grid[1:3])
-    assert [*labelled, queries[-1]] == queries and len(set(queries)) == 3  # a layer has one color
+    labeled, queries = ([line.get_color() for line in axes.get_lines()] for axes in grid[1:3])
+    assert [*labeled, queries[-1]] == queries and len(set(queries)) == 3  # a layer has one color
     assert [line.get_ydata().tolist() for line in grid[9].get_lines()] == [[2, 3]]
 
 

@@ -106,7 +106,7 @@ def test_a_command_trains_validates_on_held_out_tables_and_tells(settings, folde
     assert "tables have 40 rows, and " in result.stderr
     assert len(metrics(tmp_path / "run")) == 2 and (tmp_path / "run/validation.csv").read_text().count("\n") == 2
     described = command("prior", "describe", *settings, "experiment=smoke", "tables=2").stdout
-    assert f"{folder}: 6 tables with" in described and "labelled share" in described
+    assert f"{folder}: 6 tables with" in described and "labeled share" in described
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-KINDS = (("column", "inducing points", 1), ("icl", "labelled rows", 2), ("icl", "query rows", 3))  # layers of each
+KINDS = (("column", "inducing points", 1), ("icl", "labeled rows", 2), ("icl", "query rows", 3))  # layers of each
 
 
 def attention_measures(gate: bool = True) -> pd.DataFrame:

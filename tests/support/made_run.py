@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import torch
-from small_networks import randomise
+from small_networks import randomize
 
 from priors.random import STREAM_VERSION
 from tabicl_train.config.compose import compose
@@ -21,7 +21,7 @@ SMALLEST = [f"model.{name}" for name in (
 def random_weights(config, seed: int) -> dict[str, torch.Tensor]:
     torch.manual_seed(seed)
     module = Pretraining(config)
-    randomise(module)
+    randomize(module)
     return module.state_dict()
 
 

@@ -23,11 +23,11 @@ SMALL = dict(
 def small_network(seed: int = 0, **options) -> TabICL:
     torch.manual_seed(seed)
     network = TabICL(TabICLConfig(**{**SMALL, **options}))
-    randomise(network)
+    randomize(network)
     return network
 
 
-def randomise(network: nn.Module) -> None:
+def randomize(network: nn.Module) -> None:
     """Random values everywhere: parts that start at zero or one would hide errors. With less gain d/dX vanishes."""
     with torch.no_grad():
         for name, p in network.named_parameters():

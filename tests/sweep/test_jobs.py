@@ -11,17 +11,17 @@ from tabicl_train.sweep.plan import make_plan
 
 @pytest.fixture
 def slurm(monkeypatch):
-    """The numbers of the jobs that squeue lists, and the jobs that were cancelled."""
-    queued, cancelled = ["7", "8_1"], []
+    """The numbers of the jobs that squeue lists, and the jobs that were canceled."""
+    queued, canceled = ["7", "8_1"], []
 
     def run(command, **_):
         if command[0] == "scancel":
-            cancelled.append(command[1])
+            canceled.append(command[1])
         return subprocess.CompletedProcess(command, 0, "\n".join(queued))
 
     monkeypatch.setattr(jobs.subprocess, "run", run)
     monkeypatch.setattr(jobs, "queue", jobs.Queue())
-    return queued, cancelled
+    return queued, canceled
 
 
 def test_a_job_that_waits_in_the_queue_is_found_again(slurm, tmp_path):

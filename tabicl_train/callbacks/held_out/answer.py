@@ -28,7 +28,7 @@ from priors import PriorError
 from tabicl_train.callbacks.held_out.draws import answer_streams, score_item, unit_losses
 from tabicl_train.callbacks.held_out.selection import BEST, paired, start_weights
 from tabicl_train.config.schema import RunConfig
-from tabicl_train.console import first_line, tell
+from tabicl_train.console import first_line, info
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.distributed.signals import Stop
 from tabicl_train.model.families import family_of
@@ -72,25 +72,25 @@ class Answer:
     def write(self, step: int) -> bool:
         path = self.records.folder / BEST
         if not path.exists() and not self.records.rows("validation.csv"):
-            tell("answer    none yet, since the run has ended before its first validation")
+            info("answer    none yet, since the run has ended before its first validation")
             return True
         try:
             best = read(path)
         except (DamagedCheckpoint, OSError) as error:
-            tell(f"answer    none, since the best weights cannot be read: {first_line(error)}")
+            info(f"answer    none, since the best weights cannot be read: {first_line(error)}")
             return True
         parts: dict[str, dict[str, Any]] = {}
         try:
             chosen = best["global_step"] > 0
             sentences = self.compare(tensors_of(path, best, "best"), parts) if chosen else [NO_GAIN]
         except Interrupted:
-            tell("answer    left to the next start, since the run was asked to stop")
+            info("answer    left to the next start, since the run was asked to stop")
             return False
         content = {"step": step, "best_step": best["global_step"], "sentences": sentences, "parts": parts}
         self.records.replace(NAME, json.dumps(content, indent=2) + "\n")
         for sentence in sentences:
-            tell(f"answer    {sentence}")
-        tell(f"          the best weights are those of step {best['global_step']}: {export_command(self.config)}")
+            info(f"answer    {sentence}")
+        info(f"          the best weights are those of step {best['global_step']}: {export_command(self.config)}")
         return True
 
     def compare(self, best: dict[str, Tensor], parts: dict[str, dict[str, Any]]) -> list[str]:

@@ -59,9 +59,9 @@ def score_item(network: Network, module: Pretraining, item: StepItem) -> tuple[d
     for pack, of_rows in zip(packs, row_losses, strict=True):
         end = 0
         of_tables, of_rows = network.means(of_rows, pack).tolist(), of_rows.tolist()
-        for (rows, labelled, _), of_table in zip(pack.shapes, of_tables, strict=True):
+        for (rows, labeled, _), of_table in zip(pack.shapes, of_tables, strict=True):
             number, units = next(tables)
-            start, end = end, end + rows - labelled
+            start, end = end, end + rows - labeled
             if units is None:
                 losses.append(((item.step, number), of_table))
             else:

@@ -154,7 +154,7 @@ def heat_maps(scores: pd.DataFrame, columns: dict[str, str], logarithmic: bool) 
     """Errors by sigma and length, a row of maps for each variation and column, a map for each rule.
 
     columns: of the scores, with their titles
-    logarithmic: colours tell the common logarithm of the error; otherwise the error, 0 to 0.5
+    logarithmic: colors tell the common logarithm of the error; otherwise the error, 0 to 0.5
     """
     from matplotlib.figure import Figure
 

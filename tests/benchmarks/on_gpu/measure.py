@@ -91,7 +91,7 @@ def alternate(setting: Setting, functions: dict[str, Callable[[], object]], dead
 
 
 def shapes_of_stage1(tiny: bool) -> list[Shape]:
-    """Rows, labelled rows and features of the tables of a real step; of a few small tables if `tiny`."""
+    """Rows, labeled rows and features of the tables of a real step; of a few small tables if `tiny`."""
     if tiny:
         return [(24, 10, 3), (24, 10, 5), (30, 20, 1), (40, 30, 3)]
     stored = json.loads(STAGE1.read_text())

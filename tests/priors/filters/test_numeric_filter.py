@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from sklearn.ensemble import ExtraTreesRegressor
 
 from priors.filters.numeric_trees import NumericExtraTrees, count_failures
-from priors.finish import standardise_target
+from priors.finish import standardize_target
 from priors.random import rng_at
 from priors.table import Table
 
 
 def make_table(X: np.ndarray, y: np.ndarray) -> Table:
     X = torch.from_numpy(np.ascontiguousarray(X, dtype=np.float32))
-    return Table(X, standardise_target(torch.from_numpy(y)), len(y) // 2, 0)
+    return Table(X, standardize_target(torch.from_numpy(y)), len(y) // 2, 0)
 
 
 def draw_table(seed: int, signal: float, num_rows: int, num_features: int) -> Table:

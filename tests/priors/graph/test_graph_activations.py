@@ -7,7 +7,7 @@ from closed_forms import SHARED_FORMS
 from graph_draws import draw_scalars
 from scipy.special import expit
 
-from priors.graph.activations import FIXED, KINDS, PLAIN_KINDS, Activation, PlainActivation, normalise, standardise
+from priors.graph.activations import FIXED, KINDS, PLAIN_KINDS, Activation, PlainActivation, normalize, standardize
 from priors.graph.elementwise import CODES, apply
 from priors.graph.noise import Noise
 
@@ -45,7 +45,7 @@ def test_fixed_functions_are_their_closed_forms(name: str):
 
 @pytest.mark.parametrize("name", CODES)
 def test_compiled_functions_are_those_of_torch_in_float64(name: str):
-    # Standardised values times a scale of up to 10 reach sqrt(rows) * 10, where powers and exponentials still hold.
+    # Standardized values times a scale of up to 10 reach sqrt(rows) * 10, where powers and exponentials still hold.
     x = (np.random.default_rng(0).standard_normal((3, 501)) * 4).astype(np.float32)
     x[0, :8] = [0, -0.0, 1, -1, 80, -80, 320, -320]
     for power in (0.1, 2.3, 10.0):
@@ -65,9 +65,9 @@ def test_activation_matches_the_path_of_torch_for_every_function():
     x = torch.from_numpy(np.random.default_rng(0).standard_normal((5, 300)).astype(np.float32)) * 3 + 1
     for name in (*FIXED, "relu_power", "signed_power"):
         got = Activation(PlainActivation(name, 1.7), 2.0)(x.clone(), Noise(("a",)))
-        z = standardise(x)
+        z = standardize(x)
         z = (z - z.gather(1, Noise(("a",)).rows(300, 5)[:, None])) * 2.0
-        expected = standardise(PlainActivation(name, 1.7)(z, 0))
+        expected = standardize(PlainActivation(name, 1.7)(z, 0))
         same = (got - expected).abs() < 2e-3
         assert same.float().mean() > 0.99, name  # a value beside a jump may fall on its other side
 
@@ -105,22 +105,22 @@ def test_activation_kinds_and_scalars(kinds, shares):
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e6])
-def test_standardise_and_normalise(scale: float):
+def test_standardize_and_normalize(scale: float):
     x = np.random.default_rng(0).standard_normal((4, 300)) * scale + 2 * scale
     std = x.std(1, keepdims=True)
     expected = (x - x.mean(1, keepdims=True)) / (std + 1e-4)
     given = torch.from_numpy(x.astype(np.float32))
-    np.testing.assert_allclose(standardise(given.clone()), expected, atol=2e-4)
-    unit, factor = normalise(given)
+    np.testing.assert_allclose(standardize(given.clone()), expected, atol=2e-4)
+    unit, factor = normalize(given)
     np.testing.assert_allclose((unit * factor).numpy(), expected, atol=2e-4)
     np.testing.assert_allclose(factor.numpy(), std / (std + 1e-4), rtol=1e-3)
 
 
 def test_constant_features_become_zero():
-    assert (standardise(torch.full((2, 50), 3.7)).abs() < 1e-3).all()
+    assert (standardize(torch.full((2, 50), 3.7)).abs() < 1e-3).all()
 
 
-def test_activation_is_standardise_shift_scale_apply_standardise():
+def test_activation_is_standardize_shift_scale_apply_standardize():
     x = np.random.default_rng(0).standard_normal((5, 200)) * 3 + 1
     given = torch.from_numpy(x.astype(np.float32))
     for scale in (1.0, 7.0):

@@ -100,8 +100,8 @@ def test_categorical_modes_widths_and_scalars():
 def test_neighbor_categories_are_the_nearest_of_random_rows(p: float):
     x = draw_points(3, 200)
     rows = Noise(("n",)).distinct_rows(200, 7)
-    centres = x[:, rows]
-    distance = (x.double()[:, None] - centres.double()[:, :, None]).abs().pow(p).sum(0)
+    centers = x[:, rows]
+    distance = (x.double()[:, None] - centers.double()[:, :, None]).abs().pow(p).sum(0)
     expected = distance.argmin(0)
     function = Linear.draw(draw_scalars(0), 3, 3, 200)
     for what in ("id", "disc", "func", "int"):
@@ -112,16 +112,16 @@ def test_neighbor_categories_are_the_nearest_of_random_rows(p: float):
         if what == "id":
             assert torch.equal(flow, x)
         elif what == "disc":
-            assert torch.equal(flow, centres[:, index])
+            assert torch.equal(flow, centers[:, index])
         elif what == "func":
             noise = Noise(("n",))
             noise.distinct_rows(200, 7)
-            torch.testing.assert_close(flow, function(centres[:, index], noise))
+            torch.testing.assert_close(flow, function(centers[:, index], noise))
         else:
             assert torch.equal(flow, index.float().expand(3, 200))
 
 
-def test_there_are_no_more_centres_than_rows():
+def test_there_are_no_more_centers_than_rows():
     index, _ = Categorical("neighbor_id", 50, 3)(draw_points(3, 20), Noise(("n",)))
     assert sorted(index.tolist()) == list(range(20))
 

@@ -44,7 +44,7 @@ def test_nodes_combine_functions_of_their_parents():
     torch.testing.assert_close(compute_node(node, values, 40, Noise(("c",))), expected)
 
 
-def test_nodes_are_standardised_weighted_and_of_unit_norm():
+def test_nodes_are_standardized_weighted_and_of_unit_norm():
     node = draw_plans(1)[0].nodes[0]
     node.weights = Weights(4, np.array([1.0]), np.array([0.5]))
     x = draw_points(4, 500) * torch.tensor([[1.0], [30.0], [1e-5], [0.0]]) + 3

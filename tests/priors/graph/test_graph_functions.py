@@ -16,7 +16,7 @@ from priors.graph.functions import (
     FUNCTIONS,
     GP,
     MLP,
-    Discretise,
+    Discretize,
     Linear,
     Product,
     Quadratic,
@@ -71,7 +71,7 @@ def test_kinds_are_drawn_equally_often(draw, kinds):
 
 
 def test_cheap_functions_are_five():
-    assert {kind.kind for kind in CHEAP_FUNCTIONS} == {"gp", "tree", "discretise", "linear", "quadratic"}
+    assert {kind.kind for kind in CHEAP_FUNCTIONS} == {"gp", "tree", "discretize", "linear", "quadratic"}
 
 
 def test_linear_is_a_matrix_with_one_row_per_output():
@@ -154,25 +154,25 @@ def test_trees_split_at_values_of_rows():
     assert kstest(shares, "uniform").pvalue > 1e-3
 
 
-def test_discretise_is_a_linear_function_of_the_nearest_of_a_few_rows():
+def test_discretize_is_a_linear_function_of_the_nearest_of_a_few_rows():
     for seed in range(30):
         n, m, size = 3, 4, 400
-        function = Discretise.draw(draw_scalars(seed), n, m, size)
-        assert 2 <= function.centres < 256 and 0.5 <= function.p <= 4
+        function = Discretize.draw(draw_scalars(seed), n, m, size)
+        assert 2 <= function.centers < 256 and 0.5 <= function.p <= 4
         x = draw_points(seed, n, size)
         noise = noise_at(seed)
-        centres = x[:, noise.distinct_rows(size, function.centres)].double().numpy()
-        assert len(np.unique(centres, axis=1).T) == function.centres
+        centers = x[:, noise.distinct_rows(size, function.centers)].double().numpy()
+        assert len(np.unique(centers, axis=1).T) == function.centers
         M = matrix_of(function.linear, noise)
-        nearest = (np.abs(x.double().numpy()[:, None] - centres[:, :, None]) ** function.p).sum(0).argmin(0)
+        nearest = (np.abs(x.double().numpy()[:, None] - centers[:, :, None]) ** function.p).sum(0).argmin(0)
         y = function(x, noise_at(seed)).numpy()
-        wrong = np.abs(y - (M @ centres)[:, nearest]).max(0) > 1e-4
+        wrong = np.abs(y - (M @ centers)[:, nearest]).max(0) > 1e-4
         assert wrong.mean() < 0.005  # ties in float32
-        assert len(np.unique(y.T, axis=0)) <= function.centres
+        assert len(np.unique(y.T, axis=0)) <= function.centers
 
 
-def test_discretise_has_fewer_centres_than_rows():
-    assert all(Discretise.draw(draw_scalars(seed), 2, 2, 12).centres < 12 for seed in range(100))
+def test_discretize_has_fewer_centers_than_rows():
+    assert all(Discretize.draw(draw_scalars(seed), 2, 2, 12).centers < 12 for seed in range(100))
 
 
 @pytest.mark.parametrize("decay", [2.0, 5.0, 20.0])
@@ -255,9 +255,9 @@ def test_em_is_a_linear_function_of_a_softmax():
         assert 1 <= function.p <= 4 and 1 <= function.q <= 2
         x, noise = draw_points(seed, n, size), noise_at(seed)
         rows = noise.rows(size, function.components)
-        centres = (x[:, rows] + noise.parameter(n, function.components)).double().numpy()
+        centers = (x[:, rows] + noise.parameter(n, function.components)).double().numpy()
         sigma = np.exp(function.spread * noise.parameter(function.components).double().numpy())[:, None]
-        distance = cdist(centres.T, x.T.double().numpy(), "minkowski", p=function.p)
+        distance = cdist(centers.T, x.T.double().numpy(), "minkowski", p=function.p)
         logits = -np.log(2 * math.pi * sigma**2) / 2 - (distance / sigma) ** function.q
         expected = matrix_of(function.linear, noise) @ softmax(logits, axis=0)
         # powers to 5e-4 under an exponential
@@ -271,8 +271,8 @@ def test_em_components_grow_with_the_outputs():
 
 def test_em_assignment_sums_to_one():
     function = EM.draw(draw_scalars(0), 3, 5, 100)
-    centres, sigma = draw_points(1, 3, 6), draw_points(2, 6, 1).exp()
-    shares = function.assignment(draw_points(3, 3, 80), centres, sigma)
+    centers, sigma = draw_points(1, 3, 6), draw_points(2, 6, 1).exp()
+    shares = function.assignment(draw_points(3, 3, 80), centers, sigma)
     torch.testing.assert_close(shares.sum(0), torch.ones(80))
 
 

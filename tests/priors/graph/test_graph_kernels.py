@@ -5,7 +5,7 @@ import torch
 from priors.graph import kernels
 from priors.graph.activations import ranks, ranks_torch
 from priors.graph.functions import cos_turns_torch, oblivious_trees_torch, pair_products_torch
-from priors.graph.nearest import nearest_centres, nearest_centres_torch, p_distances, p_distances_torch
+from priors.graph.nearest import nearest_centers, nearest_centers_torch, p_distances, p_distances_torch
 from priors.random import rng_at
 
 POWERS = (0.5, 0.77, 1.0, 1.5, 2.0, 3.1, 4.0)
@@ -17,20 +17,20 @@ def rng() -> np.random.Generator:
     return rng_at("test graph kernels")
 
 
-def brute_distances(x: np.ndarray, centres: np.ndarray, p: float) -> np.ndarray:
-    """x (n, N), centres (n, k) -> (k, N) in float64."""
-    x, centres, p = x.astype(np.float64), centres.astype(np.float64), float(np.float32(p))
-    return (np.abs(x[:, None, :] - centres[:, :, None]) ** p).sum(0)
+def brute_distances(x: np.ndarray, centers: np.ndarray, p: float) -> np.ndarray:
+    """x (n, N), centers (n, k) -> (k, N) in float64."""
+    x, centers, p = x.astype(np.float64), centers.astype(np.float64), float(np.float32(p))
+    return (np.abs(x[:, None, :] - centers[:, :, None]) ** p).sum(0)
 
 
 def draw_points(rng: np.random.Generator, n: int, size: int, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """x (n, N) and centres (n, k) of which some are rows of x (zero distances) and two are equal (ties)."""
+    """x (n, N) and centers (n, k) of which some are rows of x (zero distances) and two are equal (ties)."""
     x = rng.standard_normal((n, size)).astype(np.float32) * np.exp(rng.standard_normal((n, 1))).astype(np.float32)
-    centres = rng.standard_normal((n, k)).astype(np.float32)
+    centers = rng.standard_normal((n, k)).astype(np.float32)
     rows = rng.integers(size, size=(k + 1) // 2)
-    centres[:, : len(rows)] = x[:, rows]
-    centres[:, -1] = centres[:, 0]
-    return x, centres
+    centers[:, : len(rows)] = x[:, rows]
+    centers[:, -1] = centers[:, 0]
+    return x, centers
 
 
 def assert_nearest(index: np.ndarray, distances: np.ndarray, rtol: float = 1e-5):
@@ -59,34 +59,34 @@ def test_power_is_accurate_monotone_and_continuous_over_the_whole_range(p: float
 @pytest.mark.parametrize("p", POWERS)
 def test_p_distances_are_those_of_float64(rng, p: float):
     for n, size, k in SHAPES:
-        x, centres = draw_points(rng, n, size, k)
-        exact = brute_distances(x, centres, p)
+        x, centers = draw_points(rng, n, size, k)
+        exact = brute_distances(x, centers, p)
         for outer in (1.0, 1.0 / p, 1.7 / p):
-            got = p_distances(torch.from_numpy(x), torch.from_numpy(centres), p, outer).numpy()
+            got = p_distances(torch.from_numpy(x), torch.from_numpy(centers), p, outer).numpy()
             assert got.shape == (k, size)
             np.testing.assert_allclose(got, exact**outer, rtol=1e-3 * (1 + outer), atol=1e-8)
 
 
 @pytest.mark.parametrize("p", POWERS)
-def test_nearest_centres_are_nearest(rng, p: float):
+def test_nearest_centers_are_nearest(rng, p: float):
     for n, size, k in SHAPES:
-        x, centres = draw_points(rng, n, size, k)
-        exact = brute_distances(x, centres, p)
-        flat = np.ascontiguousarray(centres.T)
+        x, centers = draw_points(rng, n, size, k)
+        exact = brute_distances(x, centers, p)
+        flat = np.ascontiguousarray(centers.T)
         indices = [
-            kernels.nearest_centres_narrow(x, flat, np.float32(p)),
-            nearest_centres(*map(torch.from_numpy, (x, centres)), p),
+            kernels.nearest_centers_narrow(x, flat, np.float32(p)),
+            nearest_centers(*map(torch.from_numpy, (x, centers)), p),
         ]
         if n > kernels.HEAD:
-            indices.append(kernels.nearest_centres_wide(x, flat, np.float32(p)))
+            indices.append(kernels.nearest_centers_wide(x, flat, np.float32(p)))
         for index in map(np.asarray, indices):
             assert index.dtype == np.int64 and index.shape == (size,)
             assert_nearest(index, exact, rtol=1e-3 + 2e-4 * p)
-            assert (index != k - 1).all()  # it equals centre 0, which comes first
+            assert (index != k - 1).all()  # it equals center 0, which comes first
 
 
-@pytest.mark.parametrize("kernel", [kernels.nearest_centres_narrow, kernels.nearest_centres_wide])
-def test_rows_equal_to_a_centre_go_to_it(rng, kernel):
+@pytest.mark.parametrize("kernel", [kernels.nearest_centers_narrow, kernels.nearest_centers_wide])
+def test_rows_equal_to_a_center_go_to_it(rng, kernel):
     x = rng.standard_normal((20, 600)).astype(np.float32)
     rows = rng.permutation(600)[:100]
     index = kernel(x, np.ascontiguousarray(x[:, rows].T), np.float32(0.5))
@@ -94,14 +94,14 @@ def test_rows_equal_to_a_centre_go_to_it(rng, kernel):
 
 
 def test_the_wide_kernel_looks_at_every_feature(rng):
-    # Centres agree on all features but one, which is the only one to decide.
+    # Centers agree on all features but one, which is the only one to decide.
     for deciding in range(30):
-        centres = np.tile(rng.standard_normal(30), (4, 1)).astype(np.float32)
-        centres[:, deciding] = [0, 3, 6, 9]
-        x = np.repeat(centres[:1].T, 40, axis=1)
+        centers = np.tile(rng.standard_normal(30), (4, 1)).astype(np.float32)
+        centers[:, deciding] = [0, 3, 6, 9]
+        x = np.repeat(centers[:1].T, 40, axis=1)
         x[deciding] = rng.uniform(-1, 10, 40)
         expected = np.clip(np.round(x[deciding] / 3), 0, 3)
-        assert (kernels.nearest_centres_wide(np.ascontiguousarray(x), centres, np.float32(1.3)) == expected).all()
+        assert (kernels.nearest_centers_wide(np.ascontiguousarray(x), centers, np.float32(1.3)) == expected).all()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -110,15 +110,15 @@ def test_rows_that_are_not_finite_still_get_an_index(rng, value: float):
     x[:, 7] = value
     x[19, 8] = value
     for n in (3, 20):
-        index = nearest_centres(torch.from_numpy(x[:n]), torch.from_numpy(x[:n, 10:15].copy()), 2.0)
+        index = nearest_centers(torch.from_numpy(x[:n]), torch.from_numpy(x[:n, 10:15].copy()), 2.0)
         assert 0 <= index.min() and index.max() < 5
 
 
-def test_values_nearer_to_the_padding_than_to_any_centre_get_an_index():
-    # The wide loop pads centres to whole vectors with values of 1e30.
+def test_values_nearer_to_the_padding_than_to_any_center_get_an_index():
+    # The wide loop pads centers to whole vectors with values of 1e30.
     x = np.full((20, 6), 1e30, np.float32)
     for k in (3, 9, 95):
-        index = kernels.nearest_centres_wide(x, np.full((k, 20), -1e30, np.float32), np.float32(0.5))
+        index = kernels.nearest_centers_wide(x, np.full((k, 20), -1e30, np.float32), np.float32(0.5))
         assert 0 <= index.min() and index.max() < k
 
 
@@ -141,28 +141,28 @@ def test_oblivious_trees_are_those_of_a_loop_over_rows(rng):
 def test_other_layouts_are_an_error(rng):
     x = rng.standard_normal((4, 10)).astype(np.float32)
     with pytest.raises(TypeError):
-        kernels.nearest_centres_narrow(x.astype(np.float64), x.T.copy(), np.float32(1))
+        kernels.nearest_centers_narrow(x.astype(np.float64), x.T.copy(), np.float32(1))
     with pytest.raises(TypeError):
-        kernels.nearest_centres_narrow(x[:, ::2], x.T.copy(), np.float32(1))
+        kernels.nearest_centers_narrow(x[:, ::2], x.T.copy(), np.float32(1))
 
 
 @pytest.mark.parametrize("p", POWERS)
 def test_the_torch_path_is_the_same(rng, p: float):
     for n, size, k in SHAPES:
-        x, centres = map(torch.from_numpy, draw_points(rng, n, size, k))
-        assert_nearest(nearest_centres_torch(x, centres, p).numpy(), brute_distances(x.numpy(), centres.numpy(), p))
+        x, centers = map(torch.from_numpy, draw_points(rng, n, size, k))
+        assert_nearest(nearest_centers_torch(x, centers, p).numpy(), brute_distances(x.numpy(), centers.numpy(), p))
         for outer in (1 / p, 1.5 / p):
-            a, b = p_distances(x, centres, p, outer), p_distances_torch(x, centres, p, outer)
+            a, b = p_distances(x, centers, p, outer), p_distances_torch(x, centers, p, outer)
             apart = b > 0.1  # cdist by a matrix product, which it uses for p = 2, loses small distances
             assert size == 1 or apart.float().mean() > 0.4
             torch.testing.assert_close(a[apart], b[apart], rtol=1e-2 if p == 2 else 2e-3, atol=0)
 
 
 def test_the_torch_path_is_the_same_in_chunks(rng, monkeypatch):
-    x, centres = map(torch.from_numpy, draw_points(rng, 3, 500, 7))
-    whole = nearest_centres_torch(x, centres, 1.5)
+    x, centers = map(torch.from_numpy, draw_points(rng, 3, 500, 7))
+    whole = nearest_centers_torch(x, centers, 1.5)
     monkeypatch.setattr("priors.graph.nearest.CHUNK", 100)
-    assert (nearest_centres_torch(x, centres, 1.5) == whole).all()
+    assert (nearest_centers_torch(x, centers, 1.5) == whole).all()
 
 
 @pytest.mark.parametrize("scale", [0.1, 3.0, 1e3])

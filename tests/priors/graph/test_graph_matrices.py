@@ -112,15 +112,15 @@ def test_activation_matrices_are_activations_of_others():
 def test_mixture_points_have_the_moments_of_their_components():
     one = MixturePoints(3, Weights(1, np.ones(1), np.ones(1)), Weights(3, np.full(1, 1e-9), np.full(1, 1e-4)))
     points = np.stack([one.compute(rng_at(seed), 40).T for seed in range(600)]).astype(np.float64)
-    centres = points.mean(1)
-    # Centre N(0, I); spread e^(g + h eps) with median 1: log of the mean squared deviation a component
+    centers = points.mean(1)
+    # Center N(0, I); spread e^(g + h eps) with median 1: log of the mean squared deviation a component
     within = points.var(1, ddof=1).sum(1)
     assert np.median(within) == pytest.approx(9, rel=0.35)
     log = np.log(within) / 2
     # Var(g + h eps) = 2, plus that of the Gaussian matrix
     assert 1.2 < log.std() < 1.8
     tight = within < np.quantile(within, 0.25)
-    assert centres[tight].std() == pytest.approx(1, abs=0.15)
+    assert centers[tight].std() == pytest.approx(1, abs=0.15)
 
 
 def test_components_of_mixtures_are_stretched_in_random_directions():
@@ -135,7 +135,7 @@ def test_components_of_a_mixture_differ_in_size_by_a_shared_factor():
     one = MixturePoints(3, Weights(1, np.ones(1), np.ones(1)), Weights(3, np.full(1, 1e-9), np.full(1, 1e-4)))
     h, deviation = [], []
     for seed in range(1000):
-        values = np.empty(2 + 1 + 3 + 9, np.float32)  # g, h, and the component's size, centre and matrix
+        values = np.empty(2 + 1 + 3 + 9, np.float32)  # g, h, and the component's size, center and matrix
         fill_normals(values, random_key(rng_at(seed)) + 2 * (1 + 3))  # the weights come first
         g, spread = values[:2].tolist()
         within = one.compute(rng_at(seed), 40).var(1, ddof=1).sum() / 9

@@ -119,7 +119,7 @@ def test_normals_are_standard_normal(size: int):
     x = normals(rng_at(size), size).numpy()
     assert x.shape == (size,) and x.dtype == np.float32 and kstest(x, "norm").pvalue > 1e-3
     half = size // 2
-    for a, b in ((x[:half], x[half : 2 * half]), (x[1:], x[:-1])):  # pairs of Box and Muller, neighbours
+    for a, b in ((x[:half], x[half : 2 * half]), (x[1:], x[:-1])):  # pairs of Box and Muller, neighbors
         assert abs(np.corrcoef(a, b)[0, 1]) < 4 / math.sqrt(half)
         assert abs(np.corrcoef(a**2, b**2)[0, 1]) < 5 / math.sqrt(half)
 

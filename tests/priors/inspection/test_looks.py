@@ -23,7 +23,7 @@ def test_statistics_of_a_numeric_target():
     y = np.where(X[:, 1] > 0, 2.0, -0.5)
     y[X[:, 0] > 1.5] = 5.0
     found = statistics(make_table(X, y, 300))
-    assert (found["rows"], found["labelled share"], found["features"]) == (400, 0.75, 3)
+    assert (found["rows"], found["labeled share"], found["features"]) == (400, 0.75, 3)
     assert found["distinct targets"] == 3 and found["lowest target"] == -0.5 and found["highest target"] == 5
     assert found["commonest target"] == np.unique(y, return_counts=True)[1].max() / 400
     assert found["skewness of target"] == pytest.approx((y**3).mean())

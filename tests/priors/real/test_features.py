@@ -32,7 +32,7 @@ def test_encoding_of_columns():
     assert np.allclose(encoder.transform(X), expected)
     query = X[:1].assign(number=np.nan, string="new", category="never", constant=9, empty="now there is something")
     query["time"] = query["time"].astype("datetime64[ns]")
-    # what no labelled row holds is the mean: of -1, 0 and 1 among strings, of 0, 1 and 0 among categories
+    # what no labeled row holds is the mean: of -1, 0 and 1 among strings, of 0, 1 and 0 among categories
     assert np.allclose(encoder.transform(query), [[2.5, 0, 1 / 3, 1, 1, 10, day]])
 
 

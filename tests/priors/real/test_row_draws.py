@@ -1,4 +1,4 @@
-"""Draws of labelled and query rows from the rows of one table, and how rows are held out."""
+"""Draws of labeled and query rows from the rows of one table, and how rows are held out."""
 
 import numpy as np
 import own_tables
@@ -28,9 +28,9 @@ def test_a_draw_is_the_table_as_an_estimator_sees_it(kind):
     for seed in range(20):
         table = rows.draw(np.arange(20, 120), 50, 40, None, np.random.default_rng(seed))
         plan = table.plan
-        drawn = np.concatenate([plan.labelled, plan.queries])
-        assert len(set(drawn)) == 50 and drawn.min() >= 20 and table.train_size == len(plan.labelled) == 40
-        encoder = FeatureEncoder().fit(rows.X.iloc[plan.labelled])
+        drawn = np.concatenate([plan.labeled, plan.queries])
+        assert len(set(drawn)) == 50 and drawn.min() >= 20 and table.train_size == len(plan.labeled) == 40
+        encoder = FeatureEncoder().fit(rows.X.iloc[plan.labeled])
         encoded = encoder.transform(rows.X.iloc[drawn])
         X = Normalizer(plan.view.norm_method).fit(encoded[:40]).transform(encoded)
         assert sorted(plan.view.features) == list(range(5)) and np.array_equal(table.X, X[:, plan.view.features])
@@ -49,7 +49,7 @@ def test_a_draw_is_the_table_as_an_estimator_sees_it(kind):
 
 
 @pytest.mark.parametrize("kind", ["classes", "numbers"])
-def test_query_rows_change_nothing_about_labelled_ones(kind):
+def test_query_rows_change_nothing_about_labeled_ones(kind):
     rows, other = rows_of(kind), rows_of(kind)
     other.X = other.X.copy()
     other.X.loc[40:, "x"] = 1e4
@@ -75,15 +75,15 @@ def test_features_beyond_the_most_are_left_out_at_random():
     assert len(seen) >= 5
 
 
-def test_no_query_has_a_class_that_is_not_labelled():
+def test_no_query_has_a_class_that_is_not_labeled():
     y = np.repeat(np.arange(5), [60, 30, 6, 2, 1])
     queried = set()
     for seed in range(300):
-        labelled, queries = draw_rows(y, 5, 20, 14, np.random.default_rng(seed))
-        assert len(labelled) == 14 and len(queries) == 6 and not set(labelled) & set(queries)
-        assert set(y[labelled]) == set(range(5))
+        labeled, queries = draw_rows(y, 5, 20, 14, np.random.default_rng(seed))
+        assert len(labeled) == 14 and len(queries) == 6 and not set(labeled) & set(queries)
+        assert set(y[labeled]) == set(range(5))
         queried |= set(y[queries])
-    assert queried == {0, 1, 2, 3}  # the only row of class 4 is always labelled
+    assert queried == {0, 1, 2, 3}  # the only row of class 4 is always labeled
 
 
 def test_rows_are_drawn_uniformly_and_a_short_table_gives_all():
@@ -93,13 +93,13 @@ def test_rows_are_drawn_uniformly_and_a_short_table_gives_all():
         for side, drawn in enumerate(draw_rows(y, 0, 20, 15, np.random.default_rng(seed))):
             counts[side, drawn] += 1
     assert np.allclose(counts / 2000, [[15 / 40], [5 / 40]], atol=0.05)  # more than four standard errors
-    labelled, queries = draw_rows(y, 0, 1000, 800, np.random.default_rng(0))
-    assert sorted([*labelled, *queries]) == list(range(40)) and len(labelled) == 32
+    labeled, queries = draw_rows(y, 0, 1000, 800, np.random.default_rng(0))
+    assert sorted([*labeled, *queries]) == list(range(40)) and len(labeled) == 32
     with pytest.raises(PriorError, match="10 rows of 10 classes are too few: none is left for a query"):
         draw_rows(np.arange(10), 10, 100, 80, np.random.default_rng(0))
 
 
-def test_constant_labelled_rows_are_rejected():
+def test_constant_labeled_rows_are_rejected():
     rows = rows_of("numbers")
     rows.y = np.where(np.arange(120) < 60, 1.0, rows.y)
     with pytest.raises(Rejected, match="target"):

@@ -9,7 +9,7 @@ from priors.real.views import Normalizer
 
 
 @pytest.mark.parametrize("method", ["none", "power", "quantile"])
-def test_normalisation(method):
+def test_normalization(method):
     rng = np.random.default_rng(0)
     numbers = np.column_stack([rng.normal(5, 1e-8, 500), rng.exponential(1e7, 500), rng.random(500) < 0.5])
     normalizer = Normalizer(method).fit(numbers)

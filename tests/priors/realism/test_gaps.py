@@ -101,13 +101,13 @@ def filterless(name: str) -> dict:
     return {"filter_unpredictable_tables": False} if name == "graph_scm" else {}
 
 
-def test_no_column_loses_all_labelled_rows():
+def test_no_column_loses_all_labeled_rows():
     for seed in range(300):
         gaps, _ = draw_gaps(X[:12], 1 + seed % 3, 1.0, rng_at(seed))
         assert not gaps[: 1 + seed % 3].all(0).any()
 
 
-def test_a_column_is_filled_with_the_mean_of_its_labelled_rows():
+def test_a_column_is_filled_with_the_mean_of_its_labeled_rows():
     table = np.array([[1.0, 5.0], [3.0, np.nan], [np.nan, 100.0], [np.nan, np.nan], [50.0, 7.0]], np.float32)
     fill(table, np.isnan(table), 2)
     assert table.tolist() == [[1, 5], [3, 5], [2, 100], [2, 5], [50, 7]]

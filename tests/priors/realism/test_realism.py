@@ -82,15 +82,15 @@ def test_heaped_columns_are_multiples_of_a_step_and_more_often_of_five():
     assert found >= 5
 
 
-def test_shift_is_seen_in_labelled_and_query_rows_and_grows_with_the_strength():
+def test_shift_is_seen_in_labeled_and_query_rows_and_grows_with_the_strength():
     largest = {}
     for strength in (0.0, 1.0):
         largest[strength] = []
         for seed in range(30):
             raw, before = raw_table(seed=seed, num_classes=seed % 2 * 3), raw_table(seed=seed, num_classes=seed % 2 * 3)
             text = shift(raw, strength, rng_at("shift", seed))
-            labelled, query = raw.columns[: raw.train_size], raw.columns[raw.train_size :]
-            t = (labelled.mean(0) - query.mean(0)) / np.sqrt(4 * raw.columns.var(0) / len(raw.columns))
+            labeled, query = raw.columns[: raw.train_size], raw.columns[raw.train_size :]
+            t = (labeled.mean(0) - query.mean(0)) / np.sqrt(4 * raw.columns.var(0) / len(raw.columns))
             named = [int(j) for j in text.split("columns ")[1].split(", with")[0].split(", ")]
             largest[strength].append(np.abs(t).max())
             assert np.abs(np.delete(t, named)).max(initial=0) < 4.5  # two-sided 1e-5 of a normal variable
@@ -222,7 +222,7 @@ def test_tables_of_any_spec_and_options_are_valid(data):
     assert not table.X.isinf().any() and not gaps[:train_size].all(0).any()
     assert gaps.float().mean().item() == pytest.approx(table.missing if spec.keeps_missing else 0, abs=1e-6)
     if max_classes:
-        labelled, query = set(table.y[:train_size].tolist()), set(table.y[train_size:].tolist())
-        assert labelled == query and len(labelled) >= 2 and max(labelled) < table.num_classes <= max_classes
+        labeled, query = set(table.y[:train_size].tolist()), set(table.y[train_size:].tolist())
+        assert labeled == query and len(labeled) >= 2 and max(labeled) < table.num_classes <= max_classes
     else:
         assert abs(table.y.double().mean()) < 1e-6 and abs(table.y.double().std() - 1) < 1e-6

@@ -13,7 +13,7 @@ from priors import build_prior
 from priors.finish import Rejected
 from priors.random import rng_at
 from priors.scm.causes import plan_causes, sample_categorical, sample_causes, sample_zipf
-from priors.scm.discretisation import Category, Discretisation, cut, discretise, plan_discretisation
+from priors.scm.discretization import Category, Discretization, cut, discretize, plan_discretization
 from priors.scm.hyperparameters import choice_weights, choose, group_rng, scaled_count, scaled_normal
 from priors.table import TableSpec
 
@@ -100,7 +100,7 @@ def test_mixed_causes_have_the_shares_of_a_table(rng):
     assert shares[:, 0].std() == pytest.approx(np.sqrt(0.66**2 / 12 + binomial), rel=0.05)
 
 
-def test_categorical_causes_are_standardised_indices(rng):
+def test_categorical_causes_are_standardized_indices(rng):
     counts = []
     for _ in range(300):
         values, rows = np.unique(sample_categorical(rng, 2000), return_counts=True)
@@ -112,7 +112,7 @@ def test_categorical_causes_are_standardised_indices(rng):
     assert np.mean(counts) == pytest.approx(11, abs=1)
 
 
-def test_zipf_causes_are_clipped_and_centred(rng):
+def test_zipf_causes_are_clipped_and_centered(rng):
     exponents = []
     for _ in range(300):
         column = sample_zipf(rng, 4000)
@@ -137,8 +137,8 @@ def class_shares(target: torch.Tensor, boundaries: str, num_classes: int, tables
     shares = []
     for seed in range(tables):
         try:
-            plan = Discretisation(boundaries, num_classes, ())
-            _, labels, num_present = discretise(torch.zeros(len(target), 1), target, plan, (seed,))
+            plan = Discretization(boundaries, num_classes, ())
+            _, labels, num_present = discretize(torch.zeros(len(target), 1), target, plan, (seed,))
         except Rejected:
             continue
         assert labels.unique().tolist() == list(range(num_present))
@@ -152,7 +152,7 @@ def test_boundaries_are_values_of_random_rows_or_normal_draws():
     shares = class_shares(target, "rank", 2, 1500)
     assert kstest(shares, "uniform").pvalue > 0.01
     assert class_shares(target, "rank", 5, 1500).mean() == pytest.approx(1 / 5, abs=0.015)
-    # N(0, 1) lies above -1, the minimum of the standardised target, and then at the share 1 - exp(-(1 + z));
+    # N(0, 1) lies above -1, the minimum of the standardized target, and then at the share 1 - exp(-(1 + z));
     # the clamped outliers shift the scale by a few per cent
     z = norm.ppf(np.linspace(norm.cdf(-1), 1, 20002)[1:-1])
     expected = 1 - np.exp(-(1 + z))
@@ -163,16 +163,16 @@ def test_boundaries_are_values_of_random_rows_or_normal_draws():
 
 def test_classes_without_rows_do_not_count():
     columns, target = torch.zeros(100, 1), torch.tensor([0.0, 1.0]).repeat(50)
-    plan = Discretisation("value", 10, ())
-    assert discretise(columns, target, plan, (0,))[2] == 2
+    plan = Discretization("value", 10, ())
+    assert discretize(columns, target, plan, (0,))[2] == 2
     with pytest.raises(Rejected, match="one_class"):
-        discretise(columns, torch.zeros(100), plan, (0,))
+        discretize(columns, torch.zeros(100), plan, (0,))
     with pytest.raises(Rejected, match="nan"):
-        discretise(columns, torch.full((100,), torch.inf), plan, (0,))
+        discretize(columns, torch.full((100,), torch.inf), plan, (0,))
 
 
 def test_number_of_classes_and_categories_of_tables():
-    plans = [plan_discretisation(TableSpec(100, 50, 40), (seed, 0), "rank") for seed in range(4000)]
+    plans = [plan_discretization(TableSpec(100, 50, 40), (seed, 0), "rank") for seed in range(4000)]
     counts = np.bincount([plan.num_classes for plan in plans], minlength=11) / 4000
     assert np.allclose(counts[2:], [0.5 + 0.5 / 9] + [0.5 / 9] * 8, atol=0.025) and counts[2:].sum() == 1
     with_categories = [plan.categories for plan in plans if plan.categories]
@@ -188,10 +188,10 @@ def test_number_of_classes_and_categories_of_tables():
 
 
 def test_a_table_keeps_its_number_of_classes_when_it_is_drawn_again():
-    plans = [plan_discretisation(SPEC, (7, attempt), "rank") for attempt in range(200)]
+    plans = [plan_discretization(SPEC, (7, attempt), "rank") for attempt in range(200)]
     assert len({plan.num_classes for plan in plans[:100]}) == 1
     assert len({plan.categories for plan in plans[:100]}) > 1
-    assert len({plan_discretisation(SPEC, (7, 100 * k), "rank").num_classes for k in range(20)}) > 1
+    assert len({plan_discretization(SPEC, (7, 100 * k), "rank").num_classes for k in range(20)}) > 1
 
 
 @pytest.mark.parametrize(("name", "options"), [("mlp_scm", {}), ("mlp_scm", {"causal": True}), ("tree_scm", {})])
@@ -217,7 +217,7 @@ def test_categories_cut_a_column_by_rank(rng):
     columns = torch.from_numpy(rng.standard_normal((300, 4), dtype=np.float32))
     before = columns.clone()
     categories = (Category(0, 12, "ascending"), Category(1, 12, "descending"), Category(2, 12, "shuffled"))
-    discretise(columns, before[:, 3], Discretisation("rank", 2, categories), (0,))
+    discretize(columns, before[:, 3], Discretization("rank", 2, categories), (0,))
     assert torch.equal(columns[:, 3], before[:, 3])
     ordered = [codes[values.argsort()] for codes, values in zip(columns.T[:3], before.T[:3], strict=True)]
     assert (ordered[0].diff() >= 0).all() and (ordered[1].diff() <= 0).all()
@@ -233,8 +233,8 @@ def test_the_boundaries_of_categories_are_values_of_random_rows():
     shares = []
     for seed in range(500):
         columns = torch.linspace(0, 1, 200).pow(6)[:, None].clone()
-        plan = Discretisation("rank", 10, (Category(0, 2, "ascending"),))
-        discretise(columns, torch.arange(200.0), plan, (seed,))
+        plan = Discretization("rank", 10, (Category(0, 2, "ascending"),))
+        discretize(columns, torch.arange(200.0), plan, (seed,))
         shares.append((columns == 0).float().mean().item())
     assert kstest(shares, "uniform").pvalue > 0.01
 
@@ -244,7 +244,7 @@ def test_codes_of_ordered_categories_have_gaps_and_those_of_shuffled_ones_have_n
     for seed in range(40):
         columns = torch.arange(60.0)[:, None].repeat(1, 3)
         categories = tuple(Category(i, 20, order) for i, order in enumerate(["ascending", "descending", "shuffled"]))
-        discretise(columns, torch.arange(60.0), Discretisation("rank", 10, categories), (seed,))
+        discretize(columns, torch.arange(60.0), Discretization("rank", 10, categories), (seed,))
         for column, category in zip(columns.T, categories, strict=True):
             gaps[category.order] += int(column.max() - column.min() + 1 - len(column.unique()))
     assert gaps["ascending"] > 40 < gaps["descending"] and gaps["shuffled"] == 0

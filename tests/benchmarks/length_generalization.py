@@ -1,12 +1,12 @@
 """Accuracy and attention entropy on tables up to 16 times longer than any seen in training, by softmax rule.
 
-    python tests/benchmarks/length_generalisation.py [steps=2000] [tables=200] [folder=length_generalisation]
+    python tests/benchmarks/length_generalization.py [steps=2000] [tables=200] [folder=length_generalization]
 
 QASSMax, SSMax and plain softmax in the `small` model, from equal seeds, take every step of one stream together: tables
-of at most 160 rows, 128 labelled. Then each predicts the same 128 query rows of unseen tables from 128, 256, ..., 2,048
-labelled rows, the shorter contexts being parts of the longer ones. Entropy is that of the query rows' attention over
-the labelled rows, as a share of log n (1: all rows alike), mean over heads and blocks of the in-context learner.
-Writes length_generalisation.csv and .png, and the weights, which a second run with the same folder uses again.
+of at most 160 rows, 128 labeled. Then each predicts the same 128 query rows of unseen tables from 128, 256, ..., 2,048
+labeled rows, the shorter contexts being parts of the longer ones. Entropy is that of the query rows' attention over
+the labeled rows, as a share of log n (1: all rows alike), mean over heads and blocks of the in-context learner.
+Writes length_generalization.csv and .png, and the weights, which a second run with the same folder uses again.
 """
 
 import csv
@@ -37,7 +37,7 @@ FACTORS = (1, 2, 4, 8, 16)
 
 args = dict(argument.split("=") for argument in sys.argv[1:])
 steps, tables = int(args.get("steps", 2000)), int(args.get("tables", 200))
-folder = Path(args.get("folder", "length_generalisation"))
+folder = Path(args.get("folder", "length_generalization"))
 
 
 def configure(rule: str):
@@ -93,7 +93,7 @@ def take_step(model: TabICL, optimizer, stage, item, smooth: float | None) -> fl
 
 @torch.no_grad()
 def predict(model: TabICL, X: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """Logits of the query rows (QUERIES, C), and the entropy of their attention over the labelled rows / log n."""
+    """Logits of the query rows (QUERIES, C), and the entropy of their attention over the labeled rows / log n."""
     n, entropies, attend = len(y), [], attention.attend
 
     def observed(q, kv, spans, *rest):
@@ -146,7 +146,7 @@ def draw(rows: list[dict]):
             of_rule = [row for row in rows if row["rule"] == name]
             axes.plot([row["n"] for row in of_rule], [row[column] for row in of_rule], marker="o", label=name)
         axes.axvspan(LONGEST, LONGEST * FACTORS[-1], color="0.95", zorder=0)
-        axes.set(xscale="log", xlabel="labelled rows n (grey: longer than in training)", title=title)
+        axes.set(xscale="log", xlabel="labeled rows n (gray: longer than in training)", title=title)
         axes.set_xticks([f * LONGEST for f in FACTORS], [f"{f * LONGEST:,}" for f in FACTORS])
         axes.minorticks_off()
     axes.legend()
@@ -157,11 +157,11 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     rows = measure({name: model.eval() for name, model in train().items()})
-    with open(folder / "length_generalisation.csv", "w", newline="") as file:
+    with open(folder / "length_generalization.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)
-    draw(rows).savefig(folder / "length_generalisation.png", dpi=150)
+    draw(rows).savefig(folder / "length_generalization.png", dpi=150)
     for row in rows:
         print("{rule:8} n {n:>5,}: accuracy {accuracy:.4f} ({gain_over_1x:+.4f} +- {gain_se:.4f} over 1x), "
               "log loss {log_loss:.4f}, entropy {entropy:.3f}".format(**row))  # fmt: skip

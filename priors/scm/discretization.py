@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from priors.finish import Rejected, clamp_and_standardise
+from priors.finish import Rejected, clamp_and_standardize
 from priors.random import normals, rng_at
 from priors.scm.hyperparameters import lasting_rng
 from priors.table import TableSpec
@@ -33,11 +33,11 @@ class Category:
 
 
 @dataclass(frozen=True)
-class Discretisation:
+class Discretization:
     """How the real target becomes classes, and which columns become categories.
 
     boundaries: between classes: "rank", the target's values in random rows, or "value", standard normal draws with
-        which the standardised target is compared
+        which the standardized target is compared
     num_classes: 0 for a target that stays numeric
     """
 
@@ -56,7 +56,7 @@ class Discretisation:
         return text
 
 
-def plan_discretisation(spec: TableSpec, seed: tuple[int, ...], boundaries: str) -> Discretisation:
+def plan_discretization(spec: TableSpec, seed: tuple[int, ...], boundaries: str) -> Discretization:
     num_classes = 0
     if spec.max_classes:
         rng = lasting_rng(seed[:-1], "classes", seed)
@@ -69,11 +69,11 @@ def plan_discretisation(spec: TableSpec, seed: tuple[int, ...], boundaries: str)
             levels = max(2, round(rng.gamma(1, 10)))
             order = ("ascending", "descending")[rng.integers(2)] if rng.random() < ORDERED_SHARE else "shuffled"
             categories.append(Category(int(column), levels, order))
-    return Discretisation(boundaries, num_classes, tuple(categories))
+    return Discretization(boundaries, num_classes, tuple(categories))
 
 
-def discretise(
-    columns: torch.Tensor, target: torch.Tensor, plan: Discretisation, seed: tuple[int, ...]
+def discretize(
+    columns: torch.Tensor, target: torch.Tensor, plan: Discretization, seed: tuple[int, ...]
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Columns (num_rows, M) with codes in the categorical ones, labels int64 (num_rows,), number of non-empty classes.
 
@@ -96,7 +96,7 @@ def discretise(
     if plan.num_classes == 0:
         return columns, target, 0
     rng = rng_at(seed, "classes")
-    target = clamp_and_standardise(target[:, None])[:, 0]
+    target = clamp_and_standardize(target[:, None])[:, 0]
     if target.isnan().any():
         raise Rejected("nan")
     if plan.boundaries == "rank":
