@@ -1,4 +1,4 @@
-"""What a network is compared with: untuned scikit-learn models, and the public client with weights of its own."""
+"""What a network is compared with: untuned scikit-learn models, and the `tabicl` package with weights of its own."""
 
 from __future__ import annotations
 
@@ -74,29 +74,29 @@ NUMBER_BASELINES: dict[str, Callable[[], BaseEstimator]] = {
 }
 
 
-class ClientRegressor(BaseEstimator):
-    """The public client's regressor, with the methods of ours."""
+class PackageRegressor(BaseEstimator):
+    """The regressor of the `tabicl` package, with the methods of ours."""
 
-    def __init__(self, client: BaseEstimator) -> None:
-        self.client = client
+    def __init__(self, regressor: BaseEstimator) -> None:
+        self.regressor = regressor
 
-    def fit(self, X: pd.DataFrame, y: np.ndarray) -> ClientRegressor:
-        self.client.fit(X, y)
+    def fit(self, X: pd.DataFrame, y: np.ndarray) -> PackageRegressor:
+        self.regressor.fit(X, y)
         return self
 
     def predict(self, X: pd.DataFrame) -> np.ndarray:
-        return self.client.predict(X)
+        return self.regressor.predict(X)
 
     def predict_quantiles(self, X: pd.DataFrame, levels: Sequence[float]) -> np.ndarray:
-        return self.client.predict(X, output_type="quantiles", alphas=list(levels))
+        return self.regressor.predict(X, output_type="quantiles", alphas=list(levels))
 
 
-def public_client(weights: str, n_estimators: int, numbers: bool) -> BaseEstimator:
-    """The released client with a weights file, of a regressor if `numbers`; raises ConfigError if it is not
-    installed."""
+def tabicl_package(weights: str, n_estimators: int, numbers: bool) -> BaseEstimator:
+    """An estimator of the `tabicl` package with a weights file, a regressor if `numbers`; raises ConfigError if the
+    package is not installed."""
     try:
         from tabicl import TabICLClassifier, TabICLRegressor
     except ImportError:
-        raise ConfigError(["client_weights needs the public client: pip install tabicl==2.2.0"]) from None
+        raise ConfigError(["tabicl_weights needs the package: pip install tabicl==2.2.0"]) from None
     settings = {"model_path": weights, "allow_auto_download": False, "n_estimators": n_estimators}
-    return ClientRegressor(TabICLRegressor(**settings)) if numbers else TabICLClassifier(**settings)
+    return PackageRegressor(TabICLRegressor(**settings)) if numbers else TabICLClassifier(**settings)

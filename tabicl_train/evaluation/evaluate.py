@@ -19,15 +19,15 @@ from tabicl_train.config.checks import at_least
 from tabicl_train.config.monitoring import QUERY_SHARE
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError, require_matplotlib
-from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, public_client
+from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, tabicl_package
 from tabicl_train.evaluation.scores import LEVELS, score, score_numbers, standardize
 from tabicl_train.evaluation.scores_text import THIS_MODEL, as_text
 from tabicl_train.evaluation.suites import Source, Task, sources
 from tabicl_train.model import TabICL
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.export import build_model, read_weights
+from tabicl_train.prediction.origin import TrainedRange
 from tabicl_train.prediction.regressor import TabICLRegressor
-from tabicl_train.prediction.trained_range import TrainedRange
 from tabicl_train.run_dir.checkpoint import is_run_checkpoint, load
 from tabicl_train.run_dir.outputs import output_problems
 from tabicl_train.run_dir.records import Records
@@ -43,7 +43,7 @@ def evaluate(
     splits: int,
     rows: int,
     n_estimators: int,
-    client_weights: str | None,
+    tabicl_weights: str | None,
     output: str | None,
     figure: str | None,
 ) -> pd.DataFrame:
@@ -55,12 +55,12 @@ def evaluate(
 
     returns: the results as described in scores.py
     """
-    if problems := arg_problems(splits, rows, n_estimators, client_weights, output, figure):
+    if problems := arg_problems(splits, rows, n_estimators, tabicl_weights, output, figure):
         raise ConfigError(problems)
     pretrained = read_weights(checkpoint)
     tasks = sources(suite, folder, pretrained.config.is_regression)
     network, trained = build_model(pretrained.config, pretrained.tensors), pretrained.trained_range
-    methods = competitors(network, n_estimators, client_weights)
+    methods = competitors(network, n_estimators, tabicl_weights)
 
     scores, skipped, errors = [], [], []  # rows, warnings, messages
     records, unwritten = Records(Path(output or ".").resolve().parent), None
@@ -92,11 +92,11 @@ def evaluate(
 
 
 def arg_problems(
-    splits: int, rows: int, n_estimators: int, client_weights: str | None, output: str | None, figure: str | None
+    splits: int, rows: int, n_estimators: int, tabicl_weights: str | None, output: str | None, figure: str | None
 ) -> list[str]:
     problems = at_least(1, splits=splits, n_estimators=n_estimators) + at_least(20, rows=rows)
-    if client_weights is not None and not Path(client_weights).is_file():
-        problems.append(f"client_weights is {client_weights!r}; there is no such file")
+    if tabicl_weights is not None and not Path(tabicl_weights).is_file():
+        problems.append(f"tabicl_weights is {tabicl_weights!r}; there is no such file")
     problems += output_problems("output", output) + output_problems("figure", figure)
     if figure is not None:
         require_matplotlib()
@@ -119,22 +119,22 @@ def figure_errors(results: pd.DataFrame, figure: str | None) -> list[str]:
     return []
 
 
-def competitors(network: TabICL, n_estimators: int, client_weights: str | None) -> Methods:
-    """The methods to compare; raises ConfigError if the public client is needed and not installed, or its weights are
+def competitors(network: TabICL, n_estimators: int, tabicl_weights: str | None) -> Methods:
+    """The methods to compare; raises ConfigError if the `tabicl` package is needed and not installed, or its weights are
     for the other kind of task."""
     numbers = network.config.is_regression
     estimator, baselines = (TabICLRegressor, NUMBER_BASELINES) if numbers else (TabICLClassifier, BASELINES)
     methods = {THIS_MODEL: lambda: estimator(network, n_estimators=n_estimators), **baselines}
-    if client_weights is not None:
-        public_client(client_weights, n_estimators, numbers)
-        if read_weights(client_weights).config.is_regression != numbers:
+    if tabicl_weights is not None:
+        tabicl_package(tabicl_weights, n_estimators, numbers)
+        if read_weights(tabicl_weights).config.is_regression != numbers:
             kinds = "classes, and the checkpoint numbers" if numbers else "numbers, and the checkpoint classes"
-            raise ConfigError([f"client_weights is {client_weights!r}; it predicts {kinds}"])
-        if is_run_checkpoint(load(client_weights)[1]):
-            export = shlex.join(["tabicl-export", f"checkpoint={client_weights}", "output=FILE.ckpt"])
-            advice = f"is a checkpoint of a run, which the client does not read; export it: {export}"
-            raise ConfigError([f"client_weights {advice}"])
-        methods["public client"] = lambda: public_client(client_weights, n_estimators, numbers)
+            raise ConfigError([f"tabicl_weights is {tabicl_weights!r}; it predicts {kinds}"])
+        if is_run_checkpoint(load(tabicl_weights)[1]):
+            export = shlex.join(["tabicl-export", f"checkpoint={tabicl_weights}", "output=FILE.ckpt"])
+            advice = f"is a checkpoint of a run, which the `tabicl` package does not read; export it: {export}"
+            raise ConfigError([f"tabicl_weights {advice}"])
+        methods["tabicl package"] = lambda: tabicl_package(tabicl_weights, n_estimators, numbers)
     return methods
 
 

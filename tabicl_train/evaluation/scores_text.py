@@ -9,7 +9,7 @@ import pandas as pd
 from tabicl_train.config.monitoring import REAL_SCORES, judged_by
 from tabicl_train.console import counted, text_table
 from tabicl_train.evaluation.scores import BUCKETS, by_bucket, by_task, judged, relative_rmse, summarize
-from tabicl_train.prediction.trained_range import TrainedRange
+from tabicl_train.prediction.origin import TrainedRange
 
 THIS_MODEL = "this model"
 COMPARED = ("win_rate", "lead")  # of other methods

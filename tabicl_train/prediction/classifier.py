@@ -85,11 +85,11 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
         numbers = self._numbers(X)
         C = len(self.classes_)
         total = 0.0
-        for views, pack, tokens in self._packs(numbers, lambda view: (self.y_ + view.shift) % C):
+        for members, pack, tokens in self._packs(numbers, lambda member: (self.y_ + member.shift) % C):
             logits = predict_logits(self.network_, pack, C, self.softmax_temperature, tokens)
-            of_views = logits.unflatten(0, (len(views), -1)).double().cpu().numpy()  # (views, query rows, C)
-            total += sum(np.roll(one, -view.shift, axis=-1) for one, view in zip(of_views, views, strict=True))
-        return torch.softmax(torch.from_numpy(total / len(self.views_)), dim=-1).numpy()
+            each = logits.unflatten(0, (len(members), -1)).double().cpu().numpy()  # (members, query rows, C)
+            total += sum(np.roll(one, -member.shift, axis=-1) for one, member in zip(each, members, strict=True))
+        return torch.softmax(torch.from_numpy(total / len(self.members_)), dim=-1).numpy()
 
     def _losses(self, X: pd.DataFrame, y: np.ndarray) -> np.ndarray:
         """Cross entropy of rows (rows,); y: their numbers in `classes_`"""

@@ -105,8 +105,8 @@ def embed(model: TabICL, pack: Pack, columns: Columns, shapes: list[Shape], num_
     config, column = model.config, model.col_embedder
     labels = pack.y.index_select(0, columns.labels)
     many = config.col_target_aware and num_classes > config.max_classes
-    views = label_digits(labels, num_classes, config.max_classes) if many else [labels]
-    read = [column.read(pack, columns, view) for view in views]
+    digits = label_digits(labels, num_classes, config.max_classes) if many else [labels]
+    read = [column.read(pack, columns, digit) for digit in digits]
     embedded = read[0].new_empty(len(read[0]), config.embed_dim)
     labeled, queries = 0, columns.labeled  # where the next columns start
     for some in columns_in_parts(shapes, part):
@@ -115,8 +115,8 @@ def embed(model: TabICL, pack: Pack, columns: Columns, shapes: list[Shape], num_
         after = queries + piece.from_inducing.queries - piece.labeled
         at = slice(labeled, labeled + piece.labeled), slice(queries, after)
         log_n = log_counts(own)
-        per_view = (column.embed(torch.cat([cells[at[0]], cells[at[1]]]), piece, log_n) for cells in read)
-        mean = reduce(torch.add, per_view) / len(read)
+        per_digit = (column.embed(torch.cat([cells[at[0]], cells[at[1]]]), piece, log_n) for cells in read)
+        mean = reduce(torch.add, per_digit) / len(read)
         embedded[at[0]], embedded[at[1]] = mean[: piece.labeled], mean[piece.labeled :]
         labeled, queries = at[0].stop, after
     return embedded

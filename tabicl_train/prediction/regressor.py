@@ -34,7 +34,7 @@ class TabICLRegressor(RegressorMixin, Ensemble):
     says nothing; there the tails are assumed to be exponential: the quantile at level a is b ln(a) + c below and
     -b ln(1 - a) + c above, where b is the slope of a least-squares line through the 20 outermost quantiles, at least
     0.01 and at most 100 standard deviations of the target, and c continues the outermost quantile. `predict` does not
-    include the tails. All results are means over the views of the ensemble.
+    include the tails. All results are means over the members of the ensemble.
 
     The target is standardized by the labeled rows. If it is constant there, for example because there is only one
     such row, that number is predicted for every row and level.
@@ -90,21 +90,21 @@ class TabICLRegressor(RegressorMixin, Ensemble):
         return self._average(numbers, lambda q: interpolate(np.sort(q, axis=1), a), len(a))
 
     def _average(self, numbers: np.ndarray, summarize: Callable[[np.ndarray], np.ndarray], width: int) -> np.ndarray:
-        """Means over the views of what is computed from their quantiles, in units of the target, float64 (rows, width).
+        """Means over the members of what is computed from their quantiles, in units of the target, (rows, width).
 
         summarize: float32 (some rows, Q), not sorted -> float64 (some rows, width)
         """
         rows = len(numbers)
         total = np.zeros((rows, width))
         size = max(1, min(rows, PART // max(width, self.network_.config.outputs)))  # no row twice in a part
-        for _, pack, tokens in self._packs(numbers, lambda view: self.y_):
+        for _, pack, tokens in self._packs(numbers, lambda member: self.y_):
             done = 0
             for part in quantile_parts(self.network_, pack, tokens):
-                for some in part.float().cpu().split(size):  # rows of one view after those of another
+                for some in part.float().cpu().split(size):  # rows of one member after those of another
                     place = np.arange(done, done + len(some)) % rows
                     total[place] += summarize(some.numpy())
                     done += len(some)
-        return self.target_scale_.restore(total / len(self.views_))
+        return self.target_scale_.restore(total / len(self.members_))
 
 
 def finite_numbers(y: Any) -> np.ndarray:
@@ -117,7 +117,7 @@ def finite_numbers(y: Any) -> np.ndarray:
         other = list(y[:1]) if y.dtype.kind not in "buif" else []
     if other:
         kind = type(other[0]).__name__
-        raise ValueError(f"y must hold numbers, but holds values of the type {kind}, for example {str(other[0])!r}")
+        raise ValueError(f"y must be numbers, but has values of the type {kind}, for example {str(other[0])!r}")
     with np.errstate(over="ignore"):
         values = np.full(len(y), np.nan)
         values[~missing] = [as_float(v) for v in y[~missing]] if y.dtype.kind == "O" else y[~missing]

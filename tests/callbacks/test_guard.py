@@ -19,8 +19,7 @@ from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
-from tabicl_train.prediction.export import export
-from tabicl_train.prediction.public_format import load_public
+from tabicl_train.prediction.export import export, load_checkpoint
 from tabicl_train.run_dir.checkpoint import read
 from tabicl_train.run_dir.records import Records
 
@@ -287,7 +286,7 @@ def test_ema_follows_its_formula_and_exports(tmp_path):
         export(str(tmp_path / "run"), str(tmp_path / "newest.ckpt"), "newest")
     export(str(tmp_path / "run"), str(tmp_path / "ema.ckpt"), "ema")
     export(str(tmp_path / "run"), str(tmp_path / "last.ckpt"), "last")
-    ema, mean = (load_public(tmp_path / f"{name}.ckpt")[1] for name in ("ema", "last"))
+    ema, mean = (load_checkpoint(str(tmp_path / f"{name}.ckpt"))[1] for name in ("ema", "last"))
     for i, name in enumerate(names):
         torch.testing.assert_close(ema[name], expected[i].float(), rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(mean[name], (watch.states[2][i] + watch.states[5][i]) / 2)
@@ -298,7 +297,9 @@ def test_ema_follows_its_formula_and_exports(tmp_path):
         export(str(tmp_path / "one"), str(tmp_path / "none.ckpt"), "ema")
     export(str(tmp_path / "one"), str(tmp_path / "one.ckpt"), "last")
     trained = last(tmp_path / "one")["state_dict"]
-    assert all(torch.equal(w, trained[f"model.{name}"]) for name, w in load_public(tmp_path / "one.ckpt")[1].items())
+    assert all(
+        torch.equal(w, trained[f"model.{name}"]) for name, w in load_checkpoint(str(tmp_path / "one.ckpt"))[1].items()
+    )
 
 
 @pytest.mark.slow

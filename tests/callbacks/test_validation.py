@@ -32,7 +32,6 @@ from tabicl_train.model.pack import Pack
 from tabicl_train.model.quantiles import guess_loss
 from tabicl_train.module import query_losses
 from tabicl_train.prediction.export import export, load_checkpoint, load_model
-from tabicl_train.prediction.public_format import load_public
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import read_status
 
@@ -307,7 +306,7 @@ def test_the_weights_that_a_run_starts_from_can_be_its_best(folder, tmp_path):
         run(tmp_path / "run", *settings)
     assert list(read_scores(Records(tmp_path / "run").rows("validation.csv"))) == [0, 2, 4]
     _, best = load_checkpoint(str(tmp_path / "run/checkpoints/best.ckpt"), "trained")
-    assert_same_state(best, load_public(str(start))[1])
+    assert_same_state(best, load_checkpoint(str(start))[1])
 
 
 def test_a_single_kind_of_tables_or_a_broken_network_is_no_error(tmp_path, capfd):

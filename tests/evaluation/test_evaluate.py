@@ -25,8 +25,8 @@ from tabicl_train.evaluation import scores_figure
 from tabicl_train.evaluation.evaluate import score_task
 from tabicl_train.evaluation.scores_text import THIS_MODEL, as_text, summary_text
 from tabicl_train.evaluation.suites import make_task
+from tabicl_train.prediction.origin import TrainedRange, trained_range
 from tabicl_train.prediction.public_format import save_public
-from tabicl_train.prediction.trained_range import TrainedRange, trained_range
 from tabicl_train.run_dir import atomic
 from tabicl_train.run_dir.checkpoint import read
 

@@ -20,8 +20,8 @@ from tabicl_train.config.folders import CONFIG_DIR
 from tabicl_train.errors import ConfigError
 from tabicl_train.model import TabICL
 from tabicl_train.prediction.export import build_model, export, load_checkpoint, load_model, read_weights
+from tabicl_train.prediction.origin import TrainedRange
 from tabicl_train.prediction.public_format import load_public, save_public
-from tabicl_train.prediction.trained_range import TrainedRange
 
 
 @pytest.fixture(scope="module")

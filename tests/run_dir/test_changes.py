@@ -1,7 +1,6 @@
 """Settings of checkpoints that lack some, have others, or come from a later version of the program."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from tabicl_train.config.schema import RunConfig
 from tabicl_train.debugging.replay import version_problems
 from tabicl_train.errors import ConfigError
 from tabicl_train.prediction.export import load_checkpoint
-from tabicl_train.prediction.public_format import load_public, save_public
+from tabicl_train.prediction.public_format import save_public
 from tabicl_train.run_dir import changes
 from tabicl_train.run_dir.changes import refuse_changes, up_to_date
 from tabicl_train.run_dir.checkpoint import newest_valid, read
@@ -157,7 +156,7 @@ def test_files_of_a_later_version_are_refused(tmp_path):
     public = tmp_path / "public.ckpt"
     save_public(TINY, tiny_network().state_dict(), public)
     torch.save(torch.load(public) | {"format_version": 2}, public)
-    for load in (load_public, lambda path: load_checkpoint(str(path))):
+    for load in (lambda path: load_checkpoint(str(path)),):
         with pytest.raises(ConfigError, match=r"public\.ckpt was written by a later version"):
             load(public)
 
@@ -168,4 +167,4 @@ def test_files_without_a_version_are_of_the_first_one(tmp_path):
     content = torch.load(public)
     assert content.pop("format_version") == 1 and content.keys() == {"config", "state_dict", "origin"}
     torch.save(content, public)
-    assert load_public(Path(public))[0] == TINY
+    assert load_checkpoint(str(public))[0] == TINY
