@@ -120,8 +120,8 @@ def figure_errors(results: pd.DataFrame, figure: str | None) -> list[str]:
 
 
 def competitors(network: TabICL, n_estimators: int, tabicl_weights: str | None) -> Methods:
-    """The methods to compare; raises ConfigError if the `tabicl` package is needed and not installed, or its weights are
-    for the other kind of task."""
+    """The methods to compare; raises ConfigError if the `tabicl` package is needed and not installed, or its weights
+    are for the other kind of task."""
     numbers = network.config.is_regression
     estimator, baselines = (TabICLRegressor, NUMBER_BASELINES) if numbers else (TabICLClassifier, BASELINES)
     methods = {THIS_MODEL: lambda: estimator(network, n_estimators=n_estimators), **baselines}

@@ -44,10 +44,10 @@ class FineTune(BaseEstimator):
     """How `fit` trains the network of a TabICLClassifier or TabICLRegressor on the rows it is given.
 
     The rows are split by their content, so that copies of a row stay together. Each step takes four draws of labeled
-    rows and queries among the training rows, each as a member of an ensemble sees it. The validation rows are scored, with
-    training rows as context, before the first step, every few steps and at the end. The weights of the lowest mean loss
-    are kept if they are better than the first ones by more than the standard error of the difference, else the first
-    ones. Predictions use them and all rows.
+    rows and queries among the training rows, each as a member of an ensemble sees it. The validation rows are scored,
+    with training rows as context, before the first step, every few steps and at the end. The weights of the lowest mean
+    loss are kept if they are better than the first ones by more than the standard error of the difference, else the
+    first ones. Predictions use them and all rows.
 
     learning_rate: of AdamW, reached after 10 steps
     max_steps: after which it ends
@@ -174,7 +174,7 @@ def fine_tune(estimator: BaseEstimator, options: FineTune, X: pd.DataFrame) -> F
     else:
         words = (
             f"better by {paired_gain(before, best):.4f} on the {len(validation)} rows by which the weights were chosen "
-            "(mean loss, 95 % confidence interval), and judged on no others; FineTune(test_fraction=0.1) keeps some apart"
+            "(mean loss, 95 % confidence interval); to judge them on others, set FineTune(test_fraction=0.1)"
         )
     return FineTuning(history, best is None, ended_by, words)
 

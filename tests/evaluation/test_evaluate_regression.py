@@ -125,15 +125,15 @@ def test_the_public_client_scores_as_we_do(checkpoint, tmp_path):
     pytest.importorskip("tabicl")
     write_task(tmp_path, kind=np.random.default_rng(1).normal(size=60))  # the client would place words first
     results = evaluate(**vars(EvaluateOptions(
-        checkpoint=checkpoint, suite="folder", folder=str(tmp_path), splits=1, n_estimators=1, client_weights=checkpoint
+        checkpoint=checkpoint, suite="folder", folder=str(tmp_path), splits=1, n_estimators=1, tabicl_weights=checkpoint
     )))  # fmt: skip
-    assert list(results["method"]) == [*METHODS, "public client"] * 2
-    ours, client = (results[results["method"] == m] for m in ("this model", "public client"))
+    assert list(results["method"]) == [*METHODS, "tabicl package"] * 2
+    ours, client = (results[results["method"] == m] for m in ("this model", "tabicl package"))
     for name in ("r2", "rmse", "pinball", "coverage", "width"):
         assert list(client[name]) == pytest.approx(list(ours[name]), abs=1e-4), name
 
 
-def test_client_weights_for_classes_are_refused(checkpoint, tmp_path):
+def test_tabicl_weights_for_classes_are_refused(checkpoint, tmp_path):
     pytest.importorskip("tabicl")
     classes = str(tmp_path / "classes.ckpt")
     save_public(TINY, tiny_network().state_dict(), classes)
@@ -142,15 +142,15 @@ def test_client_weights_for_classes_are_refused(checkpoint, tmp_path):
         (classes, checkpoint, "predicts numbers, and the checkpoint classes"),
     ):
         with pytest.raises(ConfigError, match=words):
-            evaluate(**vars(EvaluateOptions(checkpoint=own, client_weights=other)))
+            evaluate(**vars(EvaluateOptions(checkpoint=own, tabicl_weights=other)))
 
 
-def test_client_weights_of_a_run_are_refused(checkpoint, tmp_path):
+def test_tabicl_weights_of_a_run_are_refused(checkpoint, tmp_path):
     pytest.importorskip("tabicl")
     make_run(tmp_path / "my run", "task=regression", "model.num_quantiles=99")
     (weights,) = (tmp_path / "my run" / "checkpoints").glob("step-*.ckpt")
     with pytest.raises(ConfigError, match=rf"export it: tabicl-export 'checkpoint={weights}' output=FILE\.ckpt$"):
-        evaluate(**vars(EvaluateOptions(checkpoint=checkpoint, client_weights=str(weights))))
+        evaluate(**vars(EvaluateOptions(checkpoint=checkpoint, tabicl_weights=str(weights))))
 
 
 def test_it_knows_the_trained_range_of_a_run(tmp_path):

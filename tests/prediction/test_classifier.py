@@ -58,7 +58,7 @@ def test_a_member_is_one_pass_of_the_network(features, shift):
     p = (logits / 0.5).softmax(-1)[:, [(c + shift) % 3 for c in range(3)]]
     model = classifier(n_estimators=1, norm_methods=("none",), softmax_temperature=0.5).fit(X[:40], y[:40])
     if shift:
-        model.views_ = [View("none", np.array(features), shift)]
+        model.members_ = [View("none", np.array(features), shift)]
     assert np.allclose(model.predict_proba(X[40:]), p, atol=1e-6)
     assert list(model.classes_) == list(classes) == ["maybe", "no", "yes"]
 
@@ -69,12 +69,12 @@ def test_ensemble_averages_logits_of_different_views(classes):
     y = np.arange(ROWS) % classes
     options = dict(n_estimators=2 * classes)
     whole = classifier(**options).fit(X[:40], y[:40])
-    assert len({(m.norm_method, m.shift) for m in whole.views_}) == 2 * classes  # each with each
-    assert len({tuple(m.features) for m in whole.views_}) == 2 * classes
+    assert len({(m.norm_method, m.shift) for m in whole.members_}) == 2 * classes  # each with each
+    assert len({tuple(m.features) for m in whole.members_}) == 2 * classes
     logs = []
-    for member in whole.views_:
+    for member in whole.members_:
         one = classifier(**options).fit(X[:40], y[:40])
-        one.views_ = [member]
+        one.members_ = [member]
         logs.append(np.log(one.predict_proba(X[40:])))
     mean = np.exp(np.mean(logs, axis=0))
     assert np.allclose(whole.predict_proba(X[40:]), mean / mean.sum(axis=1, keepdims=True), atol=1e-6)

@@ -55,7 +55,7 @@ def test_agreement_with_the_regressor_of_the_public_client(methods, unit):
         feat_shuffle_method="none", device="cpu",
     ).fit(X[:n], y)  # fmt: skip
     ours = TabICLRegressor(REGRESSOR_FILE, n_estimators=len(methods), norm_methods=methods, device="cpu").fit(X[:n], y)
-    for view in ours.views_:
+    for view in ours.members_:
         view.features = np.arange(X.shape[1])
     levels = [1e-5, 1e-4, 0.0007, 0.001, 0.0012, 0.01, 0.1, 0.31415, 0.5, 0.9, 0.9987, 0.999, 0.9994]
     kinds = ["mean", "median", "quantiles", "raw_quantiles"]

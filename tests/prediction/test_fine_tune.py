@@ -59,21 +59,21 @@ def sides(X, y, answer: float = 0.0) -> tuple[np.ndarray, ...]:
 def selection_loss(model, X, y) -> float:
     """Log loss of the selection rows from the training rows, with the network of a model."""
     training, selected, _ = sides(X, y)
-    judge = TabICLClassifier(model.network_, n_estimators=module.VIEWS).fit(X[training], y[training])
+    judge = TabICLClassifier(model.network_, n_estimators=module.MEMBERS).fit(X[training], y[training])
     p = judge.predict_proba(X[selected])
     return -np.log(p[np.arange(len(selected)), np.searchsorted(judge.classes_, y[selected])]).mean()
 
 
 def test_what_follows_a_rule_gets_better_also_on_rows_that_took_no_part():
     X, y = rule()
-    model = tuned(X, y, **LEARNS, answer=0.15)
+    model = tuned(X, y, **LEARNS, test_fraction=0.15)
     found = model.fine_tuning_
     assert not found.kept_start
     assert found.ended_by == "steps"
     assert [check.step for check in found.history] == [0, 10, 20]
     answering = len(sides(X, y, 0.15)[2])
-    assert found.answer.startswith("better by ")
-    assert f"on {answering} rows that took no part in training or selection" in found.answer
+    assert found.result.startswith("better by ")
+    assert f"on {answering} rows that took no part in training or validation" in found.result
     fresh, truth = rule(200, seed=1)
     losses = [one._losses(fresh, (truth == "yes").astype(int)).mean() for one in (untuned(X, y), model)]
     assert losses[1] < losses[0] - 0.1
@@ -85,8 +85,8 @@ def test_the_lowest_loss_of_the_selection_rows_is_kept():
     history = model.fine_tuning_.history
     np.testing.assert_allclose(history[0].loss, selection_loss(untuned(X, y), X, y), rtol=1e-5)
     np.testing.assert_allclose(min(check.loss for check in history), selection_loss(model, X, y), rtol=1e-5)
-    assert "rows by which the weights were chosen" in model.fine_tuning_.answer
-    assert "judged on no others" in model.fine_tuning_.answer
+    assert "rows by which the weights were chosen" in model.fine_tuning_.result
+    assert "judged on no others" in model.fine_tuning_.result
 
 
 def test_training_that_only_does_harm_leaves_the_start_to_the_bit():
@@ -99,7 +99,7 @@ def test_training_that_only_does_harm_leaves_the_start_to_the_bit():
     losses = [check.loss for check in found.history]
     assert len(losses) == 1 + np.argmin(losses) + 3
     assert losses[-1] > losses[0]
-    assert found.answer == "no gain: the weights you started from are returned"
+    assert found.result == "no gain: the weights you started from are returned"
     assert equal(weights(model), weights(untuned(X, y)))
     assert np.array_equal(model.predict_proba(X), untuned(X, y).predict_proba(X))
 
@@ -159,7 +159,7 @@ def test_rows_that_choose_or_answer_and_their_copies_are_never_trained_on(monkey
 
     monkeypatch.setattr(Rows, "table", draw)
     monkeypatch.setattr(module.Judge, "losses", judge)
-    tuned(X, y, answer=0.2, max_steps=20)
+    tuned(X, y, test_fraction=0.2, max_steps=20)
     trained, apart = {tuple(X[i]) for i in drawn}, {tuple(X[i]) for i in scored}
     assert len(apart) > 10
     assert not trained & apart
@@ -240,7 +240,7 @@ def test_the_loss_of_a_regressor_is_the_pinball_loss_in_standard_deviations():
     y = 1e6 + 1e3 * X[:, 0]
     model = tiny_regressor.regressor(fine_tune=FineTune(**QUICK)).fit(X, y)
     training, selected, _ = split_by_content(Rows(pd.DataFrame(X), model.y_, 0), 0.2, 0.0)
-    judge = tiny_regressor.regressor(n_estimators=module.VIEWS).fit(X[training], y[training])
+    judge = tiny_regressor.regressor(n_estimators=module.MEMBERS).fit(X[training], y[training])
     a = levels(judge.network_.config.outputs).double().numpy()
     error = y[selected, None] - judge.predict_quantiles(X[selected], a)
     expected = np.maximum(a * error, (a - 1) * error).mean() / y.std()
@@ -283,13 +283,13 @@ def test_gradients_do_not_depend_on_how_many_draws_go_through_the_network_togeth
         ({"frozen": ("head",)}, r"frozen is \('head',\); it must be a tuple of some of column, row, icl"),
         ({"frozen": ("column", "row", "icl")}, "not of all"),
         ({"frozen": "icl"}, "it must be a tuple"),
-        ({"selection": 0.5, "answer": 0.5}, "leave no rows for training"),
+        ({"validation_fraction": 0.5, "test_fraction": 0.5}, "leave no rows for training"),
         (
             {"max_steps": 2.5, "every": None},
             "max_steps is 2.5; .* every is None; it must be a whole number",
         ),
         ({"learning_rate": "1e-4"}, "learning_rate is '1e-4'; it must be a number above 0"),
-        ({"selection": 0.95}, "rows are for training, where at least 10 are needed"),
+        ({"validation_fraction": 0.95}, "rows are for training, where at least 10 are needed"),
     ],
 )
 def test_wrong_parameters_are_told(options, message):

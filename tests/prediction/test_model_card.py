@@ -55,7 +55,7 @@ def test_it_tells_recipe_data_scores_and_limits(tmp_path):
         "All training tables were drawn from the prior `mlp_scm` "
         f"(version {STREAM_VERSION} of the stream of tables) with these",
         "| `causal` | `True` |",
-        "After step 10, on held-out tables of the prior",
+        "After step 10, on validation tables of the prior",
         "| synthetic | 64 | 1.2500 | 0.5000 |  |",
         "| iris | 60 | 1.5000 | 0.5000 | 0.6250 |",
         "| inside | this model | 2 | 0.7000 | 0.5000 | 0.7500 |",  # the mean of 0.8 and 0.6: tasks have equal weight
@@ -71,13 +71,13 @@ def test_it_tells_recipe_data_scores_and_limits(tmp_path):
 def test_scores_of_other_weights_are_not_passed_off_as_theirs(tmp_path, monkeypatch):
     make_run(tmp_path / "run")
     best = exported_card(tmp_path / "run", tmp_path / "best", "best").content
-    assert "after step 5 of 20" in best and "After step 5, on held-out" in best and "| 0.3125 |" in best
+    assert "after step 5 of 20" in best and "After step 5, on validation" in best and "| 0.3125 |" in best
     monkeypatch.chdir(tmp_path / "run/checkpoints")  # a checkpoint is in its run whatever its path looks like
     assert exported_card("best.ckpt", tmp_path / "inside").content == best.replace("# best\n", "# inside\n", 1).replace(
         "the best by validation", "as trained"
     )
     ema = exported_card(tmp_path / "run", tmp_path / "ema", "ema").content
-    assert "After step 10, of the weights as trained rather than these, on held-out" in ema
+    assert "After step 10, of the weights as trained rather than these, on validation" in ema
 
 
 def test_that_of_a_regressor_says_so(tmp_path):
@@ -148,10 +148,10 @@ def test_it_tells_whether_the_client_can_load_the_network(tmp_path):
     make_run(tmp_path / "gaps", "model.missing_values=true")
     names = ("free", "bounded", "averaging", "gaps")
     free, *others = (exported_card(tmp_path / name, tmp_path / f"hub_{name}").content for name in names)
-    assert "output=model.ckpt` writes a file for the public client" in free
+    assert "output=model.ckpt` writes a file for the `tabicl` package" in free
     settings = ("model.scaling_bound (5.0)", "model.icl_scaling=ssa", "model.missing_values=true")
     for card, setting in zip(others, settings, strict=True):
-        assert f"The public client `tabicl` cannot express this network, which has {setting}." in card
+        assert f"The `tabicl` package cannot express this network, which has {setting}." in card
         assert "output=model.ckpt" not in card
 
 

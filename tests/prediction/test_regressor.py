@@ -41,7 +41,7 @@ def quantiles_of_views(model: TabICLRegressor) -> list[np.ndarray]:
     """What the network predicts for each view of the table, computed here: float64 (query rows, 999), not sorted."""
     labels = torch.from_numpy((Y - Y.mean()) / Y.std()).float()
     found = []
-    for view in model.views_:
+    for view in model.members_:
         rows = Normalizer(view.norm_method).fit(X[:LABELED]).transform(X)[:, view.features]
         with torch.no_grad():
             found.append(NETWORK(Pack.stack(torch.from_numpy(rows)[None], labels[None])).double().numpy())
@@ -66,7 +66,7 @@ def at_levels(q: np.ndarray) -> list[float]:
 
 def test_an_ensemble_averages_what_each_view_says_of_the_distribution(fitted):
     of_views = quantiles_of_views(fitted)
-    assert len({(view.norm_method, tuple(view.features)) for view in fitted.views_}) == 3
+    assert len({(view.norm_method, tuple(view.features)) for view in fitted.members_}) == 3
     assert all((np.diff(q) < 0).any() for q in of_views)  # they do cross
     means = np.mean([q.mean(1) for q in of_views], axis=0)
     assert np.std([q.mean(1) for q in of_views], axis=0).max() > 1e-3
