@@ -24,7 +24,7 @@ from length_generalization import take_step
 
 from priors import TableSpec
 from priors.random import rng_at
-from priors.realism.gaps import chances, fill
+from priors.realism import chances, fill
 from tabicl_train import TabICLClassifier
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior
