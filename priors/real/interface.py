@@ -19,7 +19,7 @@ SYNTHETIC, OWN = "synthetic", "own"  # what the tables of a prior are: computed,
 class RealTables(Protocol):
     """What a prior of real tables offers beside its draws; such a prior inherits from it, and from `Prior`.
 
-    It implements `for_validation`, `for_test`, `clusters` and `fingerprint`; the others have defaults.
+    It implements `sources`, `for_validation`, `for_test`, `clusters` and `fingerprint`; the others have defaults.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class RealTables(Protocol):
         dict
             Number of rows by source; 0 for the components of synthetic tables that are mixed with them.
         """
-        return {}
+        raise NotImplementedError
 
     def for_validation(self) -> Prior:
         """Return the prior that validation draws from: of tables or rows that training never draws."""

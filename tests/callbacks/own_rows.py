@@ -43,6 +43,9 @@ class OwnRows(Prior, RealTables):
         other.side = side
         return other
 
+    def sources(self) -> dict:
+        return {(NAME, "rows"): ROWS}
+
     def fingerprint(self) -> str:
         return "own rows"
 
@@ -56,7 +59,7 @@ class OwnRows(Prior, RealTables):
                                ((0, spec.train_size), (self.side, spec.num_rows - spec.train_size))])  # fmt: skip
         X = torch.from_numpy(np.stack([rows / 100, labels[rows]], 1)).float()
         y = torch.from_numpy(labels[rows].astype(int))
-        return Table(X, y, spec.train_size, 2, rows[spec.train_size :].tolist())
+        return Table(X, y, spec.train_size, 2, rows[spec.train_size :].tolist(), source=(NAME, "rows"))
 
 
 @contextlib.contextmanager
