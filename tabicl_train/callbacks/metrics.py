@@ -100,15 +100,16 @@ class Metrics:
         self.step = step
         self.tables += item.tables
         self.drawing += item.seconds
-        self.cells += sum(pack.cells for pack in item.packs) * self.ranks.size
+        self.cells += sum(pack.cells for pack in item.packs)
         self.drawn += sum(map(len, item.packs))
         self.rejected += item.rejections.total()
-        self.flops += sum(step_flops(self.config.model, pack) for pack in item.packs) * self.ranks.size
+        self.flops += sum(step_flops(self.config.model, pack) for pack in item.packs)
         _, stage, stage_step = stage_at(self.config.curriculum, item.step)
         self.clipped = self.clipped + (module.grad_norm > stage.clip)  # stays on the device
         self.steps += 1
         if is_logged(self.config, step):
             seconds = time.perf_counter() - self.started
+            cells, flops = self.ranks.sum(torch.tensor([self.cells, self.flops], dtype=torch.float64)).tolist()
             peak = peak_flops(module.device, module.precision.name)
             row = {
                 "step": step,
@@ -117,13 +118,13 @@ class Metrics:
                 "grad_norm": module.grad_norm.item(),
                 "lr": learning_rate(stage, stage_step),
                 "tables_per_s": self.tables / seconds,
-                "cells_per_s": self.cells / seconds,
+                "cells_per_s": cells / seconds,
                 "data_wait": (self.loader.waited - self.waited) / seconds,
                 "accept_rate": self.drawn / (self.drawn + self.rejected),
                 "skipped": int(module.skipped),
                 "clipped": int(self.clipped) / self.steps,
-                "tflops_per_s": self.flops / seconds / 1e12,
-                "peak_share": "" if peak is None else self.flops / seconds / (peak * self.ranks.size),
+                "tflops_per_s": flops / seconds / 1e12,
+                "peak_share": "" if peak is None else flops / seconds / (peak * self.ranks.size),
                 "memory_gb": peak_memory(module.device) / 1e9,
             }
             if self.ranks.rank == 0:

@@ -3,11 +3,16 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from tabicl_train.callbacks import metrics
 from tabicl_train.callbacks.metrics import SECONDS, Feeding, Metrics
 from tabicl_train.config.compose import compose
 from tabicl_train.distributed.ranks import Ranks
+from tabicl_train.model.families import family_of
+from tabicl_train.model.pack import Pack
+from tabicl_train.run_dir.records import Records
+from tabicl_train.stream import StepItem
 
 
 @pytest.fixture
@@ -49,3 +54,47 @@ def test_many_graphs_are_told_once(compiled, said, monkeypatch):
     for _ in range(3):
         watching.watch_graphs()
     assert [line[:19] for line in said] == (["warning   25 graphs"] if compiled else [])
+
+
+class TwoRanks(Ranks):
+    """Two ranks, of which the other one reports the values of `others`, in the order of its calls."""
+
+    def __init__(self, others: list[list[float]]) -> None:
+        super().__init__()
+        self.size, self.others = 2, iter(others)
+
+    def sum(self, values):
+        return values + torch.tensor(next(self.others), dtype=values.dtype)
+
+
+def tables(*shapes: tuple[int, int, int]) -> Pack:
+    return Pack.of((torch.zeros(rows, features), torch.arange(rows) % 2, n) for rows, n, features in shapes)
+
+
+def test_rates_are_those_of_all_ranks_over_the_time_since_the_previous_row(tmp_path, monkeypatch):
+    """Two steps of 8 tables each in 4 seconds; this rank computes 3 of them, the other one 5 larger ones."""
+    clock = iter([0.0, 10.0, 14.0, 14.0])
+    monkeypatch.setattr(metrics.time, "perf_counter", lambda: next(clock))
+    config = compose(["experiment=smoke", "trainer.log_every=2"])
+    packs = [tables((40, 20, 3), (40, 20, 3)), tables((60, 30, 5))]
+    own_cells = 2 * (2 * 40 * 3 + 60 * 5)
+    forward = family_of(config.model).forward_flops
+    own_flops = 2 * 3 * (2 * forward(config.model, 40, 20, 3) + forward(config.model, 60, 30, 5))
+    other_cells, other_flops = 10_000, 5e12
+    ranks = TwoRanks([[other_cells, other_flops]])
+    loader = SimpleNamespace(waited=0.0, drawers=0)
+    watching = Metrics(config, Records(tmp_path), loader, ranks, lambda values, step: None)
+    watching.progress = SimpleNamespace(show=lambda row: None)
+    watching.start_window()
+    monkeypatch.setattr(metrics, "peak_flops", lambda *_: 1e12)
+    module = SimpleNamespace(
+        device=torch.device("cpu"), precision=SimpleNamespace(name="fp32"), loss=torch.tensor(1.0),
+        grad_norm=torch.tensor(2.0), skipped=torch.tensor(0),
+    )  # fmt: skip
+    for step in (0, 1):
+        watching.on_train_batch_end(step=step + 1, item=StepItem(step, "smoke", 8, packs), module=module)
+    (row,) = Records(tmp_path).rows("metrics.csv")
+    assert float(row["tables_per_s"]) == 2 * 8 / 4
+    assert float(row["cells_per_s"]) == (own_cells + other_cells) / 4
+    assert float(row["tflops_per_s"]) == pytest.approx((own_flops + other_flops) / 4 / 1e12)
+    assert float(row["peak_share"]) == pytest.approx((own_flops + other_flops) / 4 / 1e12 / 2)
