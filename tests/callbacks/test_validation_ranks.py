@@ -15,7 +15,6 @@ from tabicl_train.callbacks.held_out.answer import Answer
 from tabicl_train.callbacks.validation import Validation
 from tabicl_train.run_dir.status import read_status
 
-pytestmark = pytest.mark.multi_process
 
 WAITING = {"validation": (Validation, "validate_if_due"), "answer": (Answer, "give")}
 
