@@ -31,8 +31,8 @@ from tabicl_train.distributed.signals import Stop
 from tabicl_train.model.family import Network
 from tabicl_train.precision import Precision
 from tabicl_train.prediction.export import load_network
-from tabicl_train.prediction.gain import answer, gain
 from tabicl_train.run_dir.records import Records
+from tabicl_train.statistics import gain_in_words, paired_gain
 from tabicl_train.stream import StepStream
 from tabicl_train.workers import Stopped
 
@@ -126,12 +126,12 @@ class FinalTest:
             for name, network in (("start", start), ("best", best))
         }
         before, after = (np.array([of[key] for key in losses["start"]]) for of in losses.values())
-        found, clusters = gain(before, after), stream.prior.kind_of_units
+        found, clusters = paired_gain(before, after), stream.prior.kind_of_units
         values = {name: statistics.fmean(of.values()) for name, of in losses.items()}
         values |= {"gain": found.mean, "error": found.error, "low": found.low, "high": found.high}
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
         parts[part] = {"clusters": len(before), "of": clusters, **finite}
-        return f"{part} {'rows' if clusters == 'rows' else 'tables'}: {answer(found, len(before), clusters)}"
+        return f"{part} {'rows' if clusters == 'rows' else 'tables'}: {gain_in_words(found, len(before), clusters)}"
 
     def check_stop(self, _: int = 0) -> None:
         if self.ranks.still_working(self.stop.first is not None):

@@ -48,10 +48,10 @@ from tabicl_train.distributed.signals import Stop
 from tabicl_train.model.family import Network
 from tabicl_train.module import Pretraining
 from tabicl_train.prediction.export import load_checkpoint
-from tabicl_train.prediction.gain import gain
 from tabicl_train.run_dir.atomic import save_atomically
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION
 from tabicl_train.run_dir.records import Records
+from tabicl_train.statistics import paired_gain
 from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.workers import Stopped
 
@@ -202,7 +202,7 @@ class Validation:
         start = self.losses_of_start(module)
         if start is None or not all(map(math.isfinite, start.values())):
             return True
-        return gain(np.array(list(start.values())), np.array([losses[key] for key in start])).is_likely
+        return paired_gain(np.array(list(start.values())), np.array([losses[key] for key in start])).exceeds_error
 
     def losses_of_start(self, module: Pretraining) -> dict[Hashable, float] | None:
         """The losses of the weights that the run started from, if later ones are compared with them."""
