@@ -23,13 +23,15 @@ from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.scores import MARGINAL
 
+__all__ = ["BASELINES", "NUMBER_BASELINES", "tabicl_package"]
+
 MAX_CATEGORIES = 255  # the limit of histogram gradient boosting; columns with more are dropped for it
 
 is_category = make_column_selector(dtype_include="category")
 
 
 def boosted(X: pd.DataFrame) -> list[str]:
-    """The columns that gradient boosting takes: it fails on empty ones too."""
+    """List the columns that gradient boosting takes: it fails on empty ones too."""
     many = {name for name in is_category(X) if X[name].nunique() > MAX_CATEGORIES}
     return [name for name in X if name not in many and X[name].notna().any()]
 
@@ -92,8 +94,27 @@ class PackageRegressor(BaseEstimator):
 
 
 def tabicl_package(weights: str, n_estimators: int, numbers: bool) -> BaseEstimator:
-    """An estimator of the `tabicl` package with a weights file, a regressor if `numbers`; raises ConfigError if the
-    package is not installed."""
+    """Build an estimator of the `tabicl` package.
+
+    Parameters
+    ----------
+    weights : str
+        File in the public format.
+    n_estimators : int
+        Ensemble members.
+    numbers : bool
+        Whether it is a regressor.
+
+    Returns
+    -------
+    BaseEstimator
+        Not fitted; a regressor also has `predict_quantiles`.
+
+    Raises
+    ------
+    ConfigError
+        If the package is not installed.
+    """
     try:
         from tabicl import TabICLClassifier, TabICLRegressor
     except ImportError:

@@ -138,8 +138,11 @@ def arg_problems(
 
 
 def competitors(network: TabICL, n_estimators: int, tabicl_weights: str | None) -> Methods:
-    """The methods to compare; raises ConfigError if the `tabicl` package is needed and not installed, or its weights
-    are for the other kind of task."""
+    """List the methods to compare.
+
+    Raises ConfigError if the `tabicl` package is needed and not installed, or its weights are for the other kind of
+    task.
+    """
     numbers = network.config.is_regression
     estimator, baselines = (TabICLRegressor, NUMBER_BASELINES) if numbers else (TabICLClassifier, BASELINES)
     methods = {THIS_MODEL: lambda: estimator(network, n_estimators=n_estimators), **baselines}
@@ -157,7 +160,7 @@ def competitors(network: TabICL, n_estimators: int, tabicl_weights: str | None) 
 
 
 def position(trained: TrainedRange | None, row: dict) -> str:
-    """The column trained_range of a row of results."""
+    """Fill the column trained_range of a row of results."""
     if trained is None:
         return "unknown"
     return "inside" if trained.holds(row["labeled_rows"], row["features"]) else "outside"
@@ -166,7 +169,7 @@ def position(trained: TrainedRange | None, row: dict) -> str:
 def score_tasks(
     tasks: list[Source], methods: Methods, rows: int, splits: int, skipped: list[str]
 ) -> Iterator[list[dict]]:
-    """The rows of one task after another. For a task that fails, a warning is printed and added to `skipped`."""
+    """Yield the rows of one task after another. For a task that fails, a warning is printed and added to `skipped`."""
     for source in (bar := tqdm(tasks, unit="task", file=sys.stderr)):
         try:
             scores = score_task(source.load(rows), methods, splits)

@@ -107,7 +107,7 @@ def read_weights(checkpoint: str, weights: str = "trained") -> Pretrained:
 
 
 def best_file(run_dir: Path) -> Path:
-    """The checkpoint with the best weights of a run; raises ConfigError if there is none."""
+    """Find the checkpoint with the best weights of a run; raises ConfigError if there is none."""
     if run_dir.is_file():
         raise ConfigError([f"checkpoint is {str(run_dir)!r}; weights=best needs the folder of a run"])
     path = run_dir / "checkpoints" / "best.ckpt"
@@ -117,7 +117,7 @@ def best_file(run_dir: Path) -> Path:
 
 
 def tensors_of(path: Path, content: dict, weights: str) -> dict[str, Tensor]:
-    """The weights of one kind in the content of a run's checkpoint."""
+    """Return the weights of one kind in the content of a run's checkpoint."""
     if weights in ("trained", "best"):
         return {name.removeprefix("model."): tensor for name, tensor in content["state_dict"].items()}
     if not (tensors := averaged(content, weights)):
@@ -301,7 +301,7 @@ FORMATS = {
 
 
 def check_output(output: str, format: str | None) -> str:
-    """The format to write; raises ConfigError with everything wrong with the arguments."""
+    """Return the format to write; raises ConfigError with everything wrong with the arguments."""
     suffix = Path(output).suffix
     of_suffix = next((name for name, known in FORMATS.items() if suffix in known.suffixes), None)
     problems = one_of("format", format, tuple(FORMATS)) if format is not None else []

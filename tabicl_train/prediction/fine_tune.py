@@ -30,6 +30,8 @@ from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.statistics import gain_in_words, paired_gain
 
+__all__ = ["Check", "FineTune", "FineTuning"]
+
 DRAWS = 4  # tables of a step
 LABELED = 0.5, 0.9  # range of the labeled share of a draw
 WARMUP = 10  # steps over which the learning rate rises
@@ -41,7 +43,7 @@ NO_GAIN = "no gain: the weights you started from are returned"
 
 
 class FineTune(BaseEstimator):
-    """How `fit` trains the network of a TabICLClassifier or TabICLRegressor on the rows it is given.
+    """Describe how `fit` trains the network of a TabICLClassifier or TabICLRegressor on the rows it is given.
 
     The rows are split by their content, so that copies of a row stay together. Each step takes four draws of labeled
     rows and queries among the training rows, each as a member of an ensemble sees it. The validation rows are scored,
@@ -49,16 +51,27 @@ class FineTune(BaseEstimator):
     loss are kept if they are better than the first ones by more than the standard error of the difference, else the
     first ones. Predictions use them and all rows.
 
-    learning_rate: of AdamW, reached after 10 steps
-    max_steps: after which it ends
-    max_minutes: after which no step begins; a fit that ends so may differ from another one
-    every: steps from one check to the next
-    patience: checks without a lower loss after which it ends
-    frozen: parts of the network that stay as they are, some of "column", "row" and "icl"
-    validation_fraction: of the rows, by which the weights are chosen
-    test_fraction: of the rows, which take part in nothing and show in the end what was gained
-    max_rows: most rows of a draw, and most labeled rows and queries of a check; fewer are drawn if the activations of
-        a draw would not fit into the estimator's memory_gb
+    Parameters
+    ----------
+    learning_rate : float
+        Of AdamW, reached after 10 steps.
+    max_steps : int
+        Steps after which it ends.
+    max_minutes : float
+        Time after which no step begins; a fit that ends so may differ from another one.
+    every : int
+        Steps from one check to the next.
+    patience : int
+        Checks without a lower loss after which it ends.
+    frozen : tuple of str
+        Parts of the network that stay as they are, some of "column", "row" and "icl".
+    validation_fraction : float
+        Of the rows, by which the weights are chosen.
+    test_fraction : float
+        Of the rows, which take part in nothing and show in the end what was gained.
+    max_rows : int
+        Most rows of a draw, and most labeled rows and queries of a check; fewer are drawn if the activations of a draw
+        would not fit into the estimator's `memory_gb`.
     """
 
     def __init__(
@@ -121,8 +134,10 @@ class FineTune(BaseEstimator):
 
 @dataclass(frozen=True)
 class Check:
-    """The mean loss of the validation rows after so many steps and seconds: cross entropy, or pinball loss in standard
-    deviations of the target."""
+    """Hold the mean loss of the validation rows after so many steps and seconds.
+
+    The loss is the cross entropy, or the pinball loss in standard deviations of the target.
+    """
 
     step: int
     loss: float
@@ -131,12 +146,18 @@ class Check:
 
 @dataclass(frozen=True)
 class FineTuning:
-    """What a fine-tuning did.
+    """Hold what a fine-tuning did.
 
-    history: its checks, the first one before the first step
-    kept_start: whether the network is the one it began with
-    ended_by: "steps", "time", "patience", or "loss" after a loss that was not finite
-    result: what was gained, in words
+    Attributes
+    ----------
+    history : list of Check
+        Its checks, the first one before the first step.
+    kept_start : bool
+        Whether the network is the one it began with.
+    ended_by : str
+        "steps", "time", "patience", or "loss" after a loss that was not finite.
+    result : str
+        What was gained, in words.
     """
 
     history: list[Check]
@@ -231,7 +252,7 @@ class Judge:
         self.estimator.network_ = estimator.network_  # itself, of which fit has made a copy
 
     def losses(self, rows: np.ndarray) -> np.ndarray:
-        """float64 (rows,)"""
+        """Return the losses of rows, float64 (rows,)."""
         return self.quietly(self.estimator._losses, self.X.iloc[rows], self.y[rows])
 
     @staticmethod
@@ -267,7 +288,7 @@ class Trainer:
         self.together = max(1, int(memory / self.kept_bytes(self.recomputes)))
 
     def kept_bytes(self, recomputed: bool) -> float:
-        """Of the activations of a draw; recomputed: whether the backward pass computes them again."""
+        """Return the bytes of the activations of a draw; recomputed: the backward pass computes them again."""
         N, M = self.num_rows, self.rows.X.shape[1]
         return 4 * self.network.kept_values(self.network.config, N, round(N * LABELED[1]), M, recomputed)
 
