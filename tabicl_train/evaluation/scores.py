@@ -1,7 +1,7 @@
 """Scores of predictions, and comparisons of methods over tasks.
 
 Results are a data frame with a row per task, split and method: data, split, method, rows, labeled_rows, features,
-seconds, trained_range (inside, outside or unknown, see trained_range.py), and of classification classes and the
+seconds, trained_range (inside, outside or unknown, see origin.py), and of classification classes and the
 METRICS, of regression the NUMBER_METRICS.
 
 Comparisons first average over the splits of a task, so that all tasks have the same weight. Methods are compared by
@@ -83,7 +83,7 @@ def score(y: np.ndarray, p: np.ndarray) -> dict[str, float]:
 
 
 def calibration_error(y: np.ndarray, p: np.ndarray) -> float:
-    """Compute the expected calibration error (arXiv 1706.04599): |confidence - accuracy| over equal bins of the confidence.
+    """Compute the expected calibration error (arXiv 1706.04599) over equal bins of the confidence.
 
     torchmetrics agrees to 1e-7, but takes 0.6 s to import, and applies a softmax to probabilities of which one exceeds
     1 by rounding.

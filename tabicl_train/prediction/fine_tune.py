@@ -288,7 +288,7 @@ class Trainer:
         self.together = max(1, int(memory / self.kept_bytes(self.recomputes)))
 
     def kept_bytes(self, recomputed: bool) -> float:
-        """Return the bytes of the activations of a draw; recomputed: the backward pass computes them again."""
+        """Return the bytes that the activations of a draw take; recomputed: the backward pass computes them again."""
         N, M = self.num_rows, self.rows.X.shape[1]
         return 4 * self.network.kept_values(self.network.config, N, round(N * LABELED[1]), M, recomputed)
 

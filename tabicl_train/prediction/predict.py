@@ -75,13 +75,13 @@ def predict_quantiles(model: TabICL, pack: Pack, tokens: int = 2**22) -> Tensor:
 
 @torch.no_grad()
 def quantile_parts(model: TabICL, pack: Pack, tokens: int) -> Iterator[Tensor]:
-    """Predict the same for some rows at a time, in their order: 999 quantiles of all of them can be more than the memory."""
+    """Predict the same for some rows at a time, in their order: all quantiles can be more than the memory."""
     for part in parts(pack, tokens):
         yield forward(model, part, 0, 1.0, tokens)
 
 
 def parts(pack: Pack, tokens: int) -> list[Pack]:
-    """Split the pack into parts of so many tokens; a longer table is there several times, each time with other query rows."""
+    """Split the pack into parts of so many tokens; of a longer table, each part has other query rows."""
     found: list[list[tuple[Tensor, Tensor, int]]] = []
     room = 0
     for X, y, n in pack.tables():
@@ -146,7 +146,7 @@ def embed(model: TabICL, pack: Pack, columns: Columns, shapes: list[Shape], num_
 
 
 def columns_in_parts(shapes: list[Shape], tokens: int) -> list[list[Shape]]:
-    """Split the columns into parts of at most so many tokens, or of one column; each part as N, n and number of columns."""
+    """Split the columns into parts of at most so many tokens, or one column; each is N, n and number of columns."""
     found: list[list[Shape]] = []
     room = 0
     for N, n, G in shapes:
