@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import signal
 from pathlib import Path
 from unittest import mock
@@ -109,13 +110,16 @@ def test_a_run_that_is_killed_finds_the_same_to_the_bit(folder, tmp_path):
     torn, whole = tmp_path / "torn", folder / "gains"
     settings, append = [*GAINS, f"init_weights={folder}/start"], Records.append_rows
 
-    def killed(self, name, *rows):
-        if name == "validation.csv" and rows[0]["step"] == step:
-            raise Killed
-        append(self, name, *rows)
+    def kill_at(step: int):
+        def killed(self, name, *rows):
+            if name == "validation.csv" and rows[0]["step"] == step:
+                raise Killed
+            append(self, name, *rows)
+
+        return mock.patch.object(Records, "append_rows", killed)
 
     for step in (0, 4):
-        with mock.patch.object(Records, "append_rows", killed), pytest.raises(Killed):
+        with kill_at(step), pytest.raises(Killed):
             run(torn, *settings)
     (folder / "start").rename(folder / "moved")
     try:
@@ -200,8 +204,6 @@ def test_the_parts_of_a_mixture_are_scored_apart(folder, tmp_path):
 
 def train(run_dir: Path, start: Path, owner: type, method: str, at: int) -> None:
     """A run of which rank 1 gets SIGTERM when it begins to wait for rank 0 after `at` steps."""
-    import os
-
     original = getattr(owner, method)
 
     def call(self, step, *arguments):
