@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from priors import PriorError
+from priors.real import real_tables
 from tabicl_train.callbacks.scores import cluster_means, score_network
 from tabicl_train.callbacks.validation import BEST, START
 from tabicl_train.callbacks.validation_history import read_history
@@ -127,7 +128,8 @@ class FinalTest:
             for name, network in (("start", start), ("best", best))
         }
         before, after = (np.array([of[key] for key in losses["start"]]) for of in losses.values())
-        found, clusters = paired_gain(before, after), stream.prior.kind_of_units
+        real = real_tables(stream.prior)
+        found, clusters = paired_gain(before, after), real.kind_of_clusters if real else "tables"
         values = {name: statistics.fmean(of.values()) for name, of in losses.items()}
         values |= {"gain": found.mean, "error": found.error, "low": found.low, "high": found.high}
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from priors import Prior
+from priors.real import real_tables
 from tabicl_train.config.monitoring import ValidationConfig
 from tabicl_train.config.stages import CurriculumConfig, StageConfig
 from tabicl_train.model.family import NetworkConfig
@@ -21,8 +22,9 @@ def validation_streams(
     tables draws them from those that training never draws.
     """
     return {
-        name: stream(settings, part.for_validation(), list(settings.rows), model, VALIDATION_SEED)
+        name: stream(settings, real.for_validation() if real else part, list(settings.rows), model, VALIDATION_SEED)
         for name, part in parts.items()
+        for real in [real_tables(part)]
     }
 
 
@@ -31,7 +33,7 @@ def final_test_streams(
 ) -> dict[str, StepStream]:
     """The same for the test: other tables, and real ones that neither training nor validation draws. Without the
     numbers of rows that none of these real tables has."""
-    tests = {name: part.for_answer() for name, part in parts.items()}
+    tests = {name: real.for_test() if (real := real_tables(part)) else part for name, part in parts.items()}
     return {
         name: stream(settings, part, eligible_rows(settings, part, model), model, TEST_SEED)
         for name, part in tests.items()
@@ -39,7 +41,9 @@ def final_test_streams(
 
 
 def eligible_rows(settings: ValidationConfig, prior: Prior, model: NetworkConfig) -> list[int]:
-    counts = {rows: prior.usable(rows, model.is_regression) for rows in settings.rows}
+    if (real := real_tables(prior)) is None:
+        return list(settings.rows)
+    counts = {rows: real.eligible(rows, model.is_regression) for rows in settings.rows}
     return [rows for rows, count in counts.items() if count is None or count[0] > 0]
 
 
