@@ -26,7 +26,7 @@ from tabicl_train.callbacks.checkpoints import CheckpointFiles, Checkpoints, loa
 from tabicl_train.callbacks.diagnostics import Diagnostics
 from tabicl_train.callbacks.final_test import FinalTest
 from tabicl_train.callbacks.guard import Guard
-from tabicl_train.callbacks.loggers import Logger, Loggers
+from tabicl_train.callbacks.loggers import Loggers
 from tabicl_train.callbacks.metrics import LoggedSteps, Metrics
 from tabicl_train.callbacks.profile import Profile
 from tabicl_train.callbacks.progress import Progress
@@ -323,9 +323,9 @@ def build_callbacks(
     return [guard, metrics, diagnostics, *profile, averages, status]
 
 
-def build_loggers(config: RunConfig, folder: Path, step: int) -> list[Logger]:
+def build_loggers(config: RunConfig, folder: Path, step: int) -> list[Any]:
     """The logs beside the run's own files."""
-    loggers: list[Logger] = []
+    loggers: list[Any] = []
     if config.wandb.mode != "disabled":
         loggers.append(WandbLogger(config.wandb, folder, dataclasses.asdict(config)))
     return loggers + ([TensorBoardLogger(folder, step)] if config.tensorboard else [])

@@ -8,8 +8,9 @@ import torch
 from runs import assert_same_end, metrics, read
 from short_runs import run
 
-from tabicl_train.callbacks.held_out.draws import held_out_streams
+from tabicl_train.callbacks.validation_tables import validation_streams
 from tabicl_train.config.compose import compose
+from tabicl_train.config.schema import build_prior
 from tabicl_train.debugging.replay import replay
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.pack import Pack
@@ -75,18 +76,17 @@ def test_validation_scores_are_those_of_their_definitions(folder):
     ]
     network = load_model(str(folder / "numbers"))
     config = compose(["experiment=smoke", "prior=mlp_scm_causal", *NUMBERS, *VALIDATED])
-    stream = held_out_streams(config)["synthetic"]
+    stream = validation_streams(config.validation, {"synthetic": build_prior(config)}, config.model)["synthetic"]
     for row, item in zip(rows[3:5], stream, strict=True):
         expected = scores_of(network, [table for pack in item.packs for table in pack.tables()])
         assert {key: float(row[key]) for key in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
         assert "accuracy" not in row
     best = torch.load(folder / "numbers/checkpoints/best.ckpt", weights_only=True)
-    assert best["scores"]["real"] == max(float(row["r2"]) for row in rows[2::3])
+    assert best["global_step"] == int(max(rows[2::3], key=lambda row: float(row["r2"]))["step"])
 
 
 def test_tables_of_numbers_have_no_classes(folder, tmp_path):
-    rows = read(folder / "numbers/batches.csv")
-    assert {row["classes"] for row in rows} == {"0"}
+    rows = metrics(folder / "numbers")
     assert all(0.05 < float(row["guess_loss"]) < 0.6 for row in rows)
     write_report([folder / "numbers"], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()

@@ -9,8 +9,9 @@ from forked import exit_code, ranks, train
 from runs import assert_same_end, assert_same_state, exact, metrics, read
 from short_runs import run
 
-from tabicl_train.callbacks.held_out.draws import held_out_streams
+from tabicl_train.callbacks.validation_tables import validation_streams
 from tabicl_train.config.compose import compose, from_values
+from tabicl_train.config.schema import build_prior
 from tabicl_train.debugging.replay import replay
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.sequence import SequenceModel
@@ -72,7 +73,8 @@ def test_validation_scores_are_those_of_their_definitions(folder):
     for task in TASKS:
         row = read(folder / task / "validation.csv")[-1]
         config = compose(["experiment=smoke", *settings(task), *VALIDATED])
-        network, (item,) = load_network(str(folder / task)), list(held_out_streams(config)["synthetic"])
+        streams = validation_streams(config.validation, {"synthetic": build_prior(config)}, config.model)
+        network, (item,) = load_network(str(folder / task)), list(streams["synthetic"])
         losses, hits, squares = [], [], []
         spreads = [y.double().var(correction=0) for pack in item.packs for _, y, _ in pack.tables()]
         with torch.no_grad():

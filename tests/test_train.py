@@ -23,6 +23,7 @@ from tabicl_train import train as training
 from tabicl_train.callbacks import checkpoints
 from tabicl_train.callbacks.metrics import COLUMNS
 from tabicl_train.config.compose import compose
+from tabicl_train.config.schema import build_prior
 from tabicl_train.prediction.export import load_model
 from tabicl_train.run_dir.checkpoint import saved
 from tabicl_train.run_dir.records import Records
@@ -48,17 +49,14 @@ def test_smoke_run_leaves_a_whole_run_directory(smoke_run):
 
 @pytest.mark.slow
 def test_lengths_are_recorded_with_multiplier_and_gate_of_every_layer(smoke_run):
-    batches, scaling = read(smoke_run / "batches.csv"), read(smoke_run / "scaling.csv")
+    scaling, config = read(smoke_run / "scaling.csv"), compose(["experiment=smoke"])
+    prior = build_prior(config)
     for row in metrics(smoke_run):
-        parts = [b for b in batches if b["step"] == row["step"]]
-        assert all(2 <= int(b["classes"]) <= 10 for b in parts)
-        assert sum(int(b["tables"]) for b in parts) == 8
-        assert sum(int(b["tables"]) * float(b["loss"]) for b in parts) / 8 == pytest.approx(
-            float(row["loss"]), rel=1e-6
-        )
         layers = [s for s in scaling if s["step"] == row["step"]]
         assert [s["layer"] for s in layers] == ["column.0", "icl.0", "icl.1"]
-        assert {int(s["n_smallest"]) for s in layers} == {min(int(b["n"]) for b in parts)}
+        (item,) = StepStream(prior, config.curriculum, config.model, config.seed, [int(row["step"]) - 1])
+        labeled = [n for pack in item.packs for _, n, _ in pack.shapes]
+        assert {(int(s["n_smallest"]), int(s["n_largest"])) for s in layers} == {(min(labeled), max(labeled))}
     assert {float(s["gate_mean"]) for s in scaling[:3]} == {1.0}  # the gate starts there, and then learns
     assert all(float(s["gate_std"]) > 0 for s in scaling[-3:])
     model = load_model(str(smoke_run))
@@ -100,8 +98,7 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(smoke_run, tmp_path):
     run(run_dir, "stream.num_workers=3", "trainer.max_steps=13")
     assert "resumed at step 13" in run(run_dir, "checkpoint.every=8")
     assert_same_end(run_dir, smoke_run)
-    for name in ("batches.csv", "scaling.csv"):
-        assert (run_dir / name).read_text() == (smoke_run / name).read_text()
+    assert (run_dir / "scaling.csv").read_text() == (smoke_run / "scaling.csv").read_text()
     assert not list((run_dir / "checkpoints").glob(".*"))
 
 
