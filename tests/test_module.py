@@ -3,16 +3,19 @@
 import math
 import os
 import signal
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from runs import last, metrics
 from short_runs import STAGES, run
-from tiny_network import tiny_network
+from small_networks import randomize
+from tiny_network import TINY, tiny_network
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tabicl_train.config.compose import compose
+from tabicl_train.config.schema import CurriculumConfig, RunConfig, StageConfig
 from tabicl_train.distributed import slurm
 from tabicl_train.gradients import Gradients
 from tabicl_train.model import TabICL
@@ -48,6 +51,86 @@ class EndCount:
     def on_train_batch_end(self, step, **_) -> None:
         self.counting.mode.__exit__(None, None, None)
         self.counting.counts[step] = self.counting.mode.count
+
+
+class Training:
+    """Steps of a tiny network without the loop around them. The packs of all steps are the same table."""
+
+    def __init__(self, *stages: StageConfig, dropout: float = 0.0, optimizer: str = "muon", packs: int = 1) -> None:
+        curriculum = CurriculumConfig({str(number): stage for number, stage in enumerate(stages)})
+        config = RunConfig(model=replace(TINY, dropout=dropout), curriculum=curriculum)
+        config.optimizer.name, config.trainer.accelerator = optimizer, "cpu"
+        torch.manual_seed(0)
+        self.module = Pretraining(config)
+        randomize(self.module.model)
+        self.optimizer = self.module.configure_optimizers()
+        X = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
+        self.packs, self.step = [Pack.of([(X, (X[:, 0] > 0).long(), 20)]) for _ in range(packs)], 0
+
+    def take_step(self, rank: int = 0) -> None:
+        item = StepItem(self.step, "", len(self.packs), self.packs)
+        self.module.training_step(item, self.step, rank, self.optimizer)
+        self.step += 1
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        named = self.module.model.named_parameters()
+        return {name: p.detach().clone() for name, p in named if p.requires_grad}
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "muon_all", "adamw"])
+def test_a_step_decays_matrices_as_its_stage_says_and_vectors_never(optimizer):
+    one = StageConfig(steps=1, warmup=0.0, learning_rate=0.1, weight_decay=0.5)
+    two = StageConfig(steps=2, warmup=0.0, learning_rate=0.02, final_learning_rate=0.01, weight_decay=2.0)
+    decayed = Training(one, two, optimizer=optimizer)
+    plain = Training(replace(one, weight_decay=0.0), replace(two, weight_decay=0.0), optimizer=optimizer)
+    for factor in (0.1 * 0.5, 0.02 * 2.0, 0.01 * 2.0):  # learning rate times decay
+        decayed.module.load_state_dict(plain.module.state_dict())
+        before = plain.weights()
+        plain.take_step()
+        decayed.take_step()
+        for (name, a), b in zip(plain.weights().items(), decayed.weights().values(), strict=True):
+            expected = a if a.ndim < 2 else a - factor * before[name]
+            torch.testing.assert_close(b, expected, rtol=0, atol=0 if a.ndim < 2 else 1e-6)
+
+
+def test_a_step_has_the_learning_rate_of_the_schedule_at_its_number():
+    stage = StageConfig(steps=4, warmup=0.0, learning_rate=0.4, final_learning_rate=0.1, schedule="linear")
+    training = Training(stage, stage)
+    rates = []
+    for _ in range(8):
+        training.take_step()
+        rates.append({group["lr"] for group in training.optimizer.param_groups})
+    assert [rate for (rate,) in rates] == pytest.approx([0.4, 0.3, 0.2, 0.1] * 2)
+
+
+def test_gradients_are_scaled_down_to_the_clip_and_never_up():
+    exact = Training(StageConfig(clip=math.inf))
+    exact.take_step()
+    views, norm = exact.module.gradients.views, exact.module.grad_norm.item()
+    assert norm == pytest.approx(math.sqrt(sum(view.double().square().sum().item() for view in views)), rel=1e-5)
+    for clip in (norm / 7, 2 * norm):
+        training = Training(StageConfig(clip=clip))
+        training.take_step()
+        assert training.module.grad_norm.item() == norm  # before clipping
+        for view, unclipped in zip(training.module.gradients.views, views, strict=True):
+            torch.testing.assert_close(view, unclipped * min(1.0, clip / norm), rtol=1e-4, atol=1e-7)
+
+
+def test_dropout_is_a_function_of_step_rank_and_pack():
+    def losses(rank: int, steps: int = 2, dropout: float = 0.3) -> list[float]:
+        """Of two equal packs in each step, with the same weights."""
+        training = Training(StageConfig(learning_rate=0.0, final_learning_rate=0.0), dropout=dropout, packs=2)
+        torch.manual_seed(steps)  # the global state has no effect
+        found = []
+        for _ in range(steps):
+            training.take_step(rank)
+            found += torch.cat(training.module.table_losses).tolist()
+        return found
+
+    first = losses(0)
+    assert len({*first, *losses(1)}) == 8
+    assert losses(0) == first and losses(0, steps=1) == first[:2]
+    assert len(set(losses(0, dropout=0.0))) == 1
 
 
 @pytest.mark.slow
