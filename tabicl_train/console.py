@@ -20,17 +20,17 @@ def print_line(line: str) -> None:
 
 
 def is_first_here() -> bool:
-    """Whether this process is the first one on its machine, according to torchrun's variables."""
+    """Say whether this process is the first one on its machine, according to torchrun's variables."""
     return int(os.environ.get("LOCAL_RANK", 0)) == 0
 
 
 def is_first() -> bool:
-    """Whether this process is rank 0, according to torchrun's variables."""
+    """Say whether this process is rank 0, according to torchrun's variables."""
     return int(os.environ.get("RANK", 0)) == 0
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun: 1 worker, 2 workers."""
+    """Join a number and its noun: 1 worker, 2 workers."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 

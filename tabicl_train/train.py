@@ -1,4 +1,7 @@
-"""A pretraining run, from its configuration to its last checkpoint; `fit` is the training loop."""
+"""A pretraining run, from its configuration to its last checkpoint; `fit` is the training loop.
+
+`train` takes the configuration apart: every component is given its own section, or what was made of it.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +46,8 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.model.kernels import memory
 from tabicl_train.module import Pretraining
 from tabicl_train.optimizer import MuonAdamW
-from tabicl_train.planning.run_plan import run_plan
-from tabicl_train.precision import policy, set_up_gpu, uses_cuda
+from tabicl_train.planning import run_plan
+from tabicl_train.precision import choose, policy, set_up_gpu, uses_cuda
 from tabicl_train.resume import Start, find_start, initial_weights
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.lock import RunLock
@@ -54,6 +57,8 @@ from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import RunStatus
 from tabicl_train.stream import StepStream
 from tabicl_train.workers import Loader
+
+__all__ = ["fit", "train"]
 
 
 def train(config: RunConfig) -> str:
@@ -82,14 +87,15 @@ def train(config: RunConfig) -> str:
     with watch_signals() as stop, contextlib.ExitStack() as stack:
         if config.trainer.max_hours is not None:
             stop.limit = 3600 * config.trainer.max_hours
-        set_up_process(config)
+        set_up_process(config.trainer)
 
         # Workers are forked before this process has threads, a process group or a CUDA context; forked late, workers
         # of the trainer in the `tabicl` package took 13 s instead of 0.1 s a batch. They start idle, since the
         # checkpoint is not read yet.
         has_steps = newest_step(folder) < config.total_steps
-        stream = build_stream(config, prior, range(config.total_steps), launch)
-        loader = stack.enter_context(build_loader(stream, config.stream, device, launch, has_steps))
+        steps = range(config.total_steps)
+        stream = StepStream(prior, config.curriculum, config.model, config.seed, steps, launch.rank, launch.size)
+        loader = stack.enter_context(build_loader(stream, config.stream, device, launch.local_size, has_steps))
         status, loggers, averages = RunStatus(records), Loggers(), Averages(config.averages)
         files = CheckpointFiles(config.checkpoint, lambda step: status.write(saved=step))
         validation = Validation(config, records, ranks, averages, stop, loggers.log_metrics)
@@ -99,13 +105,8 @@ def train(config: RunConfig) -> str:
         guard = Guard(config, records, files, ranks, averages, metric)
         callbacks = build_callbacks(config, guard, metric, averages, status, loggers)
         fabric = open_fabric(config.trainer, launch, ranks, callbacks)
-        ranks.raise_on_all_ranks(
-            [
-                *launch.problems(config.trainer.devices),
-                *config.too_few_tables(ranks.size)[:1],
-                *compiling.problems(config.trainer),
-            ]
-        )
+        problems = [*launch.problems(config.trainer.devices), *config.too_few_tables(ranks.size)[:1]]
+        ranks.raise_on_all_ranks(problems + (compiling.problems(config.trainer) if config.trainer.compile else []))
 
         def open_run_dir() -> tuple[Start, dict | None]:
             make_folder("run_dir", folder / "checkpoints")
@@ -132,19 +133,14 @@ def train(config: RunConfig) -> str:
 
         if last > start.steps:  # before the model is built, which takes a second
             start_drawing(loader, start.steps, stop, ranks)
-        module, optimizer = build_module(config, fabric)
-        if device.type == "cpu":
-            memory.keep_freed_memory()
-        origin = describe_origin()
-        facts = {"real_tables": start.real_tables, "ranks": ranks.size, "device": device_name(device), **origin}
+        module, optimizer = build_module(config, content, ranks, fabric)
+        origin, machines = describe_origin(), ranks.gather(describe_machine(device))
+        device_name = machines[0]["gpu"] or platform.machine()
+        facts = {"real_tables": start.real_tables, "ranks": ranks.size, "device": device_name, **origin}
         checkpoints = Checkpoints(folder / "checkpoints", files, config, facts, callbacks, ranks.rank)
         if content is not None:
-            checkpoints.load(content, module, optimizer)
-        elif config.init_weights is not None:
-            module.model.load_state_dict(ranks.from_first(lambda: initial_weights(config)))
+            checkpoints.load_callbacks(content)
         del content  # hundreds of megabytes
-        broadcast_weights(module)
-        machines = ranks.gather(describe_machine(device))
         if ranks.rank == 0:
             loggers.loggers = build_loggers(config, folder, start.steps)
             status.values |= {"step": start.steps, "saved": start.steps}
@@ -192,10 +188,26 @@ def fit(
     step: int,
     last: int,
 ) -> int:
-    """The training loop.
+    """Train until the last step, or until a rank is asked to stop.
 
     Parameters
     ----------
+    fabric : Fabric
+        Calls the callbacks; its device is that of the module.
+    module : Pretraining
+        Takes the steps.
+    optimizer : MuonAdamW
+        Its optimizer.
+    loader : Loader
+        Draws the tables, from this step on.
+    checkpoints : Checkpoints
+        Saves the run.
+    validation : Validation
+        Scores the network, and may end the run.
+    ranks : Ranks
+        All ranks.
+    stop : Stop
+        Whether this process was asked to stop.
     step, last : int
         Steps that are done, and with which the run is over.
 
@@ -228,7 +240,7 @@ def fit(
 
 
 def start_drawing(loader: Loader, step: int, stop: Stop, ranks: Ranks) -> None:
-    """Have the tables drawn from this step on; raises ConfigError on all ranks if a rank has no access to them."""
+    """Have the tables drawn from this step on; raise ConfigError on all ranks if a rank has no access to them."""
     problems: list[str] = []
     try:
         loader.start(step, stop)
@@ -238,7 +250,7 @@ def start_drawing(loader: Loader, step: int, stop: Stop, ranks: Ranks) -> None:
 
 
 def open_fabric(settings: TrainerConfig, launch: Launch, ranks: Ranks, callbacks: list[Any]) -> Fabric:
-    """Fabric with a process group, if there are several ranks, and the groups of `ranks`."""
+    """Open Fabric with a process group, if there are several ranks, and the groups of `ranks`."""
     on_cuda = uses_cuda(settings)
     several = launch.size > 1
     timeout = timedelta(seconds=settings.timeout)
@@ -266,14 +278,25 @@ def close_process_group(ranks: Ranks) -> None:
         dist.destroy_process_group()
 
 
-def build_module(config: RunConfig, fabric: Fabric) -> tuple[Pretraining, MuonAdamW]:
-    """Module and optimizer on the device, with random weights."""
-    module = Pretraining(config)
+def build_module(
+    config: RunConfig, content: dict | None, ranks: Ranks, fabric: Fabric
+) -> tuple[Pretraining, MuonAdamW]:
+    """Build module and optimizer on the device, equal on all ranks, from a checkpoint, initial or random weights."""
+    torch.manual_seed(config.seed)
+    module = Pretraining(config.model, config.curriculum, config.optimizer, choose(config.trainer), config.seed)
     fabric.to_device(module)
     module.on_fit_start()
+    if fabric.device.type == "cpu":
+        memory.keep_freed_memory()
     if config.trainer.compile:
         compiling.compile_blocks(module.model)
-    return module, module.configure_optimizers()
+    optimizer = module.configure_optimizers()
+    if content is not None:
+        load_training(content, module, optimizer)
+    elif config.init_weights is not None:
+        module.model.load_state_dict(ranks.from_first(lambda: initial_weights(config)))
+    broadcast_weights(module)
+    return module, optimizer
 
 
 def broadcast_weights(module: Pretraining) -> None:
@@ -287,17 +310,13 @@ def device_of(settings: TrainerConfig, launch: Launch) -> torch.device:
     return torch.device("cuda", launch.local_rank) if uses_cuda(settings) else torch.device("cpu")
 
 
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-
-
 def newest_step(folder: Path) -> int:
-    """The step of the newest checkpoint, by the names of the files."""
+    """Return the step of the newest checkpoint, by the names of the files."""
     return max(map(checkpoint.step_of, checkpoint.saved(folder / "checkpoints")), default=0)
 
 
 def has_ended(config: RunConfig, records: Records, start: Start) -> bool:
-    """Whether the validations of the run so far have ended it; see validation.patience."""
+    """Say whether the validations of the run so far have ended it; see validation.patience."""
     rows = records.rows("validation.csv")
     return start.steps > 0 and out_of_patience(config.validation, rows, start.steps) is not None
 
@@ -320,85 +339,47 @@ def rewind(records: Records, step: int, validation: Validation) -> None:
 def build_callbacks(
     config: RunConfig, guard: Guard, metric: Metrics, averages: Averages, status: RunStatus, loggers: Loggers
 ) -> list[Any]:
-    """What watches or keeps a run, in the order in which it is called: the guard may change the weights."""
+    """Build what watches or keeps a run, in the order in which it is called: the guard may change the weights."""
     if guard.ranks.rank > 0:
         return [guard, metric]
     profile = [Profile(config.profile, guard.records.folder)] if config.profile.step is not None else []
-    return [guard, metric, Diagnostics(guard.records, loggers.log_metrics), *profile, averages, status]
+    return [guard, metric, Diagnostics(config, guard.records, loggers.log_metrics), *profile, averages, status]
 
 
 def build_loggers(config: RunConfig, folder: Path, step: int) -> list[Logger]:
-    """The logs beside the run's own files."""
+    """Build the logs beside the run's own files."""
     loggers: list[Logger] = []
     if config.wandb.mode != "disabled":
         loggers.append(WandbLogger(config.wandb, folder, dataclasses.asdict(config)))
     return loggers + ([TensorBoardLogger(folder, step)] if config.tensorboard else [])
 
 
-def build_stream(config: RunConfig, prior: Prior, steps: range, launch: Launch) -> StepStream:
-    """This rank's share of the steps."""
-    return StepStream(prior, config.curriculum, config.model, config.seed, steps, launch.rank, launch.size)
-
-
 def build_loader(
-    stream: StepStream, config: StreamConfig, device: torch.device, launch: Launch, has_steps: bool = True
+    stream: StepStream, config: StreamConfig, device: torch.device, local_size: int, has_steps: bool = True
 ) -> Loader:
-    """What draws the tables, idle; nothing is started for a run without steps."""
+    """Build what draws the tables, idle; nothing is started for a run without steps."""
     if not has_steps:
         return Loader(stream, StreamConfig(num_workers=0))
     if config.name == "ray":
         from tabicl_train.distributed.ray_actors import RayLoader
 
         return RayLoader(stream, config, device)
-    local = config.local(launch.local_size)
+    local = config.local(local_size)
     if config.num_workers is not None and local.workers < config.num_workers:
         info(f"warning   stream.num_workers is {config.num_workers}; {local.workers}, as there are no more cores")
     return Loader(stream, local, device)
 
 
-def run_steps(
-    config: RunConfig, content: dict | None, steps: range, watch: Any, ranks: Ranks, fabric: Fabric, loader: Loader
-) -> None:
-    """Train some steps, watched by a callback; nothing is written.
-
-    Parameters
-    ----------
-    content : dict, optional
-        Of the checkpoint to begin from.
-    steps : range
-        The steps.
-    loader : Loader
-        Idle; its stream has these steps.
-    """
-    set_up_process(config)
-    module, optimizer = build_module(config, fabric)
-    if content is not None:
-        load_training(dict(content), module, optimizer)
-    elif config.init_weights is not None:
-        module.model.load_state_dict(ranks.from_first(lambda: initial_weights(config)))
-    broadcast_weights(module)
-    start_drawing(loader, steps.start, Stop(), ranks)
-    for step in steps:
-        item = loader.next()
-        if item is None:
-            raise ConfigError(["no tables can be drawn any more"])
-        item = item.to(fabric.device)
-        watch.on_train_batch_start(step=step, item=item, module=module, optimizer=optimizer)
-        module.training_step(item, step, ranks.rank, optimizer)
-        watch.on_train_batch_end(step=step + 1, item=item, module=module, optimizer=optimizer)
-
-
-def set_up_process(config: RunConfig) -> None:
-    """Settings of torch and Lightning in a process that trains."""
+def set_up_process(trainer: TrainerConfig) -> None:
+    """Set up torch and Lightning in a process that trains."""
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)  # start-up lines
     warnings.filterwarnings("ignore", message=".*`srun` command is available.*")  # torchrun and plain starts are fine
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # torch 2.13 about lightning 2.6
-    torch.set_num_threads(config.trainer.cpu_threads)
-    set_up_gpu(config.trainer)
+    torch.set_num_threads(trainer.cpu_threads)
+    set_up_gpu(trainer)
     # cuDNN attention plans for every new shape and crashed for others; flash and memory-efficient attention remain.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    torch.manual_seed(config.seed)
 
 
 def introduce(config: RunConfig, prior: Prior, fabric: Fabric, module: Pretraining, start: Start, drawers: int) -> None:
@@ -415,5 +396,5 @@ def introduce(config: RunConfig, prior: Prior, fabric: Fabric, module: Pretraini
         info("warning   trainer.compile has no effect: a network of this family has no blocks to compile")
     if shares_store():
         info("warning   restarts by torchrun may fail; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (launch/README.md)")
-    for line in [*policy(config), *run_plan(config)]:
+    for line in [*policy(config.trainer, config.optimizer), *run_plan(config)]:
         info(line)

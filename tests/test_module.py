@@ -9,18 +9,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 from runs import last, metrics
-from short_runs import STAGES, run
+from short_runs import STAGES, module_of, run
 from small_networks import randomize
 from tiny_network import TINY, tiny_network
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tabicl_train.config.compose import compose
-from tabicl_train.config.schema import CurriculumConfig, RunConfig, StageConfig
+from tabicl_train.config.schema import CurriculumConfig, OptimizerConfig, StageConfig
 from tabicl_train.distributed import slurm
-from tabicl_train.gradients import Gradients
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
-from tabicl_train.module import Pretraining, query_losses
+from tabicl_train.module import Gradients, Pretraining, query_losses
+from tabicl_train.precision import Precision
 from tabicl_train.stream import StepItem
 
 
@@ -58,10 +58,9 @@ class Training:
 
     def __init__(self, *stages: StageConfig, dropout: float = 0.0, optimizer: str = "muon", packs: int = 1) -> None:
         curriculum = CurriculumConfig({str(number): stage for number, stage in enumerate(stages)})
-        config = RunConfig(model=replace(TINY, dropout=dropout), curriculum=curriculum)
-        config.optimizer.name, config.trainer.accelerator = optimizer, "cpu"
+        settings = replace(TINY, dropout=dropout), curriculum, OptimizerConfig(optimizer), Precision("fp32", "")
         torch.manual_seed(0)
-        self.module = Pretraining(config)
+        self.module = Pretraining(*settings, seed=0)
         randomize(self.module.model)
         self.optimizer = self.module.configure_optimizers()
         X = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
@@ -167,7 +166,7 @@ def test_losses_are_cross_entropies_of_the_query_rows_of_each_table(monkeypatch)
 
 def test_gradients_in_pieces_are_those_of_the_whole():
     config = compose(["experiment=smoke", "trainer.accelerator=cpu"])
-    module = Pretraining(config)
+    module = module_of(config)
     generator = torch.Generator().manual_seed(0)
     tables = [torch.randn(N, M, generator=generator) for N, M in [(30, 4), (22, 1), (30, 4), (41, 3), (25, 6)]]
     pack = Pack.of((X, (X[:, 0] > 0).long(), 20) for X in tables)
@@ -187,7 +186,7 @@ def test_gradients_in_pieces_are_those_of_the_whole():
 
 def test_packs_of_more_tokens_than_did_not_fit_are_halved(monkeypatch, capsys):
     """Memory for 215 tokens: packs of more are halved, at once where as many have not fitted before."""
-    module = Pretraining(compose(["experiment=smoke", "trainer.accelerator=cpu"]))
+    module = module_of(compose(["experiment=smoke", "trainer.accelerator=cpu"]))
     generator = torch.Generator().manual_seed(0)
     tables = [torch.randn(N, M, generator=generator) for N, M in [(10, 1), (12, 2), (20, 3), (30, 4), (20, 1)]]
     first, second = (Pack.of((X, (X[:, 0] > 0).long(), 5) for X in some) for some in (tables, tables[:4]))
@@ -222,7 +221,7 @@ def test_recomputed_activations_and_frozen_parts_go_together(tmp_path):
     run(tmp_path / "kept", frozen, "trainer.max_steps=3", "model.dropout=0.1")
     run(tmp_path / "again", frozen, "trainer.max_steps=3", "model.dropout=0.1", "model.checkpoint_rows=1")
     assert [r["loss"] for r in metrics(tmp_path / "kept")] == [r["loss"] for r in metrics(tmp_path / "again")]
-    start = Pretraining(compose(["experiment=smoke"])).state_dict().keys()
+    start = module_of(compose(["experiment=smoke"])).state_dict().keys()
     assert last(tmp_path / "again")["state_dict"].keys() == start
 
 

@@ -25,7 +25,7 @@ from tabicl_train.callbacks import checkpoints
 from tabicl_train.callbacks.metrics import COLUMNS
 from tabicl_train.callbacks.progress import Progress
 from tabicl_train.config.compose import compose
-from tabicl_train.planning.run_plan import expected_work
+from tabicl_train.planning import expected_work
 from tabicl_train.prediction.export import load_model
 from tabicl_train.run_dir.checkpoint import saved
 from tabicl_train.run_dir.records import Records
@@ -275,7 +275,7 @@ def test_bf16_stays_near_fp32(smoke_run, tmp_path):
 def test_time_left_counts_the_work_of_later_stages(monkeypatch):
     config = compose(["experiment=demo", "curriculum=mini_v2"])
     progress = Progress(config, 0)
-    one, two, three = (expected_work(config, stage)[1] for stage in config.curriculum.stages.values())
+    one, two, three = (expected_work(s, config.model, config.seed).flops for s in config.curriculum.stages.values())
     progress.started, passed = 0.0, 600.5  # half a second beyond what is shown, so that no rounding matters
     monkeypatch.setattr("tabicl_train.callbacks.metrics.time.perf_counter", lambda: passed)
     seconds = passed * (0.5 * one + two + three) / (0.5 * one)

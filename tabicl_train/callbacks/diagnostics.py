@@ -19,6 +19,7 @@ import torch
 
 from tabicl_train.callbacks.loggers import Log, multiplier_values
 from tabicl_train.callbacks.metrics import is_logged
+from tabicl_train.config.schema import RunConfig
 from tabicl_train.module import Pretraining
 from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem
@@ -30,17 +31,17 @@ SCALING = ("step", "stage", "layer", "n_smallest", "n_largest", "at_smallest", "
 class Diagnostics:
     """Writes batches.csv and scaling.csv, on rank 0 alone, and logs the multipliers."""
 
-    def __init__(self, records: Records, log: Log) -> None:
-        self.records, self.log = records, log
+    def __init__(self, config: RunConfig, records: Records, log: Log) -> None:
+        self.config, self.records, self.log = config, records, log
 
     def on_train_batch_start(self, item: StepItem, module: Pretraining, **_) -> None:
-        if not is_logged(module.config, item.step + 1):
+        if not is_logged(self.config, item.step + 1):
             return
         for _, scaling in module.model.named_scalings():
             scaling.gate_sums = torch.zeros(3, device=module.device)
 
     def on_train_batch_end(self, step: int, item: StepItem, module: Pretraining, **_) -> None:
-        if not is_logged(module.config, step):
+        if not is_logged(self.config, step):
             return
         rows = []
         for kind, losses in by_kind(item, module.table_losses, module.model.guess_loss).items():

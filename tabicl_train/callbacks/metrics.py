@@ -20,7 +20,7 @@ from tabicl_train.model.families import family_of
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.module import Pretraining
-from tabicl_train.planning.flops import peak_flops
+from tabicl_train.precision import peak_flops
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.tables_seen import TablesSeen
 from tabicl_train.schedules import learning_rate

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.console import info
-from tabicl_train.planning.run_plan import expected_work
+from tabicl_train.planning import expected_work
 
 PLAIN_LINE_EVERY = 10.0  # seconds between progress lines where the output is not a terminal
 
@@ -21,7 +21,8 @@ class Progress:
     def __init__(self, config: RunConfig, step: int) -> None:
         self.config, self.total, self.started = config, config.total_steps, time.perf_counter()
         # A step of a later stage takes longer, so the remaining work is counted in FLOPs.
-        self.step_work = {n: expected_work(config, s)[1] / s.steps for n, s in config.curriculum.stages.items()}
+        stages, model, seed = config.curriculum.stages, config.model, config.seed
+        self.step_work = {n: expected_work(s, model, seed).flops / s.steps for n, s in stages.items()}
         self.first_work = self.work(step)
         self.last_line, self.smooth = self.started, math.nan
         layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"

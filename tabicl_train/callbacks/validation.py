@@ -57,7 +57,7 @@ from tabicl_train.run_dir.atomic import save_atomically
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, DamagedCheckpoint, read
 from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem
-from tabicl_train.workers import Loader, Stopped
+from tabicl_train.workers import Loader, StopRequested
 
 COLUMNS = ("step", "data", "rows", *CLASS_SCORES)
 NUMBER_COLUMNS = ("step", "data", "rows", *NUMBER_SCORES)  # of regression
@@ -111,7 +111,7 @@ class Validation:
 
     @cached_property
     def items(self) -> list[tuple[str, StepItem]]:
-        """The validation tables, each item with the name of the prior's part; raises Stopped."""
+        """The validation tables, each item with the name of the prior's part; raises StopRequested."""
         if self.drawn is None:
             streams = held_out_streams(self.config)
             self.drawn = {part: Loader(stream, StreamConfig(num_workers=0)) for part, stream in streams.items()}
@@ -176,7 +176,7 @@ class Validation:
         started = time.perf_counter()
         network = copy.deepcopy(module.model).eval()
         results = None
-        with contextlib.suppress(Stopped):  # while tables are drawn
+        with contextlib.suppress(StopRequested):  # while tables are drawn
             parts = [(self.score_drawn, item) for item in self.items]
             results = self.scored(network, module, [*parts, *((self.score_real, task) for task in self.tasks)])
         self.postponed = results is None or not self.know_start(step, module)

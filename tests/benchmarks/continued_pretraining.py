@@ -31,6 +31,7 @@ from tabicl_train.config.compose import compose
 from tabicl_train.evaluation.evaluate import score_task
 from tabicl_train.evaluation.suites import Source, sources
 from tabicl_train.module import Pretraining
+from tabicl_train.precision import choose
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.export import load_model
 from tabicl_train.prediction.gain import gain
@@ -103,7 +104,8 @@ def score(some: list[Source], start: str, run: Path, path: Path, most_rows: int,
         rows += [row | {"family": family(source.name)} for row in scores]
     for prior in SYNTHETIC:
         config = compose(["experiment=demo_long", f"prior={prior}", f"validation.tables={tables}"])
-        module, items = Pretraining(config), list(held_out_streams(config)["synthetic"])
+        precision, items = choose(config.trainer), list(held_out_streams(config)["synthetic"])
+        module = Pretraining(config.model, config.curriculum, config.optimizer, precision, config.seed)
         rows += [
             {"data": prior, "method": name, "log_loss": score_classes(network, module, item.packs)[0]["loss"]}
             for name, network in networks.items()

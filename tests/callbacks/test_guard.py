@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from runs import assert_same_end, last, metrics
-from short_runs import REWIND, SETTINGS, STAGES, Poison, Ruin, run
+from short_runs import REWIND, SETTINGS, STAGES, Poison, Ruin, module_of, run
 
 from tabicl_train import module
 from tabicl_train import train as training
@@ -96,7 +96,7 @@ def test_loss_or_gradient_alone_is_enough(what, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "query_losses", poisoned)
     watch = Poison(set())
     torch.manual_seed(0)
-    start = list(module.Pretraining(compose(SETTINGS)).model.parameters())
+    start = list(module_of(compose(SETTINGS)).model.parameters())
     run(tmp_path / "run", "trainer.max_steps=2", callbacks=(watch,))
     (incident,) = incidents(tmp_path / "run")
     assert incident["step"] == 0 and incident["reason"] == f"the {what} is not finite"
@@ -204,7 +204,7 @@ def pretend_to_have_saved(config: RunConfig, states: dict[int, dict], model: tor
 def test_a_rewind_goes_back_to_the_newest_good_checkpoint(states, abandoned, chosen, tmp_path):
     limits = ["guard.multiplier=0.001"] if abandoned == ["multiplier"] else []
     config = compose([*SETTINGS, f"run_dir={tmp_path}", *limits])
-    model = module.Pretraining(config).model
+    model = module_of(config).model
     pretend_to_have_saved(config, states, model)
     watch = guard.Guard(config, Records(tmp_path), CheckpointFiles(config.checkpoint), Ranks(), None, None)
     watch.abandoned = [] if limits else abandoned

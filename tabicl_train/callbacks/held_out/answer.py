@@ -33,6 +33,7 @@ from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.distributed.signals import Stop
 from tabicl_train.model.families import family_of
 from tabicl_train.module import Pretraining
+from tabicl_train.precision import choose
 from tabicl_train.prediction.export import tensors_of
 from tabicl_train.prediction.gain import Gain, answer, untold
 from tabicl_train.run_dir.checkpoint import DamagedCheckpoint, read
@@ -125,7 +126,9 @@ class Answer:
             raise Interrupted
 
     def losses(self, weights: dict[str, Tensor], items: list[StepItem]) -> dict[Hashable, float]:
-        module = Pretraining(self.config)
+        config = self.config
+        precision = choose(config.trainer)
+        module = Pretraining(config.model, config.curriculum, config.optimizer, precision, config.seed)
         module.model.load_state_dict(weights)
         network = module.to(self.device).model.eval()
         losses = []
