@@ -14,6 +14,7 @@ import torch
 
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.config.stages import CurriculumConfig, StageConfig
+from tabicl_train.console import text_table
 from tabicl_train.curriculum import FEATURE_CAPS, cap_features, plan_step
 from tabicl_train.model.families import family_of
 from tabicl_train.model.family import NetworkConfig
@@ -45,15 +46,14 @@ def run_plan(config: RunConfig) -> list[str]:
     with torch.device("meta"):
         parameters = sum(p.numel() for p in family_of(config.model)(config.model).parameters())
     lines = [f"model     {parameters:,} parameters"]
-    lines.append("          {:12}{:>9}{:>13}{:>15}{:>9}{:>9}{:>13}{:>13}{:>10}".format(*COLUMNS))
+    stages = []
     for name, stage in config.curriculum.stages.items():
         work = expected_work(stage, config.model, config.seed, config.trainer.devices or 1)
         peak = stage_peak(config.model, parameters, stage, choose(config.trainer).name)
         rows = f"{stage.rows[0]:,}..{stage.rows[1]:,}"
-        lines.append(
-            f"          {name:12}{stage.steps:>9,}{stage.steps * stage.tables:>13,}{rows:>15}{work.cells:>9.2g}"
-            f"{work.flops:>9.2g}{stage.pack_tokens:>13,}{work.passes:>13.1f}{peak / 1e9:>7.2f} GB"
-        )
+        sizes = f"{stage.steps:,}", f"{stage.steps * stage.tables:,}", rows, f"{work.cells:.2g}", f"{work.flops:.2g}"
+        stages.append([name, *sizes, f"{stage.pack_tokens:,}", f"{work.passes:.1f}", f"{peak / 1e9:.2f} GB"])
+    lines += [f"          {line}" for line in text_table(COLUMNS, stages).splitlines()]
     ready = config.stream.prefetch_gib * 2**30 / 1e9
     ahead = f"tables drawn ahead: at most {ready:.1f} GB per process"
     lines.append(f"          {config.total_steps:,} steps in this run; {ahead}")

@@ -20,7 +20,7 @@ from torch import Tensor
 from tabicl_train.callbacks.guard import MULTIPLIER_AT
 from tabicl_train.config.schema import RunConfig, TrainerConfig, build_prior
 from tabicl_train.config.stages import CurriculumConfig
-from tabicl_train.console import info
+from tabicl_train.console import info, text_table
 from tabicl_train.curriculum import stage_at
 from tabicl_train.distributed.launch import read_launch
 from tabicl_train.distributed.ranks import Ranks
@@ -120,10 +120,10 @@ def conclude(reference: list[Row], mixed: list[Row], steps: range, precision: st
     """Print the rows of fp32 and of the precision; raises ConfigError if they differ too much."""
     name = precision.split()[0]
     info(f"preflight fp32 and {precision}, steps {steps[0]}..{steps[-1]}")
-    info(f"          {'step':>8}{'loss':>20}{'gradient norm':>22}{'multiplier':>22}")
-    for i in sorted({round(k * (len(steps) - 1) / 9) for k in range(10)}):
-        widths = zip(reference[i], mixed[i], (10, 12, 12), strict=True)
-        info(f"          {steps[i]:>8}{''.join(f'{a:>{w}.4g}{b:>10.4g}' for a, b, w in widths)}")
+    shown = sorted({round(k * (len(steps) - 1) / 9) for k in range(10)})
+    pairs = ([f"{a:.4g} {b:.4g}" for a, b in zip(reference[i], mixed[i], strict=True)] for i in shown)
+    lines = [[steps[i], *values] for i, values in zip(shown, pairs, strict=True)]
+    info(text_table(["step", "loss", "gradient norm", "multiplier"], lines))
     if problems := differences(reference, mixed, name):
         raise ConfigError([f"preflight: {problem}" for problem in problems])
     info(f"preflight {name} is fit for this run")

@@ -11,6 +11,7 @@ import yaml
 from priors.random import STREAM_VERSION
 from tabicl_train.config.compose import from_values
 from tabicl_train.config.schema import build_prior
+from tabicl_train.console import text_table
 from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.distributed.launch import Launch
 from tabicl_train.distributed.ranks import Ranks
@@ -93,7 +94,7 @@ def dissect(module: Pretraining, stream: StepStream, step: int) -> None:
     non_finite = sum(int((~p.isfinite()).sum()) for p in module.model.parameters())
     print(f"step {step} (stage {plan.stage}, seed {stream.seed}), {module.precision}")
     print(f"non-finite weights: {non_finite}")
-    print("".join(f"{name:>14}" for name in COLUMNS))
+    lines = []
     gradients = Gradients([p for p in module.model.parameters() if p.requires_grad], [])
     for spec, index in ((group.spec, index) for group in plan.groups for index in group.tables):
         table = draw_table(stream.prior, spec, stream.seed, step, index)
@@ -102,8 +103,10 @@ def dissect(module: Pretraining, stream: StepStream, step: int) -> None:
             alone = pack([table]).to(module.device)
             loss = module.add_gradients(gradients, alone, 1.0, stage.checkpoint_rows).item()
         norm = (gradients.flat[:-1].norm() / module.loss_scale.scale).item()
-        mark = "" if math.isfinite(loss) and math.isfinite(norm) else "  <- non-finite"
-        sizes = f"{index:>14}{table.X.shape[0]:>14}{table.train_size:>14}{table.X.shape[1]:>14}"
-        print(f"{sizes}{table.X[~table.X.isnan()].abs().max().item():>14.3g}{loss:>14.6g}{norm:>14.4g}{mark}")
+        mark = "" if math.isfinite(loss) and math.isfinite(norm) else "<- non-finite"
+        largest = table.X[~table.X.isnan()].abs().max().item()
+        sizes = [index, table.X.shape[0], table.train_size, table.X.shape[1]]
+        lines.append([*sizes, f"{largest:.3g}", f"{loss:.6g}", f"{norm:.4g}", mark])
+    print(text_table([*COLUMNS, ""], lines))
     module.gradients = None  # the step makes its own buffer: the one above has taken over the .grad of the weights
     torch.cuda.empty_cache()
