@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from priors import Prior, Table, TableSpec
+from priors.real import real_tables
 from priors.table import Source
 from tabicl_train.config.stages import CurriculumConfig
 from tabicl_train.curriculum import plan_step
@@ -41,7 +42,7 @@ class StepItem:
     sources : Counter
         Tables of real ones and of mixtures, by where they come from and their rows.
     units : list
-        Of the tables of all packs, see Prior.units; only if the stream keeps them.
+        Of the tables of all packs, see RealTables.clusters; only if the stream keeps them.
     seconds : float
         What drawing took.
     """
@@ -111,7 +112,8 @@ class StepStream:
             tables.sort(key=lambda table: (len(table.y), table.train_size, table.X.shape[1]))  # equal shapes together
             item.packs.append(pack(tables))
             if self.keeps_units:
-                item.units += map(self.prior.units, tables)
+                real = real_tables(self.prior)
+                item.units += [None if real is None else real.clusters(table) for table in tables]
         item.seconds = time.perf_counter() - started
         return item
 
