@@ -41,7 +41,7 @@ class StepItem:
         Draws that the prior rejected, by reason.
     sources : Counter
         Tables of real ones and of mixtures, by where they come from and their rows.
-    units : list
+    clusters : list
         Of the tables of all packs, see RealTables.clusters; only if the stream keeps them.
     seconds : float
         What drawing took.
@@ -53,7 +53,7 @@ class StepItem:
     packs: list[Pack]
     rejections: Counter[str] = field(default_factory=Counter)
     sources: Counter[tuple[Source, int]] = field(default_factory=Counter)
-    units: list[list[Hashable] | None] = field(default_factory=list)
+    clusters: list[list[Hashable] | None] = field(default_factory=list)
     seconds: float = 0.0
 
     def to(self, device: torch.device) -> StepItem:
@@ -79,7 +79,7 @@ class StepStream:
         The steps.
     rank, ranks : int
         The rank, and the number of all ranks.
-    keeps_units : bool
+    keeps_clusters : bool
         Whether items say what the rows of tables belong to.
     """
 
@@ -90,7 +90,7 @@ class StepStream:
     steps: range
     rank: int = 0
     ranks: int = 1
-    keeps_units: bool = False
+    keeps_clusters: bool = False
 
     def __iter__(self) -> Iterator[StepItem]:
         """Draw the items of all steps in this process."""
@@ -111,9 +111,9 @@ class StepStream:
                     item.sources[source, len(tables[-1].y)] += 1
             tables.sort(key=lambda table: (len(table.y), table.train_size, table.X.shape[1]))  # equal shapes together
             item.packs.append(pack(tables))
-            if self.keeps_units:
+            if self.keeps_clusters:
                 real = real_tables(self.prior)
-                item.units += [None if real is None else real.clusters(table) for table in tables]
+                item.clusters += [None if real is None else real.clusters(table) for table in tables]
         item.seconds = time.perf_counter() - started
         return item
 
