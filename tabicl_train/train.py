@@ -45,7 +45,7 @@ from tabicl_train.module import Pretraining
 from tabicl_train.optimizer import MuonAdamW
 from tabicl_train.planning.run_plan import run_plan
 from tabicl_train.precision import policy, set_up_gpu, uses_cuda
-from tabicl_train.resume import Start, find_start, initial_weights
+from tabicl_train.resume import ResumePoint, find_resume_point, initial_weights
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.lock import RunLock
 from tabicl_train.run_dir.outputs import make_folder
@@ -107,12 +107,12 @@ def train(config: RunConfig) -> str:
             ]
         )
 
-        def open_run_dir() -> tuple[Start, dict | None]:
+        def open_run_dir() -> tuple[ResumePoint, dict | None]:
             make_folder("run_dir", folder / "checkpoints")
             lock.acquire()
             checkpoint.sweep(folder)
             checkpoint.sweep(folder / "checkpoints")
-            return find_start(config, prior.fingerprint())
+            return find_resume_point(dataclasses.asdict(config), prior.fingerprint())
 
         stack.callback(lock.release)
         start, content = ranks.from_first(open_run_dir)
@@ -141,7 +141,7 @@ def train(config: RunConfig) -> str:
         if content is not None:
             checkpoints.load(content, module, optimizer)
         elif config.init_weights is not None:
-            module.model.load_state_dict(ranks.from_first(lambda: initial_weights(config)))
+            module.model.load_state_dict(ranks.from_first(lambda: initial_weights(config.init_weights, config.model)))
         del content  # hundreds of megabytes
         broadcast_weights(module)
         machines = ranks.gather(describe_machine(device))
@@ -296,7 +296,7 @@ def newest_step(folder: Path) -> int:
     return max(map(checkpoint.step_of, checkpoint.saved(folder / "checkpoints")), default=0)
 
 
-def has_ended(config: RunConfig, records: Records, start: Start) -> bool:
+def has_ended(config: RunConfig, records: Records, start: ResumePoint) -> bool:
     """Whether the validations of the run so far have ended it; see validation.patience."""
     rows = records.rows("validation.csv")
     return start.steps > 0 and out_of_patience(config.validation, rows, start.steps) is not None
@@ -375,7 +375,7 @@ def run_steps(
     if content is not None:
         load_training(dict(content), module, optimizer)
     elif config.init_weights is not None:
-        module.model.load_state_dict(ranks.from_first(lambda: initial_weights(config)))
+        module.model.load_state_dict(ranks.from_first(lambda: initial_weights(config.init_weights, config.model)))
     broadcast_weights(module)
     start_drawing(loader, steps.start, Stop(), ranks)
     for step in steps:
@@ -401,7 +401,9 @@ def set_up_process(config: RunConfig) -> None:
     torch.manual_seed(config.seed)
 
 
-def introduce(config: RunConfig, prior: Prior, fabric: Fabric, module: Pretraining, start: Start, drawers: int) -> None:
+def introduce(
+    config: RunConfig, prior: Prior, fabric: Fabric, module: Pretraining, start: ResumePoint, drawers: int
+) -> None:
     """Print what is about to run, as it is in force; drawers: processes that draw its tables for each rank."""
     info(f"run       {config.run_dir}" + (f", resumed at step {start.steps}" if start.steps else ""))
     workers = counted(drawers, "Ray actor" if config.stream.name == "ray" else "worker")

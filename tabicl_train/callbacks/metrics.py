@@ -12,7 +12,7 @@ from torch import Tensor
 from tabicl_train.callbacks.loggers import Log, training_values
 from tabicl_train.callbacks.progress import Progress
 from tabicl_train.compiling import count_graphs, too_many_graphs
-from tabicl_train.config.schema import RunConfig
+from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.console import counted, info
 from tabicl_train.curriculum import stage_at
 from tabicl_train.distributed.ranks import Ranks
@@ -37,7 +37,7 @@ COLUMNS = (
 
 
 class Metrics:
-    """Writes metrics.csv and shows progress, on rank 0; of runs on real tables also tables_seen.csv.
+    """Writes metrics.csv and shows progress, on rank 0.
 
     step                       optimizer steps done
     loss, grad_norm, lr        of that step
@@ -54,7 +54,7 @@ class Metrics:
     def __init__(self, config: RunConfig, records: Records, loader: Loader, ranks: Ranks, log: Log) -> None:
         self.config, self.records, self.loader, self.ranks, self.log = config, records, loader, ranks, log
         self.feeding = Feeding()
-        self.seen, self.told_seen = TablesSeen(config, records), time.perf_counter()
+        self.seen, self.told_seen = TablesSeen(build_prior(config).sources()), time.perf_counter()
         self.step = 0
 
     def state_dict(self) -> dict:
@@ -69,14 +69,12 @@ class Metrics:
         self.seen.load(state.get("tables_seen", "[]"))
 
     def keep_seen(self, is_end: bool = False) -> None:
-        """Add up and write what was drawn, on all ranks alike, and print it every ten minutes and at the end."""
+        """Add up what was drawn, on all ranks alike, and print it every ten minutes and at the end."""
         self.seen.merge(self.ranks.sum)
-        if self.ranks.rank == 0:
-            self.seen.write()
-            now = time.perf_counter()
-            if (is_end or now - self.told_seen >= SEEN_EVERY) and (line := self.seen.line(self.step)):
-                self.told_seen = now
-                info(f"seen      {line}")
+        now = time.perf_counter()
+        if (is_end or now - self.told_seen >= SEEN_EVERY) and (line := self.seen.line()):
+            self.told_seen = now
+            info(f"seen      {line}")
 
     def on_train_batch_start(self, item: StepItem, **_) -> None:
         self.seen.add(item.sources)  # before the guard, after the step, may go back to earlier counts
@@ -87,8 +85,6 @@ class Metrics:
         self.start_window()
         if self.ranks.rank == 0:
             self.progress = Progress(self.config, step)
-            if self.seen.sizes:
-                self.seen.write()  # without the steps that are done again
 
     def start_window(self) -> None:
         self.started, self.waited = time.perf_counter(), self.loader.waited

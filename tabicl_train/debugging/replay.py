@@ -12,17 +12,16 @@ import yaml
 from priors.random import STREAM_VERSION
 from tabicl_train.callbacks.checkpoints import to_host
 from tabicl_train.config.compose import from_values
-from tabicl_train.config.schema import CurriculumConfig, RunConfig, StageConfig, build_prior, flatten
+from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.distributed.launch import Launch
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.gradients import Gradients
-from tabicl_train.model.families import settings_of
 from tabicl_train.module import Pretraining
 from tabicl_train.optimizer import MuonAdamW
+from tabicl_train.resume import STREAM
 from tabicl_train.run_dir import checkpoint
-from tabicl_train.run_dir.changes import STREAM, change, up_to_date
 from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem, draw_table, pack
 from tabicl_train.train import build_loader, build_stream, device_of, open_fabric, run_steps
@@ -59,25 +58,15 @@ def without_checkpoint(run_dir: Path) -> tuple[Path, dict]:
     path = run_dir / "config.yaml"
     if not path.is_file():
         raise ConfigError([f"run_dir is {str(run_dir)!r}; there is no run in it"])
-    values = up_to_date(yaml.safe_load(path.read_text()))
+    values = yaml.safe_load(path.read_text())
     return path, {"config": values, "run": {"stream_version": STREAM_VERSION}, "callbacks": {"Guard": {}}}
 
 
 def version_problems(content: dict) -> list[str]:
-    """Why this version of the program cannot repeat the steps of a checkpoint's run."""
-    values = content["config"]
-    before = flatten(values)
-    stages = {name: StageConfig(mix=stage.get("mix", {})) for name, stage in values["curriculum"]["stages"].items()}
-    model = settings_of(values["model"])()
-    known = flatten(dataclasses.asdict(RunConfig(model=model, curriculum=CurriculumConfig(stages))))
-    problems = [
-        change(key, before, known)
-        for key in before
-        if key not in known and not key.startswith("prior.")  # which checks its options by itself
-    ]
-    if (version := content["run"].get("stream_version", 1)) != STREAM_VERSION:
-        problems.append(f"{STREAM} was {version}, is {STREAM_VERSION}; its tables would be others")
-    return problems
+    """Why this version of the program cannot draw the tables of a checkpoint's run."""
+    version = content["run"]["stream_version"]
+    same = version == STREAM_VERSION
+    return [] if same else [f"{STREAM} was {version}, is {STREAM_VERSION}; its tables would be others"]
 
 
 def replay_values(values: dict, from_checkpoint: bool) -> dict:

@@ -73,7 +73,7 @@ def start_weights(config: RunConfig) -> dict[str, Tensor] | None:
     except (DamagedCheckpoint, OSError):
         pass
     try:
-        return initial_weights(config)
+        return initial_weights(config.init_weights, config.model)
     except (ConfigError, OSError):
         return None
 
