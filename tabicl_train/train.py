@@ -49,7 +49,7 @@ from tabicl_train.module import Pretraining
 from tabicl_train.optimizer import MuonAdamW
 from tabicl_train.planning import expected_work, run_plan
 from tabicl_train.precision import choose, policy, set_up_gpu, uses_cuda
-from tabicl_train.resume import Start, find_start, initial_weights
+from tabicl_train.resume import ResumePoint, find_resume_point, initial_weights
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.lock import RunLock
 from tabicl_train.run_dir.outputs import make_folder
@@ -110,7 +110,7 @@ def train(config: RunConfig) -> str:
         progress = Progress(
             config.curriculum, config.total_steps, lambda stage: expected_work(stage, config.model, config.seed).flops
         )
-        seen = TablesSeen(config, records)
+        seen = TablesSeen({} if real is None else real.sources())
         metrics = Metrics(config.curriculum, logged, records, loader, ranks, seen, progress, log)
         guard = Guard(config.guard, stream, logged, records, files, ranks, averages, metrics)
         callbacks = build_callbacks(config, guard, metrics, Diagnostics(records, logged, log), averages, status)
@@ -118,12 +118,12 @@ def train(config: RunConfig) -> str:
         problems = [*launch.problems(config.trainer.devices), *config.too_few_tables(ranks.size)[:1]]
         ranks.raise_on_all_ranks(problems + (compiling.problems(config.trainer) if config.trainer.compile else []))
 
-        def open_run_dir() -> tuple[Start, dict | None]:
+        def open_run_dir() -> tuple[ResumePoint, dict | None]:
             make_folder("run_dir", folder / "checkpoints")
             lock.acquire()
             checkpoint.sweep(folder)
             checkpoint.sweep(folder / "checkpoints")
-            return find_start(config, fingerprint)
+            return find_resume_point(values, fingerprint)
 
         stack.callback(lock.release)
         start, content = ranks.from_first(open_run_dir)
@@ -306,7 +306,7 @@ def build_module(
     if content is not None:
         load_training(content, module, optimizer)
     elif config.init_weights is not None:
-        module.model.load_state_dict(ranks.from_first(lambda: initial_weights(config)))
+        module.model.load_state_dict(ranks.from_first(lambda: initial_weights(config.init_weights, config.model)))
     broadcast_weights(module)
     return module, optimizer
 
@@ -380,7 +380,9 @@ def set_up_process(trainer: TrainerConfig) -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def introduce(config: RunConfig, prior: Prior, fabric: Fabric, module: Pretraining, start: Start, drawers: int) -> None:
+def introduce(
+    config: RunConfig, prior: Prior, fabric: Fabric, module: Pretraining, start: ResumePoint, drawers: int
+) -> None:
     """Print what is about to run, as it is in force; drawers: processes that draw its tables for each rank."""
     info(f"run       {config.run_dir}" + (f", resumed at step {start.steps}" if start.steps else ""))
     workers = counted(drawers, "Ray actor" if config.stream.name == "ray" else "worker")

@@ -253,7 +253,8 @@ def test_workers_are_forked_before_anything_of_torch_is_opened(steps, tmp_path, 
 
     monkeypatch.setattr(Fabric, "launch", launch)
     monkeypatch.setattr(Dummy, "plan", lambda *arguments: pytest.fail("a table is drawn"))
-    monkeypatch.setattr(training, "find_start", lambda *a, find=training.find_start: found.append("read") or find(*a))
+    find = training.find_resume_point
+    monkeypatch.setattr(training, "find_resume_point", lambda *arguments: found.append("read") or find(*arguments))
     monkeypatch.setattr(training, "fit", lambda *a: a[-1])
     training.train(config)
     workers = 2 if steps else 0  # one draws the tables of the validation

@@ -126,7 +126,7 @@ class Metrics:
         self.seen.merge(self.ranks.sum)
         now = time.perf_counter()
         is_due = self.ranks.rank == 0 and (is_end or now - self.seen_printed >= SEEN_EVERY)
-        if is_due and (line := self.seen.line(self.step)):
+        if is_due and (line := self.seen.line()):
             self.seen_printed = now
             info(f"seen      {line}")
 
