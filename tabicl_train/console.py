@@ -41,7 +41,7 @@ def first_line(error: BaseException) -> str:
 
 
 def text_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """Format a table as text: the first column to the left, the others to the right; the caller has formatted the numbers."""
+    """Format a table as text: the first column to the left, the others, whose numbers are formatted, to the right."""
     lines = [[str(cell) for cell in line] for line in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(

@@ -37,7 +37,14 @@ from tabicl_train.callbacks.tensorboard_logger import TensorBoardLogger
 from tabicl_train.callbacks.validation import Validation
 from tabicl_train.callbacks.validation_tables import final_test_streams, validation_streams
 from tabicl_train.callbacks.wandb_logger import WandbLogger
-from tabicl_train.config.schema import RunConfig, StreamConfig, TrainerConfig, build_prior
+from tabicl_train.config.schema import (
+    ProfileConfig,
+    RunConfig,
+    StreamConfig,
+    TrainerConfig,
+    WandbConfig,
+    build_prior,
+)
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.distributed.launch import Launch, read_launch, shares_store
 from tabicl_train.distributed.ranks import Ranks
@@ -81,12 +88,12 @@ def train(config: RunConfig) -> str:
     ConfigError
         On all ranks, if the run cannot start.
     """
-    folder = Path(config.run_dir)
-    launch = read_launch()
+    folder, launch = Path(config.run_dir), read_launch()
     ranks, records, lock = Ranks(launch), Records(folder), RunLock(folder)
-    device = device_of(config.trainer, launch)
-    prior = build_prior(config)
-    fingerprint = None if (real := real_tables(prior)) is None else real.fingerprint()
+    device, prior, values = device_of(config.trainer, launch), build_prior(config), dataclasses.asdict(config)
+    model, curriculum, seed, total = config.model, config.curriculum, config.seed, config.total_steps
+    parts, real = curriculum.parts(prior), real_tables(prior)
+    fingerprint = None if real is None else real.fingerprint()
     with watch_signals() as stop, contextlib.ExitStack() as stack:
         if config.trainer.max_hours is not None:
             stop.limit = 3600 * config.trainer.max_hours
@@ -95,25 +102,26 @@ def train(config: RunConfig) -> str:
         # Workers are forked before this process has threads, a process group or a CUDA context; forked late, workers
         # of the trainer in the `tabicl` package took 13 s instead of 0.1 s a batch. They start idle, since the
         # checkpoint is not read yet.
-        has_steps = newest_step(folder) < config.total_steps
-        steps = range(config.total_steps)
-        stream = StepStream(prior, config.curriculum, config.model, config.seed, steps, launch.rank, launch.size)
+        stream = StepStream(prior, curriculum, model, seed, range(total), launch.rank, launch.size)
+        has_steps = newest_step(folder) < total
         loader = stack.enter_context(build_loader(stream, config.stream, device, launch.local_size, has_steps))
+
+        # What watches and keeps the run
         status, loggers, averages = RunStatus(records), Loggers(), Averages(config.averages)
-        files = CheckpointFiles(config.checkpoint, lambda step: status.write(saved=step))
-        parts, log, values = config.curriculum.parts(prior), loggers.log_metrics, dataclasses.asdict(config)
-        streams = validation_streams(config.validation, parts, config.model)
-        validation = Validation(
-            config.validation, values, config.total_steps, streams, records, ranks, stop, averages, log
-        )
-        logged = LoggedSteps(config.trainer.log_every, config.total_steps)
-        progress = Progress(
-            config.curriculum, config.total_steps, lambda stage: expected_work(stage, config.model, config.seed).flops
-        )
+        files, log = CheckpointFiles(config.checkpoint, lambda step: status.write(saved=step)), loggers.log_metrics
+        streams = validation_streams(config.validation, parts, model)
+        validation = Validation(config.validation, values, total, streams, records, ranks, stop, averages, log)
+        streams = final_test_streams(config.validation, parts, model)
+        test = FinalTest(config.validation, streams, choose(config.trainer), device, records, ranks, stop)
+        logged = LoggedSteps(config.trainer.log_every, total)
+        progress = Progress(curriculum, total, lambda stage: expected_work(stage, model, seed).flops)
         seen = TablesSeen({} if real is None else real.sources())
-        metrics = Metrics(config.curriculum, logged, records, loader, ranks, seen, progress, log)
+        metrics = Metrics(curriculum, logged, records, loader, ranks, seen, progress, log)
         guard = Guard(config.guard, stream, logged, records, files, ranks, averages, metrics)
-        callbacks = build_callbacks(config, guard, metrics, Diagnostics(records, logged, log), averages, status)
+        diagnostics = Diagnostics(records, logged, log)
+        callbacks = build_callbacks(config.profile, guard, metrics, diagnostics, averages, status)
+
+        # All ranks meet, and learn from rank 0 where the run begins
         fabric = open_fabric(config.trainer, launch, ranks, callbacks)
         problems = [*launch.problems(config.trainer.devices), *config.too_few_tables(ranks.size)[:1]]
         ranks.raise_on_all_ranks(problems + (compiling.problems(config.trainer) if config.trainer.compile else []))
@@ -127,15 +135,12 @@ def train(config: RunConfig) -> str:
 
         stack.callback(lock.release)
         start, content = ranks.from_first(open_run_dir)
-        ranks.raise_on_all_ranks(start.problems(config.seed, fingerprint))
-        streams = final_test_streams(config.validation, parts, config.model)
-        test = FinalTest(config.validation, streams, choose(config.trainer), device, records, ranks, stop)
+        ranks.raise_on_all_ranks(start.problems(seed, fingerprint))
         validation.has_ended = ranks.from_first(lambda: validation.history(start.steps).ended is not None)
-        last = start.steps if validation.has_ended else config.total_steps
-        is_complete = last == start.steps and not ranks.from_first(
+        last = start.steps if validation.has_ended else total
+        if last == start.steps and not ranks.from_first(
             lambda: validation.is_missing(start.steps) or test.is_missing(start.steps)
-        )
-        if is_complete:
+        ):
             info(f"{folder}: finished already, {start.steps} steps are done")
             if ranks.rank == 0:
                 status.finish_earlier(start.steps)
@@ -148,20 +153,20 @@ def train(config: RunConfig) -> str:
         origin, machines = describe_origin(), ranks.gather(describe_machine(device))
         device_name = machines[0]["gpu"] or platform.machine()
         facts = {"real_tables": start.real_tables, "ranks": ranks.size, "device": device_name, **origin}
-        saves = folder / "checkpoints"
-        checkpoints = Checkpoints(saves, files, config.curriculum, values, facts, callbacks, ranks.rank)
+        checkpoints = Checkpoints(folder / "checkpoints", files, curriculum, values, facts, callbacks, ranks.rank)
         if content is not None:
             checkpoints.load_callbacks(content)
         del content  # hundreds of megabytes
         if ranks.rank == 0:
-            loggers.loggers = build_loggers(config, folder, start.steps)
+            loggers.loggers = build_loggers(config.wandb, config.tensorboard, values, start.steps)
             status.values |= {"step": start.steps, "saved": start.steps}
             status.write()
             rewind(records, start.steps)
             if last > start.steps:
-                records.replace("config.yaml", yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
+                records.replace("config.yaml", yaml.safe_dump(values, sort_keys=False))
                 record_start(records, start.steps, origin, machines)
-                introduce(config, prior, fabric, module, start, loader.drawers)
+                introduce(config, prior, module, start.steps, ranks.size, loader.drawers)
+
         try:
             step = fit(fabric, module, optimizer, loader, checkpoints, validation, ranks, stop, start.steps, last)
             unavailable = ranks.any(loader.unavailable)
@@ -335,21 +340,26 @@ def rewind(records: Records, step: int) -> None:
 
 
 def build_callbacks(
-    config: RunConfig, guard: Guard, metrics: Metrics, diagnostics: Diagnostics, averages: Averages, status: RunStatus
+    profile: ProfileConfig,
+    guard: Guard,
+    metrics: Metrics,
+    diagnostics: Diagnostics,
+    averages: Averages,
+    status: RunStatus,
 ) -> list[Any]:
-    """Build what watches or keeps a run, in the order in which it is called: the guard may change the weights."""
+    """Return what watches or keeps a run, in the order in which it is called: the guard may change the weights."""
     if guard.ranks.rank > 0:
         return [guard, metrics]
-    profile = [Profile(config.profile, guard.records.folder)] if config.profile.step is not None else []
-    return [guard, metrics, diagnostics, *profile, averages, status]
+    traced = [Profile(profile, guard.records.folder)] if profile.step is not None else []
+    return [guard, metrics, diagnostics, *traced, averages, status]
 
 
-def build_loggers(config: RunConfig, folder: Path, step: int) -> list[Logger]:
+def build_loggers(wandb: WandbConfig, tensorboard: bool, values: dict[str, Any], step: int) -> list[Logger]:
     """Build the logs beside the run's own files."""
-    loggers: list[Logger] = []
-    if config.wandb.mode != "disabled":
-        loggers.append(WandbLogger(config.wandb, folder, dataclasses.asdict(config)))
-    return loggers + ([TensorBoardLogger(folder, step)] if config.tensorboard else [])
+    folder, loggers = Path(values["run_dir"]), list[Logger]()
+    if wandb.mode != "disabled":
+        loggers.append(WandbLogger(wandb, folder, values))
+    return loggers + ([TensorBoardLogger(folder, step)] if tensorboard else [])
 
 
 def build_loader(
@@ -380,11 +390,9 @@ def set_up_process(trainer: TrainerConfig) -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def introduce(
-    config: RunConfig, prior: Prior, fabric: Fabric, module: Pretraining, start: ResumePoint, drawers: int
-) -> None:
-    """Print what is about to run, as it is in force; drawers: processes that draw its tables for each rank."""
-    info(f"run       {config.run_dir}" + (f", resumed at step {start.steps}" if start.steps else ""))
+def introduce(config: RunConfig, prior: Prior, module: Pretraining, step: int, ranks: int, drawers: int) -> None:
+    """Print what is about to run, as it is in force; `drawers`: processes that draw tables for each of the ranks."""
+    info(f"run       {config.run_dir}" + (f", resumed at step {step}" if step else ""))
     workers = counted(drawers, "Ray actor" if config.stream.name == "ray" else "worker")
     info(f"prior     {config.prior['name']}, seed {config.seed}, {workers}")
     described = real.describe() if (real := real_tables(prior)) else []
@@ -392,7 +400,7 @@ def introduce(
         info(f"          {line}")
     has_compiled = config.trainer.compile and next(module.model.blocks(), None) is not None
     compiled = ", compiled blocks (the first steps take long)" if has_compiled else ""
-    info(f"device    {fabric.world_size} x {fabric.device.type}{compiled}")
+    info(f"device    {ranks} x {module.device.type}{compiled}")
     if config.trainer.compile and not has_compiled:
         info("warning   trainer.compile has no effect: a network of this family has no blocks to compile")
     if shares_store():
