@@ -107,7 +107,7 @@ def stage_peak(config: NetworkConfig, parameters: int, stage: StageConfig, preci
     A pack holds one of the tables that may be worst, as often as the token budget allows, in fractions of a table.
     """
     if stage.checkpoint_rows is not None:
-        config = replace(config, checkpoint_rows=stage.checkpoint_rows)
+        config = replace(config, checkpoint_rows=stage.checkpoint_rows)  # type: ignore[type-var]  # a dataclass
     state = STATE_BYTES * parameters
     peaks = []
     for N, n, M in extreme_tables(config, stage):

@@ -310,8 +310,8 @@ def build_module(
     optimizer = module.configure_optimizers()
     if content is not None:
         load_training(content, module, optimizer)
-    elif config.init_weights is not None:
-        module.model.load_state_dict(ranks.from_first(lambda: initial_weights(config.init_weights, config.model)))
+    elif (source := config.init_weights) is not None:
+        module.model.load_state_dict(ranks.from_first(lambda: initial_weights(source, config.model)))
     broadcast_weights(module)
     return module, optimizer
 

@@ -1,10 +1,7 @@
 """One step of training: what it waits for, and its gradients."""
 
 import math
-import os
-import signal
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import CurriculumConfig, OptimizerConfig, StageConfig
-from tabicl_train.distributed import slurm
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
 from tabicl_train.module import Gradients, Pretraining, query_losses
@@ -132,16 +128,14 @@ def test_dropout_is_a_function_of_step_rank_and_pack():
     assert len(set(losses(0, dropout=0.0))) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_the_host_waits_for_the_device_at_logged_steps_and_saves_only(precision, tmp_path, monkeypatch):
+def test_the_host_waits_for_the_device_at_logged_steps_and_saves_only(tmp_path, monkeypatch):
     from tabicl_train import train as training
 
     monkeypatch.setattr(TabICL, "_check", lambda *_: None)  # reads labels where they are on the CPU
     counting, chosen = CountWaits(), training.build_callbacks
     monkeypatch.setattr(training, "build_callbacks", lambda *a: [counting, *chosen(*a), EndCount(counting)])
     run(
-        tmp_path / "run", "trainer.log_every=5", "checkpoint.every=8", f"trainer.precision={precision}",
+        tmp_path / "run", "trainer.log_every=5", "checkpoint.every=8", "trainer.precision=fp16",
         "averages.last=2", "averages.every=8", "model.dropout=0.1",
     )  # fmt: skip
     assert sorted(counting.counts) == list(range(1, 17))
@@ -215,7 +209,6 @@ def test_packs_of_more_tokens_than_did_not_fit_are_halved(monkeypatch, capsys):
     torch.testing.assert_close(pieces.flat, whole.flat, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_recomputed_activations_and_frozen_parts_go_together(tmp_path):
     frozen = "curriculum.stages.smoke.frozen=[column]"
     run(tmp_path / "kept", frozen, "trainer.max_steps=3", "model.dropout=0.1")
@@ -225,29 +218,6 @@ def test_recomputed_activations_and_frozen_parts_go_together(tmp_path):
     assert last(tmp_path / "again")["state_dict"].keys() == start
 
 
-@pytest.mark.slow
-def test_a_stopped_job_asks_slurm_to_start_again(tmp_path, monkeypatch, capsys):
-    class Signal:
-        def on_train_batch_start(self, item, **_) -> None:
-            if item.step == 2:
-                os.kill(os.getpid(), signal.SIGUSR1)
-
-    asked = []
-    answer = SimpleNamespace(returncode=0, stdout="JobState=RUNNING Reason=None", stderr="")
-    fake = SimpleNamespace(run=lambda command, **_: asked.append(command) or answer)
-    monkeypatch.setattr(slurm, "subprocess", fake)
-    monkeypatch.setenv("SLURM_JOB_ID", "77")
-    assert run(tmp_path / "a", callbacks=(Signal(),)) == "preempted" and asked == []
-    assert run(tmp_path / "b", "trainer.requeue=true", callbacks=(Signal(),)) == "preempted"
-    assert asked == [["scontrol", "show", "job", "77"], ["scontrol", "requeue", "77"]]
-    assert "SLURM job 77 is requeued" in capsys.readouterr().err
-    assert run(tmp_path / "b", "trainer.requeue=true") == "finished" and len(asked) == 2
-    answer.stdout = "JobState=COMPLETING Reason=None"  # of a job that was canceled
-    assert run(tmp_path / "c", "trainer.requeue=true", callbacks=(Signal(),)) == "preempted" and len(asked) == 3
-    assert "SLURM job 77 is not requeued: it is COMPLETING" in capsys.readouterr().err
-
-
-@pytest.mark.slow
 def test_each_stage_recomputes_as_it_says_also_after_a_resume(tmp_path, monkeypatch):
     recomputed = []
 
