@@ -127,8 +127,8 @@ class FinalTest:
             for name, network in (("start", start), ("best", best))
         }
         before, after = (np.array([of[key] for key in losses["start"]]) for of in losses.values())
-        found, real = paired_gain(before, after), real_tables(stream.prior)
-        clusters = "tables" if real is None else real.kind_of_clusters
+        real = real_tables(stream.prior)
+        found, clusters = paired_gain(before, after), real.kind_of_clusters if real else "tables"
         values = {name: statistics.fmean(of.values()) for name, of in losses.items()}
         values |= {"gain": found.mean, "error": found.error, "low": found.low, "high": found.high}
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}

@@ -21,9 +21,11 @@ def validation_streams(
     Apart from the validation's own settings they depend on the prior and the number of classes only. A prior of real
     tables draws them from those that training never draws.
     """
-    drawn = {name: real.for_validation() if (real := real_tables(part)) else part for name, part in parts.items()}
-    rows = list(settings.rows)
-    return {name: stream(settings, part, rows, model, VALIDATION_SEED) for name, part in drawn.items()}
+    return {
+        name: stream(settings, real.for_validation() if real else part, list(settings.rows), model, VALIDATION_SEED)
+        for name, part in parts.items()
+        for real in [real_tables(part)]
+    }
 
 
 def final_test_streams(
@@ -31,10 +33,10 @@ def final_test_streams(
 ) -> dict[str, StepStream]:
     """The same for the test: other tables, and real ones that neither training nor validation draws. Without the
     numbers of rows that none of these real tables has."""
-    drawn = {name: real.for_test() if (real := real_tables(part)) else part for name, part in parts.items()}
+    tests = {name: real.for_test() if (real := real_tables(part)) else part for name, part in parts.items()}
     return {
         name: stream(settings, part, eligible_rows(settings, part, model), model, TEST_SEED)
-        for name, part in drawn.items()
+        for name, part in tests.items()
     }
 
 
