@@ -5,14 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 from runs import last, metrics
-from short_runs import Poison, run
+from short_runs import Poison, module_of, run
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import TrainerConfig
-from tabicl_train.gradients import Gradients
 from tabicl_train.model.pack import Pack
-from tabicl_train.module import Pretraining
+from tabicl_train.module import Gradients
 from tabicl_train.precision import ALLOCATOR, LossScale, choose, policy, set_up_gpu
 
 
@@ -48,7 +47,7 @@ def test_a_gpu_multiplies_fp32_in_tf32_and_its_memory_grows_in_segments_unless_t
     set_up_gpu(config.trainer)
     assert torch.backends.cuda.matmul.allow_tf32 and torch.get_float32_matmul_precision() == "high"
     assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"  # tables do not depend on it
-    assert policy(config) == [
+    assert policy(config.trainer, config.optimizer) == [
         "precision bf16 mixed, fp32 weights (the default on a GPU)",
         "          products of fp32 in TF32, Newton-Schulz in fp32",
         "memory    PYTORCH_ALLOC_CONF=expandable_segments:True",
@@ -57,7 +56,7 @@ def test_a_gpu_multiplies_fp32_in_tf32_and_its_memory_grows_in_segments_unless_t
     config = compose([*gpu, "trainer.tf32=false", "optimizer=adamw"])
     set_up_gpu(config.trainer)
     assert not torch.backends.cuda.matmul.allow_tf32
-    assert policy(config)[1:] == [
+    assert policy(config.trainer, config.optimizer)[1:] == [
         "          products of fp32 in full precision", "memory    PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64",
     ]  # fmt: skip
     assert not os.environ[ALLOCATOR[0]]
@@ -68,7 +67,7 @@ def test_a_cpu_is_left_as_it_is(monkeypatch):
     config = compose(["experiment=smoke", "trainer.accelerator=cpu"])
     set_up_gpu(config.trainer)
     assert torch.get_float32_matmul_precision() == "highest" and not os.environ[ALLOCATOR[0]]
-    assert policy(config) == ["precision fp32 (the default on a CPU)"]
+    assert policy(config.trainer, config.optimizer) == ["precision fp32 (the default on a CPU)"]
 
 
 class Casts(TorchDispatchMode):
@@ -90,7 +89,7 @@ class Casts(TorchDispatchMode):
 @pytest.mark.parametrize("checkpoint_rows", [0, 10])
 def test_weights_are_cast_once_a_step_also_over_packs_and_recomputation(checkpoint_rows):
     """But for those of attention to other tokens, whose halves are cast in each pass, and so are the CLS tokens."""
-    module = Pretraining(compose(["experiment=smoke", "trainer.accelerator=cpu", "trainer.precision=bf16"]))
+    module = module_of(compose(["experiment=smoke", "trainer.accelerator=cpu", "trainer.precision=bf16"]))
     generator = torch.Generator().manual_seed(0)
     packs = [
         Pack.of((torch.randn(N, M, generator=generator), torch.arange(N) % 2, 20) for N, M in shapes)
@@ -175,7 +174,7 @@ def large_scale(original):
 
 
 def test_no_backward_pass_runs_under_autocast():
-    module = Pretraining(compose(["experiment=smoke", "trainer.precision=bf16", "trainer.accelerator=cpu"]))
+    module = module_of(compose(["experiment=smoke", "trainer.precision=bf16", "trainer.accelerator=cpu"]))
     seen = {}
 
     class Spy(torch.autograd.Function):

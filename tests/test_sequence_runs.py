@@ -10,14 +10,13 @@ from runs import assert_same_end, assert_same_state, exact, metrics, read
 from short_runs import run
 
 from tabicl_train.callbacks.validation_tables import validation_streams
-from tabicl_train.config.compose import compose, from_values
+from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior
 from tabicl_train.debugging.replay import replay
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.sequence import SequenceModel
 from tabicl_train.prediction.export import export, load_model, load_network
 from tabicl_train.report.page import write_report
-from tabicl_train.run_dir.changes import up_to_date
 
 pytestmark = pytest.mark.slow
 
@@ -122,15 +121,6 @@ def test_a_run_of_one_family_neither_continues_nor_starts_from_the_other(folder,
         run(tmp_path / "run", f"init_weights={folder}/quantifiers")
     with pytest.raises(ConfigError, match=r"is another run: model\.family was sequence"):
         run(folder / "quantifiers")
-
-
-def test_settings_in_a_checkpoint_without_a_family_are_those_of_a_tabicl(folder):
-    content = torch.load(folder / "quantifiers/checkpoints/step-00000016.ckpt", weights_only=True)
-    values = up_to_date(content["config"])
-    assert from_values(values).model == compose(["experiment=smoke", *settings("quantifiers")]).model
-    assert "embed_dim" not in values["model"]
-    values["model"] = {"embed_dim": 32}
-    assert up_to_date(values)["model"]["icl_num_blocks"] == 12
 
 
 def test_mistakes_are_told_before_the_run(tmp_path):

@@ -52,4 +52,4 @@ def stream(settings: ValidationConfig, prior: Prior, rows: list[int], model: Net
         f"{k}": StageConfig(steps=1, rows=[n, n], features=list(settings.features), tables=settings.tables)
         for k, n in enumerate(rows)
     }
-    return StepStream(prior, CurriculumConfig(stages), model, seed, range(len(stages)), keeps_units=True)
+    return StepStream(prior, CurriculumConfig(stages), model, seed, range(len(stages)), keeps_clusters=True)
