@@ -20,7 +20,6 @@ from lightning.fabric.strategies import DDPStrategy
 
 from priors import Prior
 from tabicl_train import compiling
-from tabicl_train.callbacks import diagnostics, metrics
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.checkpoints import CheckpointFiles, Checkpoints, load_training
 from tabicl_train.callbacks.diagnostics import Diagnostics
@@ -304,15 +303,10 @@ def has_ended(config: RunConfig, records: Records, start: ResumePoint) -> bool:
 
 def rewind(records: Records, step: int, validation: Validation) -> None:
     """Drop the rows of steps that are done again."""
-    for name, columns in (
-        ("metrics.csv", metrics.COLUMNS),
-        ("batches.csv", diagnostics.BATCHES),
-        ("scaling.csv", diagnostics.SCALING),
-        ("incidents.jsonl", ()),
-    ):
-        records.rewind(name, step, columns)
+    for name in ("metrics.csv", "batches.csv", "scaling.csv", "incidents.jsonl"):
+        records.rewind(name, step)
     if validation.settings.every:  # at the beginning of a run, without rows of what it starts from
-        records.rewind("validation.csv", step or -1, validation.columns)
+        records.rewind("validation.csv", step or -1)
         if step == 0:
             validation.forget()
 

@@ -67,19 +67,9 @@ def test_empty_and_torn_files_are_begun_again(content, records):
     path = records.folder / "metrics.csv"
     path.write_bytes(content)
     assert records.rows("metrics.csv") == []
-    records.rewind("metrics.csv", 5, ("step", "loss"))
+    records.rewind("metrics.csv", 5)
     records.append_rows("metrics.csv", {"step": 6, "loss": 0.5})
     assert path.read_bytes() == b"step,loss\r\n6,0.5\r\n"
-
-
-def test_columns_that_an_older_version_lacked_become_empty(records):
-    records.append_rows("batches.csv", {"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25})
-    records.rewind("batches.csv", 1, ("step", "classes", "loss"))
-    records.append_rows("batches.csv", {"step": 2, "classes": 3, "loss": 0.125})
-    assert records.rows("batches.csv") == [
-        {"step": "1", "classes": "", "loss": "0.5"},
-        {"step": "2", "classes": "3", "loss": "0.125"},
-    ]
 
 
 def test_what_is_missing_or_damaged_reads_as_nothing(records):
