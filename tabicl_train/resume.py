@@ -224,8 +224,8 @@ def initial_weights(path: str, model: NetworkConfig) -> dict[str, torch.Tensor]:
         file_config, weights = load_checkpoint(path)
     except ConfigError as error:
         raise ConfigError([f"init_weights: {problem}" for problem in error.problems]) from None
-    if type(file_config) is not type(model):
-        names = (family_name(type(settings)) for settings in (file_config, model))
+    names = [family_name(type(settings)) for settings in (file_config, model)]
+    if names[0] != names[1]:
         raise ConfigError(["init_weights: the file's model is of the family {}; this run trains {}".format(*names)])
     if file_config.is_regression != model.is_regression:
         kinds = ("a classifier", "a regressor") if model.is_regression else ("a regressor", "a classifier")

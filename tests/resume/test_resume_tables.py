@@ -23,7 +23,13 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def settings(folder):
-    return ["prior=tables", f"prior.folder={folder}", "prior.held_out=0.3", "stream.num_workers=0"]
+    return [
+        "prior=tables",
+        f"prior.folder={folder}",
+        "prior.validation_fraction=0.15",
+        "prior.test_fraction=0.15",
+        "stream.num_workers=0",
+    ]
 
 
 @pytest.fixture
@@ -133,7 +139,7 @@ def test_a_file_that_changes_stops_the_run(settings, short, folder, tmp_path):
             ["validation.every=5", "validation.rows=[60,500]"],
             r"validation.rows has tables of 500 rows; none of the \d real tables for it is that long",
         ),
-        (["prior.held_out=2"], r"prior tables: held_out is 2(.0)?; it must lie in \[0, 1\)"),
+        (["prior.validation_fraction=2"], r"prior tables: validation_fraction is 2(.0)?; it must lie in \[0, 1\)"),
     ],
 )
 def test_what_the_tables_cannot_serve_is_reported_before_the_run(overrides, message, settings):

@@ -8,6 +8,7 @@ import pytest
 import short_runs
 from runs import last
 
+from priors.real import real_tables
 from tabicl_train.callbacks import guard
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior
@@ -21,7 +22,13 @@ ROWS = {f"table{number}.csv": 150 + 50 * number for number in range(3)}
 def mixture(tmp_path_factory) -> list[str]:
     """Settings of tables and dummy, three to one."""
     folder = own_tables.write(tmp_path_factory.mktemp("own") / "tables", len(ROWS))
-    parts = ("dummy.weight=1", "tables.weight=3", f"tables.folder={folder}", "tables.held_out=0")
+    parts = (
+        "dummy.weight=1",
+        "tables.weight=3",
+        f"tables.folder={folder}",
+        "tables.validation_fraction=0",
+        "tables.test_fraction=0",
+    )
     return [
         "prior=mix_scm", "prior.components.mlp_scm.weight=0", "prior.components.tree_scm.weight=0",
         *(f"+prior.components.{part}" for part in parts),
@@ -30,7 +37,7 @@ def mixture(tmp_path_factory) -> list[str]:
 
 def seen_by(config, steps, rank: int = 0, ranks: int = 1) -> TablesSeen:
     prior = build_prior(config)
-    seen = TablesSeen(prior.sources())
+    seen = TablesSeen(real_tables(prior).sources())
     for step in steps:
         (item,) = StepStream(prior, config.curriculum, config.model, 0, range(step, step + 1), rank, ranks)
         rows = Counter(rows for (_, rows), count in item.sources.items() for _ in range(count))
