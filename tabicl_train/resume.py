@@ -152,12 +152,12 @@ def refuse_changes(content: dict, values: dict, real_tables: str | None = None) 
 
 
 def compared(values: dict) -> dict[str, Any]:
-    """A configuration by dotted names, the options of its prior completed."""
+    """Return a configuration by dotted names, the options of its prior completed."""
     return flatten(values | {"prior": completed(values["prior"], prior_defaults(values["prior"]["name"]))})
 
 
 def prior_defaults(name: str) -> dict[str, Any]:
-    """The defaults of a prior's options; none of a prior that is not installed."""
+    """Return the defaults of a prior's options; none of a prior that is not installed."""
     try:
         options = [field for field in dataclasses.fields(priors.prior_class(name)) if field.init]
     except priors.PriorError:
@@ -171,14 +171,14 @@ def prior_defaults(name: str) -> dict[str, Any]:
 
 
 def completed(values: dict, defaults: dict) -> dict:
-    """The values, and the defaults of those that are missing, at any depth."""
+    """Return the values, and the defaults of those that are missing, at any depth."""
     both = values.keys() & defaults.keys()
     deeper = {key for key in both if isinstance(values[key], dict) and isinstance(defaults[key], dict)}
     return {**defaults, **values, **{key: completed(values[key], defaults[key]) for key in deeper}}
 
 
 def change(key: str, before: dict, now: dict) -> str:
-    """What became of a setting, in words."""
+    """Say what became of a setting."""
     if key not in now:
         return f"{key} was {before[key]}; there is no such setting now"
     text = f"{key} was {before.get(key, 'not set')}, is {now[key]}"
@@ -189,7 +189,7 @@ def change(key: str, before: dict, now: dict) -> str:
 
 
 def started_stages(stages: dict[str, dict], steps: int) -> list[str]:
-    """The names of the stages to which the first `steps` steps belong."""
+    """Return the names of the stages to which the first `steps` steps belong."""
     started = []
     for name, stage in stages.items():
         if steps <= 0:
@@ -224,8 +224,8 @@ def initial_weights(path: str, model: NetworkConfig) -> dict[str, torch.Tensor]:
         file_config, weights = load_checkpoint(path)
     except ConfigError as error:
         raise ConfigError([f"init_weights: {problem}" for problem in error.problems]) from None
-    if type(file_config) is not type(model):
-        names = (family_name(type(settings)) for settings in (file_config, model))
+    names = [family_name(type(settings)) for settings in (file_config, model)]
+    if names[0] != names[1]:
         raise ConfigError(["init_weights: the file's model is of the family {}; this run trains {}".format(*names)])
     if file_config.is_regression != model.is_regression:
         kinds = ("a classifier", "a regressor") if model.is_regression else ("a regressor", "a classifier")

@@ -54,7 +54,15 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class LoggedSteps:
-    """The steps after which the files of a run get rows, as in `step in logged`; last: steps of the run."""
+    """The steps after which the files of a run get rows, as in ``step in logged``.
+
+    Parameters
+    ----------
+    every : int
+        `trainer.log_every`.
+    last : int
+        Optimizer steps of the run.
+    """
 
     every: int
     last: int

@@ -22,6 +22,8 @@ from tabicl_train.errors import TORCHRUN
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+__all__ = ["PREEMPTED", "Launch", "launch_ranks", "read_launch"]
+
 # Exit code of a run that was preempted, and that the same command continues. Under torchrun it is 0, since torchrun
 # takes any other code for a failure.
 PREEMPTED = os.EX_TEMPFAIL
@@ -48,14 +50,14 @@ class Launch:
     local_size: int = 1
 
     def problems(self, devices: int | None) -> list[str]:
-        """What contradicts `trainer.devices`, if anything."""
+        """Return what contradicts `trainer.devices`, if anything."""
         if devices in (None, self.local_size):
             return []
         return [f"trainer.devices is {devices}, but torchrun has started {self.local_size} ranks here; leave it out"]
 
 
 def read_launch(environ: Mapping[str, str] = os.environ) -> Launch:
-    """The place of this process, from the environment; that of a single process without torchrun's variables."""
+    """Return the place of this process from torchrun's variables; without them it is a single process."""
     if not is_rank(environ):
         return Launch()
     size, local_size = int(environ["WORLD_SIZE"]), int(environ.get("LOCAL_WORLD_SIZE", 1))
@@ -80,8 +82,7 @@ def start_problems(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def shares_store(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether torchrun would keep its store for restarted ranks, where they may find addresses of those before: one of
-    two restarts failed with torch 2.13."""
+    """Whether restarted ranks would find the addresses of those before: one of two restarts failed with torch 2.13."""
     restarts = int(environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
     return restarts > 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
@@ -176,7 +177,7 @@ def describe_cause(failures: dict[int, ProcessFailure], run_dir: Path) -> str:
 
 
 def message_of(failure: ProcessFailure) -> str:
-    """The first line of the error that a rank has recorded; empty if it has recorded none."""
+    """Return the first line of the error that a rank has recorded; empty if it has recorded none."""
     message = failure.message.get("message", "") if isinstance(failure.message, dict) else ""
     return (message.splitlines() or [""])[0]
 

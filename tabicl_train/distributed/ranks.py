@@ -12,6 +12,8 @@ import torch.distributed as dist
 from tabicl_train.distributed.launch import Launch
 from tabicl_train.errors import ConfigError, picklable
 
+__all__ = ["Ranks"]
+
 PATIENT = timedelta(hours=24)  # for what rank 0 does alone: reading a checkpoint, validation, evaluation
 
 Value = TypeVar("Value")
@@ -45,13 +47,21 @@ class Ranks:
             self.patient = dist.new_group(backend="gloo", timeout=PATIENT)
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any rank; all ranks call this after the same steps."""
+        """Return whether the flag is set on any rank; all ranks call this after the same steps."""
         return self._maximum([flag], self.prompt)[0] if self.size > 1 else flag
 
     def wait_for_first(self, asked: Callable[[], bool]) -> bool:
-        """On the other ranks: wait while rank 0 works alone and calls `still_working` now and then, then `finish`.
+        """Wait, on the other ranks, while rank 0 works alone and calls `still_working` now and then, then `finish`.
 
-        Returns what rank 0 has given to `finish`. `asked`: whether this rank was asked to stop, which rank 0 learns.
+        Parameters
+        ----------
+        asked : callable
+            Whether this rank was asked to stop, which rank 0 learns.
+
+        Returns
+        -------
+        bool
+            What rank 0 has given to `finish`.
         """
         while True:
             _, done, result = self._maximum([asked(), False, False], self.patient)
@@ -59,11 +69,11 @@ class Ranks:
                 return result
 
     def still_working(self, asked: bool) -> bool:
-        """On rank 0: whether any rank was asked to stop."""
+        """Return, on rank 0, whether any rank was asked to stop."""
         return self._maximum([asked, False, False], self.patient)[0] if self.size > 1 else asked
 
     def finish(self, result: bool = False) -> bool:
-        """On rank 0: let the other ranks go on; returns the result."""
+        """Let the other ranks go on, and return the result; on rank 0."""
         return self._maximum([False, True, result], self.patient)[2] if self.size > 1 else result
 
     def from_first(self, function: Callable[[], Value]) -> Value:
@@ -73,6 +83,11 @@ class Ranks:
         ----------
         function : callable
             Its result must be picklable.
+
+        Returns
+        -------
+        object
+            The result of rank 0.
         """
         if self.size == 1:
             return function()
@@ -90,7 +105,7 @@ class Ranks:
         return value
 
     def gather(self, value: Value) -> list[Value]:
-        """The values of all ranks in their order, on all ranks; they must be picklable."""
+        """Return the values of all ranks in their order, on all ranks; they must be picklable."""
         if self.size == 1:
             return [value]
         values: list = [None] * self.size
@@ -107,7 +122,7 @@ class Ranks:
             raise ConfigError([text if len(r) == self.size else text + listed(r) for text, r in ranks.items()])
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum of a tensor on the CPU over all ranks."""
+        """Return the sum of a tensor on the CPU over all ranks, in place."""
         if self.size > 1:
             dist.all_reduce(values, group=self.prompt)
         return values

@@ -27,6 +27,8 @@ from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.workers import Ahead, Loader, TablesUnavailable, WorkerDied
 
+__all__ = ["RayLoader"]
+
 POLL = 1.0  # seconds between looks at stop signals and at the head of the cluster
 PATIENCE = 300.0  # seconds to wait for one step, below trainer.timeout: Ray waits forever for a free CPU
 RETRIES = 3  # calls that Ray repeats: a step whose tables need too much memory would end actors forever

@@ -12,6 +12,8 @@ import sys
 import time
 from collections.abc import Iterator
 
+__all__ = ["SIGNALS", "Stop", "die_with_parent", "watch_signals"]
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 SAME = 1.0  # seconds in which a second signal counts as the first one: launchers repeat what their group gets
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
@@ -20,8 +22,14 @@ PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 class Stop:
     """Whether the process was asked to stop, by a signal or a time limit.
 
-    limit: seconds after the start of the process at which it stops as if it had received a signal
-    first: when the first signal came, by time.monotonic
+    Attributes
+    ----------
+    limit : float
+        Seconds after its creation at which the process stops as if it had received a signal.
+    first : float or None
+        When the first signal came, by time.monotonic.
+    cause : str
+        The name of the signal, or of the setting of the limit.
     """
 
     def __init__(self) -> None:
@@ -32,10 +40,11 @@ class Stop:
 
     @property
     def asked(self) -> bool:
+        """Whether to stop."""
         return self.first is not None or time.monotonic() - self.started >= self.limit
 
     def handle(self, number: int, _: object = None) -> None:
-        """The signal handler: the first signal is noted, a second one ends the process at once."""
+        """Note the first signal, as a signal handler; a second one ends the process at once."""
         now = time.monotonic()
         if self.first is None:
             self.first, self.cause = now, signal.Signals(number).name
@@ -55,9 +64,13 @@ _active: Stop | None = None
 
 @contextlib.contextmanager
 def watch_signals() -> Iterator[Stop]:
-    """Within the context stop signals do not end the process. Nested contexts share the outermost one's Stop.
+    """Let stop signals be noted within the context, instead of ending the process.
 
-    To be used in the main thread.
+    To be used in the main thread. Nested contexts share the outermost one's Stop.
+
+    Yields
+    ------
+    Stop
     """
     global _active
     if _active is not None:
@@ -74,7 +87,13 @@ def watch_signals() -> Iterator[Stop]:
 
 
 def die_with_parent(parent: int) -> None:
-    """On Linux, have this process killed when its parent is gone; the parent's main thread must have started it."""
+    """Have this process killed when its parent is gone, on Linux.
+
+    Parameters
+    ----------
+    parent : int
+        The process whose main thread has started this one.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it was gone before that

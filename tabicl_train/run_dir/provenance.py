@@ -63,7 +63,7 @@ def drawing_changes(before: dict, now: dict) -> list[str]:
     """What of that which decides the bits of a table is not as it was at an earlier start, in words."""
 
     def facts(start: dict) -> dict[str, str]:
-        cpus = sorted({machine["cpu"] for machine in start.get("machines", [])})
+        cpus = sorted({machine["cpu"] for machine in start["machines"]})
         return {name: start["versions"].get(name) for name in DRAWING} | {"the CPU": " and ".join(cpus)}
 
     old, new = facts(before), facts(now)

@@ -18,15 +18,23 @@ from pathlib import Path
 
 from tabicl_train.run_dir.atomic import write_atomically
 
+__all__ = ["Records"]
+
 
 class Records:
-    """The small files in a run directory."""
+    """The small files in a run directory.
+
+    Parameters
+    ----------
+    folder : Path
+        The run directory; it must exist before something is written.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def append_rows(self, name: str, *rows: dict) -> None:
-        """Add rows to a CSV file; a float is written so that it reads back as the same float."""
+        """Add rows to a CSV file, by column; a float is written so that it reads back as the same float."""
         self._append(name, csv_text(row.values() for row in rows), header=csv_text([rows[0].keys()]))
 
     def append_line(self, name: str, values: dict) -> None:
@@ -40,43 +48,40 @@ class Records:
             file.write((text if end else header + text).encode())
 
     def replace(self, name: str, text: str) -> None:
-        """Replace a file: whenever the process is killed, it has the old or the new content."""
+        """Replace a file, which has the old or the new content whenever the process is killed."""
         write_atomically(self.folder / name, lambda file: file.write(text.encode()))
 
-    def rewind(self, name: str, steps: int, columns: tuple[str, ...] = ()) -> None:
-        """Drop incomplete lines and what belongs to steps after the first `steps`, since these steps are done again.
-
-        columns: of a CSV file; cells of columns that an older version of the program did not write become empty
-        """
+    def rewind(self, name: str, steps: int) -> None:
+        """Drop incomplete lines, and those of steps after the first `steps`, since these steps are done again."""
         path = self.folder / name
         try:
             content = path.read_bytes()
         except FileNotFoundError:
             return
         lines = content.splitlines(keepends=True)
-        kept = kept_rows(lines, steps, columns) if path.suffix == ".csv" else kept_lines(lines, steps)
+        kept = kept_rows(lines, steps) if path.suffix == ".csv" else kept_lines(lines, steps)
         if kept != lines:
             write_atomically(path, lambda file: file.writelines(kept))
 
     def rows(self, name: str) -> list[dict[str, str]]:
-        """The complete rows of a CSV file; none if it is missing."""
+        """Return the complete rows of a CSV file, by column; none if it is missing."""
         with open_or_empty(self.folder / name) as file:
             header, *rows = list(csv.reader(line for line in file if line.endswith("\n"))) or [[]]
         return [dict(zip(header, row, strict=True)) for row in rows if len(row) == len(header)]
 
     def lines(self, name: str) -> list[dict]:
-        """The complete lines of a JSON lines file; none if it is missing."""
+        """Return the complete lines of a JSON lines file; none if it is missing."""
         with open_or_empty(self.folder / name) as file:
             return [values for line in file if (values := parsed(line)) is not None]
 
     def json(self, name: str) -> dict | None:
-        """The content of a JSON file; None if it is missing or damaged."""
+        """Return the content of a JSON file; None if it is missing or damaged."""
         with open_or_empty(self.folder / name) as file:
             return parsed(file.read())
 
 
 def number(text: str) -> int | float | str:
-    """The number that a text stands for, or the text."""
+    """Return the number that a text stands for, or the text."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -101,7 +106,7 @@ def parsed(text: str) -> dict | None:
 
 
 def whole_lines_end(path: Path) -> int:
-    """Bytes of a file up to the end of its last complete line."""
+    """Return the bytes of a file up to the end of its last complete line."""
     with open(path, "rb") as file:
         end = file.seek(0, os.SEEK_END)
         while end > 0:
@@ -119,21 +124,18 @@ def csv_text(rows: Iterable[Iterable]) -> str:
     return text.getvalue()
 
 
-def kept_rows(lines: list[bytes], steps: int, columns: tuple[str, ...]) -> list[bytes]:
-    """The header of a CSV file, and its complete rows of the first `steps` steps."""
+def kept_rows(lines: list[bytes], steps: int) -> list[bytes]:
+    """Return the header of a CSV file, and its complete rows of the first `steps` steps."""
     rows = [row for row in csv.reader(line.decode(errors="replace") for line in lines if line.endswith(b"\n")) if row]
     if not rows:
         return []
     header, *rows = rows
     rows = [row for row in rows if len(row) == len(header) and row[0].isdecimal() and int(row[0]) <= steps]
-    if columns and tuple(header) != columns:
-        rows = [[dict(zip(header, row, strict=True)).get(column, "") for column in columns] for row in rows]
-        header = list(columns)
     return csv_text([header, *rows]).encode().splitlines(keepends=True)
 
 
 def kept_lines(lines: list[bytes], steps: int) -> list[bytes]:
-    """The complete lines of a JSON lines file that belong to the first `steps` steps."""
+    """Return the complete lines of a JSON lines file that belong to the first `steps` steps."""
     return [
         line
         for line in lines

@@ -46,14 +46,13 @@ PLACES = [
     ("replace", "step-*.ckpt", 0),
     ("replace", "step-*.ckpt", 3),
     ("replace", "stage-*.ckpt", 0),
-    ("link", "*stage-*.ckpt", 0),
     ("unlink", "step-*.ckpt", 0),
     ("unlink", "step-*.ckpt", 2),
     ("replace", "best.ckpt", 0),
     ("replace", "best.ckpt", 1),
 ]
 POINTS = [f"{function},{pattern},{count},{side}" for function, pattern, count in PLACES for side in ("before", "after")]
-FILES = ("metrics.csv", "validation.csv")
+FILES = ("metrics.csv", "scaling.csv", "validation.csv")
 POINTS += [f"append,{name},{count},middle" for name in FILES for count in (0, 3)]
 END = 120.0  # seconds in which processes must end by themselves once one of them is gone
 

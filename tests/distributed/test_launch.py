@@ -120,7 +120,6 @@ def launch_two(run: Path) -> None:
     sys.exit(launch_ranks(2, run))
 
 
-@pytest.mark.multi_process
 @pytest.mark.parametrize(
     ("mode", "signaled", "code", "stderr"),
     [

@@ -53,22 +53,24 @@ class Launch:
         return [pid for pid in [*self.ranks, *self.workers] if lives(pid)]
 
 
-@pytest.mark.multi_process
-def test_two_ranks_end_together_and_the_same_command_continues(tmp_path):
-    run_dir, stderr = tmp_path / "run", tmp_path / "stderr"
-    launch = Launch(run_dir, stderr)
+def test_a_killed_rank_ends_the_launch_with_a_line_and_leaves_no_process(tmp_path):
+    launch = Launch(tmp_path / "run", tmp_path / "stderr")
     os.kill(launch.ranks[1], signal.SIGKILL)
-    assert exit_code(launch.process) == 1 and not launch.left() and not is_in_use(run_dir)
-    error = stderr.read_text()
+    assert exit_code(launch.process) == 1 and not launch.left() and not is_in_use(tmp_path / "run")
+    error = (tmp_path / "stderr").read_text()
     assert error.splitlines()[-1] == "error: rank 1 was killed by SIGKILL" and "Traceback" not in error
 
+
+@pytest.mark.slow
+def test_ranks_end_with_their_launcher_and_the_same_command_continues(tmp_path):
+    run_dir, stderr = tmp_path / "run", tmp_path / "stderr"
     launch = Launch(run_dir, stderr)
-    assert "resumed at step " in stderr.read_text()
     os.kill(launch.process.pid, signal.SIGKILL)
     until(lambda: not launch.left(), "the ranks end with their launcher")
     assert read_status(run_dir)["status"] == "killed"
 
     launch = Launch(run_dir, stderr)
+    assert "resumed at step " in stderr.read_text()
     os.kill(launch.process.pid, signal.SIGINT)
     assert exit_code(launch.process) == os.EX_TEMPFAIL and not launch.left()
     done = read_status(run_dir)["step"]
@@ -88,7 +90,7 @@ def test_a_suspended_rank_ends_the_run_by_the_timeout(tmp_path):
     assert last.startswith("error: rank 0 failed: another rank did not answer within trainer.timeout; ")
 
 
-@pytest.mark.multi_process
+@pytest.mark.slow
 def test_a_signal_to_any_rank_of_torchrun_ends_all_with_0_and_a_line(tmp_path):
     run_dir = tmp_path / "run"
     with ranks(train, *SETTINGS, f"run_dir={run_dir}", folder=tmp_path) as processes:
@@ -118,7 +120,6 @@ def draw_for_ever(number: str) -> None:
         loader.next()
 
 
-@pytest.mark.multi_process
 def test_a_worker_dies_with_its_process_in_the_middle_of_a_table(tmp_path):
     process = start(draw_for_ever, str(tmp_path / "worker"))
     until(lambda: (tmp_path / "worker").exists() and (tmp_path / "worker").read_text())
@@ -142,7 +143,6 @@ train()
 """
 
 
-@pytest.mark.multi_process
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_a_stop_signal_during_imports_leaves_no_trace(name):
     result = subprocess.run(

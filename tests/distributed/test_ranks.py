@@ -12,8 +12,6 @@ from tabicl_train.distributed.launch import read_launch
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 
-pytestmark = pytest.mark.multi_process
-
 
 def decide(folder: Path) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))

@@ -22,7 +22,7 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.workers import WorkerDied
 
 pytest.importorskip("ray")
-on_ray = [pytest.mark.slow, pytest.mark.multi_process]
+on_ray = pytest.mark.slow
 HERE = Path(__file__).parent
 
 

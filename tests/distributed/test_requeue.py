@@ -24,7 +24,6 @@ def folder(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.multi_process
 @pytest.mark.parametrize(
     ("array", "name"), [({}, "17"), ({"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "4"}, "17_4")]
 )
@@ -37,7 +36,6 @@ def test_one_job_of_an_array_does_not_requeue_the_others(array, name, folder, mo
     assert capsys.readouterr().err == f"stop      SLURM job {name} is requeued\n"
 
 
-@pytest.mark.multi_process
 def test_without_scontrol_the_run_still_ends_in_order(folder, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(folder / "empty"))
     requeue(TrainerConfig(requeue=True))

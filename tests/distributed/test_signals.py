@@ -11,7 +11,6 @@ from tabicl_train.distributed import signals
 from tabicl_train.distributed.signals import Stop, watch_signals
 
 
-@pytest.mark.multi_process
 def test_a_second_signal_ends_process_and_workers_unless_it_is_the_same_one_passed_on(monkeypatch, capfd):
     stop = Stop()
     times = iter((100.0, 100.9, 101.1))

@@ -9,16 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forked import run_ranks, train
 from runs import assert_same_end, read
 
 from tabicl_train.run_dir.records import Records
 
-pytestmark = pytest.mark.multi_process
+pytestmark = pytest.mark.slow
 
 # A store that outlives a restart still has the addresses of the ranks before it.
 ENVIRONMENT = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-SETTINGS = ["experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=24",
-            "checkpoint.every=6", "trainer.accelerator=cpu"]  # fmt: skip
+SETTINGS = ["experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=12",
+            "checkpoint.every=3", "trainer.accelerator=cpu"]  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -44,14 +45,13 @@ def torchruns(folder: Path, *arguments: str) -> Iterator[list[subprocess.Popen]]
 
 def test_a_run_whose_ranks_were_killed_ends_as_an_undisturbed_one(tmp_path):
     whole, torn = tmp_path / "whole", tmp_path / "torn"
-    command = [sys.executable, "-m", "tabicl_train", *SETTINGS, f"run_dir={whole}", "trainer.devices=2"]
-    subprocess.run(command, check=True)
-    script = [str(Path(__file__).parent / "signaled.py"), str(tmp_path), "1:8:SIGKILL,0:16:SIGKILL"]
+    assert run_ranks(train, *SETTINGS, f"run_dir={whole}", folder=tmp_path) == [0, 0]
+    script = [str(Path(__file__).parent / "signaled.py"), str(tmp_path), "1:4:SIGKILL,0:8:SIGKILL"]
     with torchruns(tmp_path, *script, *SETTINGS, f"run_dir={torn}") as processes:
         codes = [process.wait(300) for process in processes]
     assert codes == [0, 0], "".join((tmp_path / f"torchrun.{number}").read_text() for number in (0, 1))
     assert_same_end(torn, whole)
     assert read(torn / "scaling.csv") == read(whole / "scaling.csv")
-    # Killed in step 8, after checkpoint 6, and in step 16, after checkpoint 12.
-    assert [start["step"] for start in Records(torn).lines("provenance.jsonl")] == [0, 6, 12]
+    # Killed in step 4, after checkpoint 3, and in step 8, after checkpoint 6.
+    assert [start["step"] for start in Records(torn).lines("provenance.jsonl")] == [0, 3, 6]
     assert json.loads((torn / "status.json").read_text())["status"] == "finished"

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from scripts import ROOT, copy_scripts
 
-pytestmark = pytest.mark.multi_process
 SETTINGS = ["experiment=smoke", "seed=3"]
 # Checks a configuration, as tabicl-train does with --cfg job.
 PYTHON = """#!/usr/bin/env bash

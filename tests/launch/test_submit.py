@@ -1,9 +1,8 @@
 """tabicl-submit, here on submitit's cluster of this machine."""
 
-import dataclasses
+import contextlib
 import os
 import signal
-import subprocess
 from pathlib import Path
 from unittest import mock
 
@@ -13,8 +12,7 @@ from runs import assert_same_end, run
 from torch.distributed.run import get_args_parser
 from waiting import until
 
-from tabicl_train.config.options import SubmitOptions
-from tabicl_train.distributed.submit import Training, submit
+from tabicl_train.distributed.submit import Training
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import read_status
 
@@ -38,13 +36,6 @@ def test_all_mistakes_are_reported_at_once(tmp_path):
         "trainer.requeue is true; leave it out" in command("submit", "experiment=smoke", "trainer.requeue=true").stderr
     )
     assert not (tmp_path / "run").exists()
-
-
-def test_the_help_shows_options_as_they_are_given():
-    lines = command("submit", "--help").stdout.splitlines()
-    assert {line.split()[0] for line in lines if line.startswith("  submit.")} == {
-        f"submit.{field.name}" for field in dataclasses.fields(SubmitOptions)
-    }
 
 
 def test_nothing_is_submitted_without_a_word_about_the_run():
@@ -103,35 +94,25 @@ def test_ranks_are_started_by_the_elastic_agent(monkeypatch):
     assert [agent.training_script, *agent.training_script_args] == ["tabicl_train", "seed=1"]
 
 
-@pytest.mark.multi_process
+@pytest.mark.slow
 def test_a_job_at_its_time_limit_starts_again_and_ends_as_an_undisturbed_run(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
-    options = SubmitOptions(gpus=0, cluster="local")
     run_dir = tmp_path / "run"
-    job = submit(["experiment=smoke", *SETTINGS, f"run_dir={run_dir}"], options, run_dir / "jobs")
+    settings = [*SETTINGS, f"run_dir={run_dir}", "submit.cluster=local", "submit.gpus=0"]
+    result = command("submit", "experiment=smoke", *settings)
+    assert result.returncode == 0, result.stderr
+    words = result.stdout.split()
+    job, log = int(words[1].strip(",")), Path(words[words.index("-F") + 1])
+    assert words[0] == "job"
     try:
-        until(lambda: job.done() or len(Records(run_dir).rows("metrics.csv")) > 5, "the run begins")
-        task = parent_of(read_status(run_dir)["process"])
-        os.kill(task, signal.SIGUSR2)  # submitit's signal before the time limit
-        job.wait()
+        until(lambda: len(Records(run_dir).rows("metrics.csv")) > 5, "the run begins", seconds=300)
+        os.kill(parent_of(read_status(run_dir)["process"]), signal.SIGUSR2)  # submitit's signal before the time limit
+        until(lambda: read_status(run_dir)["status"] == "finished", "the job ends", seconds=300)
     finally:
-        job.cancel()
-    said = Path(job.paths.stdout).read_text()
-    assert job.result() is None, said
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(job, signal.SIGTERM)
+    assert "120 steps in this run" in log.read_text()
     first, second = Records(run_dir).lines("provenance.jsonl")
     assert 0 == first["step"] < second["step"] < 120
     run(tmp_path / "whole", *SETTINGS)
     assert_same_end(run_dir, tmp_path / "whole")
-
-
-@pytest.mark.multi_process
-def test_the_command_names_the_job_and_its_messages(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
-    run_dir = tmp_path / "run"
-    settings = [*SETTINGS, "trainer.max_steps=2", f"run_dir={run_dir}", "submit.cluster=local", "submit.gpus=0"]
-    result = command("submit", "experiment=smoke", *settings)
-    assert result.returncode == 0, result.stderr
-    words = result.stdout.split()
-    assert words[0] == "job" and subprocess.run(["kill", "-0", words[1].strip(",")]).returncode == 0
-    until(lambda: (read_status(run_dir) or {}).get("status") == "finished", "the job ends")
-    assert "2 steps in this run" in Path(words[words.index("-F") + 1]).read_text()

@@ -1,10 +1,12 @@
-"""One run that does everything: growing rows, QASSMax, two ranks, bf16, a kill, a resume, an export, predictions."""
+"""One run that does everything: growing rows, QASSMax, two ranks, bf16, a kill, a stop, an export, predictions."""
 
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
+import short_runs
 from forked import run_ranks
 from kills import arm
 from runs import assert_same_end, last, metrics
@@ -24,23 +26,38 @@ SETTINGS = [
 ]  # fmt: skip
 
 
-def train(point: str, config: RunConfig) -> None:
+class StopRank1:
+    """SIGINT to one rank, in the third step that it trains."""
+
+    def on_train_batch_start(self, step, **_) -> None:
+        if os.environ["RANK"] == "1" and step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def train(folder: Path, point: str, config: RunConfig) -> None:
+    os.chdir(folder / f"machine-{os.environ['RANK']}")  # which have no shared disk
     if point and os.environ["RANK"] == "0":
         arm(point)
-    assert training.train(config) == "finished"
+    callbacks = (StopRank1(),) if config.stream.num_workers else ()
+    with short_runs.beside(*callbacks):
+        assert training.train(config) == ("preempted" if callbacks else "finished")
 
 
 def test_a_killed_run_ends_as_an_undisturbed_one_and_the_tabicl_package_predicts_with_it(tmp_path):
-    whole, torn = tmp_path / "whole", tmp_path / "torn"
+    for rank in (0, 1):
+        (tmp_path / f"machine-{rank}").mkdir()
     for run_dir, workers, point, codes in (
-        (whole, 0, "", [0, 0]),
-        (torn, 0, "append,metrics.csv,4,middle", [-signal.SIGKILL, 1]),  # at the end of step 5
-        (torn, 1, "", [0, 0]),
+        ("whole", 0, "", [0, 0]),
+        ("torn", 1, "", [0, 0]),  # stopped
+        ("torn", 0, "append,metrics.csv,1,middle", [-signal.SIGKILL, 1]),  # after step 5
+        ("torn", 0, "", [0, 0]),
     ):
         config = compose([*SETTINGS, f"stream.num_workers={workers}", f"run_dir={run_dir}"])
-        assert run_ranks(train, point, config, folder=tmp_path) == codes, (tmp_path / "stderr.0").read_text()
+        assert run_ranks(train, tmp_path, point, config, folder=tmp_path) == codes, (tmp_path / "stderr.0").read_text()
+    whole, torn = tmp_path / "machine-0/whole", tmp_path / "machine-0/torn"
+    assert list((tmp_path / "machine-1").iterdir()) == []
     starts = [start["step"] for start in Records(torn).lines("provenance.jsonl")]
-    assert starts in ([0, 4], [0, 2])  # a save beside training may not have reached the disk
+    assert starts in ([0, 3, 4], [0, 3, 3])  # a save beside training may not have reached the disk
     assert_same_end(torn, whole)
     assert [row["stage"] for row in metrics(torn)] == [stage for stage in STAGES for _ in range(2)]
     assert last(torn)["config"]["model"]["icl_scaling"] == "qassmax"

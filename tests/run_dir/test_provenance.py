@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 import torch
 
 from tabicl_train.run_dir import provenance
@@ -42,12 +41,6 @@ def test_several_kinds_of_cpu_give_one_warning_and_ranks_are_grouped(tmp_path, c
     assert starts(tmp_path)[0]["machines"] == [HERE | {"ranks": [0, 1]}, THERE | {"ranks": [2]}]
 
 
-def test_starts_recorded_without_machines_are_compared_by_their_versions(tmp_path, capsys):
-    Records(tmp_path).append_line("provenance.jsonl", {"step": 0, **ORIGIN})
-    record_start(Records(tmp_path), 4, {"versions": ORIGIN["versions"] | {"numba": "0.69"}}, [HERE])
-    assert capsys.readouterr().err.startswith("changed   numba was 0.68, is 0.69: ")
-
-
 def test_the_kind_of_a_cpu_is_its_model_and_the_instructions_in_use(monkeypatch, tmp_path):
     kind = cpu_kind()
     assert provenance.cpu_model() in kind and torch.backends.cpu.get_cpu_capability() in kind
@@ -57,6 +50,5 @@ def test_the_kind_of_a_cpu_is_its_model_and_the_instructions_in_use(monkeypatch,
     assert described["host"] and described["cpu"] == cpu_kind() and described["gpu"] is None
 
 
-@pytest.mark.multi_process
 def test_origin_names_everything_that_draws_tables():
     assert describe_origin()["versions"].keys() >= {"python", *provenance.DRAWING}

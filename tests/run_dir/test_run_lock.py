@@ -46,7 +46,6 @@ def test_a_second_start_names_the_first(held):
     RunLock(held.folder).acquire()
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 def test_a_second_start_ends_with_2_and_one_line_and_changes_nothing(held):
     before = {f: (f.stat().st_mtime_ns, f.read_bytes()) for f in held.folder.rglob("*") if f.is_file()}
@@ -56,7 +55,7 @@ def test_a_second_start_ends_with_2_and_one_line_and_changes_nothing(held):
     assert before == {f: (f.stat().st_mtime_ns, f.read_bytes()) for f in held.folder.rglob("*") if f.is_file()}
 
 
-@pytest.mark.multi_process
+@pytest.mark.slow
 def test_a_second_start_of_two_ranks_ends_with_2_on_both_and_one_line(held, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     assert run_ranks(train, *SETTINGS, "trainer.devices=2", f"run_dir={held.folder}", folder=folder) == [2, 2]
@@ -97,7 +96,6 @@ def train_with_a_lasting_worker(*settings: str) -> None:
     train(*settings)
 
 
-@pytest.mark.multi_process
 @pytest.mark.usefixtures("impatient")
 def test_the_lock_of_a_killed_process_is_free_at_once_although_its_worker_lives(tmp_path):
     """Workers are forked before the lock is taken, and so have no descriptor of it."""

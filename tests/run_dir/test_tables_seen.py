@@ -8,6 +8,7 @@ import pytest
 import short_runs
 from runs import last
 
+from priors.real import real_tables
 from tabicl_train.callbacks import guard
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior
@@ -36,7 +37,7 @@ def mixture(tmp_path_factory) -> list[str]:
 
 def seen_by(config, steps, rank: int = 0, ranks: int = 1) -> TablesSeen:
     prior = build_prior(config)
-    seen = TablesSeen(prior.sources())
+    seen = TablesSeen(real_tables(prior).sources())
     for step in steps:
         (item,) = StepStream(prior, config.curriculum, config.model, 0, range(step, step + 1), rank, ranks)
         rows = Counter(rows for (_, rows), count in item.sources.items() for _ in range(count))
