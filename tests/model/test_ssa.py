@@ -10,13 +10,17 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import OptimizerConfig
 from tabicl_train.model.attention import Attention, attend_ssa
 from tabicl_train.model.kernels import ssa_attention
 from tabicl_train.model.kernels.ssa_attention import attend_flex, attend_plain, attend_ssa_runs
 from tabicl_train.model.layout import Spans
+from tabicl_train.model.pack import Pack
 from tabicl_train.model.scaling import SSA
+from tabicl_train.module import Pretraining
 from tabicl_train.optimizer import build_optimizer
+from tabicl_train.stream import StepItem
 
 FINE = 1e-5  # relative
 
@@ -245,6 +249,22 @@ def test_parameters_are_adamw_vectors_without_decay():
     for parameter in (layer.log_b, layer.log_excess):
         (group,) = (group for group in groups if any(p is parameter for p in group["params"]))
         assert group["kind"] == "adamw" and not group["decayed"]
+
+
+def test_a_training_step_moves_the_exponent_that_is_learned():
+    settings = ("model.icl_scaling=ssa_trainable", "model.col_scaling=ssa_trainable", "trainer.accelerator=cpu")
+    module = Pretraining(compose(["experiment=smoke", *settings]))
+    layers = dict(module.model.named_scalings())
+    before = {name: layer.exponents().detach() for name, layer in layers.items()}
+    X = torch.randn(6, 30, 4, generator=torch.Generator().manual_seed(0))
+    pack = Pack.of((x, (x[:, 0] > x[:, 1]).long(), 20) for x in X)
+    optimizer = module.configure_optimizers()
+    for step in range(2):  # the rate of step 0 is that of the warmup
+        module.training_step(StepItem(step, "smoke", len(pack), [pack]), step, 0, optimizer)
+    assert {name.split(".")[0] for name in layers} == {"column", "icl"}
+    for name, layer in layers.items():
+        assert layer.log_excess.grad.abs().max() > 0, name
+        assert (layer.exponents() - before[name]).abs().min() > 1e-6, name
 
 
 def test_factors_are_computed_in_float32_under_autocast():
