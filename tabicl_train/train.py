@@ -40,7 +40,7 @@ from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.distributed.signals import Stop, watch_signals
 from tabicl_train.distributed.slurm import requeue
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.kernels import memory
+from tabicl_train.allocator import keep_freed_memory
 from tabicl_train.module import Pretraining
 from tabicl_train.optimizer import MuonAdamW
 from tabicl_train.planning.run_plan import run_plan
@@ -134,7 +134,7 @@ def train(config: RunConfig) -> str:
             start_drawing(loader, start.steps, stop, ranks)
         module, optimizer = build_module(config, fabric)
         if device.type == "cpu":
-            memory.keep_freed_memory()
+            keep_freed_memory()
         origin = describe_origin()
         facts = {"real_tables": start.real_tables, "ranks": ranks.size, "device": device_name(device), **origin}
         checkpoints = Checkpoints(folder / "checkpoints", files, config, facts, callbacks, ranks.rank)

@@ -19,7 +19,7 @@ from tabicl_train.lab.folder import Folder
 from tabicl_train.lab.instruments import sites
 from tabicl_train.lab.one_query import Place, find, numbers, site_at
 from tabicl_train.lab.tables import load_classifier, plain_classifier, read_table
-from tabicl_train.model.column import feature_index
+from tabicl_train.model.tabicl import feature_index
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.cost import token_groups
 from tabicl_train.model.layout import column_layout

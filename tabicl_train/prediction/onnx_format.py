@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from tabicl_train.errors import install, is_installed
 from tabicl_train.model.attention import RowSpans
-from tabicl_train.model.column import mark_missing
+from tabicl_train.model.tabicl import mark_missing
 from tabicl_train.model.layout import Columns, Context, Spans
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.run_dir.atomic import write_atomically

@@ -8,7 +8,7 @@ import pytest
 SCRIPT = """
 import resource
 import torch
-from tabicl_train.model.kernels.memory import keep_freed_memory
+from tabicl_train.allocator import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
