@@ -65,8 +65,7 @@ def policy(config: RunConfig) -> list[str]:
     """Lines about the formats and the memory of a run, as they are in force."""
     lines = [f"precision {choose(config.trainer)}"]
     if uses_cuda(config.trainer):
-        muon = "" if config.optimizer.name == "adamw" else f", Newton-Schulz in {config.optimizer.newton_schulz_dtype}"
-        lines.append(f"          products of fp32 in {'TF32' if config.trainer.tf32 else 'full precision'}{muon}")
+        lines.append(f"          products of fp32 in {'TF32' if config.trainer.tf32 else 'full precision'}")
         lines += [f"memory    {name}={os.environ[name]}" for name in ALLOCATOR if os.environ.get(name)]
     return lines
 

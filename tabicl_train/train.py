@@ -19,7 +19,7 @@ from lightning.fabric.plugins.environments import LightningEnvironment, TorchEla
 from lightning.fabric.strategies import DDPStrategy
 
 from priors import Prior
-from tabicl_train import compiling
+from tabicl_train import allocator, compiling
 from tabicl_train.callbacks import diagnostics, metrics
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.checkpoints import CheckpointFiles, Checkpoints, load_training
@@ -40,7 +40,6 @@ from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.distributed.signals import Stop, watch_signals
 from tabicl_train.distributed.slurm import requeue
 from tabicl_train.errors import ConfigError
-from tabicl_train.allocator import keep_freed_memory
 from tabicl_train.module import Pretraining
 from tabicl_train.optimizer import MuonAdamW
 from tabicl_train.planning.run_plan import run_plan
@@ -134,7 +133,7 @@ def train(config: RunConfig) -> str:
             start_drawing(loader, start.steps, stop, ranks)
         module, optimizer = build_module(config, fabric)
         if device.type == "cpu":
-            keep_freed_memory()
+            allocator.keep_freed_memory()
         origin = describe_origin()
         facts = {"real_tables": start.real_tables, "ranks": ranks.size, "device": device_name(device), **origin}
         checkpoints = Checkpoints(folder / "checkpoints", files, config, facts, callbacks, ranks.rank)
@@ -273,6 +272,8 @@ def build_module(config: RunConfig, fabric: Fabric) -> tuple[Pretraining, MuonAd
     module.on_fit_start()
     if config.trainer.compile:
         compiling.compile_blocks(module.model)
+    if config.trainer.triton and not compiling.use_triton(module.model):
+        info("warning   trainer.triton has no effect: no layer of the network has the query-aware scalable softmax")
     return module, module.configure_optimizers()
 
 
