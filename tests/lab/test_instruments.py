@@ -9,13 +9,11 @@ from small_networks import draw, small_network
 
 from tabicl_train.lab.instruments import INDUCING, LABELED, QUERY, logits, measure, multipliers, recorded, shape, sites
 from tabicl_train.model.attention import Attention
-from tabicl_train.model.config import SCALINGS, SSA
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.scaling import Scaling
+from tabicl_train.model.scaling import RULES, Scaling
 from tabicl_train.prediction.predict import forward
 
 N, n, M = 41, 23, 3
-RULES = SCALINGS + SSA
 
 
 def gelu_mlp(layers, x):
@@ -39,11 +37,11 @@ def plain_logits(rule, attention, x, context):
     elif rule.startswith("qassmax"):
         base = gelu_mlp(layer.base_mlp, log_n).view(H, -1)
         gate = 1 + torch.tanh(gelu_mlp(layer.query_mlp, q))
-    elif rule in SSA:
+    elif RULES[rule].averages:
         base = layer.log_b.double().exp()[:, None]
     scaled = q * (1 if base is None else base) * (1 if gate is None else gate)
     z = torch.einsum("qhd,khd->hqk", scaled, k) / math.sqrt(d)
-    if rule in SSA:
+    if RULES[rule].averages:
         p = torch.full((H,), 1.5).double() if rule == "ssa" else 1 + layer.log_excess.double().exp()
         z = ((1 + z.abs()) ** (z.sign() * p[:, None, None])).log()
     return z, base, gate
@@ -159,7 +157,7 @@ def test_even_weights_and_a_single_key():
     assert single.entropy.isnan().all() and single.gap_second.isnan().all()
 
 
-@pytest.mark.parametrize("rule", RULES[1:])
+@pytest.mark.parametrize("rule", list(RULES)[1:])
 @torch.no_grad()
 def test_the_multipliers_explain_the_scaled_queries(rule):
     network = small_network(col_scaling=rule, icl_scaling=rule).eval()

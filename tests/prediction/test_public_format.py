@@ -1,5 +1,7 @@
 """The public file format, both ways, with the released client as the judge."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -8,8 +10,9 @@ from small_networks import draw, logits_of, peer_of, small_network
 
 from tabicl_train.errors import ConfigError
 from tabicl_train.model import TabICL, TabICLConfig
-from tabicl_train.model.config import GROUPINGS, SCALINGS
+from tabicl_train.model.config import GROUPINGS
 from tabicl_train.model.public_config import from_public, to_public
+from tabicl_train.model.scaling import RULES
 from tabicl_train.prediction.public_format import load_public, save_public
 
 V1 = dict(col_affine=True, col_grouping="none", col_target_aware=False, col_scaling="none", icl_scaling="none")
@@ -19,6 +22,8 @@ KEYS = {
     "row_num_cls", "row_rope_base", "row_rope_interleaved", "icl_num_blocks", "icl_nhead", "icl_ssmax", "ff_factor",
     "dropout", "activation", "norm_first", "bias_free_ln", "zero_init", "recompute",
 }  # fmt: skip
+
+PUBLIC = [name for name, rule in RULES.items() if rule.public is not None]
 
 
 @pytest.fixture
@@ -34,7 +39,7 @@ def file(tmp_path):
     [
         TabICLConfig(),
         TabICLConfig.v1(),
-        *(TabICLConfig(col_scaling=a, icl_scaling=b) for a, b in zip(SCALINGS, SCALINGS[1:] + SCALINGS, strict=False)),
+        *(TabICLConfig(col_scaling=a, icl_scaling=b) for a, b in itertools.pairwise([*PUBLIC, *PUBLIC[:1]])),
         *(TabICLConfig(col_grouping=grouping, max_classes=7, bias_free_ln=True) for grouping in GROUPINGS),
         TabICLConfig(max_classes=0, bias_free_ln=True),
         TabICLConfig(max_classes=0, num_quantiles=99),
