@@ -123,7 +123,7 @@ class MuonAdamW(torch.optim.Optimizer):
         torch._foreach_sub_(parameters, updates)
 
     def muon(self, parameters: list[Tensor], counts: Tensor) -> list[Tensor]:
-        """Nesterov momentum, orthogonalized."""
+        """Compute the updates of Muon: Nesterov momentum, orthogonalized."""
         for p in parameters:
             if "momentum" not in self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
@@ -135,7 +135,7 @@ class MuonAdamW(torch.optim.Optimizer):
         return self.orthogonal(nesterov)
 
     def orthogonal(self, gradients: tuple[Tensor, ...]) -> list[Tensor]:
-        """Their orthogonal directions, with the root mean square of an AdamW update.
+        """Compute orthogonal directions, with the root mean square of an AdamW update.
 
         A vector counts as a matrix of one row, so its direction is a normalized one. All matrices of a shape, or its
         transpose, go through Newton-Schulz together, and so do all vectors, and all matrices of few rows: zeros around
@@ -158,7 +158,7 @@ class MuonAdamW(torch.optim.Optimizer):
         return directions
 
     def by_steps_taken(self, parameters: list[Tensor]) -> list[list[Tensor]]:
-        """Sets of parameters that have taken the same number of AdamW steps.
+        """Group parameters by the number of AdamW steps that they have taken.
 
         All parameters of a set share one tensor as their `taken`, so the sets are known without waiting for the device,
         and a set has one bias correction. After a part has been unfrozen there are two or three sets.
@@ -179,7 +179,7 @@ class MuonAdamW(torch.optim.Optimizer):
                 state["taken"] = shared.setdefault(state["taken"].item(), state["taken"])
 
     def adamw(self, parameters: list[Tensor], counts: Tensor) -> list[Tensor]:
-        """The updates of AdamW; the parameters must have taken the same number of steps."""
+        """Compute the updates of AdamW; the parameters must have taken the same number of steps."""
         beta1, beta2 = self.betas
         states = [self.state[p] for p in parameters]
         taken = states[0]["taken"] + counts  # a new tensor: frozen parameters keep the old one

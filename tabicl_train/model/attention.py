@@ -95,7 +95,7 @@ def attend_by_run(
     distinct = len(runs) // spans.uses
     sizes = [count * keys for count, _, keys, *_ in runs[:distinct]]
     own = [
-        [part.unflatten(0, (count, keys)).transpose(1, 2) for part, (count, _, keys, *_) in zip(x.split(sizes), runs)]
+        [part.unflatten(0, (run[0], run[2])).transpose(1, 2) for part, run in zip(x.split(sizes), runs, strict=False)]
         for x in (k, v)
     ]
     queries = q.split([count * length for count, length, *_ in runs]) if q.dim() == 3 else ()
@@ -150,7 +150,7 @@ class RowSpans(NamedTuple):
 
 
 def attend_in_rows(q: Tensor, kv: Tensor | None, rows: RowSpans, dropout: float) -> Tensor:
-    """`attend` with rotary embedding; q (Q, 3, H, d) holds queries, keys and values, or q (Q, H, d), kv (K, 2, H, d)."""
+    """`attend` with rotary embedding; q (Q, 3, H, d) of queries, keys and values, or q (Q, H, d), kv (K, 2, H, d)."""
     if kv is None:
         cos, sin = (x.unsqueeze(1) for x in rows.of_keys)
         both, v = q.split([2, 1], 1)
@@ -323,9 +323,18 @@ class Attention(nn.Module):
         return self.out_proj(out.flatten(1))  # out (Q, H, d)
 
     def project(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Queries (Q, H, d), not yet scaled, and keys and values (K, 2, H, d) of `forward`'s x, context.
+        """Project `forward`'s x and context to queries, keys and values.
 
-        Without a context, x's own are one tensor: (Q, 3, H, d) and None.
+        Parameters
+        ----------
+        x, context : Tensor
+            As in `forward`.
+
+        Returns
+        -------
+        tuple
+            Queries (Q, H, d), not yet scaled, and keys and values (K, 2, H, d); without a context, x's own are one
+            tensor: (Q, 3, H, d) and None.
         """
         heads = (self.num_heads, self.dim // self.num_heads)
         if context is None:
@@ -334,9 +343,19 @@ class Attention(nn.Module):
         return F.linear(x, wq, bq).unflatten(-1, heads), F.linear(context, wkv, bkv).unflatten(-1, (2, *heads))
 
     def scale(self, q: Tensor, log_n: Tensor | None, table: Tensor | None, spans: Spans) -> Tensor:
-        """The queries (Q, H, d) of `project` as `attend` takes them: scaled, (B or 1, L, H, d) if shared.
+        """Scale the queries of `project` by the layer's rule.
 
-        log_n, table: as in `forward`
+        Parameters
+        ----------
+        q : Tensor
+            (Q, H, d).
+        log_n, table, spans
+            As in `forward`.
+
+        Returns
+        -------
+        Tensor
+            As `attend` takes them: (Q, H, d), or (B or 1, L, H, d) if the sequences share them.
         """
         if self.ssmax_layer is not None:
             return self.ssmax_layer(q, log_n, table)

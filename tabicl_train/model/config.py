@@ -17,8 +17,10 @@ COUNTS = (
 
 @dataclass
 class TabICLConfig:
-    """Architecture of the network. The defaults are the classifier of TabICLv2 (arXiv 2602.11139); `v1()` is TabICL
-    (2502.05564)."""
+    """Architecture of a TabICL.
+
+    The defaults are the classifier of TabICLv2 (arXiv 2602.11139); `v1()` is TabICL (2502.05564).
+    """
 
     max_classes: int = 10
     """Number of logits, 2..10; for tables with more classes, the digits of their labels are predicted. 0 is regression:
@@ -106,6 +108,7 @@ class TabICLConfig:
 
     @property
     def is_regression(self) -> bool:
+        """Whether numbers are predicted, not classes."""
         return self.max_classes == 0
 
     @property
@@ -129,7 +132,7 @@ class TabICLConfig:
         return 1 if self.col_grouping == "none" else self.col_group_size
 
     def problems(self) -> list[str]:
-        """Every contradiction among the settings, one sentence each; empty if the network can be built."""
+        """Return every contradiction among the settings, one sentence each; none if the network can be built."""
         problems = []
         for name in COUNTS:
             if getattr(self, name) < 1:
@@ -174,8 +177,11 @@ class TabICLConfig:
 
 @dataclass
 class SequenceConfig:
-    """Architecture of a transformer over sequences. The defaults are the network of the SSA paper (arXiv 2508.14685)
-    with softmax: 12 layers, 8 heads and width 256, as in GPT-2."""
+    """Architecture of a transformer over sequences.
+
+    The defaults are the network of the SSA paper (arXiv 2508.14685) with softmax: 12 layers, 8 heads and width 256, as
+    in GPT-2.
+    """
 
     family: str = "sequence"
     """The family of the network, which tells its settings from those of a TabICL."""
@@ -207,6 +213,7 @@ class SequenceConfig:
 
     @property
     def is_regression(self) -> bool:
+        """Whether numbers are predicted, not classes."""
         return self.max_classes == 0
 
     @property
@@ -215,7 +222,7 @@ class SequenceConfig:
         return 1 if self.is_regression else self.max_classes
 
     def problems(self) -> list[str]:
-        """Every contradiction among the settings, one sentence each; empty if the network can be built."""
+        """Return every contradiction among the settings, one sentence each; none if the network can be built."""
         problems = []
         if self.family != "sequence":
             problems.append(f"family is {self.family!r}; it cannot be changed, choose another model instead")

@@ -130,6 +130,6 @@ def block_values(
     icl_query = query + RULES[c.icl_scaling].kept(D, c.icl_num_heads)
     return {
         "column": (column, column),
-        "row": (N * T * E * (query + 2), N * E * (4 * T + query * c.row_num_cls)),
+        "row": (N * T * E * (query + 4), N * E * (5 * T + query * c.row_num_cls)),  # rotated queries and keys besides
         "icl": (D * (icl_query * N + 4 * n), D * (icl_query * (N - n) + 4 * n)),
     }

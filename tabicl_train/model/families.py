@@ -52,7 +52,7 @@ def family_name(settings: type) -> str:
 
 
 def names() -> dict[str, type]:
-    """The classes of settings by the names of families."""
+    """Return the classes of settings by the names of families."""
     return {family_name(settings): settings for settings in FAMILIES}
 
 

@@ -61,7 +61,7 @@ def public_values() -> dict[str, dict[str, Any]]:
 
 
 def to_public(config: TabICLConfig) -> dict[str, Any]:
-    """The `tabicl` package's configuration of the same network, all 26 keys; raises ConfigError if it has no such network."""
+    """The `tabicl` package's configuration of the same network, all 26 keys; raises ConfigError if it has none."""
     if config.missing_values:
         raise ConfigError(
             [

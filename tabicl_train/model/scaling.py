@@ -70,15 +70,16 @@ class Scaling(nn.Module):
             return self.scale(q, self.base(log_n), table)
 
     def scale(self, q: Tensor, base: Tensor, table: Tensor | None) -> Tensor:
+        """Multiply queries q by `base` (B, H, 1 or head_dim); the other arguments as in `forward`."""
         return (q.float() * per_query(base, table)).to(q.dtype)
 
     def base(self, log_n: Tensor) -> Tensor:
-        """The part of the multiplier that depends only on the numbers of keys: log_n (B,) -> (B, H, 1 or head_dim)."""
+        """Compute the part of the multiplier that depends only on the numbers of keys, (B, H, 1 or head_dim)."""
         base = self.growth(log_n)
         return base if self.bound is None else self.bound * torch.tanh(base / self.bound)
 
     def growth(self, log_n: Tensor) -> Tensor:
-        """`base` without its bound."""
+        """Compute `base` without its bound: log_n (B,) -> (B, H, 1 or head_dim)."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -281,8 +282,7 @@ def gate_flops(width: int, heads: int, elementwise: bool = False) -> float:
 
 
 def gate_kept(width: int, heads: int, elementwise: bool = False) -> float:
-    """The rescaled query, its factor, and for the gate the query before it, the gate, its tanh and the hidden layer
-    before and after its activation."""
+    """The rescaled query, its factor, and for the gate the query before it, the gate, its tanh and the hidden layer."""
     return 2 + 3 * (1.0 if elementwise else heads / width) + 2 * HIDDEN * heads / width
 
 

@@ -7,7 +7,6 @@ number of labeled rows has no effect, and a sequence of 40 rows trains all lengt
 B tables, N rows, M features, T = N (M + 1) tokens of a table, E width, C logits, or one number.
 """
 
-import math
 from collections.abc import Iterator
 from itertools import groupby
 from typing import Any

@@ -36,7 +36,7 @@ from tabicl_train.model.public_config import to_public
 from tabicl_train.model.quantiles import guess_loss, pinball
 from tabicl_train.model.scaling import SSA, Scaling
 
-__all__ = ["ColumnEmbedding", "InContextLearner", "RowInteraction", "TabICL"]
+__all__ = ["TabICL"]
 
 
 class TabICL(Network):
@@ -44,7 +44,19 @@ class TabICL(Network):
 
     It predicts logits of classes or, with max_classes=0, quantiles of a number, whose order nothing enforces.
 
-    Raises ValueError with every problem of the configuration.
+    Parameters
+    ----------
+    config : TabICLConfig
+        The architecture.
+
+    Raises
+    ------
+    ValueError
+        With every problem of the configuration.
+
+    References
+    ----------
+    Qu et al., TabICL, arXiv 2502.05564, section 3, and its second version, arXiv 2602.11139.
     """
 
     parts = {"column": "col_embedder", "row": "row_interactor", "icl": "icl_predictor"}
@@ -66,13 +78,26 @@ class TabICL(Network):
         self.icl_predictor = InContextLearner(config)
 
     def forward(self, pack: Pack, checkpoint_rows: int | None = None) -> Tensor:
-        """Predictions for the query rows of all tables, one table after the other, (query rows, C) or (query rows, Q).
+        """Predict the query rows of all tables, one table after the other.
 
-        checkpoint_rows: recompute activations in the backward pass of packs with a longer table, 0 = never; by default
-            the configuration's value
+        Parameters
+        ----------
+        pack : Pack
+            The tables.
+        checkpoint_rows : int, optional
+            Recompute activations in the backward pass of packs with a longer table, 0 = never; by default the
+            configuration's value.
 
-        Raises ValueError for impossible sizes, other dtypes, and classes outside 0..C-1 on a CPU; on a GPU, looking at
-        them would make the host wait.
+        Returns
+        -------
+        Tensor
+            Logits (query rows, C) or quantiles (query rows, Q).
+
+        Raises
+        ------
+        ValueError
+            For impossible sizes, other dtypes, and classes outside 0..C-1 on a CPU; on a GPU, a look at them would
+            make the host wait.
         """
         self._check(pack)
         limit = self.config.checkpoint_rows if checkpoint_rows is None else checkpoint_rows
@@ -88,7 +113,18 @@ class TabICL(Network):
         return self.icl_predictor(represented, labels, context, log_n, recompute)
 
     def groups(self, pack: Pack) -> tuple[Tensor, list[Shape]]:
-        """N, n and the number of feature groups G of each table, int64 (B, 3) on the device, and on the host."""
+        """Count rows N, labeled rows n and feature groups G of each table.
+
+        Parameters
+        ----------
+        pack : Pack
+            The tables.
+
+        Returns
+        -------
+        tuple
+            N, n and G, int64 (B, 3) on the device, and the same as a list on the host.
+        """
         sizes, shapes = pack.sizes, [(N, n, token_groups(self.config, M)) for N, n, M in pack.shapes]
         if self.config.col_grouping == "disjoint":
             N, n, M = sizes.unbind(1)
@@ -96,19 +132,31 @@ class TabICL(Network):
         return sizes, shapes
 
     def row_losses(self, predictions: Tensor, pack: Pack) -> Tensor:
-        """Cross entropy of logits (query rows, C), or pinball loss of quantiles (query rows, Q), (query rows,)."""
+        """Compute cross entropies of logits, or pinball losses of quantiles.
+
+        Parameters
+        ----------
+        predictions : Tensor
+            As from `forward`.
+        pack : Pack
+            The tables.
+
+        Returns
+        -------
+        Tensor
+            (query rows,) float32.
+        """
         if self.config.is_regression:
             return pinball(predictions, pack.queries())
         return F.cross_entropy(predictions.float(), pack.queries(), reduction="none")
 
     def blocks(self) -> Iterator[nn.Module]:
-        """The transformer blocks of all stages, which are worth compiling: `block.compile(dynamic=True)`."""
+        """Yield the transformer blocks of all stages, which are worth compiling: `block.compile(dynamic=True)`."""
         stages = (self.col_embedder.tf_col, self.row_interactor.tf_row, self.icl_predictor.tf_icl)
         return (block for stage in stages for block in stage["blocks"].children())
 
     def named_scalings(self) -> Iterator[tuple[str, Scaling | SSA]]:
-        """The attention layers with a scalable softmax, or with signed averaging: `column.0`, ..., `icl.11`; see
-        `Scaling.multipliers`."""
+        """Yield the attention layers that have a scaling rule, by name: `column.0`, ..., `icl.11`."""
         for stage, part in (("column", self.col_embedder.tf_col), ("icl", self.icl_predictor.tf_icl)):
             for i, block in enumerate(part["blocks"].children()):  # at most one in each
                 yield from ((f"{stage}.{i}", layer) for layer in block.modules() if isinstance(layer, Scaling | SSA))
@@ -307,7 +355,9 @@ class InContextLearner(nn.Module):
         self.tf_icl = nn.ModuleDict({"blocks": nn.ModuleList(blocks)})
         self.ln = LayerNorm(c.row_dim, bias=not c.bias_free_ln)
         self.y_encoder = LabelEncoder(c.label_width, c.row_dim)
-        self.decoder = nn.Sequential(nn.Linear(c.row_dim, 2 * c.row_dim), nn.GELU(), nn.Linear(2 * c.row_dim, c.outputs))
+        self.decoder = nn.Sequential(
+            nn.Linear(c.row_dim, 2 * c.row_dim), nn.GELU(), nn.Linear(2 * c.row_dim, c.outputs)
+        )
 
     def forward(self, rows: Tensor, y: Tensor, context: Context, log_n: Tensor, recompute: bool = False) -> Tensor:
         """Predictions for the query rows (query rows, C).

@@ -21,8 +21,8 @@ from tabicl_train.lab.attention import Options, explain, page, real_scene, run, 
 from tabicl_train.lab.instruments import sites
 from tabicl_train.lab.one_query import Place
 from tabicl_train.lab.tables import read_table
-from tabicl_train.model.scaling import RULES
 from tabicl_train.model.pack import Pack
+from tabicl_train.model.scaling import RULES
 from tabicl_train.prediction.export import load_model
 from tabicl_train.stream import draw_table
 

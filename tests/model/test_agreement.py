@@ -7,8 +7,8 @@ from small_networks import draw, logits_of, peer_of, randomize, small_network
 from torch import nn
 
 from tabicl_train.model import TabICL, TabICLConfig
-from tabicl_train.model.scaling import RULES
 from tabicl_train.model.public_config import to_public
+from tabicl_train.model.scaling import RULES
 
 V1 = dict(
     col_affine=True,

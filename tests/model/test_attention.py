@@ -105,9 +105,7 @@ def test_rotary_turns_pairs_by_position(interleaved):
     of_cls = tuple(x[within.cls] for x in turns)
     found = (
         attend_in_rows(qkv, None, RowSpans(within.every, turns, turns, interleaved), 0.0),
-        attend_in_rows(
-            qkv[within.cls, 0], qkv[:, 1:], RowSpans(within.collecting, of_cls, turns, interleaved), 0.0
-        ),
+        attend_in_rows(qkv[within.cls, 0], qkv[:, 1:], RowSpans(within.collecting, of_cls, turns, interleaved), 0.0),
     )
     pairs = [(2 * i, 2 * i + 1) if interleaved else (i, i + D // 2) for i in range(D // 2)]
     expected = []

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 import tabicl_train
 from tabicl_train.config.compose import compose
 from tabicl_train.config.stages import CurriculumConfig, StageConfig
-from tabicl_train.gradients import Gradients
 from tabicl_train.errors import ConfigError
+from tabicl_train.gradients import Gradients
+from tabicl_train.model.config import SequenceConfig
 from tabicl_train.model.families import FAMILIES, family_of, settings_of
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.config import SequenceConfig
 from tabicl_train.module import Pretraining
 from tabicl_train.planning.run_plan import run_plan
 from tabicl_train.prediction.export import load_network

@@ -1,5 +1,7 @@
-"""The Triton kernel of trainer.triton in Triton's interpreter, against float64. The interpreter is chosen when Triton is
-imported, so this file is also a script."""
+"""The Triton kernel of trainer.triton in Triton's interpreter, against float64.
+
+The interpreter is chosen when Triton is imported, so this file is also a script.
+"""
 
 import os
 import subprocess
