@@ -59,9 +59,7 @@ def wide(q: Tensor) -> torch.dtype:
 
 
 def chunks(count: int, H: int, L: int, K: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
-    """The sequences and the queries of each chunk of a run; none if there are no keys."""
-    if K == 0:
-        return
+    """The sequences and the queries of each chunk of a run."""
     scores = SCORES.get(device.type, SCORES["cpu"])
     some = min(L, max(scores // (H * K), QUERIES))
     together = max(scores // (H * L * K), 1) if some == L else 1
@@ -74,12 +72,12 @@ def chunks(count: int, H: int, L: int, K: int, device: torch.device) -> Iterator
 def attend_averaging(q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, queries: int) -> Tensor:
     """softmax(p sgn(z) log(1 + |z|)) with z = q k / sqrt(d), and values: kv (keys, 2, H, d) -> (queries, H, d).
 
-    It is computed in float32, or float64 if q is. A sequence without keys yields zeros.
+    It is computed in float32, or float64 if q is.
     q: (queries, H, d), or (P, L, H, d) if all sequences have the same L queries, up to a factor of the table
     exponents: (H,), the p of each head; runs, queries: see layout.Spans
     """
     H, d = q.shape[-2:]
-    out = q.new_zeros(queries, H, d)
+    out = q.new_empty(queries, H, d)
     power = exponents.to(wide(q))[:, None, None]
     with torch.autocast(q.device.type, enabled=False):  # which would round the operands of products
         for at, _, _, count, some, k, v in pieces(q, kv, runs):

@@ -130,29 +130,6 @@ def test_large_queries_compare_keys_by_the_power_of_their_ratio(size):
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
-def test_sequences_without_keys_yield_zeros():
-    q, kv, exponents, _, queries = with_exponents([[2, 3, 0, 0, 0], [2, 3, 4, 0, 0]], 2, 8)
-    runs = torch.tensor([[2, 3, 0, 0, 0], [2, 3, 4, 0, 0]])
-    out, *gradients = results(attend_averaging, q, kv, exponents, runs, queries)
-    assert not out[:6].any() and out[6:].all() and not gradients[0][:6].any()
-    assert all(gradient.isfinite().all() for gradient in gradients)
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("keys", [1, 300])
-def test_queries_that_are_not_finite_show_in_their_own_results_alone(keys, bad):
-    q, kv, exponents, *rest = with_exponents([[2, 9, keys, 0, 0]], 2, 8)
-    q[3, 1, 2] = bad
-    finite = torch.ones(18, 2, dtype=torch.bool)
-    finite[3, 1] = False
-    out = attend_averaging(q, kv, exponents, *rest)
-    assert torch.equal(out.isfinite(), finite[..., None].expand(-1, -1, 8))
-    by_sequence = [x.unflatten(0, (2, -1)).transpose(1, 2) for x in (q, *kv.unbind(1))]
-    assert torch.equal(
-        attend_plain(*by_sequence, exponents).isfinite(), out.unflatten(0, (2, 9)).transpose(1, 2).isfinite()
-    )
-
-
 class Largest(TorchDispatchMode):
     """The most elements of a tensor that an operation returns."""
 
@@ -194,36 +171,6 @@ def test_parameters_start_as_documented_and_stay_in_range():
         with torch.no_grad():
             trained.log_b.fill_(value), trained.log_excess.fill_(value)
         assert (trained.multipliers(9) > 0).all() and (trained.exponents() >= 1).all()
-
-
-@pytest.mark.parametrize("name", ["log_b", "log_excess"])
-def test_slopes_of_the_parameters_are_those_of_finite_differences(name):
-    torch.manual_seed(0)
-    layer = attention(16, 2, "ssa_trainable", 1.4).double()
-    torch.nn.init.normal_(layer.in_proj_bias)
-    x, spans = torch.randn(30, 16, dtype=torch.float64), Spans(torch.tensor([[3, 10, 10, 0, 0]]), 30, None, None, 0, 0)
-    weights, table = torch.randn(30, 16, dtype=torch.float64), torch.zeros(30, dtype=torch.int64)
-
-    def value():
-        q, kv = layer.project(x, x)
-        q = q * layer.ssmax_layer.log_b.exp()[:, None]  # `scale` rounds to float32
-        out = attend_ssa(q, kv, spans, layer.ssmax_layer.exponents())
-        return (layer.out_proj(out.flatten(1)) * weights).sum()
-
-    torch.testing.assert_close(layer.scale(*layer.project(x, x)[:1], None, table, spans), layer.project(x, x)[0])
-    parameter = getattr(layer.ssmax_layer, name)
-    (slope,) = torch.autograd.grad(value(), parameter)
-    layer.float()(x.float(), x.float(), spans, None, table).mul(weights.float()).sum().backward()
-    torch.testing.assert_close(getattr(layer.ssmax_layer, name).grad.double(), slope, rtol=1e-4, atol=1e-5)
-    layer.double()
-    for head in range(2):
-        found = []
-        for step in (1e-5, -1e-5):
-            with torch.no_grad():
-                getattr(layer.ssmax_layer, name)[head] += step
-                found.append(value().item())
-                getattr(layer.ssmax_layer, name)[head] -= step
-        assert (found[0] - found[1]) / 2e-5 == pytest.approx(slope[head].item(), rel=1e-6)
 
 
 def test_the_factor_b_scales_scores_and_multiplies_queries():
@@ -272,18 +219,6 @@ def test_a_training_step_moves_the_exponent_that_is_learned():
     for name, layer in layers.items():
         assert layer.log_excess.grad.abs().max() > 0, name
         assert (layer.exponents() - before[name]).abs().min() > 1e-6, name
-
-
-def test_factors_are_computed_in_float32_under_autocast():
-    layer = averaging_layer(2, trainable=True)
-    torch.nn.init.normal_(layer.log_b)
-    q = torch.randn(7, 2, 8).bfloat16()
-    with torch.autocast("cpu", torch.bfloat16):
-        found = layer(q, None, torch.zeros(7, dtype=torch.int64))
-        assert layer.exponents().dtype == torch.float32
-    exact = q.double() * layer.log_b.double().exp()[:, None]
-    assert found.dtype == torch.bfloat16
-    assert ((found.double() - exact).abs() <= 2**-8 * exact.abs()).all()
 
 
 def test_the_rule_and_its_exponent_make_a_difference_in_each_stage():
