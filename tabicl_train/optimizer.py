@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,15 +17,22 @@ from torch import Tensor, nn
 
 from tabicl_train.errors import ConfigError
 
-if TYPE_CHECKING:
-    from tabicl_train.config.schema import OptimizerConfig
-
 __all__ = ["OPTIMIZERS", "MuonAdamW", "build_optimizer", "orthogonalize"]
 
 # Quintic Newton-Schulz coefficients of Muon (Jordan et al. 2024): steepest at zero, singular values end in 0.7..1.2.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
 FEW_ROWS = 16  # of matrices that are padded, since there are so many shapes of them and they are small
+
+
+class Settings(Protocol):
+    """The settings of an optimizer, see `config.stages.OptimizerConfig`, which asks this file for its names."""
+
+    name: str
+    momentum: float
+    betas: list[float]
+    eps: float
+    cautious_weight_decay: bool
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
@@ -68,7 +75,7 @@ class MuonAdamW(torch.optim.Optimizer):
         Momentum, betas, eps and whether decay is cautious.
     """
 
-    def __init__(self, groups: list[dict], config: OptimizerConfig) -> None:
+    def __init__(self, groups: list[dict], config: Settings) -> None:
         self.momentum = config.momentum
         self.betas, self.eps = tuple(config.betas), config.eps
         self.cautious = config.cautious_weight_decay
@@ -232,7 +239,7 @@ OPTIMIZERS: dict[str, Callable[[str, nn.Parameter], bool]] = {
 }
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> MuonAdamW:
+def build_optimizer(model: nn.Module, config: Settings) -> MuonAdamW:
     """Build an optimizer with groups by kind and by decay: matrices are decayed, vectors and biases never.
 
     Parameters

@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = [
     ["priors"],
     ["errors", "console"],
+    ["optimizer", "allocator"],
     ["model"],
     ["config"],
     ["run_dir"],
@@ -31,7 +32,6 @@ LINE = {
     "stream",
     "workers",
     "module",
-    "optimizer",
     "schedules",
     "precision",
     "compiling",

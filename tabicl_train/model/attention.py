@@ -78,7 +78,9 @@ def attend_at_once(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
         k, v = (x.repeat(spans.uses, 1, 1) for x in (k, v))
     ends = spans.query_ends, spans.key_ends, spans.most_queries, spans.most_keys
     if q.dtype == torch.bfloat16:  # where there is bf16, there is flash attention
-        return varlen_attn(q, k, v, *ends)
+        out = varlen_attn(q, k, v, *ends)
+        assert isinstance(out, Tensor)  # as nothing else was asked for
+        return out
     batches = (x[None] for x in (q, k, v))  # a batch of one, which the kernel divides at the ends
     return torch.ops.aten._efficient_attention_forward(*batches, None, *ends, 0.0, 0, torch.is_grad_enabled())[0][0]
 
@@ -132,7 +134,8 @@ def batch_limit(num_heads: int, num_queries: int, head_dim: int) -> int:
 def attend_ssa(q: Tensor, kv: Tensor, spans: Spans, exponents: Tensor) -> Tensor:
     """`attend` with signed averaging, see scaling.SSA; q are the queries times b, exponents (H,) the p of each head."""
     if isinstance(spans.runs, list):
-        return attend_by_run(q, *kv.unbind(1), spans, partial(attend_plain, exponents=exponents))
+        k, v = kv.unbind(1)
+        return attend_by_run(q, k, v, spans, partial(attend_plain, exponents=exponents))
     return attend_averaging(q, kv, exponents, spans.runs, spans.queries)
 
 
@@ -319,7 +322,8 @@ class Attention(nn.Module):
             if isinstance(self.ssmax_layer, SSA):
                 out = attend_ssa(q, kv, spans, self.ssmax_layer.exponents())
             else:
-                out = attend(q, *kv.unbind(1), spans, dropout)
+                k, v = kv.unbind(1)
+                out = attend(q, k, v, spans, dropout)
         return self.out_proj(out.flatten(1))  # out (Q, H, d)
 
     def project(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor | None]:

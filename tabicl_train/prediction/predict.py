@@ -143,7 +143,9 @@ def interact(model: TabICL, embedded: Tensor, rows: Rows, part: int) -> Tensor:
     stage, num_cls = model.row_interactor, model.config.row_num_cls
     x = stage.add_cls(embedded, rows)  # (rows * T, E)
     found = []
-    runs = [(count, T) for count, T, *_ in rows.within.every.runs.tolist()]
+    every = rows.within.every.runs
+    assert isinstance(every, Tensor)  # not exported
+    runs = [(count, T) for count, T, *_ in every.tolist()]
     for of_width, (_, T) in zip(x.split([count * T for count, T in runs]), runs, strict=True):
         for some in of_width.split(max(1, part // T) * T):
             count = len(some) // T

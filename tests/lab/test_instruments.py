@@ -9,6 +9,7 @@ from small_networks import draw, small_network
 
 from tabicl_train.lab.instruments import INDUCING, LABELED, QUERY, logits, measure, multipliers, recorded, shape, sites
 from tabicl_train.model.attention import Attention
+from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.scaling import RULES, Scaling
 from tabicl_train.prediction.predict import forward
@@ -133,7 +134,7 @@ def test_measures_are_those_of_a_plain_softmax(rule):
 def test_blocks_do_not_change_the_numbers(block):
     """Also for logits whose exponentials overflow, in any order of their sizes."""
     torch.manual_seed(0)
-    attention = Attention(16, 2, "none", 0.0, False)
+    attention = Attention(16, 2, "none", TabICLConfig())
     q, k = torch.randn(11, 2, 8), torch.randn(23, 2, 8)
     k *= torch.logspace(-2, 3, 23)[torch.randperm(23)][:, None, None]
     z = torch.einsum("qhd,khd->hqk", q.double(), k.double()) / math.sqrt(8)
@@ -146,7 +147,7 @@ def test_blocks_do_not_change_the_numbers(block):
 
 
 def test_even_weights_and_a_single_key():
-    attention = Attention(16, 2, "none", 0.0, False)
+    attention = Attention(16, 2, "none", TabICLConfig())
     even = shape(attention, torch.randn(3, 2, 8), torch.ones(10_000, 2, 8))
     for found, expected in zip(even, (1, 1e-4, 0, 0), strict=True):
         torch.testing.assert_close(
@@ -186,7 +187,7 @@ def test_memory_does_not_grow_with_the_keys(monkeypatch):
 
     sizes, plain = [], instruments.logits
     monkeypatch.setattr(instruments, "logits", lambda a, q, k: sizes.append((len(q), len(k))) or plain(a, q, k))
-    shape(Attention(16, 2, "none", 0.0, False), torch.randn(70, 2, 8), torch.randn(60_000, 2, 8))
+    shape(Attention(16, 2, "none", TabICLConfig()), torch.randn(70, 2, 8), torch.randn(60_000, 2, 8))
     assert max(q for q, _ in sizes) == 64 and max(k for _, k in sizes) == 4096 and len(sizes) == 2 * 15
 
 

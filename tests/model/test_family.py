@@ -92,7 +92,14 @@ def line(monkeypatch, tmp_path):
 
 def test_another_family_is_chosen_trained_and_continued(line, tmp_path):
     short = [f"curriculum.stages.smoke.{value}" for value in ("steps=4", "rows=[12,20]", "features=[1,1]")]
-    settings = ["experiment=smoke", "model=line", "prior=linear_functions", *short, "stream.num_workers=0", "trainer.log_every=1"]
+    settings = [
+        "experiment=smoke",
+        "model=line",
+        "prior=linear_functions",
+        *short,
+        "stream.num_workers=0",
+        "trainer.log_every=1",
+    ]
     config = compose([*settings, f"run_dir={tmp_path}/run", "trainer.accelerator=cpu"], config_dir=line)
     assert config.model == LineConfig()
     assert train(replace(config, trainer=replace(config.trainer, max_steps=2))) == train(config) == "finished"
