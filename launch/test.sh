@@ -14,6 +14,4 @@ mypy --no-error-summary
 export OMP_NUM_THREADS=1  # two test processes share the cores
 # Compiled loops take 17 CPU seconds, which each test process would spend if it found none on disk.
 [ -n "$(find priors -name '*.nbi' -print -quit)" ] || python -c "import priors; priors.prior_names()"
-[ -n "$(find tabicl_train -name '*.nbi' -print -quit)" ] ||
-    python -c "from tabicl_train.model.kernels import row_cpu, run_cpu"
 python -m pytest "${tier[@]}" "$@"

@@ -1,4 +1,4 @@
-"""Compiled blocks of a network: `trainer.compile`.
+"""Compiled blocks of a network, `trainer.compile`, and its Triton kernel, `trainer.triton`.
 
 Blocks of a kind share a graph with symbolic sizes, so a curriculum needs few: one for each of five kinds, and others
 where a table or a run of equal tables is on its own, as 1 is no symbolic size, and while gates are measured.
@@ -15,15 +15,23 @@ from pathlib import Path
 from tabicl_train.config.schema import TrainerConfig
 from tabicl_train.errors import is_installed
 from tabicl_train.model.family import Network
+from tabicl_train.model.scaling import QASSMax
 from tabicl_train.precision import uses_cuda
 
 GRAPHS = 24  # that a run should need; a shrunk curriculum of TabICLv2 takes 18
 
 
 def problems(settings: TrainerConfig) -> list[str]:
-    """What is missing on this machine for `trainer.compile`, if anything."""
-    if not settings.compile:
-        return []
+    """What is missing on this machine for `trainer.compile` and `trainer.triton`, if anything."""
+    problems = []
+    if settings.triton and not uses_cuda(settings):
+        problems.append("trainer.triton is true, which needs a GPU")
+    elif settings.triton and not is_installed("triton"):
+        problems.append("trainer.triton is true, which needs Triton; install it, or leave the setting out")
+    return problems + (compiler_problems(settings) if settings.compile else [])
+
+
+def compiler_problems(settings: TrainerConfig) -> list[str]:
     import torch
     from torch._inductor import config
 
@@ -52,6 +60,14 @@ def compile_blocks(network: Network, backend: str | Callable = "inductor") -> No
     config.recompile_limit = config.accumulated_recompile_limit = sys.maxsize
     for block in network.blocks():
         block.compile(dynamic=True, backend=backend)
+
+
+def use_triton(network: Network) -> bool:
+    """Let the layers with a kernel use it; returns whether there are any."""
+    layers = [layer for _, layer in network.named_scalings() if isinstance(layer, QASSMax)]
+    for layer in layers:
+        layer.triton = True
+    return bool(layers)
 
 
 def count_graphs() -> int:

@@ -1,57 +1,103 @@
 """Muon for matrices and AdamW for the rest, as one optimizer with two kinds of parameter groups.
 
-Both kinds use the same learning rate: the orthogonal
-update is scaled by 0.2 * sqrt(max(rows, columns)), which gives it the root mean square of an AdamW update (Moonlight,
-arXiv 2502.16982, section 2.2; the TabICLv2 recipe does the same).
+Both kinds use the same learning rate: the orthogonal update is scaled by 0.2 * sqrt(max(rows, columns)), which gives it
+the root mean square of an AdamW update (Moonlight, arXiv 2502.16982, section 2.2; the TabICLv2 recipe does the same).
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tabicl_train.config.schema import OptimizerConfig
+from tabicl_train.errors import ConfigError
+
+__all__ = ["OPTIMIZERS", "MuonAdamW", "build_optimizer", "orthogonalize"]
 
 # Quintic Newton-Schulz coefficients of Muon (Jordan et al. 2024): steepest at zero, singular values end in 0.7..1.2.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+ITERATIONS = 5
 FEW_ROWS = 16  # of matrices that are padded, since there are so many shapes of them and they are small
 
 
-def orthogonalize(matrices: Tensor, steps: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Approximate nearest semi-orthogonal matrices: all singular values are moved close to 1.
+class Settings(Protocol):
+    """The settings of an optimizer, see `config.stages.OptimizerConfig`, which asks this file for its names."""
 
-    matrices: (K, rows, columns), rows <= columns, any dtype; the computation is in `dtype`
+    name: str
+    momentum: float
+    betas: list[float]
+    eps: float
+    cautious_weight_decay: bool
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """Approximate the nearest semi-orthogonal matrices: all singular values are moved close to 1.
+
+    It is computed in the dtype of the matrices; on a GPU, `trainer.tf32` makes fp32 fast.
+
+    Parameters
+    ----------
+    matrices : Tensor
+        (K, rows, columns), rows <= columns.
+
+    Returns
+    -------
+    Tensor
+        Of the same shape and dtype.
+
+    References
+    ----------
+    Jordan et al., Muon: an optimizer for hidden layers in neural networks, 2024, section "Newton-Schulz".
     """
     a, b, c = NEWTON_SCHULZ
-    X = matrices.to(dtype)
-    X = X / (X.norm(dim=(1, 2), keepdim=True) + 1e-7)
-    for _ in range(steps):
+    X = matrices / (matrices.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(ITERATIONS):
         A = X @ X.mT  # (K, rows, rows)
         X = torch.baddbmm(X, torch.baddbmm(A, A, A, beta=b, alpha=c), X, beta=a)
-    return X.to(matrices.dtype)
+    return X
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Parameter groups have `kind` ("muon" or "adamw"), `lr` and `weight_decay` (decoupled, scaled by lr).
+    """Muon and AdamW, whose steps the device itself can skip.
 
     Cautious weight decay (arXiv 2510.12402) skips the weights that the update itself moves away from zero.
+
+    Parameters
+    ----------
+    groups : list of dict
+        Parameter groups with `kind` ("muon" or "adamw"), `lr` and `weight_decay` (decoupled, scaled by lr).
+    config : OptimizerConfig
+        Momentum, betas, eps and whether decay is cautious.
     """
 
-    def __init__(self, groups: list[dict], config: OptimizerConfig) -> None:
-        self.momentum, self.steps = config.momentum, config.newton_schulz_steps
+    def __init__(self, groups: list[dict], config: Settings) -> None:
+        self.momentum = config.momentum
         self.betas, self.eps = tuple(config.betas), config.eps
         self.cautious = config.cautious_weight_decay
-        self.newton_schulz_dtype = config.newton_schulz_dtype
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0})
 
     @torch.no_grad()
     def step(self, closure=None, taken: Tensor | None = None):
-        """taken: (), bool, whether the step counts. If not, weights and state stay unchanged, provided that the
-        gradients are zero. It is a tensor, so that the host need not wait for the device."""
+        """Update the parameters that have gradients.
+
+        Parameters
+        ----------
+        closure : callable, optional
+            Computes the loss and the gradients.
+        taken : Tensor, optional
+            (), bool, whether the step counts. If not, weights and state stay unchanged, provided that the gradients are
+            zero. It is a tensor, so that the host need not wait for the device.
+
+        Returns
+        -------
+        Any
+            What the closure returned.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -84,7 +130,7 @@ class MuonAdamW(torch.optim.Optimizer):
         torch._foreach_sub_(parameters, updates)
 
     def muon(self, parameters: list[Tensor], counts: Tensor) -> list[Tensor]:
-        """Nesterov momentum, orthogonalized."""
+        """Compute the updates of Muon: Nesterov momentum, orthogonalized."""
         for p in parameters:
             if "momentum" not in self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
@@ -96,7 +142,7 @@ class MuonAdamW(torch.optim.Optimizer):
         return self.orthogonal(nesterov)
 
     def orthogonal(self, gradients: tuple[Tensor, ...]) -> list[Tensor]:
-        """Their orthogonal directions, with the root mean square of an AdamW update.
+        """Compute orthogonal directions, with the root mean square of an AdamW update.
 
         A vector counts as a matrix of one row, so its direction is a normalized one. All matrices of a shape, or its
         transpose, go through Newton-Schulz together, and so do all vectors, and all matrices of few rows: zeros around
@@ -106,12 +152,11 @@ class MuonAdamW(torch.optim.Optimizer):
         for i, g in enumerate(gradients):
             rows = min(g.shape) if g.ndim == 2 else 1
             kinds[() if rows == 1 else (FEW_ROWS,) if rows <= FEW_ROWS else tuple(sorted(g.shape))].append(i)
-        dtype = torch.bfloat16 if self.newton_schulz_dtype == "bf16" else torch.float32
         directions = list(gradients)
         for kind, indices in kinds.items():
             some = [gradients[i] for i in indices]
             stack = stack_matrices(some) if kind else stack_vectors(some)
-            stack = orthogonalize(stack, self.steps, dtype)
+            stack = orthogonalize(stack)
             for i, direction, g in zip(indices, stack, some, strict=True):
                 if kind:
                     direction = (direction.mT if is_tall(g) else direction)[: g.shape[0], : g.shape[1]].contiguous()
@@ -120,7 +165,7 @@ class MuonAdamW(torch.optim.Optimizer):
         return directions
 
     def by_steps_taken(self, parameters: list[Tensor]) -> list[list[Tensor]]:
-        """Sets of parameters that have taken the same number of AdamW steps.
+        """Group parameters by the number of AdamW steps that they have taken.
 
         All parameters of a set share one tensor as their `taken`, so the sets are known without waiting for the device,
         and a set has one bias correction. After a part has been unfrozen there are two or three sets.
@@ -133,6 +178,7 @@ class MuonAdamW(torch.optim.Optimizer):
         return list(sets.values())
 
     def load_state_dict(self, state_dict: dict) -> None:
+        """Load a state; see torch.optim.Optimizer."""
         super().load_state_dict(state_dict)
         shared: dict[float, Tensor] = {}
         for state in self.state.values():
@@ -140,7 +186,7 @@ class MuonAdamW(torch.optim.Optimizer):
                 state["taken"] = shared.setdefault(state["taken"].item(), state["taken"])
 
     def adamw(self, parameters: list[Tensor], counts: Tensor) -> list[Tensor]:
-        """The updates of AdamW; the parameters must have taken the same number of steps."""
+        """Compute the updates of AdamW; the parameters must have taken the same number of steps."""
         beta1, beta2 = self.betas
         states = [self.state[p] for p in parameters]
         taken = states[0]["taken"] + counts  # a new tensor: frozen parameters keep the old one
@@ -185,13 +231,41 @@ def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
     return parameter.ndim == 2 and ".blocks." in name and "ssmax" not in name and "ind_vectors" not in name
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> MuonAdamW:
-    """The optimizer, with groups by kind and by decay: matrices are decayed, vectors and biases never."""
+# The optimizers, by name: which parameters Muon takes.
+OPTIMIZERS: dict[str, Callable[[str, nn.Parameter], bool]] = {
+    "muon": is_hidden_matrix,
+    "muon_all": lambda name, parameter: True,
+    "adamw": lambda name, parameter: False,
+}
+
+
+def build_optimizer(model: nn.Module, config: Settings) -> MuonAdamW:
+    """Build an optimizer with groups by kind and by decay: matrices are decayed, vectors and biases never.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The network; only parameters that require gradients are optimized.
+    config : OptimizerConfig
+        Its `name` is one of `OPTIMIZERS`.
+
+    Returns
+    -------
+    MuonAdamW
+        With learning rates of 0.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such optimizer.
+    """
+    if config.name not in OPTIMIZERS:
+        raise ConfigError([f"there is no optimizer {config.name!r}; there are {', '.join(OPTIMIZERS)}"])
     groups: dict[tuple[str, bool], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:  # rotary frequencies
             continue
-        uses_muon = config.name == "muon_all" or (config.name == "muon" and is_hidden_matrix(name, parameter))
+        uses_muon = OPTIMIZERS[config.name](name, parameter)
         groups["muon" if uses_muon else "adamw", parameter.ndim >= 2].append(parameter)
     order = [("muon", True), ("muon", False), ("adamw", True), ("adamw", False)]
     return MuonAdamW(

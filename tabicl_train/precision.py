@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from tabicl_train.config.schema import TrainerConfig
-from tabicl_train.config.stages import OptimizerConfig
 
 __all__ = ["LossScale", "Precision", "choose", "peak_flops", "policy", "set_up_gpu", "uses_cuda"]
 
@@ -81,12 +80,11 @@ def set_up_gpu(settings: TrainerConfig) -> None:
         os.environ[ALLOCATOR[0]] = EXPANDABLE
 
 
-def policy(trainer: TrainerConfig, optimizer: OptimizerConfig) -> list[str]:
+def policy(trainer: TrainerConfig) -> list[str]:
     """Describe the formats and the memory of a run, as they are in force, in lines."""
     lines = [f"precision {choose(trainer)}"]
     if uses_cuda(trainer):
-        muon = "" if optimizer.name == "adamw" else f", Newton-Schulz in {optimizer.newton_schulz_dtype}"
-        lines.append(f"          products of fp32 in {'TF32' if trainer.tf32 else 'full precision'}{muon}")
+        lines.append(f"          products of fp32 in {'TF32' if trainer.tf32 else 'full precision'}")
         lines += [f"memory    {name}={os.environ[name]}" for name in ALLOCATOR if os.environ.get(name)]
     return lines
 

@@ -23,7 +23,7 @@ from lightning.fabric.strategies import DDPStrategy
 
 from priors import Prior
 from priors.real import real_tables
-from tabicl_train import compiling
+from tabicl_train import allocator, compiling
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.checkpoints import CheckpointFiles, Checkpoints, load_training
 from tabicl_train.callbacks.diagnostics import Diagnostics
@@ -51,7 +51,6 @@ from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.distributed.signals import Stop, watch_signals
 from tabicl_train.distributed.slurm import requeue
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.kernels import memory
 from tabicl_train.module import Pretraining
 from tabicl_train.optimizer import MuonAdamW
 from tabicl_train.planning import expected_work, run_plan
@@ -304,9 +303,11 @@ def build_module(
     fabric.to_device(module)
     module.on_fit_start()
     if fabric.device.type == "cpu":
-        memory.keep_freed_memory()
+        allocator.keep_freed_memory()
     if config.trainer.compile:
         compiling.compile_blocks(module.model)
+    if config.trainer.triton and not compiling.use_triton(module.model):
+        info("warning   trainer.triton has no effect: no layer of the network has the query-aware scalable softmax")
     optimizer = module.configure_optimizers()
     if content is not None:
         load_training(content, module, optimizer)
@@ -405,5 +406,5 @@ def introduce(config: RunConfig, prior: Prior, module: Pretraining, step: int, r
         info("warning   trainer.compile has no effect: a network of this family has no blocks to compile")
     if shares_store():
         info("warning   restarts by torchrun may fail; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (launch/README.md)")
-    for line in [*policy(config.trainer, config.optimizer), *run_plan(config)]:
+    for line in [*policy(config.trainer), *run_plan(config)]:
         info(line)

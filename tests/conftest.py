@@ -10,7 +10,7 @@ from runs import run
 @pytest.fixture(scope="session", autouse=True)
 def default_allocator():
     """Keep malloc as it is: the setting of a training process would last as long as the test process."""
-    with mock.patch("tabicl_train.model.kernels.memory.keep_freed_memory"):
+    with mock.patch("tabicl_train.allocator.keep_freed_memory"):
         yield
 
 

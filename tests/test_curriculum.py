@@ -10,7 +10,7 @@ from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.model import TabICL, TabICLConfig
-from tabicl_train.model.sequence import SequenceConfig
+from tabicl_train.model.config import SequenceConfig
 
 LONG = StageConfig(steps=40, rows=[400, 60_000], train_share=[0.79, 0.81], tables=64, group_size=1)
 SHORT = StageConfig(steps=60, rows=[1024, 1024], tables=64, group_size=4)

@@ -67,14 +67,14 @@ def test_the_estimate_of_each_part_is_what_autograd_keeps(options, tables, monke
     config = TabICLConfig(**(SMALL | options))
     kind = torch.float32 if config.is_regression else torch.int64
     pack = Pack.of((torch.randn(N, M), torch.zeros(N, dtype=kind), n) for N, n, M in tables)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)  # whose kernels keep less
+    monkeypatch.setattr("tabicl_train.model.attention.MANY_SCORES", 0)  # torch's kernel, as on a GPU, not products
     estimated = Counter()
     for table in tables:
         estimated.update(kept_by_part(config, *table, recomputed="checkpoint_rows" in options))
     kept = kept_values(TabICL(config), pack)
     assert kept.keys() == estimated.keys() == {"column", "row", "icl"}
-    # CUDA kernels keep up to 12 % more in these shapes, see block_values.
-    assert all(0.9 < estimated[part] / kept[part] < 1.2 for part in kept), (kept, estimated)
+    # CUDA kernels keep up to 12 % more in these shapes, see block_values; on a CPU, outputs of runs are kept twice.
+    assert all(0.85 < estimated[part] / kept[part] < 1.2 for part in kept), (kept, estimated)
 
 
 def test_a_parameter_takes_twenty_bytes_in_a_step():

@@ -47,16 +47,16 @@ def test_a_gpu_multiplies_fp32_in_tf32_and_its_memory_grows_in_segments_unless_t
     set_up_gpu(config.trainer)
     assert torch.backends.cuda.matmul.allow_tf32 and torch.get_float32_matmul_precision() == "high"
     assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"  # tables do not depend on it
-    assert policy(config.trainer, config.optimizer) == [
+    assert policy(config.trainer) == [
         "precision bf16 mixed, fp32 weights (the default on a GPU)",
-        "          products of fp32 in TF32, Newton-Schulz in fp32",
+        "          products of fp32 in TF32",
         "memory    PYTORCH_ALLOC_CONF=expandable_segments:True",
     ]
     os.environ[ALLOCATOR[0]], os.environ[ALLOCATOR[1]] = "", "max_split_size_mb:64"  # by the user
     config = compose([*gpu, "trainer.tf32=false", "optimizer=adamw"])
     set_up_gpu(config.trainer)
     assert not torch.backends.cuda.matmul.allow_tf32
-    assert policy(config.trainer, config.optimizer)[1:] == [
+    assert policy(config.trainer)[1:] == [
         "          products of fp32 in full precision", "memory    PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64",
     ]  # fmt: skip
     assert not os.environ[ALLOCATOR[0]]
@@ -67,7 +67,7 @@ def test_a_cpu_is_left_as_it_is(monkeypatch):
     config = compose(["experiment=smoke", "trainer.accelerator=cpu"])
     set_up_gpu(config.trainer)
     assert torch.get_float32_matmul_precision() == "highest" and not os.environ[ALLOCATOR[0]]
-    assert policy(config.trainer, config.optimizer) == ["precision fp32 (the default on a CPU)"]
+    assert policy(config.trainer) == ["precision fp32 (the default on a CPU)"]
 
 
 class Casts(TorchDispatchMode):

@@ -82,6 +82,9 @@ class TrainerConfig:
     speed. It matters for all of a run in fp32, and for the scalable softmax and Muon in the others."""
     compile: bool = False
     """Compile the blocks of the network, for all sizes of tables at once; the first steps take minutes longer."""
+    triton: bool = False
+    """On a GPU, rescale queries of the query-aware scalable softmax by one Triton kernel, not some forty of torch's. No
+    GPU has run it yet: it was compared with torch's operations in Triton's interpreter only."""
     accelerator: str = "auto"
     """cpu, cuda, or auto (a GPU where torch finds one)."""
     devices: int | None = None

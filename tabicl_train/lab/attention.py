@@ -19,12 +19,11 @@ from tabicl_train.lab.folder import Folder
 from tabicl_train.lab.instruments import sites
 from tabicl_train.lab.one_query import Place, find, numbers, site_at
 from tabicl_train.lab.tables import load_classifier, plain_classifier, read_table
-from tabicl_train.model.column import feature_index
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.cost import token_groups
 from tabicl_train.model.layout import column_layout
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.tabicl import TabICL
+from tabicl_train.model.tabicl import TabICL, feature_index
 from tabicl_train.prediction.predict import predict_logits
 from tabicl_train.report.page import fill
 

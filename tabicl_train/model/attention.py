@@ -1,52 +1,62 @@
-"""Attention and the transformer block of all three stages.
+"""Attention and the transformer block of all stages.
 
 Tokens of many sequences (columns, rows or tables) lie one after another; only attention knows where a sequence ends.
-Q queries, K keys of all sequences, E width, H heads.
+Q queries, K keys of all sequences, E width, H heads, d values of a head.
 Parameter names are those of the released files, so that weights load in both directions.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import checkpoint
 
-from tabicl_train.model.kernels.launches import CUDA_GRID, FLASH_BACKWARD, attend_in_chunks
-from tabicl_train.model.kernels.linear import Linear, linear
-from tabicl_train.model.kernels.row_attention import attend_rows, attend_rows_by_run
-from tabicl_train.model.kernels.run_attention import attend_runs
-from tabicl_train.model.kernels.ssa_attention import attend_flex, attend_plain, attend_ssa_runs, fits_flex
+from tabicl_train.model.averaging import attend_averaging, attend_plain
 from tabicl_train.model.layout import Spans
-from tabicl_train.model.scaling import SSA, Scaling
+from tabicl_train.model.scaling import RULES, SSA, Scaling
+
+__all__ = ["Attention", "Block", "CausalSpans", "LayerNorm", "Rotary", "RowSpans", "attend"]
+
+CUDA_GRID = 65_535  # launch limit of a kernel's batch dimension, which counts sequences
+FLASH_BACKWARD = 2**31  # flash attention's backward pass counts the elements of all queries in 32 bits
+# Scores of a head, and of a run, between which products are up to 1.6 times as fast as torch's kernel on a CPU.
+SOME_SCORES, MANY_SCORES = 2**8, 2**20
 
 
-def attend(q: Tensor, kv: Tensor, spans: Spans, dropout: float = 0.0) -> Tensor:
-    """Softmax attention within the sequences of `spans`: kv (keys, 2, H, head_dim) -> (queries, H, head_dim).
+def attend(q: Tensor, k: Tensor, v: Tensor, spans: Spans, dropout: float = 0.0) -> Tensor:
+    """Compute softmax attention within sequences.
 
-    q: (queries, H, head_dim), or (P, L, H, head_dim) if all sequences have the same L queries, up to a factor that
-        depends on the table; P is the number of tables, or 1 without such a factor
+    On CUDA it is one launch of torch's kernels for sequences of various lengths, and otherwise a call of torch's
+    attention, or of its products, for each run of equal sequences.
+
+    Parameters
+    ----------
+    q : Tensor
+        (Q, H, d), or (P, L, H, d) if all sequences have the same L queries, up to a factor that depends on the table;
+        P is the number of tables, or 1 without such a factor.
+    k, v : Tensor
+        (K, H, d).
+    spans : Spans
+        The sequences.
+    dropout : float
+        The rate at which weights are dropped.
+
+    Returns
+    -------
+    Tensor
+        (Q, H, d).
     """
-    if q.is_cuda and fits_one_launch(spans, *q.shape[-2:]):
-        return attend_at_once(q, kv, spans, dropout)
-    if q.is_cuda or dropout or isinstance(spans.runs, list):
-        return attend_by_run(q, kv, listed(spans.runs), partial(attend_in_chunks, dropout=dropout))
-    return attend_runs(q, kv, spans.runs, spans.queries)
-
-
-def attend_ssa(q: Tensor, kv: Tensor, spans: Spans, exponents: Tensor) -> Tensor:
-    """`attend` with signed averaging, see scaling.SSA; q are the queries times b, exponents (H,) the p of each head."""
-    if isinstance(spans.runs, list):
-        return attend_by_run(q, kv, spans.runs, partial(attend_plain, exponents=exponents))
-    if fits_flex(q, exponents):
-        return attend_by_run(q, kv, spans.runs.tolist(), partial(attend_flex, exponents=exponents))
-    return attend_ssa_runs(q, kv, exponents, spans.runs, spans.queries)
-
-
-def listed(runs: Tensor | list[list[int]]) -> list[list[int]]:
-    return runs if isinstance(runs, list) else runs.tolist()
+    if q.is_cuda and not dropout and fits_one_launch(spans, *q.shape[-2:]):
+        return attend_at_once(q, k, v, spans)
+    exported = isinstance(spans.runs, list)  # sizes are symbols, which nothing may depend on
+    core = F.scaled_dot_product_attention if exported else partial(attend_equal, dropout=dropout)
+    return attend_by_run(q, k, v, spans, core)
 
 
 def fits_one_launch(spans: Spans, num_heads: int, head_dim: int) -> bool:
@@ -57,7 +67,7 @@ def fits_one_launch(spans: Spans, num_heads: int, head_dim: int) -> bool:
     return sequences <= CUDA_GRID and elements < FLASH_BACKWARD and head_dim % 8 == 0
 
 
-def attend_at_once(q: Tensor, kv: Tensor, spans: Spans, dropout: float) -> Tensor:
+def attend_at_once(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
     """`attend` on CUDA as one launch of a kernel for sequences of various lengths."""
     if q.dim() == 4:
         sequences = len(spans.query_ends) - 1
@@ -65,33 +75,120 @@ def attend_at_once(q: Tensor, kv: Tensor, spans: Spans, dropout: float) -> Tenso
         q = q.expand(sequences, -1, -1, -1) if len(q) == 1 else q.index_select(0, spans.table)
         q = q.flatten(0, 1)
     if spans.uses > 1:
-        kv = kv.repeat(spans.uses, 1, 1, 1)
-    k, v = kv.unbind(1)
+        k, v = (x.repeat(spans.uses, 1, 1) for x in (k, v))
     ends = spans.query_ends, spans.key_ends, spans.most_queries, spans.most_keys
     if q.dtype == torch.bfloat16:  # where there is bf16, there is flash attention
-        return torch.ops.aten._flash_attention_forward(q, k, v, *ends, dropout, False, False)[0]
+        out = varlen_attn(q, k, v, *ends)
+        assert isinstance(out, Tensor)  # as nothing else was asked for
+        return out
     batches = (x[None] for x in (q, k, v))  # a batch of one, which the kernel divides at the ends
-    keeps = torch.is_grad_enabled()
-    return torch.ops.aten._efficient_attention_forward(*batches, None, *ends, dropout, 0, keeps)[0][0]
+    return torch.ops.aten._efficient_attention_forward(*batches, None, *ends, 0.0, 0, torch.is_grad_enabled())[0][0]
 
 
+@torch.compiler.disable  # a graph would be compiled for each set of sizes
 def attend_by_run(
-    q: Tensor, kv: Tensor, runs: list[list[int]], attention: Callable[[Tensor, Tensor, Tensor], Tensor]
+    q: Tensor, k: Tensor, v: Tensor, spans: Spans, attention: Callable[[Tensor, Tensor, Tensor], Tensor]
 ) -> Tensor:
     """`attend` as one call of `attention` for each run of equal sequences.
 
-    attention: of queries (count, H, L, head_dim), keys and values (count, H, K, head_dim)
+    attention: of queries (count, H, L, d), keys and values (count, H, K, d)
     """
-    outs, queries = [], ()
-    if q.dim() == 3:
-        queries = q.split([count * length for count, length, *_ in runs])
-    for number, (count, length, keys, first, table) in enumerate(runs):
+    runs = spans.runs if isinstance(spans.runs, list) else spans.runs.tolist()
+    distinct = len(runs) // spans.uses
+    sizes = [count * keys for count, _, keys, *_ in runs[:distinct]]
+    own = [
+        [part.unflatten(0, (run[0], run[2])).transpose(1, 2) for part, run in zip(x.split(sizes), runs, strict=False)]
+        for x in (k, v)
+    ]
+    queries = q.split([count * length for count, length, *_ in runs]) if q.dim() == 3 else ()
+    outs = []
+    for number, (count, length, _, _, table) in enumerate(runs):
         if queries:
             some = queries[number].unflatten(0, (count, length))
         else:
             some = q[table if len(q) > 1 else 0].expand(count, -1, -1, -1)
-        k, v = kv[first : first + count * keys].unflatten(0, (count, keys)).permute(2, 0, 3, 1, 4)  # (count, H, K, d)
-        outs.append(attention(some.transpose(1, 2), k, v).transpose(1, 2).flatten(0, 1))
+        keys, values = (parts[number % distinct] for parts in own)  # (count, H, K, d)
+        outs.append(attention(some.transpose(1, 2), keys, values).transpose(1, 2).flatten(0, 1))
+    return torch.cat(outs)
+
+
+def attend_equal(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+    """Softmax attention of equal sequences, (count, H, ., d)."""
+    count, H, L, d = q.shape
+    if not q.is_cuda:
+        scores = L * k.shape[2]
+        if not dropout and q.dtype != torch.bfloat16 and SOME_SCORES < scores <= MANY_SCORES // (count * H):
+            return torch.softmax((q * d**-0.5) @ k.mT, -1) @ v
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
+    limit = batch_limit(H, L, d)
+    parts = zip(q.split(limit), k.split(limit), v.split(limit), strict=True)
+    return torch.cat([F.scaled_dot_product_attention(*part, dropout_p=dropout) for part in parts])
+
+
+def batch_limit(num_heads: int, num_queries: int, head_dim: int) -> int:
+    """The largest batch that CUDA attention kernels can process at once, forward and backward."""
+    queries = -(-num_queries // 128) * 128
+    return max(1, min(CUDA_GRID, FLASH_BACKWARD // (num_heads * queries * max(head_dim, 32))))
+
+
+def attend_ssa(q: Tensor, kv: Tensor, spans: Spans, exponents: Tensor) -> Tensor:
+    """`attend` with signed averaging, see scaling.SSA; q are the queries times b, exponents (H,) the p of each head."""
+    if isinstance(spans.runs, list):
+        k, v = kv.unbind(1)
+        return attend_by_run(q, k, v, spans, partial(attend_plain, exponents=exponents))
+    return attend_averaging(q, kv, exponents, spans.runs, spans.queries)
+
+
+class RowSpans(NamedTuple):
+    """Sequences of the row stage, with cosines and sines of the rotary embedding; see `Rotary`.
+
+    of_queries, of_keys: cosines and sines, (Q or K, 1, d) each
+    interleaved: which elements are pairs
+    """
+
+    spans: Spans
+    of_queries: tuple[Tensor, Tensor]
+    of_keys: tuple[Tensor, Tensor]
+    interleaved: bool
+
+
+def attend_in_rows(q: Tensor, kv: Tensor | None, rows: RowSpans, dropout: float) -> Tensor:
+    """`attend` with rotary embedding; q (Q, 3, H, d) of queries, keys and values, or q (Q, H, d), kv (K, 2, H, d)."""
+    if kv is None:
+        cos, sin = (x.unsqueeze(1) for x in rows.of_keys)
+        both, v = q.split([2, 1], 1)
+        q, k = turn(both, cos, sin, rows.interleaved).unbind(1)
+        return attend(q, k, v.squeeze(1), rows.spans, dropout)
+    k, v = kv.unbind(1)
+    q, k = turn(q, *rows.of_queries, rows.interleaved), turn(k, *rows.of_keys, rows.interleaved)
+    return attend(q, k, v, rows.spans, dropout)
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """The pairs of x rotated, in float32 and back to its dtype."""
+    half = x.shape[-1] // 2
+    partner = x.unflatten(-1, (half, 2)).flip(-1).flatten(-2) if interleaved else x.roll(half, -1)
+    return torch.addcmul(x * cos, partner, sin).to(x.dtype)
+
+
+class CausalSpans(NamedTuple):
+    """Sequences whose tokens attend to themselves and to those before them; runs of equal ones: how many, tokens T."""
+
+    runs: list[tuple[int, int]]
+
+
+def attend_causally(qkv: Tensor, spans: CausalSpans, rule: SSA | None, dropout: float) -> Tensor:
+    """Attention within the sequences of `spans`, softmax without a `rule`: qkv (tokens, 3, H, d) -> (tokens, H, d)."""
+    outs = []
+    q, k, v = qkv.unbind(1)
+    parts = torch.stack([q if rule is None else rule(q)[0], k, v]).split([count * T for count, T in spans.runs], 1)
+    for (count, T), part in zip(spans.runs, parts, strict=True):
+        q, k, v = part.unflatten(1, (count, T)).transpose(2, 3).unbind()  # (count, H, T, d)
+        if rule is None:
+            out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        else:
+            out = attend_plain(q, k, v, rule.exponents(), causal=True)
+        outs.append(out.transpose(1, 2).flatten(0, 1))
     return torch.cat(outs)
 
 
@@ -103,6 +200,7 @@ class LayerNorm(nn.LayerNorm):
     """
 
     def forward(self, x: Tensor) -> Tensor:
+        """Normalize x (..., E)."""
         device = x.device.type
         if not torch.is_autocast_enabled(device) or x.dtype == torch.float32:
             return super().forward(x)
@@ -111,62 +209,38 @@ class LayerNorm(nn.LayerNorm):
             return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
 
-class RowSpans(NamedTuple):
-    """The sequences of the row stage, and the rotary embedding of their positions 0..T-1.
+class Rotary(nn.Module):
+    """Rotary position embedding (arXiv 2104.09864), in both layouts of the rotated pairs.
 
-    runs, starts: see layout.Rows; runs are a list in a graph that is exported
-    cos, sin: (most T, head_dim) float32; sin is negative for the first element of a pair
-    interleaved: which elements are pairs, see Rotary
+    Parameters
+    ----------
+    head_dim : int
+        Values of a head, an even number.
+    base : float
+        Pair i turns by base ** (-2 i / head_dim) for each position.
+    interleaved : bool
+        Whether pairs are neighbors (2i, 2i+1), or else (i, i + head_dim/2).
     """
 
-    runs: Tensor | list[list[int]]
-    starts: Tensor
-    cos: Tensor
-    sin: Tensor
-    interleaved: bool
-
-
-def attend_in_rows(q: Tensor, kv: Tensor | None, spans: RowSpans, dropout: float) -> Tensor:
-    """`attend_rows`, with dropout, and in a graph that is exported."""
-    runs, starts, cos, sin, interleaved = spans
-    if dropout or isinstance(runs, list):
-        return attend_rows_by_run(q, kv, listed(runs), cos, sin, interleaved, dropout)
-    return attend_rows(q, kv, runs, starts, cos, sin, interleaved)
-
-
-class CausalSpans(NamedTuple):
-    """Sequences whose tokens attend to themselves and to those before them; runs of equal ones: how many, tokens T."""
-
-    runs: list[tuple[int, int]]
-
-
-def attend_causally(qkv: Tensor, spans: CausalSpans, rule: SSA | None, dropout: float) -> Tensor:
-    """Attention within the sequences of `spans`, softmax without a `rule`: qkv (tokens, 3, H, head_dim) ->
-    (tokens, H, head_dim)."""
-    outs = []
-    q, k, v = qkv.unbind(1)
-    parts = torch.stack([q if rule is None else rule(q)[0], k, v]).split([count * T for count, T in spans.runs], 1)
-    for (count, T), part in zip(spans.runs, parts, strict=True):
-        q, k, v = part.unflatten(1, (count, T)).transpose(2, 3).unbind()  # (count, H, T, head_dim)
-        if rule is None:
-            out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-        else:
-            out = attend_plain(q, k, v, rule.exponents(), causal=True)
-        outs.append(out.transpose(1, 2).flatten(0, 1))
-    return torch.cat(outs)
-
-
-class Rotary(nn.Module):
-    """Rotary position embedding (arXiv 2104.09864), in both layouts of the rotated pairs."""
-
-    def __init__(self, head_dim: int, base: float, interleaved: bool):
+    def __init__(self, head_dim: int, base: float, interleaved: bool) -> None:
         super().__init__()
         self.interleaved = interleaved
         # constant, but a parameter, since released files contain it
         self.freqs = nn.Parameter(base ** -(torch.arange(0, head_dim, 2) / head_dim), requires_grad=False)
 
     def forward(self, length: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the angles of positions 0..length-1, (length, head_dim) each; see RowSpans."""
+        """Return cosines and sines of the angles of positions 0..length-1.
+
+        Parameters
+        ----------
+        length : int
+            Number of positions.
+
+        Returns
+        -------
+        tuple of Tensor
+            (length, head_dim) float32 each; sines are negative for the first element of a pair.
+        """
         angles = torch.arange(length, device=self.freqs.device)[:, None] * self.freqs
         cos, sin = angles.cos(), angles.sin()  # (length, head_dim/2)
         if self.interleaved:
@@ -175,35 +249,33 @@ class Rotary(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention with a packed projection, optional scalable softmax and optional rotary embedding.
+    """Multi-head attention with a packed projection, and a scaling rule or a rotary embedding.
 
-    With signed averaging, ssmax_layer is an SSA, and dropout of the weights is not possible.
+    Parameters
+    ----------
+    dim : int
+        Width E of queries, keys and values.
+    num_heads : int
+        Heads H, which divide E.
+    scaling : str
+        A name in `scaling.RULES`.
+    settings : TabICLConfig or SequenceConfig
+        The network's, of which dropout, zero_init and the options of scaling rules are read.
+    fp32 : bool
+        Compute in float32 under autocast.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        scaling: str,
-        dropout: float,
-        zero_init: bool,
-        scaling_bound: float | None = None,
-        fp32: bool = False,
-        ssa_exponent: float = 1.5,
-    ):
+    def __init__(self, dim: int, num_heads: int, scaling: str, settings: Any, fp32: bool = False) -> None:
         super().__init__()
-        self.dim, self.num_heads, self.dropout, self.fp32 = dim, num_heads, dropout, fp32
+        self.dim, self.num_heads, self.dropout, self.fp32 = dim, num_heads, settings.dropout, fp32
         self.in_proj_weight = nn.Parameter(torch.empty(3 * dim, dim))
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * dim))
-        self.out_proj = Linear(dim, dim)
-        self.ssmax_layer: Scaling | SSA | None = None
-        if scaling.startswith("ssa"):
-            self.ssmax_layer = SSA(num_heads, ssa_exponent, scaling == "ssa_trainable")
-        elif scaling != "none":
-            self.ssmax_layer = Scaling(scaling, num_heads, dim // num_heads, scaling_bound)
+        self.out_proj = nn.Linear(dim, dim)
+        build = RULES[scaling].module
+        self.ssmax_layer: Scaling | SSA | None = build and build(num_heads, dim // num_heads, settings)
         nn.init.xavier_uniform_(self.in_proj_weight)
         nn.init.zeros_(self.out_proj.bias)
-        if zero_init:
+        if settings.zero_init:
             nn.init.zeros_(self.out_proj.weight)
 
     def forward(
@@ -214,11 +286,25 @@ class Attention(nn.Module):
         log_n: Tensor | None = None,
         table: Tensor | None = None,
     ) -> Tensor:
-        """x (Q, E) attends to context (K, E), or to itself if there is none -> (Q, E).
+        """Let queries attend to keys.
 
-        x may be (L, E), the queries that all sequences share -> (sequences * L, E).
-        log_n: (B,), logarithm of the number of keys of each table; needed by a scaling rule
-        table: (Q,), the table of each query, unless all sequences share their queries
+        Parameters
+        ----------
+        x : Tensor
+            (Q, E), or (L, E), the queries that all sequences share.
+        context : Tensor, optional
+            (K, E); without it, x attends to itself.
+        spans : Spans, RowSpans or CausalSpans
+            Which queries attend to which keys.
+        log_n : Tensor, optional
+            Logarithm of the number of keys of each table, (B,); a scaling rule needs it.
+        table : Tensor, optional
+            The table of each query, (Q,), unless all sequences share their queries.
+
+        Returns
+        -------
+        Tensor
+            (Q, E), or (sequences * L, E).
         """
         if self.fp32 and torch.is_autocast_enabled(x.device.type):
             with torch.autocast(x.device.type, enabled=False):
@@ -229,31 +315,51 @@ class Attention(nn.Module):
             assert not isinstance(self.ssmax_layer, Scaling)
             out = attend_causally(q, spans, self.ssmax_layer, dropout)
         elif isinstance(spans, RowSpans):
-            out = attend_in_rows(q if kv is None else q.unsqueeze(1), kv, spans, dropout)
+            out = attend_in_rows(q, kv, spans, dropout)
         else:
             assert kv is not None
             q = self.scale(q, log_n, table, spans)
             if isinstance(self.ssmax_layer, SSA):
                 out = attend_ssa(q, kv, spans, self.ssmax_layer.exponents())
             else:
-                out = attend(q, kv, spans, dropout)
-        return self.out_proj(out.flatten(1))  # out (Q, H, head_dim)
+                k, v = kv.unbind(1)
+                out = attend(q, k, v, spans, dropout)
+        return self.out_proj(out.flatten(1))  # out (Q, H, d)
 
     def project(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Queries (Q, H, head_dim), not yet scaled, and keys and values (K, 2, H, head_dim) of `forward`'s x, context.
+        """Project `forward`'s x and context to queries, keys and values.
 
-        Without a context, x's own are one tensor: (Q, 3, H, head_dim) and None.
+        Parameters
+        ----------
+        x, context : Tensor
+            As in `forward`.
+
+        Returns
+        -------
+        tuple
+            Queries (Q, H, d), not yet scaled, and keys and values (K, 2, H, d); without a context, x's own are one
+            tensor: (Q, 3, H, d) and None.
         """
         heads = (self.num_heads, self.dim // self.num_heads)
         if context is None:
-            return linear(x, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, *heads)), None
+            return F.linear(x, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, *heads)), None
         (wq, wkv), (bq, bkv) = (p.split([self.dim, 2 * self.dim]) for p in (self.in_proj_weight, self.in_proj_bias))
-        return linear(x, wq, bq).unflatten(-1, heads), linear(context, wkv, bkv).unflatten(-1, (2, *heads))
+        return F.linear(x, wq, bq).unflatten(-1, heads), F.linear(context, wkv, bkv).unflatten(-1, (2, *heads))
 
     def scale(self, q: Tensor, log_n: Tensor | None, table: Tensor | None, spans: Spans) -> Tensor:
-        """The queries (Q, H, head_dim) of `project` as `attend` takes them: scaled, (B or 1, L, H, head_dim) if shared.
+        """Scale the queries of `project` by the layer's rule.
 
-        log_n, table: as in `forward`
+        Parameters
+        ----------
+        q : Tensor
+            (Q, H, d).
+        log_n, table, spans
+            As in `forward`.
+
+        Returns
+        -------
+        Tensor
+            As `attend` takes them: (Q, H, d), or (B or 1, L, H, d) if the sequences share them.
         """
         if self.ssmax_layer is not None:
             return self.ssmax_layer(q, log_n, table)
@@ -263,34 +369,25 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Pre-norm attention and feed-forward, each with a residual. Queries and keys share the first LayerNorm.
 
-    With ff_factor=0 there is no feed-forward network.
+    Parameters
+    ----------
+    dim, num_heads, scaling, settings, fp32
+        As in `Attention`; of the settings, ff_factor and bias_free_ln are read besides. With ff_factor=0 there is no
+        feed-forward network.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        ff_factor: int,
-        scaling: str,
-        dropout: float,
-        bias_free_ln: bool,
-        zero_init: bool,
-        scaling_bound: float | None = None,
-        fp32_attention: bool = False,
-        ssa_exponent: float = 1.5,
-    ):
+    def __init__(self, dim: int, num_heads: int, scaling: str, settings: Any, fp32: bool = False) -> None:
         super().__init__()
-        self.dropout = dropout
-        rest = (scaling_bound, fp32_attention, ssa_exponent)
-        self.attn = Attention(dim, num_heads, scaling, dropout, zero_init, *rest)
-        self.ff_factor = ff_factor
-        if ff_factor > 0:
-            self.linear1 = Linear(dim, ff_factor * dim)
-            self.linear2 = Linear(ff_factor * dim, dim)
-        self.norm1 = LayerNorm(dim, bias=not bias_free_ln)
-        if ff_factor > 0:
-            self.norm2 = LayerNorm(dim, bias=not bias_free_ln)
-        if zero_init:
+        self.dropout, self.ff_factor = settings.dropout, settings.ff_factor
+        self.attn = Attention(dim, num_heads, scaling, settings, fp32)
+        bias = not settings.bias_free_ln
+        if self.ff_factor > 0:
+            self.linear1 = nn.Linear(dim, self.ff_factor * dim)
+            self.linear2 = nn.Linear(self.ff_factor * dim, dim)
+        self.norm1 = LayerNorm(dim, bias=bias)
+        if self.ff_factor > 0:
+            self.norm2 = LayerNorm(dim, bias=bias)
+        if settings.zero_init:
             nn.init.zeros_(self.linear2.weight)
             nn.init.zeros_(self.linear2.bias)
 
@@ -302,9 +399,21 @@ class Block(nn.Module):
         log_n: Tensor | None = None,
         table: Tensor | None = None,
     ) -> Tensor:
-        """x attends to context (K, E), or to its own first tokens if context is their number, or to itself.
+        """Let x attend to a context, to its own first tokens, or to itself.
 
-        Shapes and other arguments as in Attention.
+        Parameters
+        ----------
+        x : Tensor
+            (Q, E), or (L, E) if all sequences share their queries.
+        context : Tensor or int, optional
+            Keys (K, E), or the number of x's own tokens that are keys; without it, all are.
+        spans, log_n, table
+            As in `Attention`.
+
+        Returns
+        -------
+        Tensor
+            (Q, E), or (sequences * L, E).
         """
         normed = self.norm1(x)
         if isinstance(context, Tensor):

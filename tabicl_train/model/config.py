@@ -1,22 +1,26 @@
-"""The settings of a TabICL network. One dataclass builds it, is saved in checkpoints and is translated for export."""
+"""The settings of networks. One dataclass builds a network, is saved in checkpoints and is translated for export.
 
-import math
+It imports no torch, which takes 2 s: configurations are described without.
+"""
+
 from dataclasses import dataclass
+from typing import ClassVar
 
-SCALINGS = ("none", "ssmax", "ssmax_mlp", "ssmax_mlp_elementwise", "qassmax", "qassmax_elementwise")
-SSA = ("ssa", "ssa_trainable")  # signed averaging, where the others scale the queries of softmax
+__all__ = ["SequenceConfig", "TabICLConfig"]
+
 GROUPINGS = ("none", "circular", "disjoint")
 COUNTS = (
     *("num_quantiles", "embed_dim", "col_num_blocks", "col_num_heads", "col_num_inducing", "col_group_size"),
     *("row_num_blocks", "row_num_heads", "row_num_cls", "icl_num_blocks", "icl_num_heads", "ff_factor"),
 )
-SCALING_HIDDEN = 64  # hidden width of the scalable softmax's MLPs, that of the released weights
 
 
 @dataclass
 class TabICLConfig:
-    """Architecture of the network. The defaults are the classifier of TabICLv2 (arXiv 2602.11139); `v1()` is TabICL
-    (2502.05564)."""
+    """Architecture of a TabICL.
+
+    The defaults are the classifier of TabICLv2 (arXiv 2602.11139); `v1()` is TabICL (2502.05564).
+    """
 
     max_classes: int = 10
     """Number of logits, 2..10; for tables with more classes, the digits of their labels are predicted. 0 is regression:
@@ -89,6 +93,7 @@ class TabICLConfig:
 
     @classmethod
     def v1(cls) -> "TabICLConfig":
+        """Return the settings of TabICL, the first version."""
         return cls(
             col_num_heads=4,
             col_affine=True,
@@ -103,6 +108,7 @@ class TabICLConfig:
 
     @property
     def is_regression(self) -> bool:
+        """Whether numbers are predicted, not classes."""
         return self.max_classes == 0
 
     @property
@@ -126,7 +132,7 @@ class TabICLConfig:
         return 1 if self.col_grouping == "none" else self.col_group_size
 
     def problems(self) -> list[str]:
-        """Every contradiction among the settings, one sentence each; empty if the network can be built."""
+        """Return every contradiction among the settings, one sentence each; none if the network can be built."""
         problems = []
         for name in COUNTS:
             if getattr(self, name) < 1:
@@ -143,33 +149,11 @@ class TabICLConfig:
             problems.append(f"checkpoint_rows is {self.checkpoint_rows}, must be 0 (never) or a number of rows")
         if self.col_grouping not in GROUPINGS:
             problems.append(f"col_grouping is {self.col_grouping!r}, must be one of {', '.join(GROUPINGS)}")
-        problems += self._scaling_problems()
+        problems += scaling_problems(self, ("col_scaling", "icl_scaling"))
         if self.col_affine and self.group_size > 1:
             problems.append("col_affine multiplies a token with its one feature, so it needs col_grouping=none")
         if self.embed_dim >= 1 and self.row_num_cls >= 1:
             problems += self._head_problems()
-        return problems
-
-    def _scaling_problems(self) -> list[str]:
-        problems = []
-        both = {"col_scaling": self.col_scaling, "icl_scaling": self.icl_scaling}
-        for name, rule in both.items():
-            if rule not in SCALINGS + SSA:
-                problems.append(f"{name} is {rule!r}, must be one of {', '.join(SCALINGS + SSA)}")
-            if rule in SSA and self.dropout > 0:
-                problems.append(f"{name} is {rule}, which needs dropout=0; it is {self.dropout}")
-        if self.scaling_bound is not None and not self.scaling_bound > 0:
-            problems.append(f"scaling_bound is {self.scaling_bound}, must be above 0")
-        if self.scaling_bound is not None and {"none", *SSA}.issuperset(both.values()):
-            problems.append(
-                "scaling_bound has no effect, since " + " and ".join(f"{k} is {v}" for k, v in both.items())
-            )
-        if not 1 < self.ssa_exponent < math.inf:
-            problems.append(f"ssa_exponent is {self.ssa_exponent}, must be above 1")
-        elif self.ssa_exponent != type(self).ssa_exponent and set(SSA).isdisjoint(both.values()):
-            problems.append(
-                "ssa_exponent has no effect, since neither col_scaling nor icl_scaling is ssa or ssa_trainable"
-            )
         return problems
 
     def _head_problems(self) -> list[str]:
@@ -189,3 +173,93 @@ class TabICLConfig:
                 f"embed_dim / row_num_heads is {self.embed_dim // heads}, must be even: rotary embedding turns pairs"
             )
         return problems
+
+
+@dataclass
+class SequenceConfig:
+    """Architecture of a transformer over sequences.
+
+    The defaults are the network of the SSA paper (arXiv 2508.14685) with softmax: 12 layers, 8 heads and width 256, as
+    in GPT-2.
+    """
+
+    family: str = "sequence"
+    """The family of the network, which tells its settings from those of a TabICL."""
+    max_classes: int = 2
+    """Number of logits, 2..10; 0 is regression: the number itself is predicted, and its squared error is the loss."""
+    num_blocks: int = 12
+    """Transformer blocks."""
+    num_heads: int = 8
+    """Attention heads of a block."""
+    width: int = 256
+    """Width of a token."""
+    ff_factor: int = 4
+    """Width of the feed-forward networks as a multiple of the width of a token; 0 leaves them out."""
+    scaling: str = "none"
+    """Scores of attention: none (softmax), or scaled signed averaging with a fixed exponent (ssa) or one that each head
+    learns (ssa_trainable)."""
+    ssa_exponent: float = 1.5
+    """Exponent of ssa, or the first one of ssa_trainable; above 1. The paper took 1.1, 1.5 and 2."""
+    max_tokens: int = 512
+    """Longest sequence, in numbers and labels together: each position has an embedding of its own."""
+    dropout: float = 0.0
+    """Dropout rate, in [0, 1)."""
+    checkpoint_rows: int = 20_000
+    """Recompute activations in the backward pass of packs with a longer table than this; 0 never recomputes."""
+
+    missing_values: ClassVar[bool] = False
+    bias_free_ln: ClassVar[bool] = False
+    zero_init: ClassVar[bool] = False
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether numbers are predicted, not classes."""
+        return self.max_classes == 0
+
+    @property
+    def outputs(self) -> int:
+        """Values predicted for a row: logits, or the number."""
+        return 1 if self.is_regression else self.max_classes
+
+    def problems(self) -> list[str]:
+        """Return every contradiction among the settings, one sentence each; none if the network can be built."""
+        problems = []
+        if self.family != "sequence":
+            problems.append(f"family is {self.family!r}; it cannot be changed, choose another model instead")
+        for name in ("num_blocks", "num_heads", "width", "max_tokens"):
+            if getattr(self, name) < 1:
+                problems.append(f"{name} is {getattr(self, name)}, must be at least 1")
+        for name in ("ff_factor", "checkpoint_rows"):
+            if getattr(self, name) < 0:
+                problems.append(f"{name} is {getattr(self, name)}, must be at least 0")
+        if self.max_classes != 0 and not 2 <= self.max_classes <= 10:
+            problems.append(f"max_classes is {self.max_classes}, must be between 2 and 10, or 0 for regression")
+        if self.num_heads >= 1 and self.width % self.num_heads:
+            problems.append(f"width ({self.width}) is not divisible by num_heads ({self.num_heads})")
+        if not 0 <= self.dropout < 1:
+            problems.append(f"dropout is {self.dropout}, must be at least 0 and below 1")
+        return problems + scaling_problems(self, ("scaling",))
+
+
+def scaling_problems(settings: TabICLConfig | SequenceConfig, names: tuple[str, ...]) -> list[str]:
+    """The problems with the scaling rules in the settings `names`, and with options that only some rules have."""
+    from tabicl_train.model.scaling import OPTIONS, RULES  # on first use, as it imports torch
+
+    causal, problems = isinstance(settings, SequenceConfig), []
+    possible = {name: rule for name, rule in RULES.items() if rule.causal or not causal}
+    chosen = {name: getattr(settings, name) for name in names}
+    for name, value in chosen.items():
+        if value not in possible:
+            problems.append(f"{name} is {value!r}, must be one of {', '.join(possible)}")
+        elif not possible[value].dropout and settings.dropout > 0:
+            problems.append(f"{name} is {value}, which needs dropout=0; it is {settings.dropout}")
+    used = {option for value in chosen.values() if value in possible for option in possible[value].options}
+    for option, (valid, limit) in OPTIONS.items():
+        value, default = getattr(settings, option, None), getattr(type(settings), option, None)
+        if value is not None and not valid(value):
+            problems.append(f"{option} is {value}, must be {limit}")
+        elif value != default and option not in used:
+            problems.append(
+                f"{option} has no effect, since " + " and ".join(f"{name} is {rule}" for name, rule in chosen.items())
+            )
+    return problems

@@ -4,10 +4,8 @@ N rows of which n are labeled, M features, G feature groups, E embedding, I indu
 D row representation.
 """
 
-import torch
-
-from tabicl_train.model.config import SCALING_HIDDEN, SSA, TabICLConfig
-from tabicl_train.model.kernels import HAS_TRITON
+from tabicl_train.model.config import TabICLConfig
+from tabicl_train.model.scaling import RULES
 
 
 def forward_flops(config: TabICLConfig, num_rows: int, train_size: int, num_features: int) -> float:
@@ -43,14 +41,6 @@ def block_flops(config: TabICLConfig, width: int, queries: float, keys: float) -
     return queries * per_query + keys * per_key + 4 * queries * keys * width
 
 
-def gate_flops(scaling: str, width: int, heads: int, queries: float) -> float:
-    """The query-dependent gate of the scalable softmax; the cost of what depends only on log n is negligible."""
-    if not scaling.startswith("qassmax"):
-        return 0.0
-    outputs = width if scaling.endswith("_elementwise") else heads
-    return 2 * queries * heads * SCALING_HIDDEN * (width / heads + outputs / heads)
-
-
 def column_flops(config: TabICLConfig, N: int, n: int, num_features: int) -> float:
     E, inducing, G = config.embed_dim, config.col_num_inducing, token_groups(config, num_features)
     # The inducing vectors are the same for all columns: projected and rescaled once per forward pass, not counted.
@@ -66,9 +56,9 @@ def row_flops(config: TabICLConfig, N: int, G: int) -> float:
 
 def icl_flops(config: TabICLConfig, N: int, n: int) -> float:
     D, queries = config.row_dim, N - n
-    scaling, heads = config.icl_scaling, config.icl_num_heads
-    inner = block_flops(config, D, N, n) + gate_flops(scaling, D, heads, N)
-    last = block_flops(config, D, queries, n) + gate_flops(scaling, D, heads, queries)  # query rows only
+    gate = RULES[config.icl_scaling].flops(D, config.icl_num_heads)
+    inner = block_flops(config, D, N, n) + N * gate
+    last = block_flops(config, D, queries, n) + queries * gate  # query rows only
     decoder = 2 * queries * (D * 2 * D + 2 * D * config.outputs)
     labels = 2 * n * config.label_width * D
     return (config.icl_num_blocks - 1) * inner + last + decoder + labels
@@ -137,23 +127,9 @@ def block_values(
     G = token_groups(config, num_features)
     T, query = G + c.row_num_cls, 6 + 2 * c.ff_factor
     column = G * E * (query * N + 3 * n + (query + 4) * c.col_num_inducing)
-    icl_query = query + scaling_values(c.icl_scaling, D, c.icl_num_heads)
+    icl_query = query + RULES[c.icl_scaling].kept(D, c.icl_num_heads)
     return {
         "column": (column, column),
-        "row": (N * T * E * (query + 2), N * E * (4 * T + query * c.row_num_cls)),
+        "row": (N * T * E * (query + 4), N * E * (5 * T + query * c.row_num_cls)),  # rotated queries and keys besides
         "icl": (D * (icl_query * N + 4 * n), D * (icl_query * (N - n) + 4 * n)),
     }
-
-
-def scaling_values(scaling: str, width: int, heads: int) -> float:
-    """Vectors of `width` values that the scalable softmax keeps for each query: the rescaled query, its factor, and
-    for the gate the query before it, the gate, its tanh and the hidden layer before and after its activation. The
-    kernel for GPUs keeps the rescaled query only, and so does signed averaging."""
-    factor = 1.0 if scaling.endswith("_elementwise") else heads / width
-    if scaling.startswith("qassmax"):
-        if HAS_TRITON and torch.cuda.is_available():
-            return 1.0
-        return 2 + 3 * factor + 2 * SCALING_HIDDEN * heads / width
-    if scaling in SSA:
-        return 1.0
-    return 0.0 if scaling == "none" else 1 + factor

@@ -1,30 +1,80 @@
-"""The families of networks, by the type of their settings."""
+"""The registry of families of networks, by the type of their settings.
 
-from typing import Any
+Networks are imported on first use, since torch takes 2 s and settings are described without.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.config import TabICLConfig
-from tabicl_train.model.family import Network, NetworkConfig
-from tabicl_train.model.sequence import SequenceConfig, SequenceModel
-from tabicl_train.model.tabicl import TabICL
+from tabicl_train.model.config import SequenceConfig, TabICLConfig
 
-FAMILIES: dict[type, type[Network]] = {TabICLConfig: TabICL, SequenceConfig: SequenceModel}
+if TYPE_CHECKING:
+    from tabicl_train.model.family import Network, NetworkConfig
+
+__all__ = ["FAMILIES", "FIRST", "family_name", "family_of", "settings_of"]
+
+FAMILIES: dict[type, tuple[str, str]] = {  # settings -> module and class of the network
+    TabICLConfig: ("tabicl_train.model.tabicl", "TabICL"),
+    SequenceConfig: ("tabicl_train.model.sequence", "SequenceModel"),
+}
 FIRST = "tabicl"  # the family whose settings do not name it
 
 
 def family_of(config: NetworkConfig) -> type[Network]:
-    """The class of the network with these settings; `family_of(config)(config)` builds it."""
-    return FAMILIES[type(config)]
+    """Return the class of the network with these settings; `family_of(config)(config)` builds it.
+
+    Parameters
+    ----------
+    config : NetworkConfig
+        Settings of one of the families.
+
+    Returns
+    -------
+    type of Network
+
+    Raises
+    ------
+    ConfigError
+        If the settings are of no family.
+    """
+    if type(config) not in FAMILIES:
+        raise ConfigError([f"{type(config).__name__} is no family of networks; there are {', '.join(names())}"])
+    module, name = FAMILIES[type(config)]
+    return getattr(importlib.import_module(module), name)
 
 
 def family_name(settings: type) -> str:
+    """Return the name of the family with settings of this class."""
     return getattr(settings, "family", FIRST)
 
 
+def names() -> dict[str, type]:
+    """Return the classes of settings by the names of families."""
+    return {family_name(settings): settings for settings in FAMILIES}
+
+
 def settings_of(values: dict[str, Any]) -> type:
-    """The class of the settings with these values, which a file holds; raises ConfigError for an unknown family."""
+    """Return the class of the settings with these values.
+
+    Parameters
+    ----------
+    values : dict
+        Settings as a file holds them.
+
+    Returns
+    -------
+    type
+        A dataclass.
+
+    Raises
+    ------
+    ConfigError
+        If the family is unknown.
+    """
     name = values.get("family", FIRST)
-    names = {family_name(settings): settings for settings in FAMILIES}
-    if name not in names:
-        raise ConfigError([f"there is no family of networks {name!r}; there are {', '.join(names)}"])
-    return names[name]
+    if name not in names():
+        raise ConfigError([f"there is no family of networks {name!r}; there are {', '.join(names())}"])
+    return names()[name]

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.scaling import SSA, Scaling
 
+__all__ = ["Network", "NetworkConfig"]
+
 
 class NetworkConfig(Protocol):
     """The settings of a network: all that is needed to build it and to know its cost. The class is a dataclass.
@@ -35,7 +37,9 @@ class NetworkConfig(Protocol):
         ...
 
     @property
-    def is_regression(self) -> bool: ...
+    def is_regression(self) -> bool:
+        """Whether numbers are predicted, not classes."""
+        ...
 
     @property
     def outputs(self) -> int:
@@ -43,7 +47,7 @@ class NetworkConfig(Protocol):
         ...
 
     def problems(self) -> list[str]:
-        """Every contradiction among the settings, one sentence each."""
+        """Return every contradiction among the settings, one sentence each."""
         ...
 
 
@@ -71,68 +75,98 @@ class Network(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, pack: Pack, checkpoint_rows: int | None = None) -> Tensor:
-        """Predictions of the query rows of all tables, one table after the other, (query rows, outputs).
+        """Predict the query rows of all tables, one table after the other.
 
-        checkpoint_rows: the limit for this call; by default the settings'
+        Parameters
+        ----------
+        pack : Pack
+            The tables.
+        checkpoint_rows : int, optional
+            The limit for this call; by default the settings'.
+
+        Returns
+        -------
+        Tensor
+            (query rows, outputs).
         """
 
     @abstractmethod
     def row_losses(self, predictions: Tensor, pack: Pack) -> Tensor:
-        """predictions (query rows, outputs) -> loss of each query row (query rows,) float32.
+        """Compute the loss of each query row.
 
-        Targets arrive as the prior drew them: int64 classes or, if the settings' max_classes is 0, float32 numbers.
+        Parameters
+        ----------
+        predictions : Tensor
+            As from `forward`, (query rows, outputs).
+        pack : Pack
+            The tables, with targets as the prior drew them: int64 classes or, if max_classes is 0, float32 numbers.
+
+        Returns
+        -------
+        Tensor
+            (query rows,) float32.
         """
 
     def losses(self, predictions: Tensor, pack: Pack) -> Tensor:
-        """The same -> loss of each table (B,), mean over its query rows."""
+        """Compute the loss of each table (B,), the mean over its query rows; arguments as in `row_losses`."""
         return self.means(self.row_losses(predictions, pack), pack)
 
     @staticmethod
     @abstractmethod
     def guess_loss(y: Tensor, train_size: int) -> float:
-        """The loss of a table if its query rows are guessed from labels alone. y: (N,) on the CPU"""
+        """Compute the loss of a table whose query rows are guessed from labels alone; y (N,) on the CPU."""
 
     def targets(self, pack: Pack) -> Tensor:
-        """Labels of the query rows of all tables, (query rows,)."""
+        """Return the labels of the query rows of all tables, (query rows,)."""
         return pack.queries()
 
     def means(self, values: Tensor, pack: Pack) -> Tensor:
-        """Means over the query rows of each table, (query rows,) -> (B,)."""
+        """Average over the query rows of each table, (query rows,) -> (B,)."""
         return pack.means(values)
 
     @staticmethod
     @abstractmethod
     def forward_flops(config: Any, num_rows: int, train_size: int, num_features: int) -> float:
-        """FLOPs of one table's forward pass; the backward pass takes twice as many. Ranks are balanced by it."""
+        """Count the FLOPs of one table's forward pass; the backward pass takes twice as many. Balances ranks."""
 
     @staticmethod
     @abstractmethod
     def kept_values(config: Any, num_rows: int, train_size: int, num_features: int, recomputed: bool = False) -> float:
-        """Numbers of one table that are in memory at the peak of the backward pass.
+        """Count the numbers of one table that are in memory at the peak of the backward pass.
 
-        recomputed: whether that pass computes activations again
+        Parameters
+        ----------
+        config : NetworkConfig
+            The settings.
+        num_rows, train_size, num_features : int
+            N, n and M.
+        recomputed : bool
+            Whether that pass computes activations again.
+
+        Returns
+        -------
+        float
         """
 
     @staticmethod
     @abstractmethod
     def pack_tokens(config: Any, num_rows: int, num_features: int) -> int:
-        """What one table counts against the token budget of a pack."""
+        """Count one table against the token budget of a pack."""
 
     @staticmethod
     def size_problem(config: Any, num_rows: int, num_features: int) -> str | None:
-        """Why the network cannot read a table of this size; None if it can."""
+        """Say why the network cannot read a table of this size; None if it can."""
         return None
 
     @staticmethod
     @abstractmethod
     def to_public(config: Any) -> dict[str, Any]:
-        """The settings as an exported file holds them; raises ConfigError if the format has no such network."""
+        """Return the settings as an exported file has them; raises ConfigError if the format has no such network."""
 
     def blocks(self) -> Iterator[nn.Module]:
-        """The modules that take most of the time, for `trainer.compile`; none unless the family names them."""
+        """Yield the modules that take most of the time, for `trainer.compile`; none unless the family names them."""
         return iter(())
 
     def named_scalings(self) -> Iterator[tuple[str, Scaling | SSA]]:
-        """The attention layers with a scalable softmax or signed averaging, by names for logs; none unless the family
-        has such layers."""
+        """Yield the attention layers that have a scaling rule, by names for logs; none unless the family has them."""
         return iter(())

@@ -11,7 +11,7 @@ B tables of N rows of which the first n are labeled, G feature groups, C CLS tok
 
 from __future__ import annotations
 
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import torch
@@ -21,8 +21,8 @@ from torch import Tensor
 class Spans(NamedTuple):
     """Sequences of queries, each of which attends to a sequence of keys; one after the other in both.
 
-    runs: int64 (S, 5) on the CPU, runs of equal sequences: how many, queries and keys of each, first key, table; a
-        list in a graph that is exported, where the sizes are symbols
+    runs: int64 (S, 5) on the CPU, runs of equal sequences: how many, queries and keys of each, first key, table; the
+        keys of a run follow those of the one before; a list in a graph that is exported, where sizes are symbols
     queries: of all sequences
     query_ends, key_ends: int32 (sequences + 1,) on the device, 0 and where each sequence ends
     most_queries, most_keys: of a sequence
@@ -63,20 +63,30 @@ class Columns(NamedTuple):
     from_inducing: Spans
 
 
-class Rows(NamedTuple):
-    """The row stage: the T tokens of a row follow each other, rows are sorted by T.
+class WithinRows(NamedTuple):
+    """Rows whose T tokens follow each other, the C CLS tokens of each first.
 
-    runs: int64 (S, 2) on the CPU, runs of rows of equal T: how many, T
-    starts: int32 (rows + 1,) on the device, 0 and where each row ends
-    tokens: int64, the position of each column token
+    every, collecting: from all tokens, or the CLS tokens alone, to the tokens of their rows
+    position: int64 (tokens,), the position of each token in its row
     cls: int64 (rows * C,), the positions of the CLS tokens
+    """
+
+    every: Spans
+    collecting: Spans
+    position: Tensor
+    cls: Tensor
+
+
+class Rows(NamedTuple):
+    """The row stage; rows are sorted by T.
+
+    within: the tokens of each row
+    tokens: int64, the position of each column token
     order: int64 (rows,), where each row of in-context learning lies among these rows
     """
 
-    runs: Tensor
-    starts: Tensor
+    within: WithinRows
     tokens: Tensor
-    cls: Tensor
     order: Tensor
 
 
@@ -184,14 +194,30 @@ def row_layout(sizes: Tensor, shapes: list[tuple[int, int, int]], num_cls: int, 
     first = torch.empty_like(N).index_copy_(0, order, starts_of((N * T)[order]))  # (B,), first token of each table
     first_row = torch.empty_like(N).index_copy_(0, order, starts_of(N[order]))  # (B,)
     row_starts = positions(first[order], T[order], N[order], num_rows)  # (rows,)
-    starts = torch.cat([row_starts, (N * T).sum()[None]])
-    cls = (row_starts[:, None] + torch.arange(num_cls, device=N.device)).flatten()
+    starts = torch.cat([row_starts, (N * T).sum()[None]]).int()
     table = columns.table
     top, step = (first + num_cls)[table] + columns.group, T[table]  # token of a column in the first row of its table
     num_tokens, num_labeled = sum(N * G for N, _, G in shapes), sum(n for _, n, _ in shapes)
     tokens = positions_by_kind(top, step, N[table], n[table], num_tokens, columns.labeled)
     by_kind = positions_by_kind(first_row, 1, N, n, num_rows, num_labeled)
-    return Rows(torch.tensor(runs), starts.int(), tokens, cls, by_kind)
+    return Rows(within_rows(runs, starts, num_cls), tokens, by_kind)
+
+
+def within_rows(runs: list[list[int]], starts: Tensor, num_cls: int) -> WithinRows:
+    """runs: numbers of rows and their T, in order; starts: int32 (rows + 1,), 0 and where each row ends."""
+    num_rows, tokens, most = sum(R for R, _ in runs), sum(R * T for R, T in runs), max(T for _, T in runs)
+    firsts = accumulate((R * T for R, T in runs), initial=0)
+    every = [[R, T, T, first, 0] for (R, T), first in zip(runs, firsts, strict=False)]
+    collecting = [[R, num_cls, T, first, 0] for R, T, _, first, _ in every]
+    number = torch.arange(num_rows + 1, dtype=torch.int32, device=starts.device)
+    first = starts[:-1].long()
+    position = torch.arange(tokens, device=starts.device) - first.repeat_interleave(starts.diff(), output_size=tokens)
+    return WithinRows(
+        Spans(torch.tensor(every), tokens, starts, starts, most, most),
+        Spans(torch.tensor(collecting), num_rows * num_cls, number * num_cls, starts, num_cls, most),
+        position,
+        (first[:, None] + torch.arange(num_cls, device=starts.device)).flatten(),
+    )
 
 
 def context_layout(sizes: Tensor, shapes: list[tuple[int, int, int]]) -> Context:

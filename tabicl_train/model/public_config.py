@@ -1,11 +1,12 @@
-"""The public client's configuration of a TabICL network, both ways."""
+"""The `tabicl` package's configuration of a TabICL network, both ways."""
 
 from typing import Any, get_type_hints
 
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.config import SSA, TabICLConfig
+from tabicl_train.model.config import TabICLConfig
+from tabicl_train.model.scaling import RULES
 
-# our names -> the client's
+# our names -> the `tabicl` package's
 NAMES = {
     "max_classes": "max_classes",
     "num_quantiles": "num_quantiles",
@@ -31,19 +32,10 @@ NAMES = {
     "bias_free_ln": "bias_free_ln",
     "zero_init": "zero_init",
 }
-# what the client can vary and we do not: pre-norm, GELU
+# what the package can vary and we do not: pre-norm, GELU
 FIXED = {"activation": "gelu", "norm_first": True, "recompute": False}
 GROUPINGS: dict[str, str | bool] = {"none": False, "circular": "same", "disjoint": "valid"}
-SCALINGS: dict[str, str | bool] = {
-    "none": "none",
-    "ssmax": "ssmax",
-    "ssmax_mlp": "ssmax-mlp",
-    "ssmax_mlp_elementwise": "ssmax-mlp-elementwise",
-    "qassmax": "qassmax-mlp",
-    "qassmax_elementwise": "qassmax-mlp-elementwise",
-}
-VALUES = {"col_grouping": GROUPINGS, "col_scaling": SCALINGS, "icl_scaling": SCALINGS}
-SWITCHES = {  # the client also accepts booleans
+SWITCHES = {  # the package also accepts booleans
     "col_grouping": {True: "circular"},
     "col_scaling": {True: "qassmax_elementwise", False: "none"},
     "icl_scaling": {True: "qassmax_elementwise", False: "none"},
@@ -51,39 +43,49 @@ SWITCHES = {  # the client also accepts booleans
 
 
 def beyond_public(config: TabICLConfig) -> str | None:
-    """A setting that the client does not have, if there is one."""
+    """A setting that the `tabicl` package does not have, if there is one."""
     if config.scaling_bound is not None:
         return f"model.scaling_bound ({config.scaling_bound})"
     if config.missing_values:
         return "model.missing_values=true"
-    rules = (f"model.{name}={getattr(config, name)}" for name in ("col_scaling", "icl_scaling"))
-    return next((rule for rule in rules if rule.endswith(SSA)), None)
+    for name in ("col_scaling", "icl_scaling"):
+        if RULES[getattr(config, name)].public is None:
+            return f"model.{name}={getattr(config, name)}"
+    return None
+
+
+def public_values() -> dict[str, dict[str, Any]]:
+    """The package's words for settings that are words, by setting."""
+    rules = {name: rule.public for name, rule in RULES.items() if rule.public is not None}
+    return {"col_grouping": GROUPINGS, "col_scaling": rules, "icl_scaling": rules}
 
 
 def to_public(config: TabICLConfig) -> dict[str, Any]:
-    """The client's configuration of the same network, all 26 keys; raises ConfigError if it has no such network."""
+    """The `tabicl` package's configuration of the same network, all 26 keys; raises ConfigError if it has none."""
     if config.missing_values:
         raise ConfigError(
             [
-                "the public client imputes missing values, and this network learned them as tokens "
+                "the `tabicl` package imputes missing values, and this network learned them as tokens "
                 "(model.missing_values=true); format=hub and format=onnx can express it"
             ]
         )
+    values = public_values()
     if setting := beyond_public(config):
-        raise ConfigError([f"the public format has no {setting}; format=hub and format=onnx can express it"])
+        has = f", it has {', '.join(values['icl_scaling'])}" if "_scaling=" in setting else ""
+        raise ConfigError([f"the public format has no {setting}{has}; format=hub and format=onnx can express it"])
     public = dict(FIXED)
     for ours, theirs in NAMES.items():
         value = getattr(config, ours)
-        public[theirs] = VALUES[ours][value] if ours in VALUES else value
+        public[theirs] = values[ours][value] if ours in values else value
     return public
 
 
 def from_public(public: dict[str, Any]) -> TabICLConfig:
-    """Our configuration of the client's network; raises ConfigError with everything that we cannot build."""
+    """Our configuration of the `tabicl` package's network; raises ConfigError with everything that we cannot build."""
     missing = [key for key in (*NAMES.values(), *FIXED) if key not in public]
     if missing:
         raise ConfigError([f"the configuration lacks {', '.join(missing)}"])
-    problems = []
+    problems, words = [], public_values()
     for key in ("activation", "norm_first"):
         if public[key] != FIXED[key]:
             problems.append(f"{key}={public[key]!r} is not supported, only {FIXED[key]!r}")
@@ -93,8 +95,8 @@ def from_public(public: dict[str, Any]) -> TabICLConfig:
             continue
         theirs = NAMES[name]
         value = public[theirs]
-        if name in VALUES:
-            ours = {v: k for k, v in VALUES[name].items()} | SWITCHES[name]
+        if name in words:
+            ours = {v: k for k, v in words[name].items()} | SWITCHES[name]
             if value not in ours:
                 problems.append(f"{theirs}={value!r} is not supported, only {', '.join(map(repr, ours))}")
                 continue

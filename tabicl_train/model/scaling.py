@@ -1,107 +1,181 @@
-"""Scalable softmax: queries are rescaled by the number of keys, so that attention does not fade in long contexts.
+"""Scaling rules: how the scores of attention depend on the number of keys, so that it does not fade in long contexts.
 
-The six rules of TabICLv2 (arXiv 2602.11139). For head h and element i of a query q, with n keys:
+For head h and element i of a query q, with n keys:
 
     none                              q
     ssmax                             q * s_h * log n                                        (arXiv 2501.19399)
     ssmax_mlp, _elementwise           q * MLP(log n), one value per head, or one per element
-    qassmax, _elementwise             q * MLP_base(log n) * (1 + tanh(MLP_gate(q)))
+    qassmax, _elementwise             q * MLP_base(log n) * (1 + tanh(MLP_gate(q)))          (arXiv 2602.11139)
+    ssa, ssa_trainable                q * b_h, and signed averaging in place of softmax      (arXiv 2508.14685)
 
-base(n) is the factor of q that depends only on n. With a bound b it becomes b * tanh(base(n) / b): equal to base(n)
-where that is small, never above b, and with a gradient everywhere. In published low-precision runs it grew without
-limit.
-
-SSA, which replaces the exponentials of the softmax, is here as well, since it too rescales the queries.
+`RULES`, at the end, is the one place where a rule is registered; README.md beside this file adds one.
 
 B tables, H heads, Q queries.
 """
 
+from __future__ import annotations
+
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tabicl_train.model.config import SCALING_HIDDEN
-from tabicl_train.model.kernels import HAS_TRITON
-from tabicl_train.model.kernels.linear import Linear
-from tabicl_train.model.kernels.query_scaling import scale_queries
+__all__ = ["OPTIONS", "RULES", "SSA", "QASSMax", "Rule", "SSMax", "SSMaxMLP", "Scaling"]
 
-
-def _mlp(in_dim: int, out_dim: int) -> nn.Sequential:
-    return nn.Sequential(Linear(in_dim, SCALING_HIDDEN), nn.GELU(), Linear(SCALING_HIDDEN, out_dim))
+HIDDEN = 64  # hidden width of the MLPs, that of the released weights
 
 
 class Scaling(nn.Module):
-    """One of the rules above except `none`; the multiplier of a query is base(n) * gate(query).
+    """A rule that multiplies queries; of the rules here, by base(n), and some by a gate of the query besides.
 
-    gate_sums: None, or a float tensor (3,) to which each forward pass adds the gate's mean over its queries, the mean
-        of its square, and 1. A tensor rather than a hook, since hooks do not fire in compiled blocks
+    Parameters
+    ----------
+    num_heads, head_dim : int
+        The heads H of the layer and the values of each.
+    settings : TabICLConfig
+        Those of the network. With `scaling_bound` b, base(n) becomes b * tanh(base(n) / b): equal to base(n) where that
+        is small, never above b, and with a gradient everywhere. In published low-precision runs it grew without limit.
     """
 
-    def __init__(self, rule: str, num_heads: int, head_dim: int, bound: float | None = None):
+    def __init__(self, num_heads: int, head_dim: int, settings: Any) -> None:
         super().__init__()
-        self.num_heads, self.bound = num_heads, bound
+        self.num_heads = num_heads
+        self.bound: float | None = settings.scaling_bound
+        # None, or a float tensor (3,) to which each forward pass adds the gate's mean over its queries, the mean of its
+        # square, and 1. A tensor rather than a hook, since hooks do not fire in compiled blocks.
         self.gate_sums: Tensor | None = None
-        width = head_dim if rule.endswith("_elementwise") else 1
-        self.query_mlp = None
-        if rule == "ssmax":
-            self.scales = nn.Parameter(torch.ones(num_heads))
-        elif rule.startswith("ssmax_mlp"):
-            self.mlp = _mlp(1, num_heads * width)
-        else:
-            self.base_mlp = _mlp(1, num_heads * width)
-            self.query_mlp = _mlp(head_dim, width)
-            for parameter in self.query_mlp[-1].parameters():
-                nn.init.zeros_(parameter)  # the gate starts at 1
 
     def forward(self, q: Tensor, log_n: Tensor, table: Tensor | None = None) -> Tensor:
-        """q (Q, H, head_dim), log_n (B,) float32 -> rescaled q, in the dtype of q.
+        """Rescale queries, in float32 even under autocast: in fp16 QASSMax gave NaN, in bf16 training collapsed.
 
-        table: (Q,) int64, the table of each query; without it, all tables share the queries -> (B, Q, H, head_dim)
+        Parameters
+        ----------
+        q : Tensor
+            Queries, (Q, H, head_dim).
+        log_n : Tensor
+            Logarithm of the number of keys of each table, (B,) float32.
+        table : Tensor, optional
+            The table of each query, (Q,) int64. Without it, all tables share the queries.
 
-        It is computed in float32 even under autocast: in fp16 the rule gave NaN, in bf16 training collapsed.
+        Returns
+        -------
+        Tensor
+            In the dtype of q, (Q, H, head_dim), or (B, Q, H, head_dim) if the tables share the queries.
         """
         with torch.autocast(q.device.type, enabled=False):
-            base = self.base(log_n)  # (B, H, 1 or head_dim)
-            if self.query_mlp is not None and table is not None and q.is_cuda and HAS_TRITON:
-                weights = list(self.query_mlp.parameters())  # weight and bias of the first linear layer, of the second
-                scaled, moments = scale_queries(q, base, table, *weights)
-                self.note(moments, q.numel() // q.shape[-1] * len(weights[-1]))
-                return scaled
-            wide = q.float()
-            scaled = wide * (base[:, None] if table is None else base.index_select(0, table))
-            if self.query_mlp is not None:
-                gate = 1 + torch.tanh(self.query_mlp(wide))
-                scaled = scaled * gate
-                if self.gate_sums is not None:
-                    gate = gate.detach()
-                    self.note(torch.stack([gate.sum(), gate.square().sum()]), gate.numel())
-            return scaled.to(q.dtype)
+            return self.scale(q, self.base(log_n), table)
+
+    def scale(self, q: Tensor, base: Tensor, table: Tensor | None) -> Tensor:
+        """Multiply queries q by `base` (B, H, 1 or head_dim); the other arguments as in `forward`."""
+        return (q.float() * per_query(base, table)).to(q.dtype)
+
+    def base(self, log_n: Tensor) -> Tensor:
+        """Compute the part of the multiplier that depends only on the numbers of keys, (B, H, 1 or head_dim)."""
+        base = self.growth(log_n)
+        return base if self.bound is None else self.bound * torch.tanh(base / self.bound)
+
+    def growth(self, log_n: Tensor) -> Tensor:
+        """Compute `base` without its bound: log_n (B,) -> (B, H, 1 or head_dim)."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def multipliers(self, n: int) -> Tensor:
+        """Return base multipliers for n keys.
+
+        Their growth is an early warning: in the released model the maximum of the first in-context block is about 12 at
+        n = 512.
+
+        Parameters
+        ----------
+        n : int
+            Number of keys.
+
+        Returns
+        -------
+        Tensor
+            float32, (H, 1) or (H, head_dim).
+        """
+        weight = next(self.parameters())
+        with torch.autocast(weight.device.type, enabled=False):
+            return self.base(weight.new_full((1,), math.log(max(n, 1))))[0]
+
+
+def per_query(base: Tensor, table: Tensor | None) -> Tensor:
+    """The factors (B, H, .) of queries of these tables (Q, H, .), or of queries that all tables share (B, 1, H, .)."""
+    return base[:, None] if table is None else base.index_select(0, table)
+
+
+def mlp(in_dim: int, out_dim: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(in_dim, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, out_dim))
+
+
+class SSMax(Scaling):
+    """Scalable softmax: queries grow with the logarithm of the number of keys (arXiv 2501.19399)."""
+
+    def __init__(self, num_heads: int, head_dim: int, settings: Any) -> None:
+        super().__init__(num_heads, head_dim, settings)
+        self.scales = nn.Parameter(torch.ones(num_heads))
+
+    def growth(self, log_n: Tensor) -> Tensor:
+        """See `Scaling`."""
+        return (self.scales * log_n[:, None])[..., None]
+
+
+class SSMaxMLP(Scaling):
+    """Scalable softmax whose growth is learned by an MLP, for each head or for each element."""
+
+    def __init__(self, num_heads: int, head_dim: int, settings: Any, elementwise: bool = False) -> None:
+        super().__init__(num_heads, head_dim, settings)
+        self.mlp = mlp(1, num_heads * (head_dim if elementwise else 1))
+
+    def growth(self, log_n: Tensor) -> Tensor:
+        """See `Scaling`."""
+        return self.mlp(log_n[:, None]).unflatten(-1, (self.num_heads, -1))
+
+
+class QASSMax(Scaling):
+    """Query-aware scalable softmax of TabICLv2 (arXiv 2602.11139): a learned growth times a gate of the query.
+
+    triton: compute it by a Triton kernel on CUDA, see `trainer.triton`
+    """
+
+    def __init__(self, num_heads: int, head_dim: int, settings: Any, elementwise: bool = False) -> None:
+        super().__init__(num_heads, head_dim, settings)
+        self.triton = False
+        width = head_dim if elementwise else 1
+        self.base_mlp = mlp(1, num_heads * width)
+        self.query_mlp = mlp(head_dim, width)
+        for parameter in self.query_mlp[-1].parameters():
+            nn.init.zeros_(parameter)  # the gate starts at 1
+
+    def growth(self, log_n: Tensor) -> Tensor:
+        """See `Scaling`."""
+        return self.base_mlp(log_n[:, None]).unflatten(-1, (self.num_heads, -1))
+
+    def scale(self, q: Tensor, base: Tensor, table: Tensor | None) -> Tensor:
+        """See `Scaling`."""
+        if self.triton and q.is_cuda and table is not None:
+            from tabicl_train.model.triton_scaling import scale_queries  # needs Triton
+
+            weights = list(self.query_mlp.parameters())  # weight and bias of the first linear layer, of the second
+            scaled, moments = scale_queries(q, base, table, *weights)
+            self.note(moments, q.numel() // q.shape[-1] * len(weights[-1]))
+            return scaled
+        wide = q.float()
+        gate = 1 + torch.tanh(self.query_mlp(wide))
+        if self.gate_sums is not None:
+            kept = gate.detach()
+            self.note(torch.stack([kept.sum(), kept.square().sum()]), kept.numel())
+        return (wide * per_query(base, table) * gate).to(q.dtype)
 
     def note(self, moments: Tensor, gates: int) -> None:
         """Add the means of a forward pass to gate_sums; moments (2,) are the sum of its gates and of their squares."""
         if self.gate_sums is not None:
             self.gate_sums = self.gate_sums + torch.cat([moments / gates, moments.new_ones(1)])
-
-    def base(self, log_n: Tensor) -> Tensor:
-        """The part of the multiplier that depends only on the numbers of keys: log_n (B,) -> (B, H, 1 or head_dim)."""
-        if hasattr(self, "scales"):
-            base = (self.scales * log_n[:, None])[..., None]
-        else:
-            mlp = self.mlp if self.query_mlp is None else self.base_mlp
-            base = mlp(log_n[:, None]).unflatten(-1, (self.num_heads, -1))
-        return base if self.bound is None else self.bound * torch.tanh(base / self.bound)
-
-    @torch.no_grad()
-    def multipliers(self, n: int) -> Tensor:
-        """Base multipliers for n keys, float32, (H, 1) or (H, head_dim).
-
-        Their growth is an early warning: in the released model the maximum of the first in-context block is about 12 at
-        n = 512.
-        """
-        weight = next(self.parameters())
-        with torch.autocast(weight.device.type, enabled=False):
-            return self.base(weight.new_full((1,), math.log(max(n, 1))))[0]
 
 
 class SSA(nn.Module):
@@ -115,28 +189,126 @@ class SSA(nn.Module):
 
     b starts at 1, as plotted in the paper: near z = 0 the logits are then p z, about those of softmax.
     gate_sums: as in Scaling, but this rule has no gate
+
+    Parameters
+    ----------
+    num_heads, head_dim : int
+        The heads H of the layer and the values of each.
+    settings : TabICLConfig or SequenceConfig
+        Those of the network, with `ssa_exponent`, the exponent p, or the first one.
+    trainable : bool
+        Whether each head learns its exponent.
     """
 
-    def __init__(self, num_heads: int, exponent: float, trainable: bool):
+    def __init__(self, num_heads: int, head_dim: int, settings: Any, trainable: bool = False) -> None:
         super().__init__()
-        self.num_heads, self.exponent = num_heads, exponent
+        self.num_heads, self.exponent = num_heads, settings.ssa_exponent
         self.gate_sums: Tensor | None = None
         self.log_b = nn.Parameter(torch.zeros(num_heads))
-        self.log_excess = nn.Parameter(torch.full((num_heads,), math.log(exponent - 1))) if trainable else None
+        excess = math.log(self.exponent - 1)
+        self.log_excess = nn.Parameter(torch.full((num_heads,), excess)) if trainable else None
 
     def forward(self, q: Tensor, log_n: Tensor | None = None, table: Tensor | None = None) -> Tensor:
-        """q (Q, H, head_dim) times b, in float32 and back to the dtype of q; (1, Q, H, head_dim) without a table,
-        since all sequences then share the queries. The other arguments are those of Scaling; log_n has no effect."""
+        """Multiply queries by b, in float32 and back to their dtype.
+
+        Parameters
+        ----------
+        q : Tensor
+            Queries, (Q, H, head_dim).
+        log_n, table : Tensor, optional
+            As in `Scaling`; log_n has no effect.
+
+        Returns
+        -------
+        Tensor
+            (Q, H, head_dim), or (1, Q, H, head_dim) without `table`, since all sequences then share the queries.
+        """
         scaled = (q.float() * self.log_b.exp()[:, None]).to(q.dtype)
         return scaled[None] if table is None else scaled
 
     def exponents(self) -> Tensor:
-        """p of each head, float32 (H,)."""
+        """Return p of each head, float32 (H,)."""
         if self.log_excess is None:
             return torch.full_like(self.log_b, self.exponent, requires_grad=False)
         return 1 + self.log_excess.exp()
 
     @torch.no_grad()
     def multipliers(self, n: int) -> Tensor:
-        """b, the factor of the queries whatever the number of keys n, float32 (H, 1)."""
+        """Return b, the factor of the queries whatever the number of keys n, float32 (H, 1)."""
         return self.log_b.exp()[:, None]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A scaling rule, with everything that depends on its name.
+
+    Parameters
+    ----------
+    module : callable, optional
+        Builds the module of a layer from its number of heads, the values of a head and the settings of the network: a
+        `Scaling`, or an `SSA`, which replaces softmax. None leaves queries as they are.
+    public : str, optional
+        The rule's name in the format of the `tabicl` package; None if it has no such rule.
+    flops : callable
+        FLOPs of matrix products for each query, from the width of the layer and its number of heads; what depends on n
+        alone is negligible.
+    kept : callable
+        Vectors of the layer's width that are kept of each query for the backward pass, from the same two.
+    options : tuple of str
+        Settings that have an effect under this rule, of those in `OPTIONS`.
+    dropout : bool
+        Whether weights of attention can be dropped.
+    causal : bool
+        Whether it works where each query has its own number of keys, in a SequenceModel.
+    """
+
+    module: Callable[[int, int, Any], Scaling | SSA] | None
+    public: str | None = None
+    flops: Callable[[int, int], float] = lambda width, heads: 0.0
+    kept: Callable[[int, int], float] = lambda width, heads: 1 + heads / width
+    options: tuple[str, ...] = ()
+    dropout: bool = True
+    causal: bool = False
+
+    @property
+    def averages(self) -> bool:
+        """Whether signed averaging replaces softmax."""
+        function = self.module.func if isinstance(self.module, partial) else self.module
+        return isinstance(function, type) and issubclass(function, SSA)
+
+
+def gate_flops(width: int, heads: int, elementwise: bool = False) -> float:
+    return 2 * heads * HIDDEN * (width + (width if elementwise else heads)) / heads
+
+
+def gate_kept(width: int, heads: int, elementwise: bool = False) -> float:
+    """The rescaled query, its factor, and for the gate the query before it, the gate, its tanh and the hidden layer."""
+    return 2 + 3 * (1.0 if elementwise else heads / width) + 2 * HIDDEN * heads / width
+
+
+_BOUND, _EXPONENT = ("scaling_bound",), ("ssa_exponent",)
+# The options that only some rules have: which values are possible, and in words.
+OPTIONS: dict[str, tuple[Callable[[float], bool], str]] = {
+    "scaling_bound": (lambda bound: bound > 0, "above 0"),
+    "ssa_exponent": (lambda exponent: 1 < exponent < math.inf, "above 1"),
+}
+RULES: dict[str, Rule] = {
+    "none": Rule(None, "none", kept=lambda width, heads: 0.0, causal=True),
+    "ssmax": Rule(SSMax, "ssmax", options=_BOUND),
+    "ssmax_mlp": Rule(SSMaxMLP, "ssmax-mlp", options=_BOUND),
+    "ssmax_mlp_elementwise": Rule(
+        partial(SSMaxMLP, elementwise=True), "ssmax-mlp-elementwise", kept=lambda width, heads: 2.0, options=_BOUND
+    ),
+    "qassmax": Rule(QASSMax, "qassmax-mlp", gate_flops, gate_kept, _BOUND),
+    "qassmax_elementwise": Rule(
+        partial(QASSMax, elementwise=True),
+        "qassmax-mlp-elementwise",
+        partial(gate_flops, elementwise=True),
+        partial(gate_kept, elementwise=True),
+        _BOUND,
+    ),
+    "ssa": Rule(SSA, kept=lambda width, heads: 1.0, options=_EXPONENT, dropout=False, causal=True),
+    "ssa_trainable": Rule(
+        partial(SSA, trainable=True), kept=lambda width, heads: 1.0, options=_EXPONENT, dropout=False, causal=True
+    ),
+}

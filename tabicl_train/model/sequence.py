@@ -7,9 +7,7 @@ number of labeled rows has no effect, and a sequence of 40 rows trains all lengt
 B tables, N rows, M features, T = N (M + 1) tokens of a table, E width, C logits, or one number.
 """
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -19,85 +17,13 @@ from torch import Tensor, nn
 
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.attention import Block, CausalSpans, LayerNorm, run
-from tabicl_train.model.column import LabelEncoder
-from tabicl_train.model.config import SSA as SSA_RULES
+from tabicl_train.model.config import SequenceConfig
 from tabicl_train.model.family import Network
-from tabicl_train.model.kernels.linear import Linear
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.scaling import SSA, Scaling
+from tabicl_train.model.scaling import RULES, SSA, Scaling
+from tabicl_train.model.tabicl import LabelEncoder
 
-RULES = ("none", *SSA_RULES)
 POSITION_STD = 0.02  # of the first position embeddings, as in GPT-2
-
-
-@dataclass
-class SequenceConfig:
-    """Architecture of a transformer over sequences. The defaults are the network of the SSA paper (arXiv 2508.14685)
-    with softmax: 12 layers, 8 heads and width 256, as in GPT-2."""
-
-    family: str = "sequence"
-    """The family of the network, which tells its settings from those of a TabICL."""
-    max_classes: int = 2
-    """Number of logits, 2..10; 0 is regression: the number itself is predicted, and its squared error is the loss."""
-    num_blocks: int = 12
-    """Transformer blocks."""
-    num_heads: int = 8
-    """Attention heads of a block."""
-    width: int = 256
-    """Width of a token."""
-    ff_factor: int = 4
-    """Width of the feed-forward networks as a multiple of the width of a token; 0 leaves them out."""
-    scaling: str = "none"
-    """Scores of attention: none (softmax), or scaled signed averaging with a fixed exponent (ssa) or one that each head
-    learns (ssa_trainable)."""
-    ssa_exponent: float = 1.5
-    """Exponent of ssa, or the first one of ssa_trainable; above 1. The paper took 1.1, 1.5 and 2."""
-    max_tokens: int = 512
-    """Longest sequence, in numbers and labels together: each position has an embedding of its own."""
-    dropout: float = 0.0
-    """Dropout rate, in [0, 1)."""
-    checkpoint_rows: int = 20_000
-    """Recompute activations in the backward pass of packs with a longer table than this; 0 never recomputes."""
-
-    @property
-    def missing_values(self) -> bool:
-        return False
-
-    @property
-    def is_regression(self) -> bool:
-        return self.max_classes == 0
-
-    @property
-    def outputs(self) -> int:
-        """Values predicted for a row: logits, or the number."""
-        return 1 if self.is_regression else self.max_classes
-
-    def problems(self) -> list[str]:
-        """Every contradiction among the settings, one sentence each; empty if the network can be built."""
-        problems = []
-        if self.family != "sequence":
-            problems.append(f"family is {self.family!r}; it cannot be changed, choose another model instead")
-        for name in ("num_blocks", "num_heads", "width", "max_tokens"):
-            if getattr(self, name) < 1:
-                problems.append(f"{name} is {getattr(self, name)}, must be at least 1")
-        for name in ("ff_factor", "checkpoint_rows"):
-            if getattr(self, name) < 0:
-                problems.append(f"{name} is {getattr(self, name)}, must be at least 0")
-        if self.max_classes != 0 and not 2 <= self.max_classes <= 10:
-            problems.append(f"max_classes is {self.max_classes}, must be between 2 and 10, or 0 for regression")
-        if self.num_heads >= 1 and self.width % self.num_heads:
-            problems.append(f"width ({self.width}) is not divisible by num_heads ({self.num_heads})")
-        if not 0 <= self.dropout < 1:
-            problems.append(f"dropout is {self.dropout}, must be at least 0 and below 1")
-        if self.scaling not in RULES:
-            problems.append(f"scaling is {self.scaling!r}, must be one of {', '.join(RULES)}")
-        if self.scaling in SSA_RULES and self.dropout > 0:
-            problems.append(f"scaling is {self.scaling}, which needs dropout=0; it is {self.dropout}")
-        if not 1 < self.ssa_exponent < math.inf:
-            problems.append(f"ssa_exponent is {self.ssa_exponent}, must be above 1")
-        elif self.ssa_exponent != type(self).ssa_exponent and self.scaling not in SSA_RULES:
-            problems.append(f"ssa_exponent has no effect, since scaling is {self.scaling}")
-        return problems
 
 
 class SequenceModel(Network):
@@ -117,11 +43,10 @@ class SequenceModel(Network):
         labels = LabelEncoder(1 if c.is_regression else c.max_classes, c.width)
         positions = nn.Embedding(c.max_tokens, c.width)
         nn.init.normal_(positions.weight, std=POSITION_STD)
-        parts = {"number": Linear(1, c.width, bias=False), "label": labels, "position": positions}
+        parts = {"number": nn.Linear(1, c.width, bias=False), "label": labels, "position": positions}
         self.embedding = nn.ModuleDict(parts)
-        rest = (c.ff_factor, c.scaling, c.dropout, False, False, None, False, c.ssa_exponent)
-        self.transformer = nn.ModuleList(Block(c.width, c.num_heads, *rest) for _ in range(c.num_blocks))
-        self.head = nn.Sequential(LayerNorm(c.width), Linear(c.width, c.outputs))
+        self.transformer = nn.ModuleList(Block(c.width, c.num_heads, c.scaling, c) for _ in range(c.num_blocks))
+        self.head = nn.Sequential(LayerNorm(c.width), nn.Linear(c.width, c.outputs))
 
     def forward(self, pack: Pack, checkpoint_rows: int | None = None) -> Tensor:
         """Predictions for the rows of all tables, one table after the other, (rows, C) or (rows, 1).
@@ -198,7 +123,7 @@ class SequenceModel(Network):
         keeps the queries once more, and 2.5 values for each score, or 3.5 to learn the exponent (measured)."""
         c, T = config, num_rows * (num_features + 1)
         block: float = T * c.width * (7 + (2 + 2 * c.ff_factor if c.ff_factor else 0))
-        if c.scaling in SSA_RULES:
+        if RULES[c.scaling].averages:
             block += T * c.width + (2.5 if c.scaling == "ssa" else 3.5) * c.num_heads * T * T
         kept = c.num_blocks * (T * c.width if recomputed else block)
         return kept + (3 if recomputed else 1) * block + 2 * T * c.width

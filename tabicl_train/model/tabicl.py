@@ -1,25 +1,42 @@
 """The whole network: from tables to predictions for their query rows, and their loss.
 
-B tables, N rows of which the first n are labeled (train_size), M features, C logits, Q quantiles.
+Three stages: columns become embeddings of cells, rows of cells become vectors, and in-context learning predicts query
+rows from labeled ones. The tokens of all tables lie one after another, see layout.py.
+
+B tables, N rows of which the first n are labeled (train_size), M features, G feature groups, E embedding, I inducing
+points, T = row_num_cls + G tokens of a row, D = row_num_cls * E row representation, C logits, Q quantiles.
 """
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tabicl_train.model.column import ColumnEmbedding
+from tabicl_train.model.attention import Block, LayerNorm, Rotary, RowSpans, run
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.cost import forward_flops, kept_values, pack_tokens, token_groups
 from tabicl_train.model.family import Network
-from tabicl_train.model.icl import InContextLearner
-from tabicl_train.model.layout import column_layout, context_layout, log_counts, row_layout
+from tabicl_train.model.layout import (
+    Columns,
+    Context,
+    Rows,
+    WithinRows,
+    column_layout,
+    context_layout,
+    log_counts,
+    positions_by_kind,
+    row_layout,
+    starts_of,
+)
 from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.model.public_config import to_public
 from tabicl_train.model.quantiles import guess_loss, pinball
-from tabicl_train.model.row import RowInteraction
 from tabicl_train.model.scaling import SSA, Scaling
+
+__all__ = ["TabICL"]
 
 
 class TabICL(Network):
@@ -27,7 +44,19 @@ class TabICL(Network):
 
     It predicts logits of classes or, with max_classes=0, quantiles of a number, whose order nothing enforces.
 
-    Raises ValueError with every problem of the configuration.
+    Parameters
+    ----------
+    config : TabICLConfig
+        The architecture.
+
+    Raises
+    ------
+    ValueError
+        With every problem of the configuration.
+
+    References
+    ----------
+    Qu et al., TabICL, arXiv 2502.05564, section 3, and its second version, arXiv 2602.11139.
     """
 
     parts = {"column": "col_embedder", "row": "row_interactor", "icl": "icl_predictor"}
@@ -49,13 +78,26 @@ class TabICL(Network):
         self.icl_predictor = InContextLearner(config)
 
     def forward(self, pack: Pack, checkpoint_rows: int | None = None) -> Tensor:
-        """Predictions for the query rows of all tables, one table after the other, (query rows, C) or (query rows, Q).
+        """Predict the query rows of all tables, one table after the other.
 
-        checkpoint_rows: recompute activations in the backward pass of packs with a longer table, 0 = never; by default
-            the configuration's value
+        Parameters
+        ----------
+        pack : Pack
+            The tables.
+        checkpoint_rows : int, optional
+            Recompute activations in the backward pass of packs with a longer table, 0 = never; by default the
+            configuration's value.
 
-        Raises ValueError for impossible sizes, other dtypes, and classes outside 0..C-1 on a CPU; on a GPU, looking at
-        them would make the host wait.
+        Returns
+        -------
+        Tensor
+            Logits (query rows, C) or quantiles (query rows, Q).
+
+        Raises
+        ------
+        ValueError
+            For impossible sizes, other dtypes, and classes outside 0..C-1 on a CPU; on a GPU, a look at them would
+            make the host wait.
         """
         self._check(pack)
         limit = self.config.checkpoint_rows if checkpoint_rows is None else checkpoint_rows
@@ -71,7 +113,18 @@ class TabICL(Network):
         return self.icl_predictor(represented, labels, context, log_n, recompute)
 
     def groups(self, pack: Pack) -> tuple[Tensor, list[Shape]]:
-        """N, n and the number of feature groups G of each table, int64 (B, 3) on the device, and on the host."""
+        """Count rows N, labeled rows n and feature groups G of each table.
+
+        Parameters
+        ----------
+        pack : Pack
+            The tables.
+
+        Returns
+        -------
+        tuple
+            N, n and G, int64 (B, 3) on the device, and the same as a list on the host.
+        """
         sizes, shapes = pack.sizes, [(N, n, token_groups(self.config, M)) for N, n, M in pack.shapes]
         if self.config.col_grouping == "disjoint":
             N, n, M = sizes.unbind(1)
@@ -79,19 +132,31 @@ class TabICL(Network):
         return sizes, shapes
 
     def row_losses(self, predictions: Tensor, pack: Pack) -> Tensor:
-        """Cross entropy of logits (query rows, C), or pinball loss of quantiles (query rows, Q), (query rows,)."""
+        """Compute cross entropies of logits, or pinball losses of quantiles.
+
+        Parameters
+        ----------
+        predictions : Tensor
+            As from `forward`.
+        pack : Pack
+            The tables.
+
+        Returns
+        -------
+        Tensor
+            (query rows,) float32.
+        """
         if self.config.is_regression:
             return pinball(predictions, pack.queries())
         return F.cross_entropy(predictions.float(), pack.queries(), reduction="none")
 
     def blocks(self) -> Iterator[nn.Module]:
-        """The transformer blocks of all stages, which are worth compiling: `block.compile(dynamic=True)`."""
+        """Yield the transformer blocks of all stages, which are worth compiling: `block.compile(dynamic=True)`."""
         stages = (self.col_embedder.tf_col, self.row_interactor.tf_row, self.icl_predictor.tf_icl)
         return (block for stage in stages for block in stage["blocks"].children())
 
     def named_scalings(self) -> Iterator[tuple[str, Scaling | SSA]]:
-        """The attention layers with a scalable softmax, or with signed averaging: `column.0`, ..., `icl.11`; see
-        `Scaling.multipliers`."""
+        """Yield the attention layers that have a scaling rule, by name: `column.0`, ..., `icl.11`."""
         for stage, part in (("column", self.col_embedder.tf_col), ("icl", self.icl_predictor.tf_icl)):
             for i, block in enumerate(part["blocks"].children()):  # at most one in each
                 yield from ((f"{stage}.{i}", layer) for layer in block.modules() if isinstance(layer, Scaling | SSA))
@@ -111,3 +176,199 @@ class TabICL(Network):
             raise ValueError(
                 f"labels must be in 0..{self.config.max_classes - 1}, are in {pack.y.min()}..{pack.y.max()}"
             )
+
+
+class LabelEncoder(nn.Linear):
+    """A linear map of the one-hot label, or of a number."""
+
+    def forward(self, y: Tensor) -> Tensor:
+        """y (rows,), int64 in [0, C) or float32 -> (rows, out_features)."""
+        return super().forward(label_values(y, self.in_features).to(self.weight.dtype))
+
+
+def label_values(y: Tensor, width: int) -> Tensor:
+    """What is read of labels (rows,): of classes, int64, whether they are 0, 1, ..., as (rows, width); of numbers,
+    float32, themselves, as (rows, 1)."""
+    return y[:, None] if y.is_floating_point() else y[:, None] == torch.arange(width, device=y.device)
+
+
+class InducedAttention(nn.Module):
+    """Induced set attention (ISAB, arXiv 1810.00825): rows -> I inducing points -> rows, linear in the rows."""
+
+    def __init__(self, config: TabICLConfig):
+        super().__init__()
+        c = config
+        self.multihead_attn1 = Block(c.embed_dim, c.col_num_heads, c.col_scaling, c, c.col_attention_fp32)
+        # no scaling: its number of keys is always I
+        self.multihead_attn2 = Block(c.embed_dim, c.col_num_heads, "none", c, c.col_attention_fp32)
+        self.ind_vectors = nn.Parameter(torch.empty(c.col_num_inducing, c.embed_dim))
+        nn.init.trunc_normal_(self.ind_vectors, std=0.02)
+
+    def forward(self, tokens: Tensor, columns: Columns, log_n: Tensor) -> Tensor:
+        """tokens (tokens, E) of all columns -> (tokens, E). Inducing points see only labeled rows: nothing leaks."""
+        labeled = tokens[: columns.labeled]
+        hidden = self.multihead_attn1(self.ind_vectors, labeled, columns.to_inducing, log_n)  # (columns * I, E)
+        return self.multihead_attn2(tokens, hidden, columns.from_inducing)
+
+
+class ColumnEmbedding(nn.Module):
+    """Groups of features -> set transformer over the rows of each group -> embeddings of cells."""
+
+    def __init__(self, config: TabICLConfig):
+        super().__init__()
+        c = config
+        self.config = c
+        self.in_linear = nn.Linear(c.group_size, c.embed_dim)
+        if c.missing_values:  # zeros: the network begins as one that sees the mean of a standardized column
+            self.missing_values = nn.Parameter(torch.zeros(c.embed_dim, c.group_size))
+        self.tf_col = nn.ModuleDict({"blocks": nn.ModuleList(InducedAttention(c) for _ in range(c.col_num_blocks))})
+        if c.col_target_aware:
+            self.y_encoder = LabelEncoder(c.label_width, c.embed_dim)
+        if c.col_affine:
+            self.out_w, self.out_b = nn.Linear(c.embed_dim, c.embed_dim), nn.Linear(c.embed_dim, c.embed_dim)
+            self.ln_w, self.ln_b = (LayerNorm(c.embed_dim, bias=not c.bias_free_ln) for _ in range(2))
+
+    def forward(self, pack: Pack, columns: Columns, log_n: Tensor, recompute: bool = False) -> Tensor:
+        """Embeddings of the cells of all tables, (tokens, E), in the order of `columns`; log_n (B,)."""
+        cells = self.read(pack, columns, pack.y.index_select(0, columns.labels))
+        return self.embed(cells, columns, log_n, recompute)
+
+    def read(self, pack: Pack, columns: Columns, labels: Tensor) -> Tensor:
+        """What each token knows of its cell, (tokens, K): the features of its group, which of them are missing if the
+        network sees that, and, if it is target-aware, of a labeled row the label (see label_values) and a 1; 0
+        otherwise. labels: (labeled tokens,)"""
+        size, width = self.config.group_size, self.config.label_width
+        index = feature_index(pack.sizes, pack.shapes, columns, self.config.col_grouping, size)  # (tokens, size)
+        X = F.pad(pack.X, (0, max(N for N, _, _ in pack.shapes))) if self.config.col_grouping == "disjoint" else pack.X
+        features = mark_missing(X[index]) if self.config.missing_values else X[index]
+        if not self.config.col_target_aware:
+            return features
+        size = features.shape[1]
+        cells = X.new_zeros(len(index), size + width + 1)
+        cells[:, :size] = features
+        cells[: columns.labeled, size:-1] = label_values(labels, width)
+        cells[: columns.labeled, -1] = 1
+        return cells
+
+    def embed(self, cells: Tensor, columns: Columns, log_n: Tensor, recompute: bool = False) -> Tensor:
+        """cells (tokens, K) -> (tokens, E), for any columns: they do not see each other."""
+        weights = [self.in_linear.weight]
+        if self.config.missing_values:
+            weights.append(self.missing_values)
+        if self.config.col_target_aware:
+            weights += [self.y_encoder.weight, self.y_encoder.bias[:, None]]
+        weight = torch.cat(weights, dim=1)  # one product for all of them, as passes over all tokens cost more
+        tokens = F.linear(cells, weight, self.in_linear.bias)  # (tokens, E)
+        for block in self.tf_col["blocks"].children():
+            tokens = run(block, tokens, columns, log_n, recompute=recompute)
+        if self.config.col_affine:
+            tokens = cells[:, :1] * self.ln_w(self.out_w(tokens)) + self.ln_b(self.out_b(tokens))
+        return tokens
+
+
+def mark_missing(features: Tensor) -> Tensor:
+    """features (..., size), NaN where missing -> (..., 2 size): 0 in place of NaN, and whether they are missing"""
+    missing = features.isnan()
+    return torch.cat([torch.where(missing, 0.0, features), missing.to(features.dtype)], -1)
+
+
+def feature_index(sizes: Tensor, shapes: Iterable[Shape], columns: Columns, grouping: str, size: int) -> Tensor:
+    """The cells that each token sees: positions in Pack.X, (tokens, size).
+
+    none: one feature per token, G = M
+    circular: token j sees features j + 1, j + 2, j + 4, ... modulo M, G = M
+    disjoint: neighbors in groups of `size`, G = ceil(M / size); the cells that the last group lacks follow X
+    """
+    N, n, M = sizes.unbind(1)
+    first = starts_of(N * M)[columns.table, None]  # (columns, 1), first cell of the table
+    N, n, M = (values[columns.table] for values in (N, n, M))
+    number = torch.arange(size, device=sizes.device)
+    if grouping == "circular":
+        features = (columns.group[:, None] + 2**number) % M[:, None]  # (columns, size)
+    else:
+        features = columns.group[:, None] * size + number
+    start = first + features * N[:, None]
+    if grouping == "disjoint":
+        start = torch.where(features < M[:, None], start, sum(N * M for N, _, M in shapes))
+    return positions_by_kind(start, 1, N, n, columns.from_inducing.queries, columns.labeled)
+
+
+class Merge(torch.autograd.Function):
+    """Two sets of tokens, each token at its position among all: autograd's own rules would copy all of them twice."""
+
+    @staticmethod
+    def forward(ctx, tokens: Tensor, positions: Tensor, others: Tensor, other_positions: Tensor) -> Tensor:
+        ctx.save_for_backward(positions, other_positions)
+        merged = tokens.new_empty(len(tokens) + len(others), tokens.shape[1])
+        return merged.index_copy_(0, positions, tokens).index_copy_(0, other_positions, others)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, Tensor, None]:
+        positions, other_positions = ctx.saved_tensors
+        return grad.index_select(0, positions), None, grad.index_select(0, other_positions), None
+
+
+class RowInteraction(nn.Module):
+    """A transformer over the tokens of each row, whose CLS tokens are the row's representation."""
+
+    def __init__(self, config: TabICLConfig):
+        super().__init__()
+        c = config
+        self.config = c
+        blocks = (Block(c.embed_dim, c.row_num_heads, "none", c) for _ in range(c.row_num_blocks))
+        rope = Rotary(c.embed_dim // c.row_num_heads, c.row_rope_base, c.row_rope_interleaved)
+        self.tf_row = nn.ModuleDict({"blocks": nn.ModuleList(blocks), "rope": rope})
+        self.cls_tokens = nn.Parameter(torch.empty(c.row_num_cls, c.embed_dim))
+        self.out_ln = LayerNorm(c.embed_dim, bias=not c.bias_free_ln)
+        nn.init.trunc_normal_(self.cls_tokens, std=0.02)
+
+    def forward(self, tokens: Tensor, rows: Rows, recompute: bool = False) -> Tensor:
+        """tokens (tokens, E) of all cells -> representations of all rows (rows, D), in the order of `rows`."""
+        return self.interact(self.add_cls(tokens, rows), rows.within, recompute)
+
+    def add_cls(self, tokens: Tensor, rows: Rows) -> Tensor:
+        """The tokens of all cells and, in front of those of each row, its CLS tokens, (rows * T, E)."""
+        cls_tokens = self.cls_tokens.to(tokens.dtype).repeat(len(rows.order), 1)  # (rows * row_num_cls, E)
+        return Merge.apply(tokens, rows.tokens, cls_tokens, rows.within.cls)
+
+    def interact(self, x: Tensor, within: WithinRows, recompute: bool = False) -> Tensor:
+        """x (rows * T, E) -> representations (rows, D)."""
+        tables, interleaved = self.tf_row["rope"](within.every.most_keys), self.config.row_rope_interleaved
+        cos, sin = (table.index_select(0, within.position)[:, None] for table in tables)  # (rows * T, 1, head_dim)
+        of_cls = cos.index_select(0, within.cls), sin.index_select(0, within.cls)
+        *blocks, last = self.tf_row["blocks"].children()
+        for block in blocks:
+            x = run(block, x, None, RowSpans(within.every, (cos, sin), (cos, sin), interleaved), recompute=recompute)
+        spans = RowSpans(within.collecting, of_cls, (cos, sin), interleaved)
+        collected = run(last, x.index_select(0, within.cls), x, spans, recompute=recompute)  # (rows * row_num_cls, E)
+        return self.out_ln(collected).view(-1, self.config.row_dim)
+
+
+class InContextLearner(nn.Module):
+    """A transformer over the rows of a table, with the labels added to the labeled rows."""
+
+    def __init__(self, config: TabICLConfig):
+        super().__init__()
+        c = config
+        self.config = c
+        blocks = (Block(c.row_dim, c.icl_num_heads, c.icl_scaling, c) for _ in range(c.icl_num_blocks))
+        self.tf_icl = nn.ModuleDict({"blocks": nn.ModuleList(blocks)})
+        self.ln = LayerNorm(c.row_dim, bias=not c.bias_free_ln)
+        self.y_encoder = LabelEncoder(c.label_width, c.row_dim)
+        self.decoder = nn.Sequential(
+            nn.Linear(c.row_dim, 2 * c.row_dim), nn.GELU(), nn.Linear(2 * c.row_dim, c.outputs)
+        )
+
+    def forward(self, rows: Tensor, y: Tensor, context: Context, log_n: Tensor, recompute: bool = False) -> Tensor:
+        """Predictions for the query rows (query rows, C).
+
+        rows: (rows, D) in the order of `context`, labels y (labeled rows,), log_n (B,)
+        """
+        n = context.labeled
+        rows = torch.cat([rows[:n] + self.y_encoder(y), rows[n:]])
+        *blocks, last = self.tf_icl["blocks"].children()
+        for block in blocks:
+            rows = run(block, rows, n, context.all, log_n, context.table, recompute=recompute)
+        # only query rows pass the last block: nothing reads the labeled rows after it
+        queries = run(last, rows[n:], rows[:n], context.queries, log_n, context.table[n:], recompute=recompute)
+        return self.decoder(self.ln(queries))

@@ -11,8 +11,8 @@ import itertools
 import torch
 from torch import Tensor
 
-from tabicl_train.model.icl import InContextLearner
 from tabicl_train.model.layout import context_layout, log_counts
+from tabicl_train.model.tabicl import InContextLearner
 
 
 def label_digits(y: Tensor, num_classes: int, most: int) -> list[Tensor]:

@@ -27,10 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tabicl_train.errors import install, is_installed
-from tabicl_train.model.attention import RowSpans
-from tabicl_train.model.column import mark_missing
-from tabicl_train.model.layout import Columns, Context, Spans
-from tabicl_train.model.tabicl import TabICL
+from tabicl_train.model.layout import Columns, Context, Spans, WithinRows
+from tabicl_train.model.tabicl import TabICL, mark_missing
 from tabicl_train.run_dir.atomic import write_atomically
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -77,10 +75,10 @@ class WithSymbolicSizes(nn.Module):
         x = torch.cat([row.cls_tokens.expand(B, N, -1, -1), by_row], 2)  # (B, N, C + G, E)
         T = x.shape[2]
         cls = (torch.arange(B * N)[:, None] * T + torch.arange(C)).flatten()
-        rope = row.tf_row["rope"]
-        cos, sin = rope(T)
-        row_spans = RowSpans([[B * N, T]], log_n, cos, sin, config.row_rope_interleaved)
-        rows = row.interact(x.flatten(0, 2), cls, row_spans)  # (B * N, D)
+        every, collecting = spans([[B * N, T, T, 0, 0]], B * N * T), spans([[B * N, C, T, 0, 0]], B * N * C)
+        every = every._replace(most_keys=T)
+        position = torch.arange(T).repeat(B * N)
+        rows = row.interact(x.flatten(0, 2), WithinRows(every, collecting, position, cls))  # (B * N, D)
 
         table = torch.zeros(B * N, dtype=torch.int64)  # all tables have the same n
         all_rows = spans([[B, n, n, 0, 0], [B, N - n, n, 0, 0]], B * N)
@@ -91,8 +89,8 @@ class WithSymbolicSizes(nn.Module):
 
 def spans(runs: list[list[int]], queries: int, shared: bool = False) -> Spans:
     """What `attend_by_run` reads of Spans, with symbolic sizes."""
-    nothing = torch.zeros(0)
-    return Spans(runs, queries, nothing, nothing, 0, 0, table=nothing if shared else None)
+    nothing, uses = torch.zeros(0), 2 if len(runs) > 1 else 1  # labeled and query rows attend to the same keys
+    return Spans(runs, queries, nothing, nothing, 0, 0, uses, nothing if shared else None)
 
 
 def split_rows(x: Tensor, n: int) -> Tensor:

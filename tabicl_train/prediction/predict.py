@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tabicl_train.model.family import Network
-from tabicl_train.model.layout import Columns, Rows, column_layout, context_layout, log_counts, row_layout
+from tabicl_train.model.layout import Columns, Rows, column_layout, context_layout, log_counts, row_layout, within_rows
 from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.many_class import class_probabilities, label_digits
@@ -165,15 +165,15 @@ def interact(model: TabICL, embedded: Tensor, rows: Rows, part: int) -> Tensor:
     """Representations of all rows, (rows, D), computed for rows with at most `part` tokens at a time."""
     stage, num_cls = model.row_interactor, model.config.row_num_cls
     x = stage.add_cls(embedded, rows)  # (rows * T, E)
-    spans = stage.spans(rows)
-    cls = torch.arange(num_cls, device=x.device)
     found = []
-    for of_width, (count, T) in zip(x.split(rows.runs.prod(1).tolist()), rows.runs.tolist(), strict=True):
+    every = rows.within.every.runs
+    assert isinstance(every, Tensor)  # not exported
+    runs = [(count, T) for count, T, *_ in every.tolist()]
+    for of_width, (_, T) in zip(x.split([count * T for count, T in runs]), runs, strict=True):
         for some in of_width.split(max(1, part // T) * T):
             count = len(some) // T
             starts = torch.arange(0, len(some) + 1, T, dtype=torch.int32, device=x.device)
-            own = spans._replace(runs=torch.tensor([[count, T]]), starts=starts)
-            found.append(stage.interact(some, (starts[:-1, None] + cls).flatten(), own))
+            found.append(stage.interact(some, within_rows([[count, T]], starts, num_cls)))
     return torch.cat(found)
 
 

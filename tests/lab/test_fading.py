@@ -8,6 +8,7 @@ import torch
 
 from tabicl_train.lab.fading import Options, curves, ssa_weight, weight
 from tabicl_train.model.attention import Attention
+from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.layout import Spans
 
 DIM = 4  # of the only head; a token is (score, value, 0, 0)
@@ -15,7 +16,7 @@ DIM = 4  # of the only head; a token is (score, value, 0, 0)
 
 def layer(rule: str) -> Attention:
     """An attention layer that takes its scores and values from the tokens as they are."""
-    attention = Attention(DIM, 1, rule, 0.0, False).double()
+    attention = Attention(DIM, 1, rule, TabICLConfig()).double()
     with torch.no_grad():
         q, k, v = (torch.zeros(DIM, DIM, dtype=torch.float64) for _ in range(3))
         q[0, 0] = k[0, 0] = v[0, 1] = 1

@@ -9,13 +9,12 @@ from small_networks import draw, small_network
 
 from tabicl_train.lab.instruments import INDUCING, LABELED, QUERY, logits, measure, multipliers, recorded, shape, sites
 from tabicl_train.model.attention import Attention
-from tabicl_train.model.config import SCALINGS, SSA
+from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.scaling import Scaling
+from tabicl_train.model.scaling import RULES, Scaling
 from tabicl_train.prediction.predict import forward
 
 N, n, M = 41, 23, 3
-RULES = SCALINGS + SSA
 
 
 def gelu_mlp(layers, x):
@@ -39,11 +38,11 @@ def plain_logits(rule, attention, x, context):
     elif rule.startswith("qassmax"):
         base = gelu_mlp(layer.base_mlp, log_n).view(H, -1)
         gate = 1 + torch.tanh(gelu_mlp(layer.query_mlp, q))
-    elif rule in SSA:
+    elif RULES[rule].averages:
         base = layer.log_b.double().exp()[:, None]
     scaled = q * (1 if base is None else base) * (1 if gate is None else gate)
     z = torch.einsum("qhd,khd->hqk", scaled, k) / math.sqrt(d)
-    if rule in SSA:
+    if RULES[rule].averages:
         p = torch.full((H,), 1.5).double() if rule == "ssa" else 1 + layer.log_excess.double().exp()
         z = ((1 + z.abs()) ** (z.sign() * p[:, None, None])).log()
     return z, base, gate
@@ -135,7 +134,7 @@ def test_measures_are_those_of_a_plain_softmax(rule):
 def test_blocks_do_not_change_the_numbers(block):
     """Also for logits whose exponentials overflow, in any order of their sizes."""
     torch.manual_seed(0)
-    attention = Attention(16, 2, "none", 0.0, False)
+    attention = Attention(16, 2, "none", TabICLConfig())
     q, k = torch.randn(11, 2, 8), torch.randn(23, 2, 8)
     k *= torch.logspace(-2, 3, 23)[torch.randperm(23)][:, None, None]
     z = torch.einsum("qhd,khd->hqk", q.double(), k.double()) / math.sqrt(8)
@@ -148,7 +147,7 @@ def test_blocks_do_not_change_the_numbers(block):
 
 
 def test_even_weights_and_a_single_key():
-    attention = Attention(16, 2, "none", 0.0, False)
+    attention = Attention(16, 2, "none", TabICLConfig())
     even = shape(attention, torch.randn(3, 2, 8), torch.ones(10_000, 2, 8))
     for found, expected in zip(even, (1, 1e-4, 0, 0), strict=True):
         torch.testing.assert_close(
@@ -159,7 +158,7 @@ def test_even_weights_and_a_single_key():
     assert single.entropy.isnan().all() and single.gap_second.isnan().all()
 
 
-@pytest.mark.parametrize("rule", RULES[1:])
+@pytest.mark.parametrize("rule", list(RULES)[1:])
 @torch.no_grad()
 def test_the_multipliers_explain_the_scaled_queries(rule):
     network = small_network(col_scaling=rule, icl_scaling=rule).eval()
@@ -188,7 +187,7 @@ def test_memory_does_not_grow_with_the_keys(monkeypatch):
 
     sizes, plain = [], instruments.logits
     monkeypatch.setattr(instruments, "logits", lambda a, q, k: sizes.append((len(q), len(k))) or plain(a, q, k))
-    shape(Attention(16, 2, "none", 0.0, False), torch.randn(70, 2, 8), torch.randn(60_000, 2, 8))
+    shape(Attention(16, 2, "none", TabICLConfig()), torch.randn(70, 2, 8), torch.randn(60_000, 2, 8))
     assert max(q for q, _ in sizes) == 64 and max(k for _, k in sizes) == 4096 and len(sizes) == 2 * 15
 
 

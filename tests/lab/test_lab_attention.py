@@ -21,8 +21,8 @@ from tabicl_train.lab.attention import Options, explain, page, real_scene, run, 
 from tabicl_train.lab.instruments import sites
 from tabicl_train.lab.one_query import Place
 from tabicl_train.lab.tables import read_table
-from tabicl_train.model.config import SCALINGS, SSA
 from tabicl_train.model.pack import Pack
+from tabicl_train.model.scaling import RULES
 from tabicl_train.prediction.export import load_model
 from tabicl_train.stream import draw_table
 
@@ -53,13 +53,13 @@ def numpy_attention(attention, rule, head, query, keys, hidden):
     elif rule.startswith("qassmax"):
         base = numpy_mlp(weights, "ssmax_layer.base_mlp", log_n).reshape(H, -1)[head]
         gate = 1 + np.tanh(numpy_mlp(weights, "ssmax_layer.query_mlp", q))
-    elif rule in SSA:
+    elif RULES[rule].averages:
         base = np.exp(weights["ssmax_layer.log_b"][[head]])
     steps = {"score": k @ q, "divided": k @ q / math.sqrt(d)}
     steps["based"] = k @ (q * (1 if base is None else base)) / math.sqrt(d)
     scaled = q * (1 if base is None else base) * (1 if gate is None else gate)
     z = steps["scaled"] = k @ scaled / math.sqrt(d)
-    if rule in SSA:
+    if RULES[rule].averages:
         p = 1.5 if rule == "ssa" else 1 + math.exp(weights["ssmax_layer.log_excess"][head])
         z = np.sign(z) * p * np.log1p(np.abs(z))
     steps["logit"] = z
@@ -70,7 +70,7 @@ def numpy_attention(attention, rule, head, query, keys, hidden):
 
 
 @pytest.mark.parametrize("site, layer, head", [("icl", 0, 3), ("icl", 1, 1), ("column", 0, 2), ("column", 1, 0)])
-@pytest.mark.parametrize("rule", SCALINGS + SSA)
+@pytest.mark.parametrize("rule", RULES)
 def test_every_number_is_what_numpy_computes(rule, site, layer, head, table):
     network = small_network(col_scaling=rule, icl_scaling=rule, max_classes=4)
     data = data_of(network, table, Place(site, layer, head, 1), row=7, rows=11)

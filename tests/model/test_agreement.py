@@ -7,8 +7,8 @@ from small_networks import draw, logits_of, peer_of, randomize, small_network
 from torch import nn
 
 from tabicl_train.model import TabICL, TabICLConfig
-from tabicl_train.model.config import SCALINGS
 from tabicl_train.model.public_config import to_public
+from tabicl_train.model.scaling import RULES
 
 V1 = dict(
     col_affine=True,
@@ -46,7 +46,7 @@ def assert_agreement(network, batch):
         assert difference < 1e-4 * max(largest, 1e-3), name
 
 
-@pytest.mark.parametrize("rule", SCALINGS)
+@pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if rule.public])
 def test_scaling_rules(rule):
     assert_agreement(small_network(col_scaling=rule, icl_scaling=rule), draw(2, 24, 5, 15))
 
@@ -55,7 +55,7 @@ def test_scaling_rules_of_the_stages_are_independent():
     assert_agreement(small_network(col_scaling="ssmax", icl_scaling="qassmax"), draw(2, 24, 5, 15))
 
 
-@pytest.mark.parametrize("M", [1, 2, 3, 7, 30])
+@pytest.mark.parametrize("M", [1, 3, 30])
 @pytest.mark.parametrize(
     "options",
     [
@@ -72,7 +72,7 @@ def test_features_and_groupings(options, M):
     assert_agreement(small_network(**options), draw(2, 20, M, 12))
 
 
-@pytest.mark.parametrize("B, N, n", [(1, 2, 1), (1, 40, 39), (3, 17, 1), (5, 64, 32), (1, 300, 250)])
+@pytest.mark.parametrize("B, N, n", [(1, 2, 1), (3, 17, 16), (1, 300, 250)])
 @pytest.mark.parametrize("options", [{}, V1], ids=["v2", "v1"])
 def test_rows_and_splits(options, B, N, n):
     assert_agreement(small_network(**options), draw(B, N, 4, n))

@@ -2,20 +2,14 @@
 
 import itertools
 import math
-from functools import partial
 
 import pytest
 import torch
 
-from tabicl_train.model.attention import (
-    Attention,
-    Rotary,
-    attend,
-    attend_by_run,
-    attend_rows,
-)
-from tabicl_train.model.kernels.launches import attend_in_chunks, batch_limit
-from tabicl_train.model.layout import Spans
+from tabicl_train.model import attention
+from tabicl_train.model.attention import Attention, Rotary, RowSpans, attend, attend_in_rows, batch_limit
+from tabicl_train.model.config import TabICLConfig
+from tabicl_train.model.layout import Spans, within_rows
 
 
 def softmax_attention(q, k, v):
@@ -23,8 +17,8 @@ def softmax_attention(q, k, v):
     return torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]), -1) @ v
 
 
-# sequences, queries and keys of each; the keys of the last run are those of the first
-RUNS = [(3, 5, 4, 0, 0), (1, 7, 2, 12, 1), (2, 1, 9, 14, 2), (3, 2, 4, 0, 0)]
+# sequences, queries and keys of each, first key, table; the keys of the second half are those of the first
+RUNS = [(3, 5, 4, 0, 0), (1, 7, 2, 12, 1), (3, 2, 4, 0, 0), (1, 1, 2, 12, 2)]
 
 
 def expected_attention(q, kv, runs):
@@ -39,25 +33,25 @@ def expected_attention(q, kv, runs):
     return torch.cat(outs)
 
 
-def spans_of(runs):
+def spans_of(runs, uses=1):
     queries = sum(count * length for count, length, *_ in runs)
-    return Spans(torch.tensor(runs), queries, torch.zeros(1), torch.zeros(1), 0, 0)
+    return Spans(torch.tensor(runs), queries, torch.zeros(1), torch.zeros(1), 0, 0, uses)
 
 
-def by_run(q, kv, spans):
-    return attend_by_run(q, kv, spans.runs.tolist(), partial(attend_in_chunks, dropout=0.0))
-
-
-@pytest.mark.parametrize("computed", [attend, by_run])
+@pytest.mark.parametrize("exported", [False, True])
+@pytest.mark.parametrize("products", [False, True])
 @pytest.mark.parametrize("shared", [False, True])
-def test_attention_within_sequences(computed, shared):
+def test_attention_within_sequences(shared, products, exported, monkeypatch):
+    monkeypatch.setattr(attention, "SOME_SCORES", 0 if products else 2**40)
     torch.manual_seed(0)
     runs = [(count, 3 if shared else length, *rest) for count, length, *rest in RUNS]
-    spans = spans_of(runs)
+    spans = spans_of(runs, 2)
+    if exported:
+        spans = spans._replace(runs=spans.runs.tolist())
     q = torch.randn(3, 3, 2, 8) if shared else torch.randn(spans.queries, 2, 8)
-    leaves = [q.requires_grad_(), torch.randn(32, 2, 2, 8, requires_grad=True)]
+    leaves = [q.requires_grad_(), torch.randn(14, 2, 2, 8, requires_grad=True)]
     weights = torch.randn(spans.queries, 2, 8)
-    out = computed(*leaves, spans)
+    out = attend(q, *leaves[1].unbind(1), spans)
     (out * weights).sum().backward()
     exact_leaves = [x.detach().double().requires_grad_() for x in leaves]
     exact = expected_attention(*exact_leaves, runs)
@@ -67,17 +61,17 @@ def test_attention_within_sequences(computed, shared):
         torch.testing.assert_close(a.grad.double(), b.grad, rtol=0, atol=1e-5)
 
 
-def test_chunks_never_exceed_their_limit(monkeypatch):
-    batches = []
-
-    def spy(q, k, v, dropout_p):
-        batches.append(len(q))
-        return softmax_attention(q, k, v)
-
-    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", spy)
-    q, k, v = torch.randn(3, 10, 2, 3, 4)
-    out = attend_in_chunks(q, k, v, 0.0, limit=4)
-    assert batches == [4, 4, 2] and torch.equal(out, softmax_attention(q, k, v))
+@pytest.mark.parametrize("keys", [9, 40])
+@pytest.mark.parametrize("extreme", [float("nan"), 1e4])
+def test_extreme_queries_change_no_other_result(extreme, keys):
+    """On both paths: large scores neither overflow nor lose the largest, and NaN stays where it is."""
+    torch.manual_seed(0)
+    q, kv, runs = torch.randn(18, 2, 8), torch.randn(2 * keys, 2, 2, 8), [(2, 9, keys, 0, 0)]
+    q[3, 1] *= extreme
+    found, expected = attend(q, *kv.unbind(1), spans_of(runs)).double(), expected_attention(q, kv, runs)
+    if math.isnan(extreme):
+        found[3, 1], expected[3, 1] = 0, 0  # torch's kernel hides it; the residual of the block shows it
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -103,13 +97,16 @@ def test_batch_limit(heads, queries, head_dim, expected):
 def test_rotary_turns_pairs_by_position(interleaved):
     """In self-attention and with the first tokens of a row as queries, in rows of 3 and 9 tokens."""
     torch.manual_seed(0)
-    H, D, base, C, runs = 3, 8, 1000.0, 2, [(4, 3), (2, 9)]
+    H, D, base, C = 3, 8, 1000.0, 2
     qkv = torch.randn(30, 3, H, D)
-    cos, sin = Rotary(D, base, interleaved)(13)  # may be longer than a row
     ends = torch.tensor([0, 3, 6, 9, 12, 21, 30], dtype=torch.int32)
-    settings = torch.tensor(runs), ends, cos, sin, interleaved
-    first = torch.cat([torch.arange(start, start + C) for start in ends[:-1].tolist()])
-    found = attend_rows(qkv, None, *settings), attend_rows(qkv[first, :1], qkv[:, 1:], *settings)
+    within = within_rows([[4, 3], [2, 9]], ends, C)
+    turns = tuple(x[within.position][:, None] for x in Rotary(D, base, interleaved)(9))
+    of_cls = tuple(x[within.cls] for x in turns)
+    found = (
+        attend_in_rows(qkv, None, RowSpans(within.every, turns, turns, interleaved), 0.0),
+        attend_in_rows(qkv[within.cls, 0], qkv[:, 1:], RowSpans(within.collecting, of_cls, turns, interleaved), 0.0),
+    )
     pairs = [(2 * i, 2 * i + 1) if interleaved else (i, i + D // 2) for i in range(D // 2)]
     expected = []
     for start, end in itertools.pairwise(ends.tolist()):
@@ -119,6 +116,8 @@ def test_rotary_turns_pairs_by_position(interleaved):
             z = torch.complex(turned[:, :2, :, a], turned[:, :2, :, b]) * torch.exp(1j * angle)
             turned[:, :2, :, a], turned[:, :2, :, b] = z.real, z.imag
         expected.append(softmax_attention(*turned.permute(1, 2, 0, 3)).transpose(0, 1))  # (T, H, D)
+    first = torch.cat([torch.arange(start, start + C) for start in ends[:-1].tolist()])
+    assert torch.equal(within.cls, first)
     expected = torch.cat(expected)
     torch.testing.assert_close(found[0].double(), expected, rtol=0, atol=1e-5)
     torch.testing.assert_close(found[1].double(), expected[first], rtol=0, atol=1e-5)
@@ -126,8 +125,8 @@ def test_rotary_turns_pairs_by_position(interleaved):
 
 def test_attention_in_fp32_ignores_autocast():
     torch.manual_seed(0)
-    plain = Attention(16, 2, "qassmax_elementwise", 0.0, False)
-    exact = Attention(16, 2, "qassmax_elementwise", 0.0, False, fp32=True)
+    plain = Attention(16, 2, "qassmax_elementwise", TabICLConfig())
+    exact = Attention(16, 2, "qassmax_elementwise", TabICLConfig(), fp32=True)
     exact.load_state_dict(plain.state_dict())
     x, table = torch.randn(21, 16), torch.zeros(21, dtype=torch.int64)
     rest = spans_of([(3, 7, 7, 0, 0)]), torch.tensor([2.0]), table

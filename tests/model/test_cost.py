@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tabicl_train.model import TabICL, TabICLConfig
+from tabicl_train.model import TabICL, TabICLConfig, attention
 from tabicl_train.model.pack import Pack
 
 SMALL = TabICLConfig(
@@ -28,8 +28,10 @@ SSA = replace(SMALL, col_scaling="ssa", icl_scaling="ssa_trainable")
         replace(SMALL, max_classes=0, num_quantiles=300),
     ],
 )
-@pytest.mark.parametrize(("rows", "train", "features"), [(200, 120, 9), (64, 10, 25), (300, 290, 2)])
-def test_flops_agree_with_a_count_of_the_kernels(config, rows, train, features):
+@pytest.mark.parametrize(("rows", "train", "features"), [(64, 10, 25), (300, 290, 2)])
+def test_flops_agree_with_a_count_of_the_kernels(config, rows, train, features, monkeypatch):
+    monkeypatch.setattr(attention, "SOME_SCORES", 0)  # products alone, since torch does not count its kernel for CPUs
+    monkeypatch.setattr(attention, "MANY_SCORES", 2**60)
     X, y = (
         torch.zeros(4, rows, features),
         torch.zeros(4, train, dtype=torch.float32 if config.is_regression else torch.int64),

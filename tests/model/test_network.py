@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from small_networks import draw, logits_of, small_network
 
 from tabicl_train.model import TabICL, TabICLConfig
-from tabicl_train.model.column import feature_index
 from tabicl_train.model.layout import column_layout
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.quantiles import Pinball, levels, pinball
+from tabicl_train.model.tabicl import feature_index
 from tabicl_train.module import query_losses
 
 V1 = dict(col_affine=True, col_grouping="none", col_target_aware=False, col_scaling="none", icl_scaling="none")

@@ -44,7 +44,7 @@ def losses_and_gradient(network, pack: Pack, share: float) -> tuple[Tensor, Tens
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-@settings(deadline=None, derandomize=True, max_examples=15)
+@settings(deadline=None, derandomize=True, max_examples=5)
 @given(st.lists(a_table(), min_size=1, max_size=6), st.booleans())
 def test_a_pack_is_its_tables_one_by_one(options, shapes, repeated):
     network = small_network(**options)
@@ -68,7 +68,7 @@ def test_order_of_tables_does_not_matter():
     assert close(other_losses, losses[order]) and close(other_gradient, gradient)
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(deadline=None, derandomize=True, max_examples=20)
 @given(st.lists(a_table(), min_size=1, max_size=7))
 def test_a_pack_holds_its_tables(shapes):
     tables = fill(shapes)

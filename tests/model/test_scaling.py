@@ -6,10 +6,15 @@ import pytest
 import torch
 from small_networks import logits_of, small_network
 
-from tabicl_train.model.config import SCALINGS
+from tabicl_train.model.config import TabICLConfig
+from tabicl_train.model.scaling import RULES as REGISTERED
 from tabicl_train.model.scaling import Scaling
 
-RULES = SCALINGS[1:]
+RULES = [name for name, rule in REGISTERED.items() if rule.module is not None and not rule.averages]
+
+
+def scaling(rule, num_heads=3, head_dim=8, bound=None) -> Scaling:
+    return REGISTERED[rule].module(num_heads, head_dim, TabICLConfig(scaling_bound=bound))
 
 
 def mlp(layers, x):
@@ -40,7 +45,7 @@ def rescaled(layer, q, n):
 
 def make(rule, seed=0):
     torch.manual_seed(seed)
-    layer = Scaling(rule, num_heads=3, head_dim=8)
+    layer = scaling(rule)
     for p in layer.parameters():
         torch.nn.init.normal_(p, std=0.5)
     return layer
@@ -86,7 +91,7 @@ def test_multipliers_are_the_base_of_the_rule(rule):
 @pytest.mark.parametrize("rule", ["qassmax", "qassmax_elementwise"])
 def test_gate_starts_at_one(rule):
     torch.manual_seed(0)
-    layer = Scaling(rule, num_heads=3, head_dim=8)
+    layer = scaling(rule)
     q = torch.randn(2, 5, 3, 8)
     torch.testing.assert_close(rescaled(layer, q, 100), q * layer.multipliers(100))
 
@@ -107,8 +112,8 @@ def test_named_scalings_are_the_layers_in_use():
 def test_a_bound_is_smooth_and_harmless_where_multipliers_are_small():
     for rule in ("ssmax", "ssmax_mlp", "qassmax_elementwise"):
         torch.manual_seed(0)
-        plain = Scaling(rule, 2, 4)
-        bounded = Scaling(rule, 2, 4, bound=5.0)
+        plain = scaling(rule, 2, 4)
+        bounded = scaling(rule, 2, 4, bound=5.0)
         bounded.load_state_dict(plain.state_dict())  # the same weights: a bound adds none
         for factor in (0.01, 1.0, 100.0):
             last = [p for name, p in plain.named_parameters() if not name.startswith("query_mlp")][-1]
@@ -120,13 +125,13 @@ def test_a_bound_is_smooth_and_harmless_where_multipliers_are_small():
             assert kept.abs().max() <= 5
         bounded.base(torch.tensor([math.log(512)])).sum().backward()
         assert all(p.grad is not None for name, p in bounded.named_parameters() if not name.startswith("query_mlp"))
-    small = Scaling("ssmax", 2, 4, bound=1e4)
-    torch.testing.assert_close(small.multipliers(512), Scaling("ssmax", 2, 4).multipliers(512), rtol=1e-6, atol=0)
+    small = scaling("ssmax", 2, 4, bound=1e4)
+    torch.testing.assert_close(small.multipliers(512), scaling("ssmax", 2, 4).multipliers(512), rtol=1e-6, atol=0)
 
 
 def test_gradients_of_the_scaling_are_fp32_under_autocast():
     torch.manual_seed(0)
-    layer = Scaling("qassmax_elementwise", 2, 4)
+    layer = scaling("qassmax_elementwise", 2, 4)
     torch.nn.init.normal_(layer.query_mlp[-1].weight)
     q = torch.randn(3, 5, 2, 4).bfloat16()
     weights = torch.randn(3, 5, 2, 4).bfloat16()

@@ -10,8 +10,9 @@ from torch.nn.functional import gelu, layer_norm
 from torch.utils.flop_counter import FlopCounterMode
 
 from tabicl_train.errors import ConfigError
+from tabicl_train.model.config import SequenceConfig
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.sequence import SequenceConfig, SequenceModel
+from tabicl_train.model.sequence import SequenceModel
 
 SMALL = SequenceConfig(num_blocks=2, num_heads=2, width=16, ff_factor=2, max_tokens=60)
 CONFIGS = {
@@ -135,7 +136,7 @@ def test_flops_agree_with_a_count_of_the_kernels(name):
     assert SequenceModel.forward_flops(config, 100, n, 2) == SequenceModel.forward_flops(softmax, 100, n, 2)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ["softmax", "SSA"])
 def test_kept_values_are_about_those_that_autograd_keeps(name):
     config = replace(CONFIGS[name], max_tokens=300, width=32, num_blocks=6)
     made, kept = SequenceModel(config), {}

@@ -5,20 +5,36 @@ import math
 import pytest
 import torch
 from small_networks import logits_of, small_network
-from test_kernels_runs import APART, SHARED, USED_TWICE, arguments
-from torch.nn.attention.flex_attention import flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
+from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import OptimizerConfig
+from tabicl_train.model import averaging
 from tabicl_train.model.attention import Attention, attend_ssa
-from tabicl_train.model.kernels import ssa_attention
-from tabicl_train.model.kernels.ssa_attention import attend_flex, attend_plain, attend_ssa_runs
+from tabicl_train.model.averaging import attend_averaging, attend_plain
+from tabicl_train.model.config import SequenceConfig
 from tabicl_train.model.layout import Spans
+from tabicl_train.model.pack import Pack
 from tabicl_train.model.scaling import SSA
+from tabicl_train.module import Pretraining
 from tabicl_train.optimizer import build_optimizer
+from tabicl_train.precision import choose
+from tabicl_train.stream import StepItem
 
 FINE = 1e-5  # relative
+
+# sequences, queries and keys of each, first key, table
+APART = [[3, 70, 16, 0, 0], [1, 5, 9, 48, 1], [2, 1, 1, 57, 2]]
+USED_TWICE = [[2, 33, 130, 0, 0], [1, 8, 300, 260, 0], [2, 7, 130, 0, 0], [1, 64, 300, 260, 0]]
+SHARED = [[3, 20, 33, 0, 1], [2, 20, 4, 99, 0]]
+
+
+def averaging_layer(heads: int = 3, exponent: float = 1.5, trainable: bool = False) -> SSA:
+    return SSA(heads, 8, SequenceConfig(scaling="ssa", ssa_exponent=exponent), trainable)
+
+
+def attention(width: int, heads: int, rule: str, exponent: float) -> Attention:
+    return Attention(width, heads, rule, SequenceConfig(scaling=rule, ssa_exponent=exponent))
 
 
 def one_by_one(q, kv, exponents, runs, queries):
@@ -44,19 +60,28 @@ def results(function, q, kv, exponents, *rest):
 
 
 def with_exponents(runs, heads, d, shared=0, dtype=torch.float32):
-    q, kv, *rest = arguments(runs, heads, d, shared, dtype)
-    return 4 * q, kv, torch.linspace(1.1, 2, heads, dtype=dtype), *rest  # scores of several units
+    """Arguments of attend_averaging, with scores of several units.
+
+    shared: the number of tables whose sequences share their queries, or 0
+    """
+    generator = torch.Generator().manual_seed(0)
+    queries = sum(count * length for count, length, *_ in runs)
+    keys = max(first + count * size for count, _, size, first, _ in runs)
+    shape = (shared, runs[0][1], heads, d) if shared else (queries, heads, d)
+    q = 4 * torch.randn(shape, generator=generator, dtype=dtype)
+    kv = torch.randn(keys, 2, heads, d, generator=generator, dtype=dtype)
+    return q, kv, torch.linspace(1.1, 2, heads, dtype=dtype), torch.tensor(runs), queries
 
 
 @pytest.mark.parametrize("scores", [1, 700, 2**18])
 @pytest.mark.parametrize("runs, shared", [(APART, 0), (USED_TWICE, 0), (SHARED, 2), (SHARED, 1)])
-@pytest.mark.parametrize("dtype, d", [(torch.float32, 8), (torch.float32, 5), (torch.float64, 8)])
+@pytest.mark.parametrize("dtype, d", [(torch.float32, 5), (torch.float64, 8)])
 def test_values_and_gradients_are_those_of_the_formula(runs, shared, dtype, d, scores, monkeypatch):
     """In chunks of few queries, of a part of the sequences, and of all of them."""
-    monkeypatch.setitem(ssa_attention.SCORES, "cpu", scores)
+    monkeypatch.setitem(averaging.SCORES, "cpu", scores)
     values = with_exponents(runs, 3, d, shared, dtype)
     exact = results(one_by_one, *(x.double() if x.is_floating_point() else x for x in values[:-1]), values[-1])
-    for found, expected in zip(results(attend_ssa_runs, *values), exact, strict=True):
+    for found, expected in zip(results(attend_averaging, *values), exact, strict=True):
         assert found.dtype == dtype
         assert (found - expected).norm() <= (1e-12 if dtype == torch.float64 else FINE) * expected.norm()
 
@@ -64,28 +89,21 @@ def test_values_and_gradients_are_those_of_the_formula(runs, shared, dtype, d, s
 def test_half_precision_is_rounded_once():
     q, kv, *rest = with_exponents(USED_TWICE, 3, 8)
     q, kv = q.bfloat16(), kv.bfloat16()
-    exact = results(attend_ssa_runs, q.float(), kv.float(), *rest)
-    for found, expected in zip(results(attend_ssa_runs, q, kv, *rest), exact, strict=True):
+    exact = results(attend_averaging, q.float(), kv.float(), *rest)
+    for found, expected in zip(results(attend_averaging, q, kv, *rest), exact, strict=True):
         assert (found.float() - expected).norm() <= 2**-8 * expected.norm()
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("attention", [attend_plain, attend_flex])
-def test_the_other_paths_agree(attention):
-    """For export, and for CUDA; flex attention has no backward pass on a CPU, so only its score is differentiated."""
+def test_all_scores_at_once_give_the_same():
+    """As for export."""
     q, kv, exponents, *rest = with_exponents([[3, 20, 33, 0, 0]], 2, 16)
-    expected, *gradients = results(attend_ssa_runs, q, kv, exponents, *rest)
-    by_sequence = [x.unflatten(0, (3, -1)).transpose(1, 2) for x in (q, *kv.unbind(1))]
-    options = {"flex": flex_attention} if attention is attend_flex else {}
-    found = attention(*by_sequence, exponents, **options).transpose(1, 2).flatten(0, 1)
-    torch.testing.assert_close(found, expected, rtol=FINE, atol=1e-6)
-    if attention is attend_plain:
 
-        def whole(q, kv, exponents, runs, queries):
-            return attend_ssa(q, kv, Spans(runs.tolist(), queries, runs, runs, 20, 33), exponents)
+    def whole(q, kv, exponents, runs, queries):
+        return attend_ssa(q, kv, Spans(runs.tolist(), queries, runs, runs, 20, 33), exponents)
 
-        for one, other in zip(results(whole, q, kv, exponents, *rest)[1:], gradients, strict=True):
-            torch.testing.assert_close(one, other, rtol=FINE, atol=1e-5)
+    expected = results(attend_averaging, q, kv, exponents, *rest)
+    for one, other in zip(results(whole, q, kv, exponents, *rest), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=FINE, atol=1e-5)
 
 
 def test_a_score_of_zero_has_the_slope_one():
@@ -94,7 +112,7 @@ def test_a_score_of_zero_has_the_slope_one():
     softmax = torch.func.grad(lambda q: (torch.softmax(1.5 * q @ k.mT / 2, -1) @ v).sum())(q)
     torch.testing.assert_close(torch.func.grad(lambda q: attend_plain(q, k, v, exponents).sum())(q), softmax)
     flat, run = q[0].transpose(0, 1).requires_grad_(), torch.tensor([[1, 2, 3, 0, 0]])
-    (found,) = torch.autograd.grad(attend_ssa_runs(flat, kv, exponents, run, 2).sum(), flat)
+    (found,) = torch.autograd.grad(attend_averaging(flat, kv, exponents, run, 2).sum(), flat)
     torch.testing.assert_close(found.transpose(0, 1)[None], softmax)
 
 
@@ -107,33 +125,10 @@ def test_large_queries_compare_keys_by_the_power_of_their_ratio(size):
     q = torch.zeros(1, 1, 8)
     q[..., 0] = size
     run, exponents = torch.tensor([[1, 1, 3, 0, 0]]), torch.tensor([1.7])
-    out, *gradients = results(attend_ssa_runs, q, kv, exponents, run, 1)
+    out, *gradients = results(attend_averaging, q, kv, exponents, run, 1)
     first, second, negative = out[0, 0, :3].tolist()
     assert first / second == pytest.approx(3**1.7, rel=1e-3) and negative < 1e-6
     assert all(gradient.isfinite().all() for gradient in gradients)
-
-
-def test_sequences_without_keys_yield_zeros():
-    q, kv, exponents, _, queries = with_exponents([[2, 3, 0, 0, 0], [2, 3, 4, 0, 0]], 2, 8)
-    runs = torch.tensor([[2, 3, 0, 0, 0], [2, 3, 4, 0, 0]])
-    out, *gradients = results(attend_ssa_runs, q, kv, exponents, runs, queries)
-    assert not out[:6].any() and out[6:].all() and not gradients[0][:6].any()
-    assert all(gradient.isfinite().all() for gradient in gradients)
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("keys", [1, 300])
-def test_queries_that_are_not_finite_show_in_their_own_results_alone(keys, bad):
-    q, kv, exponents, *rest = with_exponents([[2, 9, keys, 0, 0]], 2, 8)
-    q[3, 1, 2] = bad
-    finite = torch.ones(18, 2, dtype=torch.bool)
-    finite[3, 1] = False
-    out = attend_ssa_runs(q, kv, exponents, *rest)
-    assert torch.equal(out.isfinite(), finite[..., None].expand(-1, -1, 8))
-    by_sequence = [x.unflatten(0, (2, -1)).transpose(1, 2) for x in (q, *kv.unbind(1))]
-    assert torch.equal(
-        attend_plain(*by_sequence, exponents).isfinite(), out.unflatten(0, (2, 9)).transpose(1, 2).isfinite()
-    )
 
 
 class Largest(TorchDispatchMode):
@@ -149,33 +144,27 @@ class Largest(TorchDispatchMode):
 
 
 def test_memory_does_not_grow_with_the_square_of_the_rows():
-    for n in (1000, 4000):
+    for n in (1000, 3000):
         q, kv, exponents, runs, queries = with_exponents([[1, n, n, 0, 0]], 2, 8)
         with Largest() as forward:
-            out = ssa_attention.ssa_attention._init_fn(q, kv, exponents, runs, queries)
+            out = attend_averaging._init_fn(q, kv, exponents, runs, queries)
         with Largest() as backward:
-            ssa_attention.ssa_attention_backward._init_fn(out, q, kv, exponents, runs, out)
-        # with 4,000 rows there are 32 million scores
-        assert max(forward.elements, backward.elements) <= max(ssa_attention.SCORES["cpu"], q.numel(), kv.numel())
+            averaging.backward._init_fn(out, q, kv, exponents, runs, out)
+        # with 3,000 rows there are 18 million scores
+        assert max(forward.elements, backward.elements) <= max(averaging.SCORES["cpu"], q.numel(), kv.numel())
         assert min(forward.elements, backward.elements) > n
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [0, 2])
 def test_it_is_a_sound_operation_of_torch(shared):
     q, kv, exponents, *rest = with_exponents(SHARED, 2, 8, shared)
     inputs = (x.requires_grad_() for x in (q, kv, exponents))
-    torch.library.opcheck(torch.ops.tabicl_train.ssa_attention, (*inputs, *rest))
-
-
-def test_flops_are_counted():
-    q, kv, *rest = with_exponents(SHARED, 2, 8, 2)
-    with FlopCounterMode(display=False) as counter:
-        attend_ssa_runs(q.requires_grad_(), kv, *rest).sum().backward()
-    assert counter.get_total_flops() == 3.5 * 4 * 2 * 8 * 20 * (3 * 33 + 2 * 4)
+    torch.library.opcheck(torch.ops.tabicl_train.attend_averaging, (*inputs, *rest))
 
 
 def test_parameters_start_as_documented_and_stay_in_range():
-    fixed, trained = SSA(3, 1.5, False), SSA(3, 1.25, True)
+    fixed, trained = averaging_layer(), averaging_layer(exponent=1.25, trainable=True)
     assert {name for name, _ in fixed.named_parameters()} == {"log_b"}
     assert torch.equal(fixed.multipliers(9), torch.ones(3, 1)) and torch.equal(fixed.exponents(), torch.full((3,), 1.5))
     torch.testing.assert_close(trained.exponents(), torch.full((3,), 1.25))
@@ -185,40 +174,10 @@ def test_parameters_start_as_documented_and_stay_in_range():
         assert (trained.multipliers(9) > 0).all() and (trained.exponents() >= 1).all()
 
 
-@pytest.mark.parametrize("name", ["log_b", "log_excess"])
-def test_slopes_of_the_parameters_are_those_of_finite_differences(name):
-    torch.manual_seed(0)
-    layer = Attention(16, 2, "ssa_trainable", 0.0, False, ssa_exponent=1.4).double()
-    torch.nn.init.normal_(layer.in_proj_bias)
-    x, spans = torch.randn(30, 16, dtype=torch.float64), Spans(torch.tensor([[3, 10, 10, 0, 0]]), 30, None, None, 0, 0)
-    weights, table = torch.randn(30, 16, dtype=torch.float64), torch.zeros(30, dtype=torch.int64)
-
-    def value():
-        q, kv = layer.project(x, x)
-        q = q * layer.ssmax_layer.log_b.exp()[:, None]  # `scale` rounds to float32
-        out = attend_ssa(q, kv, spans, layer.ssmax_layer.exponents())
-        return (layer.out_proj(out.flatten(1)) * weights).sum()
-
-    torch.testing.assert_close(layer.scale(*layer.project(x, x)[:1], None, table, spans), layer.project(x, x)[0])
-    parameter = getattr(layer.ssmax_layer, name)
-    (slope,) = torch.autograd.grad(value(), parameter)
-    layer.float()(x.float(), x.float(), spans, None, table).mul(weights.float()).sum().backward()
-    torch.testing.assert_close(getattr(layer.ssmax_layer, name).grad.double(), slope, rtol=1e-4, atol=1e-5)
-    layer.double()
-    for head in range(2):
-        found = []
-        for step in (1e-5, -1e-5):
-            with torch.no_grad():
-                getattr(layer.ssmax_layer, name)[head] += step
-                found.append(value().item())
-                getattr(layer.ssmax_layer, name)[head] -= step
-        assert (found[0] - found[1]) / 2e-5 == pytest.approx(slope[head].item(), rel=1e-6)
-
-
 def test_the_factor_b_scales_scores_and_multiplies_queries():
     """With b and p, weights are (1 + b|z|)^(sgn(z) p): here from q and k, without the layer's own functions."""
     torch.manual_seed(0)
-    layer = Attention(8, 1, "ssa", 0.0, False, ssa_exponent=2.0)
+    layer = attention(8, 1, "ssa", 2.0)
     torch.nn.init.constant_(layer.ssmax_layer.log_b, math.log(5))
     x, spans = torch.randn(6, 8), Spans(torch.tensor([[1, 6, 6, 0, 0]]), 6, None, None, 0, 0)
     q, kv = layer.project(x, x)
@@ -232,9 +191,9 @@ def test_the_factor_b_scales_scores_and_multiplies_queries():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_autocast_changes_no_bit_of_the_attention(dtype):
     q, kv, *rest = with_exponents(USED_TWICE, 3, 8)
-    plain = results(attend_ssa_runs, q.to(dtype), kv.to(dtype), *rest)
+    plain = results(attend_averaging, q.to(dtype), kv.to(dtype), *rest)
     with torch.autocast("cpu", torch.bfloat16):
-        found = results(attend_ssa_runs, q.to(dtype), kv.to(dtype), *rest)
+        found = results(attend_averaging, q.to(dtype), kv.to(dtype), *rest)
     assert all(map(torch.equal, found, plain))
 
 
@@ -247,16 +206,22 @@ def test_parameters_are_adamw_vectors_without_decay():
         assert group["kind"] == "adamw" and not group["decayed"]
 
 
-def test_factors_are_computed_in_float32_under_autocast():
-    layer = SSA(2, 1.5, True)
-    torch.nn.init.normal_(layer.log_b)
-    q = torch.randn(7, 2, 8).bfloat16()
-    with torch.autocast("cpu", torch.bfloat16):
-        found = layer(q, None, torch.zeros(7, dtype=torch.int64))
-        assert layer.exponents().dtype == torch.float32
-    exact = q.double() * layer.log_b.double().exp()[:, None]
-    assert found.dtype == torch.bfloat16
-    assert ((found.double() - exact).abs() <= 2**-8 * exact.abs()).all()
+def test_a_training_step_moves_the_exponent_that_is_learned():
+    settings = ("model.icl_scaling=ssa_trainable", "model.col_scaling=ssa_trainable", "trainer.accelerator=cpu")
+    config = compose(["experiment=smoke", *settings])
+    parts = (config.model, config.curriculum, config.optimizer, choose(config.trainer), config.seed)
+    module = Pretraining(*parts)
+    layers = dict(module.model.named_scalings())
+    before = {name: layer.exponents().detach() for name, layer in layers.items()}
+    X = torch.randn(6, 30, 4, generator=torch.Generator().manual_seed(0))
+    pack = Pack.of((x, (x[:, 0] > x[:, 1]).long(), 20) for x in X)
+    optimizer = module.configure_optimizers()
+    for step in range(2):  # the rate of step 0 is that of the warmup
+        module.training_step(StepItem(step, "smoke", len(pack), [pack]), step, 0, optimizer)
+    assert {name.split(".")[0] for name in layers} == {"column", "icl"}
+    for name, layer in layers.items():
+        assert layer.log_excess.grad.abs().max() > 0, name
+        assert (layer.exponents() - before[name]).abs().min() > 1e-6, name
 
 
 def test_the_rule_and_its_exponent_make_a_difference_in_each_stage():

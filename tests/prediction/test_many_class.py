@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_networks import draw, logits_of, peer_of, small_network
 
-from tabicl_train.model.column import ColumnEmbedding
 from tabicl_train.model.pack import Pack
+from tabicl_train.model.tabicl import ColumnEmbedding
 from tabicl_train.prediction.many_class import label_digits, split_classes
 from tabicl_train.prediction.predict import predict_logits
 

@@ -19,9 +19,9 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.lab.folder import Folder, markdown
 from tabicl_train.lab.runs import trained_runs
 from tabicl_train.lab.scores import Row, by_seed_and_table, score_all
+from tabicl_train.model.config import SequenceConfig
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.sequence import SequenceConfig
 from tabicl_train.prediction.export import load_network
 from tabicl_train.prediction.predict import predict
 from tabicl_train.statistics import Estimate, mean_interval

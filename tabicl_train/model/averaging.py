@@ -1,32 +1,21 @@
 """Attention of many sequences with scaled signed averaging (SSA) in place of softmax's exponentials.
 
 As one operator with a backward pass of its own, in chunks of queries with all of their keys: its memory does not grow
-with the square of the rows. Torch's matrix products and element-wise operations serve every device. On CUDA there is
-torch's flex attention besides, which no GPU has run in this project.
+with the square of the rows. Torch's matrix products and element-wise operations serve every device.
 H heads, d values of a head.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from tabicl_train.model.kernels import HAS_TRITON
-from tabicl_train.model.kernels.launches import batch_limit
-from tabicl_train.model.kernels.run_attention import flops as softmax_flops
-from tabicl_train.model.kernels.run_attention import pieces
-
 SCORES = {"cpu": 2**18, "cuda": 2**24}  # of a chunk; on a CPU, 1 MB of float32 stays in the second cache
 QUERIES = 16  # of a chunk at least: with fewer, products would read the keys from memory for little work
-FLEX_HEAD = 16  # values of a head that flex attention needs
-FLEX_GRAPHS = 64  # 1 is no symbolic size: two each for sequences, queries, keys, dtypes, and with gradients or without
-# Only the kernel for many queries, and there NaN, not 0, where all scores are -inf, which only infinite inputs give.
-FLEX_OPTIONS = {"FORCE_USE_FLEX_ATTENTION": True, "ROWS_GUARANTEED_SAFE": True}
 
 
 def signed_log(z: Tensor) -> Tensor:
@@ -48,13 +37,21 @@ def attend_plain(q: Tensor, k: Tensor, v: Tensor, exponents: Tensor, causal: boo
     return torch.softmax(scores, -1) @ v
 
 
-def attend_ssa_runs(q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, queries: int) -> Tensor:
-    """softmax(p sgn(z) log(1 + |z|)) with z = q k / sqrt(d), and values: kv (keys, 2, H, d) -> (queries, H, d).
-
-    It is computed in float32, or float64 if q is. A sequence without keys yields zeros.
-    exponents: (H,), the p of each head; q, runs, queries: see run_attention.attend_runs
-    """
-    return ssa_attention(q, kv, exponents, runs, queries)
+def pieces(q: Tensor, kv: Tensor, runs: Tensor) -> Iterator[tuple[slice, Any, slice, int, Tensor, Tensor, Tensor]]:
+    """Of each run: where its queries lie in the result and in q, and its keys; its count; q, k, v (count, H, ., d)."""
+    start = 0
+    for count, length, keys, first, table in runs.tolist():
+        at = slice(start, start + count * length)
+        start = at.stop
+        own: Any = at
+        if q.dim() == 3:
+            some = q[at].unflatten(0, (count, length))  # (count, L, H, d)
+        else:
+            own = table if len(q) > 1 else 0
+            some = q[own].expand(count, -1, -1, -1)
+        used = slice(first, first + count * keys)
+        k, v = kv[used].unflatten(0, (count, keys)).permute(2, 0, 3, 1, 4)  # (count, H, K, d)
+        yield at, own, used, count, some.transpose(1, 2), k, v
 
 
 def wide(q: Tensor) -> torch.dtype:
@@ -62,9 +59,7 @@ def wide(q: Tensor) -> torch.dtype:
 
 
 def chunks(count: int, H: int, L: int, K: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
-    """The sequences and the queries of each chunk of a run; none if there are no keys."""
-    if K == 0:
-        return
+    """The sequences and the queries of each chunk of a run."""
     scores = SCORES.get(device.type, SCORES["cpu"])
     some = min(L, max(scores // (H * K), QUERIES))
     together = max(scores // (H * L * K), 1) if some == L else 1
@@ -73,10 +68,16 @@ def chunks(count: int, H: int, L: int, K: int, device: torch.device) -> Iterator
             yield slice(sequence, sequence + together), slice(start, start + some)
 
 
-@torch.library.custom_op("tabicl_train::ssa_attention", mutates_args=())
-def ssa_attention(q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, queries: int) -> Tensor:
+@torch.library.custom_op("tabicl_train::attend_averaging", mutates_args=())
+def attend_averaging(q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, queries: int) -> Tensor:
+    """softmax(p sgn(z) log(1 + |z|)) with z = q k / sqrt(d), and values: kv (keys, 2, H, d) -> (queries, H, d).
+
+    It is computed in float32, or float64 if q is.
+    q: (queries, H, d), or (P, L, H, d) if all sequences have the same L queries, up to a factor of the table
+    exponents: (H,), the p of each head; runs, queries: see layout.Spans
+    """
     H, d = q.shape[-2:]
-    out = q.new_zeros(queries, H, d)
+    out = q.new_empty(queries, H, d)
     power = exponents.to(wide(q))[:, None, None]
     with torch.autocast(q.device.type, enabled=False):  # which would round the operands of products
         for at, _, _, count, some, k, v in pieces(q, kv, runs):
@@ -89,8 +90,8 @@ def ssa_attention(q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, querie
     return out
 
 
-@torch.library.custom_op("tabicl_train::ssa_attention_backward", mutates_args=())
-def ssa_attention_backward(
+@torch.library.custom_op("tabicl_train::attend_averaging_backward", mutates_args=())
+def backward(
     grad: Tensor, q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, out: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     H, d = q.shape[-2:]
@@ -125,25 +126,21 @@ def ssa_attention_backward(
     return dq.to(q.dtype), dkv.to(kv.dtype), dp.to(exponents.dtype)
 
 
-@ssa_attention.register_fake
+@attend_averaging.register_fake
 def _(q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, queries: int) -> Tensor:
     return q.new_empty(queries, *q.shape[-2:])
 
 
-@ssa_attention_backward.register_fake
+@backward.register_fake
 def _(grad: Tensor, q: Tensor, kv: Tensor, exponents: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     dq, dkv, dp = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, kv, exponents))
     return dq, dkv, dp
 
 
-@register_flop_formula(torch.ops.tabicl_train.ssa_attention, get_raw=True)
+@register_flop_formula(torch.ops.tabicl_train.attend_averaging, get_raw=True)
 def flops(q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, queries: int, **_: Any) -> int:
-    return softmax_flops(q, kv, runs, queries)
-
-
-@register_flop_formula(torch.ops.tabicl_train.ssa_attention_backward, get_raw=True)
-def backward_flops(grad: Tensor, q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, *_: Any, **__: Any) -> int:
-    return 5 * softmax_flops(q, kv, runs, len(grad)) // 2  # scores, gradients of weights, queries, keys and values
+    count, length, keys = runs[:, :3].unbind(1)
+    return 4 * q.shape[-2] * q.shape[-1] * int((count * length * keys).sum())
 
 
 def keep(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -152,40 +149,7 @@ def keep(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 
 def differentiate(ctx: Any, grad: Tensor) -> tuple:
-    return (*ssa_attention_backward(grad, *ctx.saved_tensors), None, None)
+    return (*backward(grad, *ctx.saved_tensors), None, None)
 
 
-ssa_attention.register_autograd(differentiate, setup_context=keep)
-
-
-def fits_flex(q: Tensor, exponents: Tensor) -> bool:
-    """Whether `attend_flex` takes heads like those of q.
-
-    Not where the exponents are trained: it adds the gradient of every score to their H addresses atomically, which is
-    slow and gives other sums each time. Within a compiled block, the operator is traced instead.
-    """
-    trained = exponents.requires_grad and torch.is_grad_enabled()
-    return q.is_cuda and HAS_TRITON and q.shape[-1] >= FLEX_HEAD and not trained and not torch.compiler.is_compiling()
-
-
-@functools.cache
-def compiled_flex() -> Callable[..., Tensor]:
-    from torch._dynamo import config
-    from torch.nn.attention.flex_attention import flex_attention
-
-    config.recompile_limit = max(config.recompile_limit, FLEX_GRAPHS)
-    # At the limit an error: without compiling, all scores would be in memory.
-    return torch.compile(flex_attention, dynamic=True, fullgraph=True)
-
-
-def attend_flex(
-    q: Tensor, k: Tensor, v: Tensor, exponents: Tensor, flex: Callable[..., Tensor] | None = None
-) -> Tensor:
-    """`attend_plain` without all scores in memory; flex: by default flex attention, compiled for all sizes."""
-
-    def score(z: Tensor, _sequence: Tensor, head: Tensor, _query: Tensor, _key: Tensor) -> Tensor:
-        return exponents[head] * signed_log(z)
-
-    limit = batch_limit(q.shape[1], max(q.shape[2], k.shape[2]), q.shape[3])
-    parts = zip(q.contiguous().split(limit), k.split(limit), v.split(limit), strict=True)
-    return torch.cat([(flex or compiled_flex())(*part, score_mod=score, kernel_options=FLEX_OPTIONS) for part in parts])
+attend_averaging.register_autograd(differentiate, setup_context=keep)

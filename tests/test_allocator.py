@@ -8,7 +8,7 @@ import pytest
 SCRIPT = """
 import resource
 import torch
-from tabicl_train.model.kernels.memory import keep_freed_memory
+from tabicl_train.allocator import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -21,7 +21,7 @@ print(*before, faults(), faults())
 """
 
 
-@pytest.mark.multi_process
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
 def test_memory_that_is_freed_is_used_again():
     first, second, _, kept = map(int, subprocess.check_output([sys.executable, "-c", SCRIPT], text=True).split())

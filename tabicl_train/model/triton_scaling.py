@@ -1,4 +1,4 @@
-"""The rescaling of queries with a gate (rules qassmax of scaling.py) as Triton kernels, forward and backward.
+"""The rescaling of queries with a gate (rules qassmax of scaling.py) as Triton kernels, an option: `trainer.triton`.
 
 In place of: the copy of the queries in fp32, two linears, GELU, tanh, the gathered base, three products, the copy back,
 the moments of the gate, and the gradients of all these. Queries are read once and written once, where the plain
@@ -10,12 +10,14 @@ that of fp32. Sums over tokens are kept by each program and added by torch: the 
 N tokens, H heads, d head dimension, S segments (queries with the same number of keys).
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-HIDDEN = 64  # of the gate's MLP, config.SCALING_HIDDEN
+HIDDEN = 64  # of the gate's MLP, as in scaling.py
 PROGRAMS = 264  # two on each of the 132 multiprocessors of an H100 or H200
 LOG2E = tl.constexpr(1.4426950408889634)  # exp2 is one instruction, exp takes four
 SQRT_HALF = tl.constexpr(0.7071067811865476)
@@ -225,3 +227,58 @@ def _split(q: Tensor, base: Tensor, w2: Tensor, backward: bool) -> tuple[dict[st
     block = constants["TOKENS"]
     chunk = block * max(1, -(-tokens // (block * PROGRAMS)))
     return constants, -(-tokens // chunk), chunk
+
+
+def scale_queries(
+    q: Tensor, base: Tensor, table: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor
+) -> tuple[Tensor, Tensor]:
+    """q * base[table] * (1 + tanh(MLP(q))), computed in float32, in the dtype of q.
+
+    q: (Q, H, d)
+    base: (B, H, d or 1) float32, the factor of each table
+    table: (Q,) int64
+    w1 (64, d), b1 (64,), w2 (W, 64), b2 (W,): Linear, GELU, Linear
+
+    Also returns the sum of the gates 1 + tanh(...) and that of their squares, (2,) float32, without gradients.
+    """
+    return torch.ops.tabicl_train.scale_queries(q, base, table.int(), w1, b1, w2, b2)
+
+
+@torch.library.custom_op("tabicl_train::scale_queries", mutates_args=(), device_types="cuda")
+def _forward(
+    q: Tensor, base: Tensor, table: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor
+) -> tuple[Tensor, Tensor]:
+    return forward(q, base, table, w1, b1, w2, b2)
+
+
+@torch.library.custom_op("tabicl_train::scale_queries_backward", mutates_args=(), device_types="cuda")
+def _backward(
+    q: Tensor, base: Tensor, table: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return backward(q, base, table, w1, b1, w2, b2, grad)
+
+
+@_forward.register_fake
+def _(q: Tensor, base: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q, memory_format=torch.contiguous_format), base.new_empty(2)
+
+
+@_backward.register_fake
+def _(q: Tensor, base: Tensor, table: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, grad: Tensor) -> Any:
+    q, base, w1, b1, w2, b2 = (
+        torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, base, w1, b1, w2, b2)
+    )
+    return q, base, w1, b1, w2, b2
+
+
+def _keep(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple:
+    dq, dbase, *rest = _backward(*ctx.saved_tensors, grad)
+    return dq, dbase, None, *rest
+
+
+_forward.register_autograd(_differentiate, setup_context=_keep)
