@@ -10,7 +10,7 @@ from pathlib import Path
 
 from priors.prior import Prior
 from priors.random import Seed, as_seed
-from priors.storage.shards import DamagedShard, Shard, read_table, shard_paths, tables_of_steps
+from priors.storage import DamagedShard, Shard, read_table, shard_paths, tables_of_steps
 from priors.table import PriorError, Table, TableSpec
 
 

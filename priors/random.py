@@ -12,7 +12,7 @@ import torch
 Seed = int | tuple[int, ...]
 LASTING_ATTEMPTS = 100  # at a table, before its hyperparameters are drawn again
 
-STREAM_VERSION = 2
+STREAM_VERSION = 1
 """Version of the stream of tables; it is raised with every change that alters the tables of a seed."""
 
 

@@ -19,8 +19,8 @@ from priors.finish import Rejected, split_rows, standardize_target
 from priors.real.features import FeatureEncoder
 from priors.real.files import Column
 from priors.real.index import Entry, read_table
+from priors.real.normalize import Normalizer
 from priors.real.tasks import FEW_VALUES, RealTask
-from priors.real.views import Normalizer
 from priors.table import PriorError, Table, TableSpec
 
 OWN_TARGET = 0.5  # probability that a draw predicts the table's own target, if it can; else another column of it

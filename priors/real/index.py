@@ -29,7 +29,7 @@ from priors.real.files import Column, MissingLibrary, Unusable
 from priors.table import MIN_ROWS, PriorError
 
 NAME = ".tabicl-index.jsonl"
-VERSION = 2  # of the index; raised with every change of what is read or left out
+VERSION = 1  # of the index; raised with every change of what is read or left out
 UNREADABLE = -1  # in place of the time of modification of a file that the system does not let us read
 TASKS = "tasks.csv"  # in the folder itself: a table of tasks, see tasks.py
 

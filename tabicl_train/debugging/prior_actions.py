@@ -64,27 +64,6 @@ def gallery(config: RunConfig, args: Any) -> None:
         print(path)
 
 
-def realism(config: RunConfig, args: Any) -> None:
-    """Save a page that shows, for each option of prior.realism, what it makes of the run's first tables."""
-    require_matplotlib()
-    from priors.inspection.comparison import PICTURES, STRENGTHS, save_comparison
-
-    if "realism" not in config.prior:
-        raise ConfigError([f"prior={config.prior['name']} has no realism; choose a synthetic prior"])
-    path = Path(args.output or f"{config.prior['name']}-realism.html")
-    check_output(path)
-    tables = {}
-    for name in PICTURES:
-        if name == "imbalance" and config.model.is_regression:
-            continue
-        for label, strength in STRENGTHS.items():
-            options = {} if strength is None else {name: 1.0, "strength": strength}
-            changed = dataclasses.replace(config, prior=config.prior | {"realism": options})
-            tables[name, label] = [table for _, table in run_tables(changed, args.tables or 6, keeps_missing=True)]
-    save_comparison(tables, path)
-    print(path)
-
-
 def show(config: RunConfig, args: Any) -> None:
     """Print the plan and the first rows of the table at an address."""
     if not 0 <= args.step < config.total_steps:
@@ -135,8 +114,8 @@ def dump(config: RunConfig, args: Any) -> None:
     last one may be shorter, where the curriculum ends. A run that stops in the middle of a shard (trainer.max_steps)
     gets all of its steps.
     """
-    from priors.storage.dump import dump as write_tables
-    from priors.storage.shards import SHARD_SIZE
+    from priors.storage import SHARD_SIZE
+    from priors.storage import dump as write_tables
 
     if args.output is None:
         raise ConfigError(["output is missing; it is the folder to write the tables to"])
@@ -169,7 +148,7 @@ def dump(config: RunConfig, args: Any) -> None:
     print(f"{args.output}: {tables} tables of steps {steps[0]}..{steps[-1]}; {shards}")
 
 
-ACTIONS = {"describe": describe, "gallery": gallery, "realism": realism, "show": show, "bench": bench, "dump": dump}
+ACTIONS = {"describe": describe, "gallery": gallery, "show": show, "bench": bench, "dump": dump}
 
 
 def act(arguments: list[str]) -> None:

@@ -15,7 +15,7 @@ from priors.finish import Rejected
 from priors.real import real_tables
 from priors.real.draws import NORM_METHODS, TableCache, draw_classes, merge_rare, prepare
 from priors.real.features import FeatureEncoder
-from priors.real.views import Normalizer
+from priors.real.normalize import Normalizer
 from tabicl_train.config.checks import long_enough
 from tabicl_train.prediction.classifier import TabICLClassifier
 

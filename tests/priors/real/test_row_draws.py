@@ -10,7 +10,7 @@ from priors import PriorError
 from priors.finish import Rejected
 from priors.real.features import FeatureEncoder
 from priors.real.row_draws import Rows, draw_rows, split_by_content
-from priors.real.views import Normalizer
+from priors.real.normalize import Normalizer
 
 
 def rows_of(kind: str, count: int = 120) -> Rows:

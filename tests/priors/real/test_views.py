@@ -5,7 +5,7 @@ import pytest
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PowerTransformer, StandardScaler
 
-from priors.real.views import Normalizer
+from priors.real.normalize import Normalizer
 
 
 @pytest.mark.parametrize("method", ["none", "power", "quantile"])

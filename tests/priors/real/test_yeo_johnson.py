@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.preprocessing import PowerTransformer, StandardScaler
 
-from priors.real.yeo_johnson import YeoJohnson, most_likely_power, parts, powered
+from priors.real.normalize import YeoJohnson, most_likely_power, parts, powered
 
 rng = np.random.default_rng(0)
 ROWS = 77
