@@ -146,7 +146,7 @@ def wrong_types(cls: type[Prior], options: dict[str, Any]) -> list[str]:
 
 
 def installed_priors() -> dict[str, EntryPoint]:
-    """The priors that other packages register, by name; PriorError if a name is used twice."""
+    """Return the priors that other packages register, by name; PriorError if a name is used twice."""
     entries: dict[str, EntryPoint] = {}
     for entry in entry_points(group=GROUP):
         if entry.name in entries or entry.name in PRIORS:
