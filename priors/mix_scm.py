@@ -20,12 +20,7 @@ __all__ = ["MixSCM"]
 
 @dataclass
 class MixSCM(Prior):
-    """A mixture of priors. The tables of a group come from the same component.
-
-    References
-    ----------
-    TabICL (arXiv 2502.05564), appendix: the default components and weights.
-    """
+    """A mixture of priors. The tables of a group come from the same component."""
 
     components: dict[str, dict[str, Any]] = field(
         default_factory=lambda: {"mlp_scm": {"weight": 0.7}, "tree_scm": {"weight": 0.3}}
