@@ -80,19 +80,6 @@ def test_rounded_columns_have_few_values_near_the_ones_they_had():
     assert distinct[0.0].max() < 1200 and np.median(distinct[1.0]) < 60 < np.median(distinct[0.0])
 
 
-def test_heaped_columns_are_multiples_of_a_step_and_more_often_of_five():
-    found = 0
-    for seed in range(60):
-        raw = raw_table(seed=seed)
-        if "heaps: columns 0" in round_numbers(raw, 0.5, rng_at("rounding", seed)):
-            step = np.diff(np.unique(raw.columns[:, 0])).min()
-            steps = raw.columns[:, 0] / step
-            assert np.allclose(steps, np.rint(steps), atol=1e-2)
-            assert (np.rint(steps) % 5 == 0).mean() > 0.4
-            found += 1
-    assert found >= 5
-
-
 def test_shift_is_seen_in_labeled_and_query_rows_and_grows_with_the_strength():
     largest = {}
     for strength in (0.0, 1.0):
