@@ -163,8 +163,8 @@ class PriorOptions:
     """bench: range [lowest, highest] of the number of features."""
     rounds: int = 5
     """bench: rounds to take the median of."""
-    peer: str | None = None
-    """bench: tabicl measures the released generator in alternation (needs the extra "test")."""
+    tabicl: bool = False
+    """bench: also measure the generator of the `tabicl` package, in alternation (needs the extra "test")."""
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one line each."""

@@ -81,30 +81,28 @@ def show(config: RunConfig, args: Any) -> None:
 
 
 def bench(config: RunConfig, args: Any) -> None:
-    """Print the speed of the prior, and of the released generator if asked for."""
+    """Print the speed of the prior, and of the generator of the `tabicl` package if asked for."""
     from priors.inspection.bench import measure, own_tables, released_tables
 
-    if args.peer not in (None, "tabicl"):
-        raise ConfigError([f"peer is {args.peer!r}; it must be tabicl"])
-    if args.peer:
+    if args.tabicl:
         try:
             import tabicl.prior  # noqa: F401
         except ImportError as error:  # tabicl.prior imports packages that tabicl does not install
             packages = "tabicl==2.2.0 xgboost-cpu"
-            raise ConfigError([f"peer=tabicl needs {error.name}: {install(packages, 'test')}"]) from None
+            raise ConfigError([f"tabicl=true needs {error.name}: {install(packages, 'test')}"]) from None
     name = config.prior["name"]
     lines = []
     settings = {"seed": config.seed, "max_classes": config.model.max_classes}
     for rows in args.rows:
         sources = [own_tables(build_prior(config), rows, *args.features, **settings)]
-        if args.peer:
+        if args.tabicl:
             sources.append(released_tables(name, rows, *args.features, **settings))
-        own, *peer = measure(sources, args.tables or 10, args.rounds)
+        own, *others = measure(sources, args.tables or 10, args.rounds)
         line = [name, rows, f"{own.tables_per_s:.2f}", f"{own.cells_per_s:.3g}"]
-        for p in peer:
-            line += [f"{p.tables_per_s:.2f}", f"{own.tables_per_s / p.tables_per_s:.1f}"]
+        for other in others:
+            line += [f"{other.tables_per_s:.2f}", f"{own.tables_per_s / other.tables_per_s:.1f}"]
         lines.append(line)
-    print(text_table(["prior", "rows", "tables/s", "cells/s", *(["released", "ratio"] if args.peer else [])], lines))
+    print(text_table(["prior", "rows", "tables/s", "cells/s", *(["tabicl", "ratio"] if args.tabicl else [])], lines))
 
 
 def dump(config: RunConfig, args: Any) -> None:

@@ -66,7 +66,6 @@ def test_bench_prints_one_line_per_row_count():
         (["describe", "tables=0", "prior=dummy"], "tables is 0; it must be at least 1"),
         (["bench", "rows=[0]", "prior=dummy"], "rows is 0; it must be at least"),
         (["bench", "features=[5]", "prior=dummy"], "features is [5]; it must be"),
-        (["bench", "peer=other", "prior=dummy"], "peer is 'other'"),
         (["describe", "tabls=2", "prior=dummy"], "tabls: no such setting; did you mean tables?"),
         (["gallery", "output=folder", "prior=dummy"], "output is 'folder'; it is a folder, not a file"),
         (["dump", "output=file", "prior=dummy"], "output is 'file'; file is a file"),
@@ -86,9 +85,9 @@ def test_wrong_commands_exit_with_2_and_write_nothing(arguments, message, tmp_pa
     assert {path.name for path in tmp_path.iterdir()} == {"folder", "file"}
 
 
-def test_bench_says_how_to_install_the_released_generator(monkeypatch, capfd):
+def test_bench_says_how_to_install_the_tabicl_package(monkeypatch, capfd):
     monkeypatch.setitem(sys.modules, "tabicl.prior", None)
-    assert exit_code(monkeypatch, "prior", "bench", "peer=tabicl", "prior=mlp_scm") == 2
+    assert exit_code(monkeypatch, "prior", "bench", "tabicl=true", "prior=mlp_scm") == 2
     assert "pip install tabicl==2.2.0 xgboost-cpu, or pip install -e '.[test]'" in capfd.readouterr().err
 
 

