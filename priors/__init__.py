@@ -1,22 +1,19 @@
 """Synthetic tables: what one is, and how to draw one.
 
-A prior is one module `priors/<name>.py` with one `Prior` subclass, whose fields are its options, and one file
-`configs/prior/<name>.yaml`; no other file lists it. Another package registers a prior of its own as an entry
-point, which names such a module or the class itself, and brings its YAML file as priors/README.md describes:
+A prior is a subclass of `Prior` in a module of its own, whose fields are its options, a line in PRIORS below, and a
+file `configs/prior/NAME.yaml`. Another package registers a prior of its own as an entry point, which names the class,
+and brings its YAML file as priors/README.md describes:
 
     [project.entry-points."tabicl_train.priors"]
-    mine = "my_package.my_prior"
+    mine = "my_package.my_prior:MyPrior"
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Collection
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
-from types import ModuleType
 from typing import Any, get_origin, get_type_hints
 
 from priors.finish import Rejected
@@ -38,29 +35,78 @@ __all__ = [
 ]
 
 GROUP = "tabicl_train.priors"
+PRIORS = {  # classes by name, imported when they are asked for
+    "disk": "priors.disk:Disk",
+    "dummy": "priors.dummy:Dummy",
+    "graph_scm": "priors.graph_scm:GraphSCM",
+    "linear_functions": "priors.linear_functions:LinearFunctions",
+    "mix_scm": "priors.mix_scm:MixSCM",
+    "mlp_scm": "priors.mlp_scm:MLPSCM",
+    "needle": "priors.needle:Needle",
+    "one_table": "priors.one_table:OneTable",
+    "quantifiers": "priors.quantifiers:Quantifiers",
+    "tables": "priors.tables:Tables",
+    "tree_scm": "priors.tree_scm:TreeSCM",
+}
 
 
 def prior_names() -> list[str]:
-    """Names of the priors of this package and of those that other packages register.
+    """Return the names of the priors of this package and of those that other packages register.
 
-    Raises PriorError if two priors have the same name.
+    Returns
+    -------
+    list of str
+        In alphabetical order.
+
+    Raises
+    ------
+    PriorError
+        If two priors have the same name.
     """
-    own = [name for name in own_modules() if own_class(name)]
-    return sorted([*own, *installed_priors(own)])
+    return sorted([*PRIORS, *installed_priors()])
 
 
 def prior_class(name: str) -> type[Prior]:
-    """The prior called `name`; PriorError if there is none, or if the package that registers it is broken."""
-    if name in own_modules() and (cls := own_class(name)):
-        return cls
-    installed = installed_priors()
-    if name not in installed:
+    """Return the class of a prior.
+
+    Parameters
+    ----------
+    name : str
+        One of `prior_names`.
+
+    Raises
+    ------
+    PriorError
+        If there is no such prior, or the package that registers it is broken.
+    """
+    entry = EntryPoint(name, PRIORS[name], GROUP) if name in PRIORS else installed_priors().get(name)
+    if entry is None:
         raise PriorError(f"there is no prior {name!r}; there are: {', '.join(prior_names())}")
-    return load_prior(installed[name])
+    try:
+        cls = entry.load()
+    except Exception as error:  # importing the package may fail in any way
+        problem = f"cannot be loaded ({type(error).__name__}: {error})"
+        raise PriorError(f"{package_of(entry)}: the prior {name} = {entry.value!r} {problem}") from error
+    if not (isinstance(cls, type) and issubclass(cls, Prior)):
+        raise PriorError(f"{package_of(entry)}: the prior {name} = {entry.value!r} is no subclass of priors.Prior")
+    return cls
 
 
 def build_prior(name: str, **options) -> Prior:
-    """The prior called `name` with some of its options set; PriorError lists everything wrong with them."""
+    """Build a prior.
+
+    Parameters
+    ----------
+    name : str
+        One of `prior_names`.
+    **options
+        Those of its options that differ from their defaults.
+
+    Raises
+    ------
+    PriorError
+        With everything wrong with the options.
+    """
     cls = prior_class(name)
     refuse_unknown(f"prior {name}", cls, options)
     for option, kind in get_type_hints(cls).items():
@@ -99,35 +145,11 @@ def wrong_types(cls: type[Prior], options: dict[str, Any]) -> list[str]:
     return problems
 
 
-def own_modules() -> list[str]:
-    """The modules of this package; its subpackages hold parts of priors, and no priors."""
-    return [module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg]
-
-
-def own_class(module: str) -> type[Prior] | None:
-    return find_class(importlib.import_module(f"{__name__}.{module}"))
-
-
-def find_class(module: ModuleType) -> type[Prior] | None:
-    """The single Prior subclass that a module defines, if any."""
-    classes = [
-        entry
-        for entry in vars(module).values()
-        if isinstance(entry, type)
-        and issubclass(entry, Prior)
-        and entry not in (Prior, Realistic)
-        and entry.__module__ == module.__name__
-    ]
-    if len(classes) > 1:
-        raise TypeError(f"module {module.__name__} defines several priors: {', '.join(c.__name__ for c in classes)}")
-    return classes[0] if classes else None
-
-
-def installed_priors(taken: Collection[str] = ()) -> dict[str, EntryPoint]:
-    """The priors that other packages register, by name; PriorError if a name is used twice or `taken`."""
+def installed_priors() -> dict[str, EntryPoint]:
+    """Return the priors that other packages register, by name; PriorError if a name is used twice."""
     entries: dict[str, EntryPoint] = {}
     for entry in entry_points(group=GROUP):
-        if entry.name in taken or entry.name in entries:
+        if entry.name in entries or entry.name in PRIORS:
             other = package_of(entries[entry.name]) if entry.name in entries else "tabicl-train itself"
             raise PriorError(f"two priors are called {entry.name!r}: of {package_of(entry)} and of {other}")
         entries[entry.name] = entry
@@ -135,18 +157,4 @@ def installed_priors(taken: Collection[str] = ()) -> dict[str, EntryPoint]:
 
 
 def package_of(entry: EntryPoint) -> str:
-    assert entry.dist is not None  # entry_points() sets it
-    return f"package {entry.dist.name}"
-
-
-def load_prior(entry: EntryPoint) -> type[Prior]:
-    """The class of a prior that a package registers."""
-    description = f"{package_of(entry)}: the prior {entry.name} = {entry.value!r}"
-    try:
-        loaded = entry.load()
-        cls = find_class(loaded) if isinstance(loaded, ModuleType) else loaded
-    except Exception as error:  # importing the package may fail in any way
-        raise PriorError(f"{description} cannot be loaded ({type(error).__name__}: {error})") from error
-    if not (isinstance(cls, type) and issubclass(cls, Prior)):
-        raise PriorError(f"{description} is neither a subclass of priors.Prior nor a module that defines one")
-    return cls
+    return f"package {entry.dist.name}" if entry.dist else "tabicl-train"

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from priors.prior import Prior
 from priors.random import Seed, as_seed
-from priors.storage.shards import DamagedShard, Shard, read_table, shard_paths, tables_of_steps
+from priors.storage import DamagedShard, Shard, read_table, shard_paths, tables_of_steps
 from priors.table import PriorError, Table, TableSpec
+
+__all__ = ["Disk"]
 
 
 @dataclass
@@ -24,6 +26,7 @@ class Disk(Prior):
     """The folder that `tabicl-prior dump output=FOLDER` wrote the tables to."""
 
     def problems(self) -> list[str]:
+        """Return everything wrong with the options."""
         if not self.folder:
             return ["folder is not set; it is the folder that tabicl-prior dump wrote its shards to"]
         if not Path(self.folder).is_dir():
@@ -38,12 +41,23 @@ class Disk(Prior):
         return int(Shard(shard_paths(Path(self.folder))[0]).metadata["shard_size"])
 
     def mixed(self, mix: Mapping[str, float]) -> Disk:
-        return self  # each table is stored with the shares that it was drawn with, and compared with those asked for
+        """Return the prior itself: a table is stored with the shares that it was drawn with, and they are compared."""
+        return self
 
     def missing_steps(self, seed: int, tables: Sequence[int]) -> list[str]:
-        """Why a run cannot get all its tables, as messages for the user; [] if it can.
+        """Return why a run cannot get all its tables.
 
-        tables: number of tables of every step of the run, from step 0 on
+        Parameters
+        ----------
+        seed : int
+            Of the run.
+        tables : sequence of int
+            Number of tables of every step of the run, from step 0 on.
+
+        Returns
+        -------
+        list of str
+            Messages for the user; empty if all tables are stored.
         """
         try:
             stored = tables_of_steps(Path(self.folder), seed)
@@ -65,7 +79,7 @@ class Disk(Prior):
         ]
 
     def sample(self, spec: TableSpec, seed: Seed) -> Table:
-        """The table that was dumped at the address (seed, step, table); its plan is a text."""
+        """Return the table that was dumped at the address (seed, step, table); its plan is a text."""
         spec.check()
         address = as_seed(seed)
         if len(address) != 3:

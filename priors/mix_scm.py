@@ -15,6 +15,8 @@ from priors.random import Seed, as_seed, rng_at
 from priors.realism import Realism
 from priors.table import PriorError, Table, TableSpec
 
+__all__ = ["MixSCM"]
+
 
 @dataclass
 class MixSCM(Prior):
@@ -29,6 +31,7 @@ class MixSCM(Prior):
     """What the tables of synthetic components that do not set their own have in common with real ones."""
 
     def problems(self) -> list[str]:
+        """Return everything wrong with the options."""
         problems, total = self.realism.problems(), 0.0
         for name, options in self.components.items():
             if name == "mix_scm":
@@ -62,6 +65,7 @@ class MixSCM(Prior):
         return {name: self.components[name]["weight"] / total for name in self.priors}
 
     def mixed(self, mix: Mapping[str, float]) -> MixSCM:
+        """Return the mixture with other shares of its components; see Prior.mixed."""
         problems = []
         for name, share in mix.items():
             if name not in self.components:
@@ -80,15 +84,18 @@ class MixSCM(Prior):
         return self.with_priors(self.priors, components)
 
     def with_priors(self, priors: dict[str, Prior], components: dict[str, dict[str, Any]] | None = None) -> MixSCM:
+        """Return a mixture of these priors, with these options and weights."""
         other = replace(self, components=components or self.components)
         other.priors = priors
         return other
 
     @property
     def numeric_targets(self) -> bool:  # type: ignore[override]
+        """Whether all components also draw tables with a numeric target."""
         return all(prior.numeric_targets for prior in self.priors.values())
 
     def sample(self, spec: TableSpec, seed: Seed) -> Table:
+        """Draw the table at an address; see Prior.sample."""
         address = as_seed(seed if spec.group_seed is None else spec.group_seed)
         own = {name: options["weight"] for name, options in self.components.items()}
         shares = dict(spec.mix) or own
@@ -104,7 +111,7 @@ class MixSCM(Prior):
 
 
 def build_component(name: str, options: dict[str, Any], realism: Realism) -> Prior:
-    """The prior of a component; options: its own and the weight; realism: of a synthetic one without its own."""
+    """Build a component; options: its own and the weight; realism: of a synthetic one without its own."""
     from priors import build_prior, prior_class  # not at the top: they import this module to find the priors
 
     own = {option: value for option, value in options.items() if option != "weight"}

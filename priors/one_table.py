@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # pandas and scikit-learn take two seconds, which runs withou
     from priors.real.row_draws import OwnRows
     from priors.real.tasks import RealTask
 
+__all__ = ["OneTable"]
+
 TRAINING, VALIDATION, TEST = range(3)
 NAME = "one_table"
 
@@ -49,6 +51,7 @@ class OneTable(Prior, RealTables):
     the training has gained."""
 
     def problems(self) -> list[str]:
+        """Return everything wrong with the options."""
         fractions = {"validation_fraction": self.validation_fraction, "test_fraction": self.test_fraction}
         problems = [
             f"{name} is {share}; it must lie in (0, 1)" for name, share in fractions.items() if not 0 < share < 1
@@ -76,6 +79,7 @@ class OneTable(Prior, RealTables):
         )
 
     def ineligible(self, max_classes: int) -> list[str]:
+        """Return why the table cannot train a network with so many classes (0: that predicts numbers)."""
         facts = next(facts for facts in self.task.columns if facts.name == self.task.target)
         target = f"the target {facts.name!r} of {self.file}"
         is_number = facts.kind == "number" and facts.name not in self.categorical
@@ -91,7 +95,7 @@ class OneTable(Prior, RealTables):
         return []
 
     def rows(self, numeric: bool) -> OwnRows:
-        """The rows of the file and their sides; raises PriorError if a side has too few or the file has changed."""
+        """Return the rows of the file and their sides; PriorError if a side has too few or the file has changed."""
         from priors.real.row_draws import own_rows
 
         columns = self.cache.columns(self.task.entry)
@@ -107,6 +111,7 @@ class OneTable(Prior, RealTables):
 
     @cached_property
     def cache(self) -> TableCache:
+        """The table in memory."""
         from priors.real.draws import TableCache
 
         return TableCache(Path(self.file).parent, float("inf"))
@@ -116,30 +121,36 @@ class OneTable(Prior, RealTables):
         return {name: value for name, value in vars(self).items() if name not in ("cache", "known_rows")}
 
     def for_validation(self) -> OneTable:
+        """Return the prior of the rows for validation."""
         return self.drawing_for(VALIDATION)
 
     def for_test(self) -> OneTable:
+        """Return the prior of the rows for the final test."""
         return self.drawing_for(TEST)
 
     def drawing_for(self, side: int) -> OneTable:
+        """Return the same rows, of which those for another purpose are queries."""
         other = replace(self)
         other.task, other.cache, other.known_rows, other.side = self.task, self.cache, self.known_rows, side
         return other
 
     def clusters(self, table: Table) -> list[Hashable]:
-        """The numbers of the query rows in the file, from 0."""
+        """Return the numbers of the query rows in the file, from 0."""
         rows = self.rows(numeric=table.num_classes == 0)
         return rows.numbers[table.plan.queries].tolist()
 
     def sources(self) -> dict[Source, int]:
+        """Return the table with its number of rows."""
         return {(NAME, self.task.entry.path): self.task.entry.rows}
 
     def fingerprint(self) -> str:
+        """Return a hash of the table and of what is predicted in it."""
         from priors.real.tasks import fingerprint
 
         return fingerprint([self.task])
 
     def describe(self, most: int = 3) -> list[str]:
+        """Return what the table is and what is left out, in lines for the user."""
         from priors.real.tasks import RULE, columns_left_out
 
         entry, task = self.task.entry, self.task
@@ -151,6 +162,7 @@ class OneTable(Prior, RealTables):
         ]
 
     def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:
+        """Draw a table; see Prior.attempt."""
         own, rng = self.rows(numeric=spec.max_classes == 0), rng_at(seed, "rows")
         training, rows = own.sides[TRAINING], replace(own.rows, keeps_missing=spec.keeps_missing)
         if self.side == TRAINING:

@@ -14,6 +14,8 @@ from priors.random import Seed, as_seed, one_thread, rng_at
 from priors.realism import Realism
 from priors.table import PriorError, Table, TableSpec
 
+__all__ = ["Prior", "Realistic"]
+
 MAX_REJECTIONS = 1000  # in a row, before the request counts as impossible
 
 
@@ -45,18 +47,43 @@ class Prior:
         return []
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> Any:
-        """Make all decisions about a table: a small description from which `execute` computes it.
+        """Make all decisions about a table.
 
-        seed: the table's address and the number of the attempt, of which the plan is a pure function
-        Raises Rejected with a one-word reason if the decisions lead to no table.
+        Parameters
+        ----------
+        spec : TableSpec
+            What is asked for.
+        seed : tuple of int
+            The table's address and the number of the attempt, of which the plan is a pure function.
+
+        Returns
+        -------
+        Any
+            A small description from which `execute` computes the table; its text is shown to users.
+
+        Raises
+        ------
+        Rejected
+            With a one-word reason, if the decisions lead to no table.
         """
         raise NotImplementedError
 
     def execute(self, plan: Any) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Compute a plan: raw columns float32 (num_rows, num_features), target (num_rows,), number of classes.
+        """Compute a plan.
 
-        The target is labels, int64, or, if spec.max_classes was 0, raw numbers, float32, and the number of classes 0.
-        Raises Rejected with a one-word reason if the plan leads to no table.
+        Returns
+        -------
+        columns : torch.Tensor
+            Raw columns, float32 (num_rows, num_features).
+        target : torch.Tensor
+            Labels, int64 (num_rows,), or, if ``spec.max_classes`` was 0, raw numbers, float32 (num_rows,).
+        num_classes : int
+            Number of classes; 0 if the target is numeric.
+
+        Raises
+        ------
+        Rejected
+            With a one-word reason, if the plan leads to no table.
         """
         raise NotImplementedError
 
@@ -64,9 +91,17 @@ class Prior:
         """Raise Rejected for a finished table that does not pass the prior's filters."""
 
     def mixed(self, mix: Mapping[str, float]) -> Prior:
-        """The prior as a stage with these shares of its components draws from it; an empty mix changes nothing.
+        """Return the prior as a stage with these shares of its components draws from it.
 
-        Raises PriorError with everything wrong with the shares.
+        Parameters
+        ----------
+        mix : mapping
+            Shares by component; empty for the prior's own.
+
+        Raises
+        ------
+        PriorError
+            With everything wrong with the shares.
         """
         if mix:
             raise PriorError("only mixtures have shares (prior=mix_scm)")
@@ -103,9 +138,19 @@ class Prior:
 
     @one_thread()
     def sample(self, spec: TableSpec, seed: Seed) -> Table:
-        """The table at an address: a pure function of the options, spec and seed (an int or a tuple of ints).
+        """Draw the table at an address: a pure function of the options, spec and seed.
 
-        Raises PriorError if the spec is impossible, and after 1,000 rejected draws in a row.
+        Parameters
+        ----------
+        spec : TableSpec
+            What is asked for.
+        seed : int or tuple of int
+            The address; 7 and (7,) are the same.
+
+        Raises
+        ------
+        PriorError
+            If the spec is impossible, and after 1,000 rejected draws in a row.
         """
         spec.check()
         if spec.max_classes == 0 and not self.numeric_targets:
@@ -136,6 +181,7 @@ class Realistic(Prior):
     """What tables may have in common with real ones."""
 
     def problems(self) -> list[str]:
+        """Return everything wrong with the options."""
         return self.realism.problems()
 
 

@@ -10,6 +10,8 @@ import torch
 
 from priors.random import Seed
 
+__all__ = ["MAX_CLASSES", "MIN_ROWS", "PriorError", "Source", "Table", "TableSpec"]
+
 MIN_ROWS = 10
 MAX_CLASSES = 10
 
@@ -25,14 +27,23 @@ class PriorError(ValueError):
 class TableSpec:
     """What is asked of a prior.
 
-    num_rows: labeled and query rows together, at least 10
-    train_size: labeled rows, which come first
-    num_features: columns to draw, of which constant ones are dropped afterward
-    max_classes: the number of classes is drawn from 2..max_classes, at most 10; 0 for a numeric target (regression)
-    group_seed: address of the hyperparameters that the tables of a group of a step share, in priors that have
-        them (mlp_scm, tree_scm, mix_scm); by default the table's own address
-    mix: shares of the components of a mixture, as (name, share) in the order of their names; () for its own weights
-    keeps_missing: whether missing cells are NaN, instead of the mean of their column over the labeled rows
+    Attributes
+    ----------
+    num_rows : int
+        Labeled and query rows together, at least 10.
+    train_size : int
+        Labeled rows, which come first.
+    num_features : int
+        Columns to draw, of which constant ones are dropped afterward.
+    max_classes : int
+        The number of classes is drawn from 2..max_classes, at most 10; 0 for a numeric target (regression).
+    group_seed : int, tuple of int, or None
+        Address of the hyperparameters that the tables of a group of a step share, in priors that have them (mlp_scm,
+        tree_scm, mix_scm); by default the table's own address.
+    mix : tuple
+        Shares of the components of a mixture, as (name, share) in the order of their names; () for its own weights.
+    keeps_missing : bool
+        Whether missing cells are NaN, instead of the mean of their column over the labeled rows.
     """
 
     num_rows: int
@@ -44,7 +55,7 @@ class TableSpec:
     keeps_missing: bool = False
 
     def problems(self) -> list[str]:
-        """Everything that makes the table impossible."""
+        """Return everything that makes the table impossible."""
         problems = []
         if self.num_rows < MIN_ROWS:
             problems.append(f"num_rows is {self.num_rows}; at least {MIN_ROWS} are needed")
@@ -73,16 +84,26 @@ class TableSpec:
 class Table:
     """A finished table: standardized features, target, split.
 
-    X: float32 (num_rows, M) with M <= num_features, since constant columns are dropped; NaN in missing cells if the
-        spec asks for it
-    y: int64 (num_rows,), labels in 0..num_classes-1; some may be absent, the same ones among labeled and query rows;
-        or, with a numeric target, float32 (num_rows,) of mean 0 and variance 1 over all rows
-    train_size: labeled rows, which come first
-    num_classes: cardinality drawn for the target; 0 if it is numeric
-    plan: the prior's description of the table; str(plan) is its text
-    rejections: number of rejected draws before this one, by reason
-    source: where it comes from, if it is a real table or of a mixture
-    missing: share of the cells that are missing, or were and are filled
+    Attributes
+    ----------
+    X : torch.Tensor
+        Float32 (num_rows, M) with M <= num_features, since constant columns are dropped; NaN in missing cells if the
+        spec asks for it.
+    y : torch.Tensor
+        Int64 (num_rows,), labels in 0..num_classes-1; some may be absent, the same ones among labeled and query rows.
+        With a numeric target, float32 (num_rows,) of mean 0 and variance 1 over all rows.
+    train_size : int
+        Labeled rows, which come first.
+    num_classes : int
+        Cardinality drawn for the target; 0 if it is numeric.
+    plan : Any
+        The prior's description of the table; ``str(plan)`` is its text.
+    rejections : Counter
+        Number of rejected draws before this one, by reason.
+    source : tuple or None
+        Where it comes from, if it is a real table or of a mixture.
+    missing : float
+        Share of the cells that are missing, or were and are filled.
     """
 
     X: torch.Tensor

@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # pandas and scikit-learn take two seconds, which runs withou
     from priors.real.index import Entry
     from priors.real.tasks import RealTask
 
+__all__ = ["Tables"]
+
 NAME = "tables"
 TRAINING, VALIDATION, TEST = "training", "validation", "test"  # what a table is drawn for
 CACHE_BYTES = 2**30  # of the tables that were drawn last, in each process that draws
@@ -47,6 +49,7 @@ class Tables(Prior, RealTables):
     what the training has gained."""
 
     def problems(self) -> list[str]:
+        """Return everything wrong with the options."""
         fractions = {"validation_fraction": self.validation_fraction, "test_fraction": self.test_fraction}
         problems = [
             f"{name} is {share}; it must lie in [0, 1)" for name, share in fractions.items() if not 0 <= share < 1
@@ -106,10 +109,12 @@ class Tables(Prior, RealTables):
 
     @cached_property
     def weights(self) -> np.ndarray:
+        """Square roots of the numbers of rows, to which the probabilities of the tables are proportional."""
         return np.sqrt([task.entry.rows for task in self.tasks])
 
     @cached_property
     def cache(self) -> TableCache:
+        """The tables in memory."""
         from priors.real.draws import TableCache
 
         return TableCache(Path(self.folder), CACHE_BYTES)
@@ -119,36 +124,44 @@ class Tables(Prior, RealTables):
         return {name: value for name, value in vars(self).items() if name != "cache"}
 
     def for_validation(self) -> Tables:
+        """Return the prior of the tables for validation."""
         return self.drawing_for(VALIDATION)
 
     def for_test(self) -> Tables:
+        """Return the prior of the tables for the final test."""
         return self.drawing_for(TEST)
 
     def drawing_for(self, side: str) -> Tables:
+        """Return the same tables, of which those for another purpose are drawn."""
         other = replace(self)
         other.contents, other.side = self.contents, side
         return other
 
     @property
     def kind_of_clusters(self) -> str:  # type: ignore[override]
+        """Families if there are any, else tables."""
         return "families" if any(task.family for task in self.tasks) else "tables"
 
     def clusters(self, table: Table) -> list[Hashable]:
-        """The family of the table, or its file, for each query row."""
+        """Return the family of the table, or its file, for each query row."""
         return [table.plan.task.cluster] * (len(table.y) - table.train_size)
 
     def sources(self) -> dict[Source, int]:
+        """Return the tables that training draws, with their numbers of rows."""
         return {(NAME, task.entry.path): task.entry.rows for task in self.sides[TRAINING]}
 
     def eligible(self, rows: int, numeric: bool) -> tuple[int, int]:
+        """Return how many tables are long enough for a draw, and how many there are."""
         return int((self.most_rows[numeric] >= rows).sum()), len(self.tasks)
 
     def fingerprint(self) -> str:
+        """Return a hash of the tables and of what is predicted in them."""
         from priors.real.tasks import fingerprint
 
         return fingerprint(self.contents[1])
 
     def describe(self, most: int = 3) -> list[str]:
+        """Return what the tables are and what is left out, in lines for the user."""
         from priors.real.tasks import RULE, columns_left_out, reasons, shortened
 
         entries, tasks, left_out = self.contents
@@ -166,6 +179,7 @@ class Tables(Prior, RealTables):
         return lines + columns_left_out(tasks, most)
 
     def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:
+        """Draw a table; see Prior.attempt."""
         from priors.real.draws import draw_table
 
         numeric = spec.max_classes == 0

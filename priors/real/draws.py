@@ -19,8 +19,8 @@ from priors.finish import Rejected, split_rows, standardize_target
 from priors.real.features import FeatureEncoder
 from priors.real.files import Column
 from priors.real.index import Entry, read_table
+from priors.real.normalize import Normalizer
 from priors.real.tasks import FEW_VALUES, RealTask
-from priors.real.views import Normalizer
 from priors.table import PriorError, Table, TableSpec
 
 OWN_TARGET = 0.5  # probability that a draw predicts the table's own target, if it can; else another column of it
@@ -48,13 +48,9 @@ class TableCache:
             if columns is None or stamp != known_stamp:
                 content = path.read_bytes()
                 if blake2b(content, digest_size=16).hexdigest() != entry.hash:
-                    is_hidden = stamp == (
-                        entry.size,
-                        entry.modified,
-                    )  # from the index
                     raise PriorError(
                         f"{path} has changed since it was indexed, and draws from it would be others than before: "
-                        f"restore it, or {'`touch` it and ' if is_hidden else ''}begin another run"
+                        "restore it, or `touch` it and begin another run"
                     )
                 columns = read_table(content, entry.path).columns
         except OSError as error:

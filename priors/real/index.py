@@ -1,8 +1,8 @@
 """An index of a folder of tables: what is in each file, or why it is left out.
 
 It is a file of JSON lines, one for each file of the folder, which is appended to while files are read, so that an
-interrupted index goes on where it stopped. It lies in the folder, or, where that cannot be written, in the user's
-cache. A file is read again only if its size or its time of modification has changed.
+interrupted index goes on where it stopped. A file is read again only if its size or its time of modification has
+changed. In a folder that cannot be written, each process reads all files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from priors.real.files import Column, MissingLibrary, Unusable
 from priors.table import MIN_ROWS, PriorError
 
 NAME = ".tabicl-index.jsonl"
-VERSION = 2  # of the index; raised with every change of what is read or left out
+VERSION = 1  # of the index; raised with every change of what is read or left out
 UNREADABLE = -1  # in place of the time of modification of a file that the system does not let us read
 TASKS = "tasks.csv"  # in the folder itself: a table of tasks, see tasks.py
 
@@ -75,7 +75,7 @@ File = tuple[str, int, int]  # path, size, time of modification
 def index_folder(folder: Path) -> dict[str, Entry]:
     """The entries of all files of a folder by path, in alphabetical order; files that are new or have changed are read.
 
-    Raises PriorError if the index cannot be written, or a package that reads the files is missing.
+    Raises PriorError if a package that reads the files is missing.
     """
     return index_files(folder.resolve(), tuple(find_files(folder)))
 
@@ -138,39 +138,26 @@ def is_current(entry: Entry | None, file: File) -> bool:
     return entry is not None and (entry.path, entry.size, entry.modified) == file
 
 
-def places(folder: Path) -> list[Path]:
-    """Where the index of a folder may be: in it, or in the user's cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "tabicl-train")
-    return [folder / NAME, cache / f"{blake2b(str(folder).encode(), digest_size=8).hexdigest()}.jsonl"]
-
-
 def read_entries(folder: Path) -> dict[str, Entry]:
     """The entries in the index so far; lines of another version and a line cut short by a kill are passed over."""
     entries = {}
-    for place in places(folder):
-        with contextlib.suppress(OSError), open(place, encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-                    values = json.loads(line)
-                    if values.pop("version") == VERSION:
-                        values["columns"] = tuple(ColumnFacts(**facts) for facts in values["columns"])
-                        entries[values["path"]] = Entry(**values)
+    with contextlib.suppress(OSError), open(folder / NAME, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+                values = json.loads(line)
+                if values.pop("version") == VERSION:
+                    values["columns"] = tuple(ColumnFacts(**facts) for facts in values["columns"])
+                    entries[values["path"]] = Entry(**values)
     return entries
 
 
 @contextlib.contextmanager
 def open_index(folder: Path) -> Iterator[IO[str]]:
     """The index, open for appending, by one process at a time: the others wait."""
-    errors = []
-    for place in places(folder):
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            file = open(place, "a", encoding="utf-8")  # noqa: SIM115
-            break
-        except OSError as error:
-            errors.append(str(error))
-    else:
-        raise PriorError(f"the index of {folder} cannot be written: {'; '.join(errors)}")
+    try:
+        file = open(folder / NAME, "a", encoding="utf-8")  # noqa: SIM115
+    except OSError:
+        file = open(os.devnull, "a")  # noqa: SIM115
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         if file.tell() > 0:

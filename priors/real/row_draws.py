@@ -18,12 +18,11 @@ from priors.real.draws import NORM_METHODS, frame_of, known_rows, prepare
 from priors.real.features import as_numbers, reads_as_numbers
 from priors.real.files import Column
 from priors.real.index import mixed, value_hashes
-from priors.real.target_scale import TargetScale
+from priors.real.normalize import Member, TargetScale
 from priors.real.tasks import RealTask
-from priors.real.views import View
 from priors.table import MIN_ROWS, PriorError, Table
 
-MIN_HELD_OUT = 2  # rows held out for one purpose: an interval needs two
+MIN_SCORED = 2  # rows for validation or the final test: a confidence interval needs two
 
 
 @dataclass
@@ -46,7 +45,7 @@ class Rows:
     def draw(
         self, rows: np.ndarray, num_rows: int, train_size: int, max_features: int | None, rng: np.random.Generator
     ) -> Table:
-        """A table of labeled and query rows drawn from some rows, see draw_rows, in a random view. Raises Rejected."""
+        """A table drawn from some rows, see draw_rows, for a random ensemble member. Raises Rejected."""
         labeled, queries = draw_rows(self.y[rows], self.num_classes, num_rows, train_size, rng)
         return self.table(rows[labeled], rows[queries], rng, max_features)
 
@@ -58,7 +57,7 @@ class Rows:
     def table(
         self, labeled: np.ndarray, queries: np.ndarray, rng: np.random.Generator, max_features: int | None = None
     ) -> Table:
-        """A table of these rows, in this order, in a random view; its plan is a RowPlan.
+        """A table of these rows, in this order, for a random ensemble member; its plan is a RowPlan.
 
         max_features: of more features so many are drawn; None takes all
         Raises Rejected: "constant" (all features of the labeled rows are), "target" (so are the numbers, or a query's
@@ -71,21 +70,21 @@ class Rows:
         X = prepare(frame, len(labeled), method, self.keeps_missing)
         features = rng.permutation(X.shape[1])
         shift = int(rng.integers(max(self.num_classes, 1)))
-        view = View(method, features, shift)
+        member = Member(method, features, shift)
         return Table(
-            X=torch.from_numpy(X[:, view.features]),
-            y=torch.from_numpy(self.target(rows, len(labeled), view)),
+            X=torch.from_numpy(X[:, member.features]),
+            y=torch.from_numpy(self.target(rows, len(labeled), member)),
             train_size=len(labeled),
             num_classes=self.num_classes,
-            plan=RowPlan(labeled, queries, view, self.num_classes),
+            plan=RowPlan(labeled, queries, member, self.num_classes),
             missing=float(frame.isna().to_numpy().mean()),
         )
 
-    def target(self, rows: np.ndarray, train_size: int, view: View) -> np.ndarray:
-        """Labels int64 as a view numbers them, or float32 in standard deviations of the labeled rows."""
+    def target(self, rows: np.ndarray, train_size: int, member: Member) -> np.ndarray:
+        """Labels int64 as a member numbers them, or float32 in standard deviations of the labeled rows."""
         y = self.y[rows]
         if self.num_classes:
-            return (y + view.shift) % self.num_classes
+            return (y + member.shift) % self.num_classes
         scale = TargetScale(y[:train_size])
         with np.errstate(over="ignore"):
             numbers = scale.standardize(y).astype(np.float32)
@@ -103,13 +102,13 @@ class RowPlan:
 
     labeled: np.ndarray
     queries: np.ndarray
-    view: View
+    member: Member
     num_classes: int
 
     def __str__(self) -> str:
         rows = f"{len(self.labeled)} labeled rows, {len(self.queries)} query rows"
         target = f"{self.num_classes} classes" if self.num_classes else "numeric target"
-        return f"{rows}, {len(self.view.features)} columns, normalization {self.view.norm_method}; {target}"
+        return f"{rows}, {len(self.member.features)} columns, normalization {self.member.norm_method}; {target}"
 
 
 def draw_rows(
@@ -144,37 +143,37 @@ def shuffled(y: np.ndarray, num_classes: int, rng: np.random.Generator) -> tuple
 
 
 def split_by_content(
-    rows: Rows, selection: float, answer: float, names: Sequence[object] | None = None
+    rows: Rows, validation_fraction: float, test_fraction: float, names: Sequence[object] | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Numbers of the rows for training, of those for selection and of those for the answer, each in order.
+    """Numbers of the rows for training, for validation and for the final test, each in order.
 
     A hash of a row's features and target decides, so that copies of a row are on the same side, and a row stays on its
     side when others are added. All rows of a class of which training would have none are for training.
 
-    selection, answer: shares of the rows, about; with 0 there are none
+    validation_fraction, test_fraction: shares of the rows, about; with 0 there are none
     names: of the classes, for messages
     Raises PriorError, a ValueError, if a side has too few rows, or training has less than two classes.
     """
     place = row_hashes(rows.X, rows.y) / 2**64
-    sides = np.where(place < answer, 2, np.where(place < answer + selection, 1, 0))
+    sides = np.where(place < test_fraction, 2, np.where(place < test_fraction + validation_fraction, 1, 0))
     if rows.num_classes:
         sides[~np.isin(rows.y, rows.y[sides == 0])] = 0
         present = np.unique(rows.y)
         if len(present) < 2:
             one = names[present[0]] if names is not None and len(present) else "none"
             raise PriorError(f"the target has a single class ({one}); two are needed")
-    training, selected, answering = (np.flatnonzero(sides == side) for side in range(3))
+    training, validation, test = (np.flatnonzero(sides == side) for side in range(3))
     for found, share, fewest, purpose in (
-        (training, 1 - selection - answer, MIN_ROWS, "training"),
-        (selected, selection, MIN_HELD_OUT, "selection"),
-        (answering, answer, MIN_HELD_OUT, "the answer"),
+        (training, 1 - validation_fraction - test_fraction, MIN_ROWS, "training"),
+        (validation, validation_fraction, MIN_SCORED, "validation"),
+        (test, test_fraction, MIN_SCORED, "the final test"),
     ):
         if share > 0 and len(found) < fewest:
             raise PriorError(
                 f"{len(found)} of the {len(sides)} rows are for {purpose}, where at least {fewest} are needed: "
                 "use more rows or other shares; copies of a row are all on one side"
             )
-    return training, selected, answering
+    return training, validation, test
 
 
 def row_hashes(X: pd.DataFrame, y: np.ndarray) -> np.ndarray:
@@ -197,7 +196,7 @@ class OwnRows:
     """The rows of a file that have a target.
 
     numbers: of the rows in the file, from 0
-    sides: rows for training, selection and the answer
+    sides: rows for training, validation and the final test
     """
 
     rows: Rows
@@ -205,7 +204,9 @@ class OwnRows:
     sides: tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def own_rows(task: RealTask, columns: dict[str, Column], numeric: bool, selection: float, answer: float) -> OwnRows:
+def own_rows(
+    task: RealTask, columns: dict[str, Column], numeric: bool, validation_fraction: float, test_fraction: float
+) -> OwnRows:
     """numeric: whether the target is a number; raises what split_by_content raises."""
     values = columns[task.target]
     numbers = known_rows(values)
@@ -217,4 +218,4 @@ def own_rows(task: RealTask, columns: dict[str, Column], numeric: bool, selectio
     features = [facts.name for facts in task.columns if facts.name != task.target]
     X = frame_of(task, columns, features, numbers)
     rows = Rows(X, y, len(names))
-    return OwnRows(rows, numbers, split_by_content(rows, selection, answer, names.tolist()))
+    return OwnRows(rows, numbers, split_by_content(rows, validation_fraction, test_fraction, names.tolist()))

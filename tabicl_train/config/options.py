@@ -128,14 +128,13 @@ class SubmitOptions:
 
 @dataclass
 class PriorOptions:
-    """tabicl-prior describe|gallery|realism|show|bench|dump key=value ...
+    """tabicl-prior describe|gallery|show|bench|dump key=value ...
 
     The tables are those that a training run with the same settings would see: any other key=value is a setting of
     tabicl-train (experiment=demo, prior=graph_scm, seed=1, curriculum.stages.NAME.rows=[100,60000], ...).
 
     describe  prints distributions over tables, and how many draws were rejected
     gallery   writes pictures of tables, and a page beside them (needs the extra "plots")
-    realism   writes a page that shows what each option of prior.realism makes of some tables (needs the extra "plots")
     show      prints the plan and the first rows of the table at the address seed=, step=, table=
     bench     measures tables/s and cells/s on one core
     dump      writes the tables of some steps to a folder, for prior=disk; machines share the work by first_step, and
@@ -143,9 +142,9 @@ class PriorOptions:
     """
 
     tables: int | None = None
-    """describe, gallery, realism, bench: number of tables, by default 200, 24, 6, and 10 in each round."""
+    """describe, gallery, bench: number of tables, by default 200, 24, and 10 in each round."""
     output: str | None = None
-    """gallery: picture to write, FILE.png; realism: page to write, FILE.html; dump: folder to write to."""
+    """gallery: picture to write, FILE.png; dump: folder to write to."""
     step: int = 0
     """show: step of the table."""
     table: int = 0
@@ -162,8 +161,8 @@ class PriorOptions:
     """bench: range [lowest, highest] of the number of features."""
     rounds: int = 5
     """bench: rounds to take the median of."""
-    peer: str | None = None
-    """bench: tabicl measures the released generator in alternation (needs the extra "test")."""
+    tabicl: bool = False
+    """bench: also measure the generator of the `tabicl` package, in alternation (needs the extra "test")."""
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one line each."""

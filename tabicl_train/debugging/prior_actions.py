@@ -64,27 +64,6 @@ def gallery(config: RunConfig, args: Any) -> None:
         print(path)
 
 
-def realism(config: RunConfig, args: Any) -> None:
-    """Save a page that shows, for each option of prior.realism, what it makes of the run's first tables."""
-    require_matplotlib()
-    from priors.inspection.comparison import PICTURES, STRENGTHS, save_comparison
-
-    if "realism" not in config.prior:
-        raise ConfigError([f"prior={config.prior['name']} has no realism; choose a synthetic prior"])
-    path = Path(args.output or f"{config.prior['name']}-realism.html")
-    check_output(path)
-    tables = {}
-    for name in PICTURES:
-        if name == "imbalance" and config.model.is_regression:
-            continue
-        for label, strength in STRENGTHS.items():
-            options = {} if strength is None else {name: 1.0, "strength": strength}
-            changed = dataclasses.replace(config, prior=config.prior | {"realism": options})
-            tables[name, label] = [table for _, table in run_tables(changed, args.tables or 6, keeps_missing=True)]
-    save_comparison(tables, path)
-    print(path)
-
-
 def show(config: RunConfig, args: Any) -> None:
     """Print the plan and the first rows of the table at an address."""
     if not 0 <= args.step < config.total_steps:
@@ -102,30 +81,28 @@ def show(config: RunConfig, args: Any) -> None:
 
 
 def bench(config: RunConfig, args: Any) -> None:
-    """Print the speed of the prior, and of the released generator if asked for."""
+    """Print the speed of the prior, and of the generator of the `tabicl` package if asked for."""
     from priors.inspection.bench import measure, own_tables, released_tables
 
-    if args.peer not in (None, "tabicl"):
-        raise ConfigError([f"peer is {args.peer!r}; it must be tabicl"])
-    if args.peer:
+    if args.tabicl:
         try:
             import tabicl.prior  # noqa: F401
         except ImportError as error:  # tabicl.prior imports packages that tabicl does not install
             packages = "tabicl==2.2.0 xgboost-cpu"
-            raise ConfigError([f"peer=tabicl needs {error.name}: {install(packages, 'test')}"]) from None
+            raise ConfigError([f"tabicl=true needs {error.name}: {install(packages, 'test')}"]) from None
     name = config.prior["name"]
     lines = []
     settings = {"seed": config.seed, "max_classes": config.model.max_classes}
     for rows in args.rows:
         sources = [own_tables(build_prior(config), rows, *args.features, **settings)]
-        if args.peer:
+        if args.tabicl:
             sources.append(released_tables(name, rows, *args.features, **settings))
-        own, *peer = measure(sources, args.tables or 10, args.rounds)
+        own, *others = measure(sources, args.tables or 10, args.rounds)
         line = [name, rows, f"{own.tables_per_s:.2f}", f"{own.cells_per_s:.3g}"]
-        for p in peer:
-            line += [f"{p.tables_per_s:.2f}", f"{own.tables_per_s / p.tables_per_s:.1f}"]
+        for other in others:
+            line += [f"{other.tables_per_s:.2f}", f"{own.tables_per_s / other.tables_per_s:.1f}"]
         lines.append(line)
-    print(text_table(["prior", "rows", "tables/s", "cells/s", *(["released", "ratio"] if args.peer else [])], lines))
+    print(text_table(["prior", "rows", "tables/s", "cells/s", *(["tabicl", "ratio"] if args.tabicl else [])], lines))
 
 
 def dump(config: RunConfig, args: Any) -> None:
@@ -135,8 +112,8 @@ def dump(config: RunConfig, args: Any) -> None:
     last one may be shorter, where the curriculum ends. A run that stops in the middle of a shard (trainer.max_steps)
     gets all of its steps.
     """
-    from priors.storage.dump import dump as write_tables
-    from priors.storage.shards import SHARD_SIZE
+    from priors.storage import SHARD_SIZE
+    from priors.storage import dump as write_tables
 
     if args.output is None:
         raise ConfigError(["output is missing; it is the folder to write the tables to"])
@@ -169,7 +146,7 @@ def dump(config: RunConfig, args: Any) -> None:
     print(f"{args.output}: {tables} tables of steps {steps[0]}..{steps[-1]}; {shards}")
 
 
-ACTIONS = {"describe": describe, "gallery": gallery, "realism": realism, "show": show, "bench": bench, "dump": dump}
+ACTIONS = {"describe": describe, "gallery": gallery, "show": show, "bench": bench, "dump": dump}
 
 
 def act(arguments: list[str]) -> None:

@@ -15,7 +15,7 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from priors.real.features import FeatureEncoder
-from priors.real.views import NORM_METHODS, Normalizer, View, draw_views
+from priors.real.normalize import NORM_METHODS, Member, Normalizer, draw_members
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.fine_tune import FineTune, fine_tune
@@ -51,7 +51,7 @@ class Ensemble(BaseEstimator):
         self.X_ = self.encoder_.transform(X)
         self.normalizers_ = {method: Normalizer(method).fit(self.X_) for method in self.norm_methods}
         rng = check_random_state(self.random_state)
-        self.members_ = draw_views(rng, self.n_estimators, self.norm_methods, self.X_.shape[1], num_classes)
+        self.members_ = draw_members(rng, self.n_estimators, self.norm_methods, self.X_.shape[1], num_classes)
         self.device_ = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.network_.to(self.device_)
         self.fine_tuning_ = None  # also if fine-tuning is interrupted
@@ -65,8 +65,8 @@ class Ensemble(BaseEstimator):
         return self.encoder_.transform(self._frame(X))
 
     def _packs(
-        self, numbers: np.ndarray, labels: Callable[[View], np.ndarray]
-    ) -> Iterator[tuple[list[View], Pack, int]]:
+        self, numbers: np.ndarray, labels: Callable[[Member], np.ndarray]
+    ) -> Iterator[tuple[list[Member], Pack, int]]:
         """Some members at a time, their tables on the device, and the tokens that may be in memory.
 
         numbers: query rows, (rows, features)

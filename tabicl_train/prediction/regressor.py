@@ -13,7 +13,7 @@ import torch
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_consistent_length, column_or_1d
 
-from priors.real.target_scale import TargetScale
+from priors.real.normalize import TargetScale
 from tabicl_train.model.quantiles import levels, pinball
 from tabicl_train.prediction.ensemble import Ensemble
 from tabicl_train.prediction.predict import quantile_parts

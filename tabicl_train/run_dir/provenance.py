@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from priors.storage.shards import version
+from priors.storage import version
 from tabicl_train.config.folders import PACKAGE
 from tabicl_train.console import info
 from tabicl_train.run_dir.records import Records

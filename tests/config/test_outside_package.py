@@ -9,37 +9,15 @@ import pytest
 from problems import problems
 from runs import metrics
 
-pytestmark = pytest.mark.multi_process
-
-PRIOR = '''
-from dataclasses import dataclass
-import torch
-from priors import Prior
-from priors.random import rng_at
-
-@dataclass
-class Sums(Prior):
-    """The label says whether the sum of the features is positive."""
-
-    scale: float = 1.0
-    """Standard deviation of the features."""
-
-    def plan(self, spec, seed):
-        return seed, spec.num_rows, spec.num_features
-
-    def execute(self, plan):
-        seed, *shape = plan
-        columns = torch.from_numpy(rng_at(seed, "execute").normal(0, self.scale, shape)).float()
-        return columns, (columns.sum(1) > 0).long(), 2
-'''
+PAGE = Path(__file__).parents[2] / "priors/README.md"
 
 FILES = {
     "outside/__init__.py": "",
-    "outside/sums.py": PRIOR,
-    "outside/configs/prior/sums.yaml": "defaults: [schema/sums]\nscale: 2.0\n",
+    "outside/ring.py": PAGE.read_text().partition("## Add a prior")[2].partition("```python\n")[2].partition("```")[0],
+    "outside/configs/prior/ring.yaml": "defaults: [schema/ring]\nradius: 1.5\n",
     "outside/configs/model/minute.yaml": "defaults: [tiny]\nembed_dim: 8\n",
     "outside/configs/experiment/outside.yaml": "# @package _global_\n"
-    "defaults: [override /prior: sums, override /model: minute, override /curriculum: smoke]\n",
+    "defaults: [override /prior: ring, override /model: minute, override /curriculum: smoke]\n",
 }
 
 
@@ -55,7 +33,7 @@ def install(folder: Path, package: str, priors: str = "", configs: str = "") -> 
 
 def test_an_installed_package_trains_with_its_prior_and_configurations(tmp_path):
     site, run_dir = tmp_path / "site", tmp_path / "run"
-    install(site, "outside", "sums = outside.sums", "outside = outside.configs")
+    install(site, "outside", "ring = outside.ring:Ring", "outside = outside.configs")
     for name, content in FILES.items():
         (site / name).parent.mkdir(parents=True, exist_ok=True)
         (site / name).write_text(content)
@@ -66,21 +44,21 @@ def test_an_installed_package_trains_with_its_prior_and_configurations(tmp_path)
         capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path},
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    assert "prior     sums" in result.stderr and len(metrics(run_dir)) == 2
-    assert "scale: 2.0" in (run_dir / "config.yaml").read_text()
+    assert "prior     ring" in result.stderr and len(metrics(run_dir)) == 2
+    assert "radius: 1.5" in (run_dir / "config.yaml").read_text()
     assert "embed_dim: 8" in (run_dir / "config.yaml").read_text()
 
 
 @pytest.mark.parametrize(
     ("priors", "configs", "words"),
     [
-        ("sums = missing.sums", "", "package broken: the prior sums = 'missing.sums' cannot be loaded (ModuleNotFound"),
+        ("sums = missing:Sums", "", "package broken: the prior sums = 'missing:Sums' cannot be loaded (ModuleNotFound"),
         (
             "sums = json:loads",
             "",
-            "the prior sums = 'json:loads' is neither a subclass of priors.Prior nor",
+            "the prior sums = 'json:loads' is no subclass of priors.Prior",
         ),
-        ("sums = json", "", "package broken: the prior sums = 'json' is neither"),
+        ("sums = json", "", "package broken: the prior sums = 'json' is no subclass"),
         ("mlp_scm = json", "", "two priors are called 'mlp_scm': of package broken and of tabicl-train itself"),
         ("", "own = nowhere.configs", "package broken: the entry point own = 'nowhere.configs' of the group"),
         ("", "own = nowhere", "names no folder of configuration files (there is no such package)"),

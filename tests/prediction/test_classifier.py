@@ -8,7 +8,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 from tiny_classifier import FILE, NETWORK, ROWS, classifier, table
 
 from priors.real.features import FeatureEncoder
-from priors.real.views import Normalizer, View
+from priors.real.normalize import Member, Normalizer
 from tabicl_train import TabICLClassifier
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.pack import Pack
@@ -49,7 +49,7 @@ def test_a_member_is_one_pass_of_the_network(features, shift):
     p = (logits / 0.5).softmax(-1)[:, [(c + shift) % 3 for c in range(3)]]
     model = classifier(n_estimators=1, norm_methods=("none",), softmax_temperature=0.5).fit(X[:40], y[:40])
     if shift:
-        model.members_ = [View("none", np.array(features), shift)]
+        model.members_ = [Member("none", np.array(features), shift)]
     assert np.allclose(model.predict_proba(X[40:]), p, atol=1e-6)
     assert list(model.classes_) == list(classes) == ["maybe", "no", "yes"]
 

@@ -54,12 +54,6 @@ def test_a_mix_replaces_the_weights(mix):
         assert torch.equal(mixed.sample(SPEC, seed).X, drawn[seed].X)
 
 
-def test_by_default_tables_are_seven_tenths_mlp_scm():
-    drawn = [component(build_prior("mix_scm").sample(SPEC, i)) for i in range(150)]
-    assert set(drawn) == {"mlp_scm", "tree_scm"}
-    assert drawn.count("mlp_scm") / 150 == pytest.approx(0.7, abs=0.1)
-
-
 def test_tables_of_a_group_come_from_one_component():
     mix = build_prior("mix_scm", components={"dummy": {"weight": 1}, "tree_scm": {"weight": 1}})
     groups = [
@@ -95,12 +89,10 @@ def test_the_order_of_the_components_does_not_matter():
     ("components", "message"),
     [
         ({}, "components: at least one needs a positive weight"),
-        ({"dummy": {"weight": 0}}, "components: at least one needs a positive weight"),
         ({"dummy": 3}, "components.dummy is 3; it must hold a weight and options of dummy"),
         ({"dummy": {}}, "components.dummy.weight is None; it must be a number, 0 or more"),
         ({"dummy": {"weight": -1}}, "components.dummy.weight is -1"),
         ({"dummy": {"weight": "much"}}, "components.dummy.weight is much"),
-        ({"dummy": {"weight": float("nan")}}, "components.dummy.weight is nan"),
         ({"dmumy": {"weight": 1}}, "components.dmumy: there is no prior 'dmumy'; there are: disk, dummy, graph_scm"),
         ({"mix_scm": {"weight": 1}}, "components.mix_scm: a mixture cannot be part of a mixture"),
         (
@@ -114,14 +106,6 @@ def test_wrong_components_are_reported(components, message):
     with pytest.raises(PriorError) as caught:
         build_prior("mix_scm", components=components)
     assert message in str(caught.value)
-
-
-def test_all_wrong_components_are_reported_at_once():
-    with pytest.raises(PriorError, match=r"dummy.weight is -1.*no prior 'nope'.*did you mean 'preset'"):
-        build_prior(
-            "mix_scm",
-            components={"dummy": {"weight": -1}, "nope": {"weight": 1}, "graph_scm": {"weight": 1, "presett": 1}},
-        )
 
 
 def test_an_impossible_table_names_the_component():
@@ -169,7 +153,6 @@ def refused(override: str) -> str:
         ),
         ("{tree_scm:0}", "mix is {'tree_scm': 0.0}; at least one share must be positive"),
         ("[1]", "it must be a mapping, such as {name: 1}"),
-        ("3", "it must be a mapping, such as {name: 1}"),
         ("{tree_scm:much}", "Value 'much' of type 'str' could not be converted to Float"),
     ],
 )
@@ -203,12 +186,12 @@ def test_real_tables_that_only_a_stage_draws_are_validated(tmp_path, name):
     real += [f"{STAGE}.mix={{{name}:3,mlp_scm:1}}"]
     config = compose(["experiment=smoke", "prior=mix_scm", *real])
     parts = config.curriculum.parts(build_configured(config))
-    for make in (validation_streams, final_test_streams):
-        streams = make(config.validation, parts, config.model)
+    given = config.validation, parts, config.model
+    for streams in (validation_streams(*given), final_test_streams(*given)):
         assert sorted(streams) == ["own", "synthetic"]
         assert list(streams["own"].prior.priors) == [name]
         assert streams["synthetic"].prior.shares == pytest.approx({"mlp_scm": 0.7, "tree_scm": 0.3})
-    (item,) = validation_streams(config.validation, parts, config.model)["own"]
+    (item,) = validation_streams(*given)["own"]
     assert {source[0] for source, _ in item.sources} == {name}
     if name == "tables":
         with pytest.raises(ConfigError, match="none is for validation"):
@@ -252,10 +235,7 @@ def test_components_are_set_by_overrides():
     [
         ("prior.components.mlp_scm.wieght=1", "did you mean prior.components.mlp_scm.weight?"),
         ("+prior.components.mlp_scm.depth=1", "components.mlp_scm: prior mlp_scm has no option 'depth'"),
-        ("+prior.components.nope.weight=1", "components.nope: there is no prior 'nope'"),
-        ("prior.components.mlp_scm.weight=abc", "components.mlp_scm.weight is abc"),
         ("prior.components.mlp_scm=1", "prior.components.mlp_scm"),
-        ("prior.components=1", "prior.components"),
     ],
 )
 def test_wrong_overrides_are_reported(override, message):

@@ -28,7 +28,7 @@ def file(tmp_path):
 
 
 @pytest.mark.parametrize("spec", [SPEC, NUMBERS], ids=["classes", "numbers"])
-def test_rows_that_are_held_out_are_never_drawn_in_training(spec, file):
+def test_rows_for_validation_and_test_are_never_drawn_in_training(spec, file):
     """Nor their copies; and each row is drawn for one purpose."""
     frame = pd.read_csv(file).fillna(-1).to_numpy()
     training = build_prior("one_table", file=file, target="label" if spec.max_classes else "price")
@@ -36,7 +36,7 @@ def test_rows_that_are_held_out_are_never_drawn_in_training(spec, file):
     for prior in (training, training.for_validation(), training.for_test()):
         own = prior.rows(numeric=spec.max_classes == 0)
         drawn.append(set())
-        for seed in range(60):
+        for seed in range(25 if prior is training else 5):
             table = prior.sample(spec, seed)
             assert prior.clusters(table) == own.numbers[table.plan.queries].tolist()
             drawn[-1].update(prior.clusters(table))
@@ -52,10 +52,10 @@ def test_rows_that_are_held_out_are_never_drawn_in_training(spec, file):
     assert all(len(side) >= 5 for side in drawn)
 
 
-def test_views_of_the_held_out_rows_differ_and_are_those_of_their_address(file):
+def test_draws_for_validation_differ_and_are_those_of_their_address(file):
     prior = build_prior("one_table", file=file)
     drawn = [prior.for_validation().sample(SPEC, seed) for seed in range(6)]
-    assert len({str(table.plan.view) for table in drawn}) == 6
+    assert len({str(table.plan.member) for table in drawn}) == 6
     other = pickle.loads(pickle.dumps(prior.for_validation()))
     for seed, table in reversed(list(enumerate(drawn))):
         again = other.sample(SPEC, seed)
@@ -122,17 +122,11 @@ def test_a_changed_file_stops_the_draws(file):
 
 LABELS = {
     "empty": "",
-    "one_class": "x,label\n" + "".join(f"{n * n},a\n" for n in range(50)),
-    "few_rows": "x,label\n1,a\n2,b\n",
-    "wide": ",".join(f"c{n}" for n in range(10_000)) + "\n",
-    "mixed": "x,label\n" + "".join(f"{n * n},{'a' if n % 9 == 0 else n}\n" for n in range(50)),
     "dates": "x,label\n" + "".join(f"{n * n},2020-01-{n % 28 + 1:02}\n" for n in range(50)),
-    "names": "x,label\n" + "".join(f"{n * n},name {n}\n" for n in range(50)),
     "text": "x,label\n" + "".join(f"{n * n},{'ab'[n % 2]}\n" for n in range(50)),
     "many": "x,label\n" + "".join(f"{n * n},class {n % 12}\n" for n in range(100)),
     "numbers": "x,label\n" + "".join(f"{n * n},{n / 3}\n" for n in range(100)),
     "short": "x,label\n" + "".join(f"{n * n},{n % 2}\n" for n in range(12)),
-    "broken": "x,label\n1\n",
 }
 
 
@@ -140,17 +134,11 @@ LABELS = {
     ("name", "settings", "message"),
     [
         ("empty", [], "empty.csv cannot be used: it is empty"),
-        ("one_class", [], "one_class.csv: its target 'label' has a single value"),
-        ("few_rows", [], "few_rows.csv cannot be used: 2 rows, fewer than 10"),
-        ("wide", [], "wide.csv cannot be used: 10,000 columns, more than 2,000"),
-        ("mixed", [], "mixed.csv: its target 'label' has numbers beside the text 'a'"),
         ("dates", [], "dates.csv: its target 'label' has times"),
-        ("names", [], "names.csv: its target 'label' has 50 different texts in 50 rows"),
         ("text", ["task=regression"], "the target 'label' of .*text.csv has categories, but the network predicts numb"),
         ("many", [], "the target 'label' of .*many.csv has 12 classes, more than the network's 10$"),
         ("numbers", [], "numbers.csv has 100 classes, more than the network's 10: set task=regression if they are num"),
         ("short", [], r"short.csv: \d+ of the 12 rows are for \w+, where at least \d+ are needed: use more rows or"),
-        ("broken", [], "broken.csv cannot be used: line 2 has 1 values, but there are 2 columns"),
         ("text", ["prior.target=z"], "text.csv: the prior names the columns z, which it does not have"),
         ("text", ["prior.drop=[label]"], "text.csv: the prior drops its target label"),
         ("text", ["prior.drop=[x]"], "text.csv: it has no column beside its target"),

@@ -146,7 +146,7 @@ def test_row_numbers_that_pandas_writes_are_left_out(tmp_path):
     assert found.left_out == {"Unnamed: 0": "no name: perhaps row numbers"} and len(found.columns) == 8
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     content=st.one_of(
         st.binary(max_size=300),

@@ -1,4 +1,4 @@
-"""The power transform, against scikit-learn's."""
+"""Normalization of columns; the power transform, against scikit-learn's."""
 
 import warnings
 
@@ -6,7 +6,35 @@ import numpy as np
 import pytest
 from sklearn.preprocessing import PowerTransformer, StandardScaler
 
-from priors.real.yeo_johnson import YeoJohnson, most_likely_power, parts, powered
+from priors.real.normalize import Normalizer, YeoJohnson, most_likely_power, parts, powered
+
+
+@pytest.mark.parametrize("method", ["none", "power", "quantile"])
+def test_normalization(method):
+    rng = np.random.default_rng(0)
+    numbers = np.column_stack([rng.normal(5, 1e-8, 500), rng.exponential(1e7, 500), rng.random(500) < 0.5])
+    normalizer = Normalizer(method).fit(numbers)
+    out = normalizer.transform(numbers)
+    assert np.allclose(out.mean(axis=0), 0, atol=1e-4) and np.allclose(out.std(axis=0), 1, atol=1e-4)
+    assert out.dtype == np.float32
+    far = normalizer.transform(np.array([[1e9, 1e30, -1e30]]))
+    assert np.isfinite(far).all() and np.abs(far).max() < 10
+    order = np.argsort(numbers[:, 1])
+    assert (np.diff(out[order, 1]) >= 0).all()
+
+
+@pytest.mark.parametrize("method", ["none", "power"])
+def test_gaps_change_nothing_about_the_values_that_are_known(method):
+    rng = np.random.default_rng(0)
+    numbers = rng.exponential(size=(200, 3))
+    numbers[rng.random(numbers.shape) < 0.3] = np.nan
+    found = Normalizer(method).fit(numbers).transform(numbers)
+    for column, own in zip(numbers.T, found.T, strict=True):
+        known = column[~np.isnan(column), None]
+        expected = Normalizer(method).fit(known).transform(known)[:, 0]
+        assert np.array_equal(np.isnan(own), np.isnan(column))
+        assert np.allclose(own[~np.isnan(own)], expected, atol=1e-6)
+
 
 rng = np.random.default_rng(0)
 ROWS = 77

@@ -1,4 +1,4 @@
-"""Files of tables: shards of consecutive training steps, which are read by address.
+"""Tables on disk: files (shards) of consecutive training steps, which are read by address, and how they are filled.
 
 A shard is one safetensors file (https://github.com/huggingface/safetensors) named after its first step. Table i of step
 s is the tensors `s.i.X`, `s.i.y` and `s.i.plan` (the plan's text in UTF-8), and the JSON record `s.i` in the file's
@@ -10,12 +10,18 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import sys
 from collections import Counter
-from dataclasses import asdict, fields, replace
+from collections.abc import Iterable, Iterator
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, replace
 from functools import lru_cache
 from hashlib import blake2b
 from importlib import metadata as packages
+from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -23,10 +29,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from priors.prior import Prior
 from priors.random import STREAM_VERSION, as_seed
 from priors.table import PriorError, Table, TableSpec
 
 Address = tuple[int, int, int]  # seed of the run, step, table of the step
+Request = tuple[Address, TableSpec]
 
 FORMAT, FORMAT_VERSION = "tabicl-train tables", 1
 SUFFIX = ".safetensors"
@@ -53,7 +61,7 @@ def write_shard(
         "stream_version": str(STREAM_VERSION),
         "versions": json.dumps(versions),
     }
-    tensors = {}
+    tensors: dict[str, np.ndarray] = {}
     for address, (spec, table) in sorted(tables.items()):
         X, y = table.X.cpu().numpy(), table.y.cpu().numpy()
         y = y.astype(np.uint8) if table.num_classes else y
@@ -92,7 +100,7 @@ def checksum(record: dict[str, Any], X: np.ndarray, y: np.ndarray, plan: np.ndar
     digest = blake2b(json.dumps(record, sort_keys=True).encode(), digest_size=8)
     for array in (X, y, plan):
         digest.update(repr(array.shape).encode())
-        digest.update(np.ascontiguousarray(array))
+        digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
 
 
@@ -124,7 +132,7 @@ class Shard:
             raise DamagedShard(f"shard {path} is damaged (its format is {self.metadata.get('format')}, not {FORMAT})")
         if format_version != str(FORMAT_VERSION):
             raise PriorError(f"shard {path} has format version {format_version}; only {FORMAT_VERSION} can be read")
-        stream_version = self.metadata.get("stream_version", "1")  # the first shards did not carry it
+        stream_version = self.metadata.get("stream_version")
         if stream_version != str(STREAM_VERSION):
             raise PriorError(
                 f"shard {path} holds tables of stream version {stream_version}, but the priors are at stream version "
@@ -147,7 +155,7 @@ class Shard:
         """What was asked for when the table was drawn."""
         record = self.record(address)
         try:
-            return with_tuples(TableSpec(**{f.name: record[f.name] for f in fields(TableSpec) if f.name in record}))
+            return with_tuples(TableSpec(**{name: record[name] for name in TableSpec.__dataclass_fields__}))
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedShard(f"shard {self.path} is damaged (record {table_name(address)}: {error!r})") from None
 
@@ -168,7 +176,7 @@ class Shard:
             num_classes=record["num_classes"],
             plan=plan.tobytes().decode(),
             rejections=Counter(record["rejections"]),
-            missing=record.get("missing", 0.0),
+            missing=record["missing"],
         )
 
 
@@ -227,3 +235,116 @@ def check_spec(path: Path, address: Address, stored: TableSpec, requested: Table
             f"table {address[2]} of step {address[1]} in shard {path} is from another curriculum: it is stored as "
             f"{stored}, but {requested} is requested"
         )
+
+
+def dump(
+    prior: Prior,
+    requests: Iterable[Request],
+    folder: str | Path,
+    shard_size: int = SHARD_SIZE,
+    processes: int = 1,
+    total: int | None = None,
+) -> Counter[str]:
+    """Write the requested tables, which come in the order of their steps, to shards of `shard_size` steps in `folder`.
+
+    Tables of the same dump that are there already are kept, and only missing ones are drawn; damaged shards are
+    reported and written again. Several dumps may write to one folder at the same time, as long as no shard is written
+    by two of them with different tables. Each process holds one shard in memory (100 MB for ten steps of 64 tables of
+    1024 rows and 50 features).
+
+    total: number of requests, for the progress bar
+    Returns how many shards were "written" and "kept", and how many of those written were "damaged" before.
+    Raises PriorError if the folder holds tables of another prior, seed or curriculum, and if a process is killed.
+    """
+    from joblib import Parallel, delayed
+    from tqdm import tqdm
+
+    if shard_size < 1 or processes < 1:
+        raise PriorError(f"shard_size is {shard_size}, processes is {processes}; both must be at least 1")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    counts: Counter[str] = Counter()
+    # A process that is killed cannot remove its unfinished file, but this one can.
+    with (
+        TemporaryDirectory(prefix=".unfinished-", dir=folder, ignore_cleanup_errors=True) as scratch,
+        tqdm(total=total, unit="table") as bar,
+    ):
+        shards = cut_into_shards(requests, shard_size)
+        jobs = (delayed(fill_shard)(prior, shard, folder, Path(scratch), shard_size) for shard in shards)
+        pool = Parallel(processes, return_as="generator_unordered", batch_size=1, initializer=ignore_interrupt)
+        try:
+            for tables, outcome, damage in pool(jobs):
+                bar.update(tables)
+                counts[outcome] += 1
+                if damage:
+                    counts["damaged"] += 1
+                    bar.write(f"{damage}; it was written again", file=sys.stderr)
+        except BrokenProcessPool:
+            raise PriorError(
+                f"a process that was drawing tables was killed, perhaps for lack of memory; complete shards stay in "
+                f"{folder}, and the same command draws the others"
+            ) from None
+    return counts
+
+
+def ignore_interrupt() -> None:
+    """Ctrl-C reaches all processes of the group, and the first one ends the others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def cut_into_shards(requests: Iterable[Request], shard_size: int) -> Iterator[list[Request]]:
+    """The requests of each shard; PriorError if they are not in the order of their steps."""
+    last = -1
+    for number, shard in groupby(requests, key=lambda request: request[0][1] // shard_size):
+        if number <= last:
+            raise PriorError("tables to dump must come in the order of their steps")
+        last = number
+        yield list(shard)
+
+
+def fill_shard(
+    prior: Prior, requests: list[Request], folder: Path, scratch: Path, shard_size: int
+) -> tuple[int, str, str | None]:
+    """Draw the tables that a shard lacks, and write it if there are any.
+
+    Returns the number of tables, "written" or "kept", and why the shard had to be replaced.
+    """
+    (seed, step, _), _ = requests[0]
+    path = shard_path(folder, step, shard_size)
+    head = {
+        "prior": type(prior).__module__.rpartition(".")[2],
+        "options": json.dumps(asdict(prior), sort_keys=True),
+        "seed": str(seed),
+        "shard_size": str(shard_size),
+    }
+    tables, damage = stored_tables(path, head)
+    missing = []
+    for address, spec in requests:
+        if address[0] != seed:
+            raise PriorError(f"tables to dump have several seeds: {seed} and {address[0]}")
+        if address not in tables:
+            missing.append((address, spec))
+        else:
+            check_spec(path, address, tables[address][0], spec)
+    for address, spec in missing:
+        tables[address] = spec, prior.sample(spec, address)
+    if missing:
+        write_shard(path, scratch, head, tables)
+    return len(requests), "written" if missing else "kept", damage
+
+
+def stored_tables(path: Path, head: dict[str, str]) -> tuple[dict[Address, tuple[TableSpec, Table]], str | None]:
+    """The tables that the shard holds already; none if it is damaged, and then the damage.
+
+    Raises PriorError for a shard with another head.
+    """
+    if not path.exists():
+        return {}, None
+    try:
+        shard = Shard(path)
+        for key, value in head.items():
+            if (stored := shard.metadata.get(key)) != value:
+                raise PriorError(f"shard {path} belongs to another dump: its {key} is {stored}, not {value}")
+        return {address: (shard.spec(address), shard.table(address)) for address in shard.addresses()}, None
+    except DamagedShard as error:
+        return {}, str(error)
