@@ -269,7 +269,7 @@ class Trainer:
     def __init__(
         self, network: TabICL, rows: Rows, training: np.ndarray, options: FineTune, memory: float, seed: int
     ) -> None:
-        """memory: that activations may take, in bytes"""
+        """Choose how many rows and draws fit into the memory (bytes) of activations."""
         self.network, self.rows, self.training, self.options, self.seed = network, rows, training, options, seed
         self.trained: list[nn.Parameter] = [
             p

@@ -114,7 +114,7 @@ def test_a_gain_within_its_standard_error_keeps_the_start(gain, kept_start, monk
     assert equal(weights(model), weights(untuned(X, y))) == kept_start
 
 
-@pytest.mark.parametrize("where", ["loss", "check"])
+@pytest.mark.parametrize("where", ["loss", pytest.param("check", marks=pytest.mark.slow)])
 def test_a_loss_that_is_not_finite_ends_it_with_the_best_weights_so_far(where, learned, monkeypatch):
     X, y = rule()
     calls = {"loss": 0, "check": 0}
@@ -171,7 +171,7 @@ def test_the_time_limit(monkeypatch):
     assert [check.seconds for check in found.history] == [60, 300, 420]
 
 
-@pytest.mark.parametrize("kind", [TabICLClassifier, TabICLRegressor])
+@pytest.mark.parametrize("kind", [pytest.param(TabICLClassifier, marks=pytest.mark.slow), TabICLRegressor])
 def test_two_fits_are_equal_to_the_bit_and_draw_no_numbers_of_torch(kind):
     X, y = rule()
     network, y = (NETWORK, y) if kind is TabICLClassifier else (tiny_network(TINY_REGRESSOR), X[:, 0])
