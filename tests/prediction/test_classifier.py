@@ -11,7 +11,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 from tiny_classifier import FILE, NETWORK, ROWS, classifier, table
 
 from priors.real.features import FeatureEncoder
-from priors.real.normalize import Normalizer, Member
+from priors.real.normalize import Member, Normalizer
 from tabicl_train import TabICLClassifier
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.pack import Pack
