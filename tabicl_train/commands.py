@@ -108,7 +108,7 @@ def train() -> None:
     with contextlib.nullcontext() if config is None or config.preflight else watch_signals():
         hydra_main(args, parser, run_job, CONFIG_DIR, "train")
     if args.cfg == "job" and config:  # Hydra has printed the configuration and run nothing
-        from tabicl_train.planning.run_plan import run_plan
+        from tabicl_train.planning import run_plan
 
         print("\n".join(run_plan(config)), file=sys.stderr)
 

@@ -21,26 +21,27 @@ def print_line(line: str) -> None:
 
 
 def is_first_here() -> bool:
-    """Whether this process is the first one on its machine, according to torchrun's variables."""
+    """Say whether this process is the first one on its machine, according to torchrun's variables."""
     return int(os.environ.get("LOCAL_RANK", 0)) == 0
 
 
 def is_first() -> bool:
-    """Whether this process is rank 0, according to torchrun's variables."""
+    """Say whether this process is rank 0, according to torchrun's variables."""
     return int(os.environ.get("RANK", 0)) == 0
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun: 1 worker, 2 workers."""
+    """Join a number and its noun: 1 worker, 2 workers."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def text_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """A table as text: the first column to the left, the others to the right; the caller has formatted the numbers."""
+    """Format a table as text: the first column to the left, the others, whose numbers are formatted, to the right."""
     lines = [[str(cell) for cell in line] for line in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
@@ -49,7 +50,7 @@ def text_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> st
 
 
 def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """The same in Markdown."""
+    """Format a table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     cells = ([str(cell).replace("|", r"\|").replace("\n", " ") for cell in line] for line in lines)
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)

@@ -14,9 +14,11 @@ import numpy as np
 
 from priors import TableSpec
 from priors.random import rng_at
-from tabicl_train.config.schema import CurriculumConfig, StageConfig
+from tabicl_train.config.stages import CurriculumConfig, StageConfig
 from tabicl_train.model.families import family_of
 from tabicl_train.model.family import NetworkConfig
+
+__all__ = ["FEATURE_CAPS", "Group", "StepPlan", "cap_features", "last_of_stage", "plan_step", "stage_at"]
 
 IMBALANCE = 1.05  # cost of the slowest rank over the lower bound; finer cuts lose more in small packs
 # The most features of a table by its rows, as (more rows than, features), as in tabicl 2.2.0 (prior/_dataset.py).
@@ -27,10 +29,16 @@ FEATURE_CAPS = ((65_000, 10), (60_000, 15), (50_000, 20), (40_000, 30), (30_000,
 class Group:
     """Tables of a step with the same rows, split and number of features.
 
-    spec: specification of each table; `group_seed` is the address of the group
-    tables: numbers of the tables within the step; table i has the address (seed, step, i)
-    table_cost: FLOPs of a table's forward pass
-    table_tokens: what a table counts against the token budget of a pack
+    Parameters
+    ----------
+    spec : TableSpec
+        The specification of each table; its `group_seed` is the address of the group.
+    tables : tuple of int
+        Their numbers within the step: table i has the address (seed, step, i).
+    table_cost : float
+        FLOPs of a table's forward pass.
+    table_tokens : int
+        What a table counts against the token budget of a pack.
     """
 
     spec: TableSpec
@@ -40,12 +48,27 @@ class Group:
 
     @property
     def cost(self) -> float:
+        """FLOPs of the forward passes of all its tables."""
         return len(self.tables) * self.table_cost
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """An optimizer step: its stage, and the groups of tables of all ranks."""
+    """An optimizer step: its stage, and the groups of tables of all ranks.
+
+    Parameters
+    ----------
+    step : int
+        The step's number, from 0.
+    stage : str
+        The name of its stage.
+    tables : int
+        The number of its tables.
+    groups : tuple of Group
+        The tables.
+    pack_tokens : int
+        The token budget of a pack.
+    """
 
     step: int
     stage: str
@@ -54,9 +77,17 @@ class StepPlan:
     pack_tokens: int
 
     def packs(self, rank: int, ranks: int) -> list[list[Group]]:
-        """The tables of one rank, by the passes in which they go through the model, shorter ones first.
+        """Divide the tables of one rank into the passes in which they go through the model, shorter ones first.
 
-        As few packs as the token budget allows for this order, of about the same size.
+        Parameters
+        ----------
+        rank, ranks : int
+            The rank, and the number of all ranks.
+
+        Returns
+        -------
+        list of list of Group
+            As few packs as the token budget allows for this order, of about the same size.
         """
         share = sorted(self.assign(ranks)[rank], key=lambda group: (*shape_order(group.spec), group.tables))
         tables = [replace(group, tables=(i,)) for group in share for i in group.tables]
@@ -67,10 +98,20 @@ class StepPlan:
         return [join(pack) for pack in packs]
 
     def assign(self, ranks: int) -> list[list[Group]]:
-        """The groups of every rank: largest first, each to the rank with the lowest cost so far.
+        """Divide the groups among the ranks: largest first, each to the rank with the lowest cost so far.
 
         If a rank would be idle, or the slowest rank would be more than 5 % above the lower bound (the mean over ranks,
         or the largest table), the largest group is halved, until none can be halved.
+
+        Parameters
+        ----------
+        ranks : int
+            The number of ranks.
+
+        Returns
+        -------
+        list of list of Group
+            The groups of every rank.
         """
         groups = list(self.groups)
         bound = max(sum(g.cost for g in groups) / ranks, max(g.table_cost for g in groups))
@@ -95,7 +136,7 @@ def shape_order(spec: TableSpec) -> tuple[int, int, int]:
 
 
 def cut(tables: list[Group], budget: float) -> list[list[Group]]:
-    """Groups of one table each, in order, cut wherever the next table would exceed the budget."""
+    """Cut groups of one table each, in order, wherever the next table would exceed the budget."""
     packs: list[list[Group]] = []
     room = -1.0
     for table in tables:
@@ -108,7 +149,7 @@ def cut(tables: list[Group], budget: float) -> list[list[Group]]:
 
 
 def join(tables: list[Group]) -> list[Group]:
-    """Groups of one table each as groups of all that share a specification."""
+    """Join groups of one table each to groups of all that share a specification."""
     return [
         replace(same[0], tables=tuple(i for table in same for i in table.tables))
         for _, members in groupby(tables, lambda table: table.spec)
@@ -117,7 +158,29 @@ def join(tables: list[Group]) -> list[Group]:
 
 
 def stage_at(curriculum: CurriculumConfig, step: int) -> tuple[str, StageConfig, int]:
-    """Name and settings of the stage that a step (from 0) belongs to, and the step's number within it."""
+    """Find the stage of a step.
+
+    Parameters
+    ----------
+    curriculum : CurriculumConfig
+        The stages.
+    step : int
+        The step's number, from 0.
+
+    Returns
+    -------
+    str
+        The name of the stage.
+    StageConfig
+        Its settings.
+    int
+        The step's number within the stage, from 0.
+
+    Raises
+    ------
+    IndexError
+        If the step lies beyond the last stage.
+    """
     for name, stage in curriculum.stages.items():
         if step < stage.steps:
             return name, stage, step
@@ -126,13 +189,30 @@ def stage_at(curriculum: CurriculumConfig, step: int) -> tuple[str, StageConfig,
 
 
 def last_of_stage(curriculum: CurriculumConfig, step: int) -> str | None:
-    """The name of the stage that ends with a step (from 0), or None."""
+    """Return the name of the stage that ends with a step (from 0), or None."""
     name, stage, stage_step = stage_at(curriculum, step)
     return name if stage_step == stage.steps - 1 else None
 
 
 def plan_step(curriculum: CurriculumConfig, model: NetworkConfig, seed: int, step: int) -> StepPlan:
-    """The tables of a step."""
+    """Plan the tables of a step.
+
+    Parameters
+    ----------
+    curriculum : CurriculumConfig
+        The stages.
+    model : NetworkConfig
+        The network, which decides about costs, the most classes, and whether tables keep missing values.
+    seed : int
+        The seed of the run.
+    step : int
+        The step's number, from 0.
+
+    Returns
+    -------
+    StepPlan
+        The same for equal arguments.
+    """
     name, stage, _ = stage_at(curriculum, step)
     rng = rng_at(seed, step, "step plan")
     family = family_of(model)
@@ -151,12 +231,12 @@ def plan_step(curriculum: CurriculumConfig, model: NetworkConfig, seed: int, ste
 
 
 def cap_features(rows: int, features: int) -> int:
-    """The number of features, but at most the largest one that a table with so many rows may have."""
+    """Return the number of features, but at most the largest one that a table with so many rows may have."""
     return min([features, *(cap for more_than, cap in FEATURE_CAPS if rows > more_than)])
 
 
 def draw_spec(stage: StageConfig, max_classes: int, rng: np.random.Generator) -> TableSpec:
-    """Rows, split, width and mixture of one group."""
+    """Draw rows, split, width and mixture of one group."""
     low, high = stage.small_rows if rng.random() < stage.small_share else stage.rows
     if stage.row_distribution == "log_uniform":
         rows = math.floor(math.exp(rng.uniform(math.log(low), math.log(high + 1))))

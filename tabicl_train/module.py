@@ -10,36 +10,107 @@ import math
 
 import lightning as L
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from priors.random import rng_at
-from tabicl_train.config.schema import RunConfig, StageConfig
+from tabicl_train.config.stages import CurriculumConfig, OptimizerConfig, StageConfig
 from tabicl_train.console import print_line
 from tabicl_train.curriculum import stage_at
-from tabicl_train.gradients import Gradients
 from tabicl_train.model.families import family_of
-from tabicl_train.model.family import Network
+from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.optimizer import MuonAdamW, build_optimizer
-from tabicl_train.precision import LossScale, choose
+from tabicl_train.precision import LossScale, Precision
 from tabicl_train.schedules import learning_rate
 from tabicl_train.stream import StepItem
 
+__all__ = ["Gradients", "Pretraining", "query_losses"]
 
-class Pretraining(L.LightningModule):
-    """Trains a network on the stream.
 
-    The loop in `train.py` passes step, rank and optimizer.
+class Gradients:
+    """The gradients of a step in one flat tensor, followed by the loss, so that one exchange is enough.
 
-    After a step, on the device and equal on all ranks: `loss` (mean over the tables of all ranks), `grad_norm` (before
-    clipping) and `finite` (whether both are finite; if not, all ranks skip the step). `table_losses` are this rank's.
+    Parameters
+    ----------
+    trained : list of nn.Parameter
+        Their `grad` becomes a view of the tensor.
+    frozen : list of nn.Parameter
+        Their `grad` becomes None.
+
+    Attributes
+    ----------
+    flat : Tensor
+        All gradients and the loss, (values + 1,).
+    views : list of Tensor
+        The gradients, each in the shape of its parameter.
+    loss : Tensor
+        The loss, (1,).
     """
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, trained: list[nn.Parameter], frozen: list[nn.Parameter]) -> None:
+        self.parameters = trained
+        # Each starts at a multiple of 64 values, since kernels over many tensors need alignment.
+        sizes = [-(-p.numel() // 64) * 64 for p in trained]
+        self.flat = trained[0].new_zeros(sum(sizes) + 1)
+        *pieces, self.loss = self.flat.split([*sizes, 1])
+        self.views = [piece[: p.numel()].view_as(p) for piece, p in zip(pieces, trained, strict=True)]
+        for p, view in zip(trained, self.views, strict=True):
+            p.grad = view
+        for p in frozen:
+            p.grad = None
+
+    def add(self, gradients: tuple[Tensor, ...], loss: Tensor) -> None:
+        """Add the gradients of the trained parameters, and a loss."""
+        torch._foreach_add_(self.views, list(gradients))
+        self.loss.add_(loss)
+
+    def exchange(self) -> None:
+        """Sum over all processes; the sums are bit-identical on all of them."""
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(self.flat)
+
+
+class Pretraining(L.LightningModule):
+    """A network that is trained on the stream; the loop in `train.py` passes step, rank and optimizer.
+
+    Parameters
+    ----------
+    model : NetworkConfig
+        The settings of the network, which gets random weights from torch's global generator.
+    curriculum : CurriculumConfig
+        The stages, with their learning rates, weight decay, clipping and frozen parts.
+    optimizer : OptimizerConfig
+        The settings of the optimizer.
+    precision : Precision
+        The number format of matrix products.
+    seed : int
+        The seed of the run, which dropout depends on.
+
+    Attributes
+    ----------
+    loss, grad_norm : Tensor
+        Of the last step, (): the mean loss over the tables of all ranks, and the norm before clipping. They are on the
+        device, and equal on all ranks.
+    finite : Tensor
+        Whether both are finite, (); if not, all ranks have skipped the step.
+    table_losses : list of Tensor
+        The losses of this rank's tables in the last step, (B,) for each pack.
+    skipped : Tensor
+        Steps skipped in the whole run, ().
+    """
+
+    def __init__(
+        self,
+        model: NetworkConfig,
+        curriculum: CurriculumConfig,
+        optimizer: OptimizerConfig,
+        precision: Precision,
+        seed: int,
+    ) -> None:
         super().__init__()
-        self.config = config
-        self.precision = choose(config.trainer)
-        self.model: Network = family_of(config.model)(config.model)
+        self.curriculum, self.optimizer_config, self.precision, self.seed = curriculum, optimizer, precision, seed
+        self.model: Network = family_of(model)(model)
         self.loss = torch.zeros(())
         self.grad_norm = torch.zeros(())
         self.finite = torch.ones((), dtype=torch.bool)
@@ -52,7 +123,8 @@ class Pretraining(L.LightningModule):
         self.trained_parts: list[str] = []
 
     def configure_optimizers(self) -> MuonAdamW:
-        return build_optimizer(self.model, self.config.optimizer)
+        """Build the optimizer, without state."""
+        return build_optimizer(self.model, self.optimizer_config)
 
     def on_fit_start(self) -> None:
         """Move to the device what is not a parameter."""
@@ -60,7 +132,7 @@ class Pretraining(L.LightningModule):
         self.loss_scale.to(self.device)
 
     def training_step(self, item: StepItem, step: int, rank: int, optimizer: MuonAdamW) -> None:
-        """One optimizer step: forward and backward passes, exchange, clipping and update, without a device sync.
+        """Take one optimizer step: forward and backward passes, exchange, clipping and update, without a device sync.
 
         Parameters
         ----------
@@ -72,11 +144,16 @@ class Pretraining(L.LightningModule):
             The rank of this process.
         optimizer : MuonAdamW
             As from `configure_optimizers`.
+
+        Raises
+        ------
+        torch.OutOfMemoryError
+            If a single table does not fit into memory; packs that do not fit are halved.
         """
         if item.step != step:
             raise RuntimeError(f"the stream is at step {item.step}, the training loop at {step}")
         self.rank = rank
-        _, stage, stage_step = stage_at(self.config.curriculum, step)
+        _, stage, stage_step = stage_at(self.curriculum, step)
         if stage_step == 0 and stage.fresh_optimizer:
             optimizer.state.clear()
         for group in optimizer.param_groups:
@@ -104,7 +181,7 @@ class Pretraining(L.LightningModule):
         self.loss_scale.update(self.finite)
 
     def gradients_of(self, stage: StageConfig) -> Gradients:
-        """The gradient buffer of the parts that a stage trains."""
+        """Return the gradient buffer of the parts that a stage trains."""
         parts = [part for part in self.model.parts if part not in stage.frozen]
         if self.gradients is None or parts != self.trained_parts:
             self.gradients, self.trained_parts = None, parts
@@ -116,10 +193,10 @@ class Pretraining(L.LightningModule):
         return self.gradients
 
     def accumulate(self, gradients: Gradients, item: StepItem, number: int, checkpoint_rows: int | None) -> Tensor:
-        """Add the gradients of pack `number`, in pieces that fit into memory; returns its tables' losses, (B,).
+        """Add the gradients of pack `number`, in pieces that fit into memory, and return its tables' losses, (B,).
 
         A piece that does not fit is halved. This costs only time: none of its gradients have been added yet, and
-        no rank waits for another here. Raises torch.OutOfMemoryError if a single table does not fit.
+        no rank waits for another here.
         """
         pieces, losses, done = [item.packs[number]], [], 0
         while pieces:
@@ -128,8 +205,8 @@ class Pretraining(L.LightningModule):
             if tables > 1 and tokens >= self.too_large:
                 pieces[:0] = piece.halves()
                 continue
-            if self.config.model.dropout > 0:  # seeded by the address, since checkpoints hold no random state
-                rng = rng_at(self.config.seed, item.step, self.rank, number, done, "dropout")
+            if self.model.config.dropout > 0:  # seeded by the address, since checkpoints hold no random state
+                rng = rng_at(self.seed, item.step, self.rank, number, done, "dropout")
                 torch.manual_seed(int(rng.integers(2**63)))
             try:
                 piece_losses = self.add_gradients(gradients, piece, tables / item.tables, checkpoint_rows)
@@ -153,14 +230,16 @@ class Pretraining(L.LightningModule):
         return torch.cat(losses)
 
     def tokens_of(self, pack: Pack) -> int:
-        return sum(self.model.pack_tokens(self.config.model, N, M) for N, _, M in pack.shapes)
+        """Count the tokens of a pack."""
+        return sum(self.model.pack_tokens(self.model.config, N, M) for N, _, M in pack.shapes)
 
     def add_gradients(
         self, gradients: Gradients, pack: Pack, weight: float, checkpoint_rows: int | None = None
     ) -> Tensor:
-        """Add the gradients of a pack's mean loss times `weight`, all or none; returns its tables' losses, (B,).
+        """Add the gradients of a pack's mean loss times `weight`, all or none, and return its tables' losses, (B,).
 
-        checkpoint_rows: recompute activations if a table of the pack has more rows; by default the model's value
+        Activations are computed again in the backward pass if a table has more than `checkpoint_rows` rows, by default
+        the model's value.
         """
         losses = query_losses(self.model, pack, checkpoint_rows)
         loss = losses.mean()
@@ -171,21 +250,23 @@ class Pretraining(L.LightningModule):
         return losses.detach()
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
+        """Add the number of skipped steps and the loss scale."""
         checkpoint["skipped"] = self.skipped
         checkpoint["loss_scale"] = self.loss_scale.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
+        """Load them; the state of another optimizer is dropped from the checkpoint."""
         self.skipped = checkpoint["skipped"].to(self.skipped.device)
         self.load_loss_scale(checkpoint)
-        if checkpoint["config"]["optimizer"]["name"] != self.config.optimizer.name:  # allowed by resume.allow_changes
+        if checkpoint["config"]["optimizer"]["name"] != self.optimizer_config.name:  # allowed by resume.allow_changes
             checkpoint["optimizer_states"] = []  # the states of two optimizers do not fit each other
 
     def go_back(self, checkpoint: dict, step: int, optimizer: MuonAdamW) -> None:
         """Load weights, optimizer and loss scale of an earlier checkpoint of this run, which continues at `step`."""
         self.load_state_dict(checkpoint["state_dict"])
         steps = range(checkpoint["global_step"], step)
-        started = (stage for _, stage, number in (stage_at(self.config.curriculum, s) for s in steps) if number == 0)
-        other = checkpoint["config"]["optimizer"]["name"] != self.config.optimizer.name
+        started = (stage for _, stage, number in (stage_at(self.curriculum, s) for s in steps) if number == 0)
+        other = checkpoint["config"]["optimizer"]["name"] != self.optimizer_config.name
         if other or any(stage.fresh_optimizer for stage in started):
             optimizer.state.clear()
         else:
@@ -199,5 +280,20 @@ class Pretraining(L.LightningModule):
 
 
 def query_losses(model: Network, pack: Pack, checkpoint_rows: int | None = None) -> Tensor:
-    """The loss of each table of a pack, mean over its query rows, (B,) float32."""
+    """Compute the loss of each table of a pack, the mean over its query rows.
+
+    Parameters
+    ----------
+    model : Network
+        The network.
+    pack : Pack
+        B tables.
+    checkpoint_rows : int, optional
+        Compute activations again in the backward pass if a table has more rows; by default the model's value.
+
+    Returns
+    -------
+    Tensor
+        The losses, (B,) float32.
+    """
     return model.losses(model(pack, checkpoint_rows), pack)

@@ -1,4 +1,4 @@
-"""The number formats of a run: which are in force and why, memory of a GPU, and the loss scale of fp16.
+"""The number formats of a run: which are in force and why, memory and speed of a GPU, and the loss scale of fp16.
 
 Weights, gradients and optimizer state are always fp32; bf16 and fp16 are formats of the matrix products in the forward
 and backward pass. The scalable softmax and its gradients stay fp32 (`model/scaling.py`), and so does column attention
@@ -13,7 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tabicl_train.config.schema import RunConfig, TrainerConfig
+from tabicl_train.config.schema import TrainerConfig
+from tabicl_train.config.stages import OptimizerConfig
+
+__all__ = ["LossScale", "Precision", "choose", "peak_flops", "policy", "set_up_gpu", "uses_cuda"]
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -23,25 +26,42 @@ ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 EXPANDABLE = "expandable_segments:True"
 
 
+# 10^12 FLOPs per second of dense matrix products, by the makers' data sheets: 16-bit formats, fp32 without TF32
+PEAK_TFLOPS = {"H200": (989, 67), "H100": (989, 67), "A100": (312, 19.5), "L40S": (362, 91.6), "4090": (165, 82.6)}
+
+
 @dataclass(frozen=True)
 class Precision:
+    """A number format of matrix products.
+
+    Parameters
+    ----------
+    name : str
+        fp32, bf16 or fp16.
+    reason : str
+        Why it is in force.
+    """
+
     name: str
     reason: str
 
     def autocast(self, device: str) -> torch.autocast:
+        """Return the context in which matrix products have this format."""
         return torch.autocast(device, DTYPES[self.name], enabled=self.name != "fp32")
 
     def __str__(self) -> str:
+        """Name the format and the reason."""
         master = "" if self.name == "fp32" else " mixed, fp32 weights"
         return f"{self.name}{master} ({self.reason})"
 
 
 def uses_cuda(settings: TrainerConfig) -> bool:
+    """Say whether a run with these settings trains on a GPU."""
     return settings.accelerator == "cuda" or (settings.accelerator == "auto" and torch.cuda.is_available())
 
 
 def choose(settings: TrainerConfig) -> Precision:
-    """What `trainer.precision` means on the device of the run."""
+    """Say what `trainer.precision` means on the device of the run."""
     if settings.precision != "auto":
         return Precision(settings.precision, "as configured")
     if not uses_cuda(settings):
@@ -52,7 +72,7 @@ def choose(settings: TrainerConfig) -> Precision:
 
 
 def set_up_gpu(settings: TrainerConfig) -> None:
-    """Products of fp32 and memory of a GPU, as configured; to be called before CUDA starts."""
+    """Set products of fp32 and memory of a GPU as configured; to be called before CUDA starts."""
     if not uses_cuda(settings):
         return
     torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
@@ -61,21 +81,40 @@ def set_up_gpu(settings: TrainerConfig) -> None:
         os.environ[ALLOCATOR[0]] = EXPANDABLE
 
 
-def policy(config: RunConfig) -> list[str]:
-    """Lines about the formats and the memory of a run, as they are in force."""
-    lines = [f"precision {choose(config.trainer)}"]
-    if uses_cuda(config.trainer):
-        muon = "" if config.optimizer.name == "adamw" else f", Newton-Schulz in {config.optimizer.newton_schulz_dtype}"
-        lines.append(f"          products of fp32 in {'TF32' if config.trainer.tf32 else 'full precision'}{muon}")
+def policy(trainer: TrainerConfig, optimizer: OptimizerConfig) -> list[str]:
+    """Describe the formats and the memory of a run, as they are in force, in lines."""
+    lines = [f"precision {choose(trainer)}"]
+    if uses_cuda(trainer):
+        muon = "" if optimizer.name == "adamw" else f", Newton-Schulz in {optimizer.newton_schulz_dtype}"
+        lines.append(f"          products of fp32 in {'TF32' if trainer.tf32 else 'full precision'}{muon}")
         lines += [f"memory    {name}={os.environ[name]}" for name in ALLOCATOR if os.environ.get(name)]
     return lines
 
 
-class LossScale:
-    """Dynamic scale of the loss, so that small fp16 gradients do not vanish; its tensors stay on the device.
+def peak_flops(device: torch.device, precision: str) -> float | None:
+    """Return the FLOPs per second that a device can reach at most, or None if that is not known."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    peaks = next((peaks for part, peaks in PEAK_TFLOPS.items() if part in name), None)
+    return None if peaks is None else peaks[precision == "fp32"] * 1e12
 
-    It is halved after each step whose gradient overflows, and doubled after 2,000 without (arXiv 1710.03740).
-    enabled: otherwise the scale is always 1
+
+class LossScale:
+    """A dynamic scale of the loss, so that small fp16 gradients do not vanish; its tensors stay on the device.
+
+    It is halved after each step whose gradient overflows, and doubled after 2,000 without.
+
+    Parameters
+    ----------
+    enabled : bool
+        Otherwise the scale is always 1.
+    device : torch.device
+        Where the gradients are.
+
+    References
+    ----------
+    Micikevicius et al., Mixed Precision Training, arXiv 1710.03740, section 3.2.
     """
 
     def __init__(self, enabled: bool, device: torch.device) -> None:
@@ -84,9 +123,11 @@ class LossScale:
         self.good_steps = torch.zeros((), device=device)
 
     def to(self, device: torch.device) -> None:
+        """Move the scale to a device."""
         self.scale, self.good_steps = self.scale.to(device), self.good_steps.to(device)
 
     def update(self, finite: Tensor) -> None:
+        """Adapt the scale after a step; `finite`, (): whether its gradient was."""
         if not self.enabled:
             return
         self.good_steps = torch.where(finite, self.good_steps + 1, 0.0)
@@ -95,7 +136,9 @@ class LossScale:
         self.good_steps = torch.where(grown, 0.0, self.good_steps)
 
     def state_dict(self) -> dict:
+        """Return what a checkpoint holds."""
         return {"scale": self.scale, "good_steps": self.good_steps}
 
     def load_state_dict(self, state: dict) -> None:
+        """Continue with the scale of a checkpoint."""
         self.scale, self.good_steps = (state[key].to(self.scale.device) for key in ("scale", "good_steps"))

@@ -1,4 +1,4 @@
-"""Where a run begins: at step 0, perhaps from given weights, or at its newest checkpoint.
+"""Where a run begins: at step 0, perhaps from given weights, or at its newest checkpoint, if that is of the same run.
 
 Rank 0 reads the files, and the other ranks get what they need from it: ranks that looked for themselves could see
 different files (a slow view of a shared folder, an error of one disk, another machine's folder), and would exchange the
@@ -10,55 +10,71 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
 
-from tabicl_train.config.schema import RunConfig
+import priors
+from priors.random import STREAM_VERSION
+from tabicl_train.config.documentation import default_of
+from tabicl_train.config.schema import HARMLESS, flatten
+from tabicl_train.console import info
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.families import family_name
+from tabicl_train.model.family import NetworkConfig
 from tabicl_train.prediction.export import load_checkpoint
 from tabicl_train.run_dir import checkpoint
-from tabicl_train.run_dir.changes import FREE_TO_CHANGE, refuse_changes
 from tabicl_train.run_dir.records import Records, open_or_empty
+
+__all__ = ["ResumePoint", "find_resume_point", "initial_weights", "refuse_changes"]
+
+OF_A_START = ("trainer.max_steps", "init_weights")  # settings that may always differ
+FREE_TO_CHANGE = ("dropout", "checkpoint_rows", "col_attention_fp32", "scaling_bound")  # of a model; its weights fit
+ROUNDING = ".pack_tokens"  # of a stage: which tables share a pass matters to the rounding of sums only
+STREAM = "the version of the table stream"
+REAL_TABLES = "the hash of the real tables"
 
 
 @dataclass(frozen=True)
-class Start:
-    """Where a run begins.
+class ResumePoint:
+    """Where a run begins, as rank 0 has found it.
 
-    steps: optimizer steps done
-    seed: that of rank 0
-    checkpoint: the file that rank 0 continues from, if any
-    real_tables: the hash of the real tables that rank 0 sees, if the prior has any
+    Parameters
+    ----------
+    steps : int
+        Optimizer steps done.
+    seed : int
+        That of rank 0.
+    real_tables : str or None
+        The hash of the real tables that rank 0 sees, if the prior has any.
     """
 
     steps: int
     seed: int
-    checkpoint: Path | None = None
     real_tables: str | None = None
 
     def problems(self, seed: int, real_tables: str | None) -> list[str]:
-        """Why a rank with this seed, which sees these real tables, cannot take part."""
+        """Return why a rank with this seed, which sees these real tables, cannot take part."""
         problems = [f"seed is {seed}, that of rank 0 {self.seed}"] if seed != self.seed else []
         if real_tables != self.real_tables:
             problems.append("the real tables of the prior are others than on rank 0")
         return problems
 
 
-def find_start(config: RunConfig, real_tables: str | None) -> tuple[Start, dict | None]:
-    """Where a run begins.
+def find_resume_point(values: dict, real_tables: str | None) -> tuple[ResumePoint, dict | None]:
+    """Find where a run begins.
 
     Parameters
     ----------
-    config : RunConfig
-        The run.
+    values : dict
+        The configuration of the run, as plain values.
     real_tables : str or None
         The hash of the real tables of its prior.
 
     Returns
     -------
-    Start
+    ResumePoint
     dict or None
         The content of the newest intact checkpoint.
 
@@ -67,54 +83,162 @@ def find_start(config: RunConfig, real_tables: str | None) -> tuple[Start, dict 
     ConfigError
         If the run directory belongs to another run, or if its checkpoints are gone.
     """
-    folder = Path(config.run_dir)
-    if (newest := checkpoint.newest_valid(folder / "checkpoints")) is None:
-        check_beginning(config)
-        return Start(0, config.seed, real_tables=real_tables), None
-    path, content = newest
-    steps = checkpoint.step_of(path)
-    refuse_changes(config, content, steps)
-    return Start(steps, config.seed, path, real_tables), content
+    folder = Path(values["run_dir"])
+    newest = checkpoint.newest_valid(folder / "checkpoints")
+    if newest is None:
+        check_beginning(folder, values["seed"])
+        return ResumePoint(0, values["seed"], real_tables), None
+    _, content = newest
+    refuse_changes(content, values, real_tables)
+    return ResumePoint(content["global_step"], values["seed"], real_tables), content
 
 
-def check_beginning(config: RunConfig) -> None:
+def check_beginning(folder: Path, seed: int) -> None:
     """Refuse a start at step 0 in a run directory whose records say more: of a saved checkpoint, or another seed."""
-    records = Records(Path(config.run_dir))
+    records = Records(folder)
     over = "to start over, name another run_dir or remove this one"
     if saved := (records.json("status.json") or {}).get("saved"):
-        raise ConfigError([f"{records.folder} lacks the checkpoint of step {saved}, which status.json names; {over}"])
-    with open_or_empty(records.folder / "config.yaml") as file:
+        raise ConfigError([f"{folder} lacks the checkpoint of step {saved}, which status.json names; {over}"])
+    with open_or_empty(folder / "config.yaml") as file:
         recorded = yaml.safe_load(file) or {}
-    if recorded.get("seed", config.seed) != config.seed:
-        raise ConfigError([f"{records.folder} holds a run with seed={recorded['seed']}, not {config.seed}; {over}"])
+    if recorded.get("seed", seed) != seed:
+        raise ConfigError([f"{folder} holds a run with seed={recorded['seed']}, not {seed}; {over}"])
 
 
-def initial_weights(config: RunConfig) -> dict[str, torch.Tensor]:
-    """The weights of the run, checkpoint, public file or hub folder that `init_weights` names.
+def refuse_changes(content: dict, values: dict, real_tables: str | None = None) -> None:
+    """Print which settings differ from those of a checkpoint, and refuse those that make it another run.
+
+    A stage that has not started may change, and stages may follow the last one.
+
+    Parameters
+    ----------
+    content : dict
+        The content of the checkpoint.
+    values : dict
+        The configuration of the run that would continue from it, as plain values.
+    real_tables : str or None
+        The hash of the real tables of its prior.
+
+    Raises
+    ------
+    ConfigError
+        With a line for each setting that makes it another run.
+    """
+    saved, made = content["config"], content["run"]
+    before, now = compared(saved), compared(values)
+    before |= {STREAM: made["stream_version"], REAL_TABLES: made.get("real_tables")}
+    now |= {STREAM: STREAM_VERSION, REAL_TABLES: real_tables}
+    differing = [key for key in sorted(before | now) if key not in before or key not in now or before[key] != now[key]]
+    changed = [key for key in differing if not key.startswith(HARMLESS) and key not in OF_A_START]
+    started = started_stages(saved["curriculum"]["stages"], content["global_step"])
+    stages = list(values["curriculum"]["stages"])
+    stage_keys = [f"curriculum.stages.{name}." for name in started]
+    breaking = ("model.", "prior.", "seed", STREAM, REAL_TABLES, "optimizer.name", *stage_keys)
+    problems = [change(key, before, now) for key in changed if key.startswith(breaking) and not key.endswith(ROUNDING)]
+    if stages[: len(started)] != started:
+        problems.append(f"the stages that have started are {', '.join(started)}; the run now has {', '.join(stages)}")
+    other_model = [
+        key for key in changed if key.startswith("model.") and key.removeprefix("model.") not in FREE_TO_CHANGE
+    ]
+    if problems and (other_model or not values["resume"]["allow_changes"]):
+        advice = "choose a new run_dir" + ("" if other_model else ", or set resume.allow_changes=true")
+        raise ConfigError([f"{values['run_dir']} is another run: {problem}; {advice}" for problem in problems])
+    for key in changed:
+        info(f"changed   {change(key, before, now)}")
+    if values["init_weights"] not in (None, saved["init_weights"]):
+        info(
+            f"warning   init_weights={values['init_weights']} has no effect: the run continues from its own checkpoint"
+        )
+
+
+def compared(values: dict) -> dict[str, Any]:
+    """A configuration by dotted names, the options of its prior completed."""
+    return flatten(values | {"prior": completed(values["prior"], prior_defaults(values["prior"]["name"]))})
+
+
+def prior_defaults(name: str) -> dict[str, Any]:
+    """The defaults of a prior's options; none of a prior that is not installed."""
+    try:
+        options = [field for field in dataclasses.fields(priors.prior_class(name)) if field.init]
+    except priors.PriorError:
+        return {}
+    defaults = {field.name: default_of(field) for field in options}
+    return {
+        name: dataclasses.asdict(default) if dataclasses.is_dataclass(type(default)) else default
+        for name, default in defaults.items()
+        if default is not dataclasses.MISSING
+    }
+
+
+def completed(values: dict, defaults: dict) -> dict:
+    """The values, and the defaults of those that are missing, at any depth."""
+    both = values.keys() & defaults.keys()
+    deeper = {key for key in both if isinstance(values[key], dict) and isinstance(defaults[key], dict)}
+    return {**defaults, **values, **{key: completed(values[key], defaults[key]) for key in deeper}}
+
+
+def change(key: str, before: dict, now: dict) -> str:
+    """What became of a setting, in words."""
+    if key not in now:
+        return f"{key} was {before[key]}; there is no such setting now"
+    text = f"{key} was {before.get(key, 'not set')}, is {now[key]}"
+    if key == "model.max_classes" and 0 in (before.get(key), now[key]):
+        was, trains = ("a classifier", "a regressor") if now[key] == 0 else ("a regressor", "a classifier")
+        return f"it trains {was}, and this configuration {trains}, whose labels are read by other weights ({text})"
+    return text
+
+
+def started_stages(stages: dict[str, dict], steps: int) -> list[str]:
+    """The names of the stages to which the first `steps` steps belong."""
+    started = []
+    for name, stage in stages.items():
+        if steps <= 0:
+            break
+        started.append(name)
+        steps -= stage["steps"]
+    return started
+
+
+def initial_weights(path: str, model: NetworkConfig) -> dict[str, torch.Tensor]:
+    """Read the weights of the run, checkpoint, public file or hub folder that `init_weights` names.
 
     A network that sees missing values may start from one that saw their means: its tokens for them begin as zeros.
-    Raises ConfigError if they cannot be read, or if their model is not the configured one.
+
+    Parameters
+    ----------
+    path : str
+        The value of `init_weights`.
+    model : NetworkConfig
+        The network of the run.
+
+    Returns
+    -------
+    dict of str to Tensor
+
+    Raises
+    ------
+    ConfigError
+        If they cannot be read, or if their model is not the configured one.
     """
-    assert config.init_weights is not None
     try:
-        file_config, weights = load_checkpoint(config.init_weights)
+        file_config, weights = load_checkpoint(path)
     except ConfigError as error:
         raise ConfigError([f"init_weights: {problem}" for problem in error.problems]) from None
-    if type(file_config) is not type(config.model):
-        names = (family_name(type(model)) for model in (file_config, config.model))
+    if type(file_config) is not type(model):
+        names = (family_name(type(settings)) for settings in (file_config, model))
         raise ConfigError(["init_weights: the file's model is of the family {}; this run trains {}".format(*names)])
-    if file_config.is_regression != config.model.is_regression:
-        kinds = ("a classifier", "a regressor") if config.model.is_regression else ("a regressor", "a classifier")
+    if file_config.is_regression != model.is_regression:
+        kinds = ("a classifier", "a regressor") if model.is_regression else ("a regressor", "a classifier")
         why = "whose labels are read by other weights"
         raise ConfigError([f"init_weights: the file's model is {kinds[0]}; this run trains {kinds[1]}, {why}"])
     free: tuple[str, ...] = FREE_TO_CHANGE
-    if config.model.missing_values and not file_config.missing_values:
+    if model.missing_values and not file_config.missing_values:
         free, name = (*free, "missing_values"), "col_embedder.missing_values"
         weights = weights | {name: torch.zeros_like(weights["col_embedder.in_linear.weight"])}
     if different := [
         f"init_weights: the file's model has {key}={value}, the configuration model.{key}={configured}"
         for key, value in dataclasses.asdict(file_config).items()
-        if (configured := getattr(config.model, key)) != value and key not in free
+        if (configured := getattr(model, key)) != value and key not in free
     ]:
         raise ConfigError(different)
     return weights

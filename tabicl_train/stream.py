@@ -15,21 +15,36 @@ import torch
 from priors import Prior, Table, TableSpec
 from priors.real import real_tables
 from priors.table import Source
-from tabicl_train.config.schema import CurriculumConfig
+from tabicl_train.config.stages import CurriculumConfig
 from tabicl_train.curriculum import plan_step
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.model.pack import Pack
+
+__all__ = ["StepItem", "StepStream", "draw_table"]
 
 
 @dataclass
 class StepItem:
     """One rank's share of one optimizer step.
 
-    tables: number of tables of the step over all ranks, over which the loss is averaged
-    rejections: number of draws that the prior rejected, by reason
-    sources: number of tables of real ones and of mixtures, by where they come from and their rows
-    units: of the tables of all packs, see RealTables.clusters; only if the stream keeps them
-    seconds: that drawing took
+    Parameters
+    ----------
+    step : int
+        The step's number, from 0.
+    stage : str
+        The name of its stage.
+    tables : int
+        The number of tables of the step over all ranks, over which the loss is averaged.
+    packs : list of Pack
+        The tables of this rank.
+    rejections : Counter
+        Draws that the prior rejected, by reason.
+    sources : Counter
+        Tables of real ones and of mixtures, by where they come from and their rows.
+    clusters : list
+        Of the tables of all packs, see RealTables.clusters; only if the stream keeps them.
+    seconds : float
+        What drawing took.
     """
 
     step: int
@@ -38,16 +53,35 @@ class StepItem:
     packs: list[Pack]
     rejections: Counter[str] = field(default_factory=Counter)
     sources: Counter[tuple[Source, int]] = field(default_factory=Counter)
-    units: list[list[Hashable] | None] = field(default_factory=list)
+    clusters: list[list[Hashable] | None] = field(default_factory=list)
     seconds: float = 0.0
 
     def to(self, device: torch.device) -> StepItem:
+        """Return the same with its tables on a device."""
         return replace(self, packs=[pack.to(device) for pack in self.packs])
 
 
 @dataclass
 class StepStream:
-    """The items of one rank: `steps` of a run; keeps_units: whether they say what the rows of tables belong to."""
+    """The items of one rank, which depend on nothing but these parameters.
+
+    Parameters
+    ----------
+    prior : Prior
+        What the tables are drawn from.
+    curriculum : CurriculumConfig
+        The stages.
+    model : NetworkConfig
+        The network that the steps are planned for.
+    seed : int
+        The seed of the run.
+    steps : range
+        The steps.
+    rank, ranks : int
+        The rank, and the number of all ranks.
+    keeps_clusters : bool
+        Whether items say what the rows of tables belong to.
+    """
 
     prior: Prior
     curriculum: CurriculumConfig
@@ -56,13 +90,14 @@ class StepStream:
     steps: range
     rank: int = 0
     ranks: int = 1
-    keeps_units: bool = False
+    keeps_clusters: bool = False
 
     def __iter__(self) -> Iterator[StepItem]:
+        """Draw the items of all steps in this process."""
         return map(self.draw, self.steps)
 
     def draw(self, step: int, drawing: Callable[[int], None] = lambda table: None) -> StepItem:
-        """The item of a step; `drawing` is called with the number of each table before it is drawn."""
+        """Draw the item of a step; `drawing` is called with the number of each table before it is drawn."""
         started = time.perf_counter()
         plan = plan_step(self.curriculum, self.model, self.seed, step)
         item = StepItem(step, plan.stage, plan.tables, [])
@@ -76,20 +111,20 @@ class StepStream:
                     item.sources[source, len(tables[-1].y)] += 1
             tables.sort(key=lambda table: (len(table.y), table.train_size, table.X.shape[1]))  # equal shapes together
             item.packs.append(pack(tables))
-            if self.keeps_units:
+            if self.keeps_clusters:
                 real = real_tables(self.prior)
-                item.units += [None if real is None else real.clusters(table) for table in tables]
+                item.clusters += [None if real is None else real.clusters(table) for table in tables]
         item.seconds = time.perf_counter() - started
         return item
 
     def size(self, step: int) -> int:
-        """Upper bound of the bytes of a step's item: float32 features, and labels of at most 8 bytes."""
+        """Bound the bytes of a step's item: float32 features, and labels of at most 8 bytes."""
         plan = plan_step(self.curriculum, self.model, self.seed, step)
         shares = ((len(group.tables), group.spec) for group in plan.assign(self.ranks)[self.rank])
         return sum(tables * spec.num_rows * (4 * spec.num_features + 8) for tables, spec in shares)
 
     def describe(self, step: int, table: int) -> str:
-        """A table's address and specification, and the command that shows it."""
+        """Return a table's address and specification, and the command that shows it."""
         plan = plan_step(self.curriculum, self.model, self.seed, step)
         spec = next(group.spec for group in plan.groups if table in group.tables)
         command = f"tabicl-prior show seed={self.seed} step={step} table={table}"
@@ -98,7 +133,27 @@ class StepStream:
 
 
 def draw_table(prior: Prior, spec: TableSpec, seed: int, step: int, index: int) -> Table:
-    """Table `index` of a step. An error of the prior gets a note with the table's address."""
+    """Draw a table of a step.
+
+    Parameters
+    ----------
+    prior : Prior
+        What it is drawn from.
+    spec : TableSpec
+        Its specification, from the plan of the step.
+    seed, step, index : int
+        Its address: the seed of the run, the step, and the table's number within it.
+
+    Returns
+    -------
+    Table
+        The same for equal arguments.
+
+    Raises
+    ------
+    Exception
+        Of the prior, with a note that names the address.
+    """
     try:
         return prior.sample(spec, (seed, step, index))
     except Exception as error:

@@ -1,4 +1,7 @@
-"""A pretraining run, from its configuration to its last checkpoint; `fit` is the training loop."""
+"""A pretraining run, from its configuration to its last checkpoint; `fit` is the training loop.
+
+`train` takes the configuration apart: every component is given its own section, or what was made of it.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,14 @@ from tabicl_train.callbacks.tensorboard_logger import TensorBoardLogger
 from tabicl_train.callbacks.validation import Validation
 from tabicl_train.callbacks.validation_tables import final_test_streams, validation_streams
 from tabicl_train.callbacks.wandb_logger import WandbLogger
-from tabicl_train.config.schema import RunConfig, StreamConfig, TrainerConfig, build_prior
+from tabicl_train.config.schema import (
+    ProfileConfig,
+    RunConfig,
+    StreamConfig,
+    TrainerConfig,
+    WandbConfig,
+    build_prior,
+)
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.distributed.launch import Launch, read_launch, shares_store
 from tabicl_train.distributed.ranks import Ranks
@@ -44,9 +54,9 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.model.kernels import memory
 from tabicl_train.module import Pretraining
 from tabicl_train.optimizer import MuonAdamW
-from tabicl_train.planning.run_plan import expected_work, run_plan
+from tabicl_train.planning import expected_work, run_plan
 from tabicl_train.precision import choose, policy, set_up_gpu, uses_cuda
-from tabicl_train.resume import Start, find_start, initial_weights
+from tabicl_train.resume import ResumePoint, find_resume_point, initial_weights
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.lock import RunLock
 from tabicl_train.run_dir.outputs import make_folder
@@ -56,6 +66,8 @@ from tabicl_train.run_dir.status import RunStatus
 from tabicl_train.run_dir.tables_seen import TablesSeen
 from tabicl_train.stream import StepStream
 from tabicl_train.workers import Loader
+
+__all__ = ["fit", "train"]
 
 
 def train(config: RunConfig) -> str:
@@ -76,63 +88,59 @@ def train(config: RunConfig) -> str:
     ConfigError
         On all ranks, if the run cannot start.
     """
-    folder = Path(config.run_dir)
-    launch = read_launch()
+    folder, launch = Path(config.run_dir), read_launch()
     ranks, records, lock = Ranks(launch), Records(folder), RunLock(folder)
-    device = device_of(config.trainer, launch)
-    prior = build_prior(config)
-    fingerprint = None if (real := real_tables(prior)) is None else real.fingerprint()
+    device, prior, values = device_of(config.trainer, launch), build_prior(config), dataclasses.asdict(config)
+    model, curriculum, seed, total = config.model, config.curriculum, config.seed, config.total_steps
+    parts, real = curriculum.parts(prior), real_tables(prior)
+    fingerprint = None if real is None else real.fingerprint()
     with watch_signals() as stop, contextlib.ExitStack() as stack:
         if config.trainer.max_hours is not None:
             stop.limit = 3600 * config.trainer.max_hours
-        set_up_process(config)
+        set_up_process(config.trainer)
 
         # Workers are forked before this process has threads, a process group or a CUDA context; forked late, workers
         # of the trainer in the `tabicl` package took 13 s instead of 0.1 s a batch. They start idle, since the
         # checkpoint is not read yet.
-        has_steps = newest_step(folder) < config.total_steps
-        stream = build_stream(config, prior, range(config.total_steps), launch)
-        loader = stack.enter_context(build_loader(stream, config.stream, device, launch, has_steps))
-        status, loggers, averages = RunStatus(records), Loggers(), Averages(config.averages)
-        files = CheckpointFiles(config.checkpoint, lambda step: status.write(saved=step))
-        parts, log, values = config.curriculum.parts(prior), loggers.log_metrics, dataclasses.asdict(config)
-        streams = validation_streams(config.validation, parts, config.model)
-        validation = Validation(
-            config.validation, values, config.total_steps, streams, records, ranks, stop, averages, log
-        )
-        logged = LoggedSteps(config.trainer.log_every, config.total_steps)
-        progress = Progress(config.curriculum, config.total_steps, lambda stage: expected_work(config, stage)[1])
-        seen = TablesSeen(config, records)
-        metrics = Metrics(config.curriculum, logged, records, loader, ranks, seen, progress, log)
-        guard = Guard(config.guard, stream, logged, records, files, ranks, averages, metrics)
-        callbacks = build_callbacks(config, guard, metrics, Diagnostics(records, logged, log), averages, status)
-        fabric = open_fabric(config.trainer, launch, ranks, callbacks)
-        ranks.raise_on_all_ranks(
-            [
-                *launch.problems(config.trainer.devices),
-                *config.too_few_tables(ranks.size)[:1],
-                *compiling.problems(config.trainer),
-            ]
-        )
+        stream = StepStream(prior, curriculum, model, seed, range(total), launch.rank, launch.size)
+        has_steps = newest_step(folder) < total
+        loader = stack.enter_context(build_loader(stream, config.stream, device, launch.local_size, has_steps))
 
-        def open_run_dir() -> tuple[Start, dict | None]:
+        # What watches and keeps the run
+        status, loggers, averages = RunStatus(records), Loggers(), Averages(config.averages)
+        files, log = CheckpointFiles(config.checkpoint, lambda step: status.write(saved=step)), loggers.log_metrics
+        streams = validation_streams(config.validation, parts, model)
+        validation = Validation(config.validation, values, total, streams, records, ranks, stop, averages, log)
+        streams = final_test_streams(config.validation, parts, model)
+        test = FinalTest(config.validation, streams, choose(config.trainer), device, records, ranks, stop)
+        logged = LoggedSteps(config.trainer.log_every, total)
+        progress = Progress(curriculum, total, lambda stage: expected_work(stage, model, seed).flops)
+        seen = TablesSeen({} if real is None else real.sources())
+        metrics = Metrics(curriculum, logged, records, loader, ranks, seen, progress, log)
+        guard = Guard(config.guard, stream, logged, records, files, ranks, averages, metrics)
+        diagnostics = Diagnostics(records, logged, log)
+        callbacks = build_callbacks(config.profile, guard, metrics, diagnostics, averages, status)
+
+        # All ranks meet, and learn from rank 0 where the run begins
+        fabric = open_fabric(config.trainer, launch, ranks, callbacks)
+        problems = [*launch.problems(config.trainer.devices), *config.too_few_tables(ranks.size)[:1]]
+        ranks.raise_on_all_ranks(problems + (compiling.problems(config.trainer) if config.trainer.compile else []))
+
+        def open_run_dir() -> tuple[ResumePoint, dict | None]:
             make_folder("run_dir", folder / "checkpoints")
             lock.acquire()
             checkpoint.sweep(folder)
             checkpoint.sweep(folder / "checkpoints")
-            return find_start(config, fingerprint)
+            return find_resume_point(values, fingerprint)
 
         stack.callback(lock.release)
         start, content = ranks.from_first(open_run_dir)
-        ranks.raise_on_all_ranks(start.problems(config.seed, fingerprint))
-        streams = final_test_streams(config.validation, parts, config.model)
-        test = FinalTest(config.validation, streams, choose(config.trainer), device, records, ranks, stop)
+        ranks.raise_on_all_ranks(start.problems(seed, fingerprint))
         validation.has_ended = ranks.from_first(lambda: validation.history(start.steps).ended is not None)
-        last = start.steps if validation.has_ended else config.total_steps
-        is_complete = last == start.steps and not ranks.from_first(
+        last = start.steps if validation.has_ended else total
+        if last == start.steps and not ranks.from_first(
             lambda: validation.is_missing(start.steps) or test.is_missing(start.steps)
-        )
-        if is_complete:
+        ):
             info(f"{folder}: finished already, {start.steps} steps are done")
             if ranks.rank == 0:
                 status.finish_earlier(start.steps)
@@ -141,29 +149,24 @@ def train(config: RunConfig) -> str:
 
         if last > start.steps:  # before the model is built, which takes a second
             start_drawing(loader, start.steps, stop, ranks)
-        module, optimizer = build_module(config, fabric)
-        if device.type == "cpu":
-            memory.keep_freed_memory()
-        origin = describe_origin()
-        facts = {"real_tables": start.real_tables, "ranks": ranks.size, "device": device_name(device), **origin}
-        saves = folder / "checkpoints"
-        checkpoints = Checkpoints(saves, files, config.curriculum, values, facts, callbacks, ranks.rank)
+        module, optimizer = build_module(config, content, ranks, fabric)
+        origin, machines = describe_origin(), ranks.gather(describe_machine(device))
+        device_name = machines[0]["gpu"] or platform.machine()
+        facts = {"real_tables": start.real_tables, "ranks": ranks.size, "device": device_name, **origin}
+        checkpoints = Checkpoints(folder / "checkpoints", files, curriculum, values, facts, callbacks, ranks.rank)
         if content is not None:
-            checkpoints.load(content, module, optimizer)
-        elif config.init_weights is not None:
-            module.model.load_state_dict(ranks.from_first(lambda: initial_weights(config)))
+            checkpoints.load_callbacks(content)
         del content  # hundreds of megabytes
-        broadcast_weights(module)
-        machines = ranks.gather(describe_machine(device))
         if ranks.rank == 0:
-            loggers.loggers = build_loggers(config, folder, start.steps)
+            loggers.loggers = build_loggers(config.wandb, config.tensorboard, values, start.steps)
             status.values |= {"step": start.steps, "saved": start.steps}
             status.write()
             rewind(records, start.steps)
             if last > start.steps:
-                records.replace("config.yaml", yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
+                records.replace("config.yaml", yaml.safe_dump(values, sort_keys=False))
                 record_start(records, start.steps, origin, machines)
-                introduce(config, prior, fabric, module, start, loader.drawers)
+                introduce(config, prior, module, start.steps, ranks.size, loader.drawers)
+
         try:
             step = fit(fabric, module, optimizer, loader, checkpoints, validation, ranks, stop, start.steps, last)
             unavailable = ranks.any(loader.unavailable)
@@ -202,10 +205,26 @@ def fit(
     step: int,
     last: int,
 ) -> int:
-    """The training loop.
+    """Train until the last step, or until a rank is asked to stop.
 
     Parameters
     ----------
+    fabric : Fabric
+        Calls the callbacks; its device is that of the module.
+    module : Pretraining
+        Takes the steps.
+    optimizer : MuonAdamW
+        Its optimizer.
+    loader : Loader
+        Draws the tables, from this step on.
+    checkpoints : Checkpoints
+        Saves the run.
+    validation : Validation
+        Scores the network, and may end the run.
+    ranks : Ranks
+        All ranks.
+    stop : Stop
+        Whether this process was asked to stop.
     step, last : int
         Steps that are done, and with which the run is over.
 
@@ -238,7 +257,7 @@ def fit(
 
 
 def start_drawing(loader: Loader, step: int, stop: Stop, ranks: Ranks) -> None:
-    """Have the tables drawn from this step on; raises ConfigError on all ranks if a rank has no access to them."""
+    """Have the tables drawn from this step on; raise ConfigError on all ranks if a rank has no access to them."""
     problems: list[str] = []
     try:
         loader.start(step, stop)
@@ -248,7 +267,7 @@ def start_drawing(loader: Loader, step: int, stop: Stop, ranks: Ranks) -> None:
 
 
 def open_fabric(settings: TrainerConfig, launch: Launch, ranks: Ranks, callbacks: list[Any]) -> Fabric:
-    """Fabric with a process group, if there are several ranks, and the groups of `ranks`."""
+    """Open Fabric with a process group, if there are several ranks, and the groups of `ranks`."""
     on_cuda = uses_cuda(settings)
     several = launch.size > 1
     timeout = timedelta(seconds=settings.timeout)
@@ -276,14 +295,25 @@ def close_process_group(ranks: Ranks) -> None:
         dist.destroy_process_group()
 
 
-def build_module(config: RunConfig, fabric: Fabric) -> tuple[Pretraining, MuonAdamW]:
-    """Module and optimizer on the device, with random weights."""
-    module = Pretraining(config)
+def build_module(
+    config: RunConfig, content: dict | None, ranks: Ranks, fabric: Fabric
+) -> tuple[Pretraining, MuonAdamW]:
+    """Build module and optimizer on the device, equal on all ranks, from a checkpoint, initial or random weights."""
+    torch.manual_seed(config.seed)
+    module = Pretraining(config.model, config.curriculum, config.optimizer, choose(config.trainer), config.seed)
     fabric.to_device(module)
     module.on_fit_start()
+    if fabric.device.type == "cpu":
+        memory.keep_freed_memory()
     if config.trainer.compile:
         compiling.compile_blocks(module.model)
-    return module, module.configure_optimizers()
+    optimizer = module.configure_optimizers()
+    if content is not None:
+        load_training(content, module, optimizer)
+    elif (source := config.init_weights) is not None:
+        module.model.load_state_dict(ranks.from_first(lambda: initial_weights(source, config.model)))
+    broadcast_weights(module)
+    return module, optimizer
 
 
 def broadcast_weights(module: Pretraining) -> None:
@@ -297,12 +327,8 @@ def device_of(settings: TrainerConfig, launch: Launch) -> torch.device:
     return torch.device("cuda", launch.local_rank) if uses_cuda(settings) else torch.device("cpu")
 
 
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-
-
 def newest_step(folder: Path) -> int:
-    """The step of the newest checkpoint, by the names of the files."""
+    """Return the step of the newest checkpoint, by the names of the files."""
     return max(map(checkpoint.step_of, checkpoint.saved(folder / "checkpoints")), default=0)
 
 
@@ -314,92 +340,59 @@ def rewind(records: Records, step: int) -> None:
 
 
 def build_callbacks(
-    config: RunConfig, guard: Guard, metrics: Metrics, diagnostics: Diagnostics, averages: Averages, status: RunStatus
+    profile: ProfileConfig,
+    guard: Guard,
+    metrics: Metrics,
+    diagnostics: Diagnostics,
+    averages: Averages,
+    status: RunStatus,
 ) -> list[Any]:
-    """What watches or keeps a run, in the order in which it is called: the guard may change the weights."""
+    """Return what watches or keeps a run, in the order in which it is called: the guard may change the weights."""
     if guard.ranks.rank > 0:
         return [guard, metrics]
-    profile = [Profile(config.profile, guard.records.folder)] if config.profile.step is not None else []
-    return [guard, metrics, diagnostics, *profile, averages, status]
+    traced = [Profile(profile, guard.records.folder)] if profile.step is not None else []
+    return [guard, metrics, diagnostics, *traced, averages, status]
 
 
-def build_loggers(config: RunConfig, folder: Path, step: int) -> list[Any]:
-    """The logs beside the run's own files."""
-    loggers: list[Any] = []
-    if config.wandb.mode != "disabled":
-        loggers.append(WandbLogger(config.wandb, folder, dataclasses.asdict(config)))
-    return loggers + ([TensorBoardLogger(folder, step)] if config.tensorboard else [])
-
-
-def build_stream(config: RunConfig, prior: Prior, steps: range, launch: Launch) -> StepStream:
-    """This rank's share of the steps."""
-    return StepStream(prior, config.curriculum, config.model, config.seed, steps, launch.rank, launch.size)
+def build_loggers(wandb: WandbConfig, tensorboard: bool, values: dict[str, Any], step: int) -> list[Any]:
+    """Build the logs beside the run's own files."""
+    folder, loggers = Path(values["run_dir"]), list[Any]()
+    if wandb.mode != "disabled":
+        loggers.append(WandbLogger(wandb, folder, values))
+    return loggers + ([TensorBoardLogger(folder, step)] if tensorboard else [])
 
 
 def build_loader(
-    stream: StepStream, config: StreamConfig, device: torch.device, launch: Launch, has_steps: bool = True
+    stream: StepStream, config: StreamConfig, device: torch.device, local_size: int, has_steps: bool = True
 ) -> Loader:
-    """What draws the tables, idle; nothing is started for a run without steps."""
+    """Build what draws the tables, idle; nothing is started for a run without steps."""
     if not has_steps:
         return Loader(stream, StreamConfig(num_workers=0))
     if config.name == "ray":
         from tabicl_train.distributed.ray_actors import RayLoader
 
         return RayLoader(stream, config, device)
-    local = config.local(launch.local_size)
+    local = config.local(local_size)
     if config.num_workers is not None and local.workers < config.num_workers:
         info(f"warning   stream.num_workers is {config.num_workers}; {local.workers}, as there are no more cores")
     return Loader(stream, local, device)
 
 
-def run_steps(
-    config: RunConfig, content: dict | None, steps: range, watch: Any, ranks: Ranks, fabric: Fabric, loader: Loader
-) -> None:
-    """Train some steps, watched by a callback; nothing is written.
-
-    Parameters
-    ----------
-    content : dict, optional
-        Of the checkpoint to begin from.
-    steps : range
-        The steps.
-    loader : Loader
-        Idle; its stream has these steps.
-    """
-    set_up_process(config)
-    module, optimizer = build_module(config, fabric)
-    if content is not None:
-        load_training(dict(content), module, optimizer)
-    elif config.init_weights is not None:
-        module.model.load_state_dict(ranks.from_first(lambda: initial_weights(config)))
-    broadcast_weights(module)
-    start_drawing(loader, steps.start, Stop(), ranks)
-    for step in steps:
-        item = loader.next()
-        if item is None:
-            raise ConfigError(["no tables can be drawn any more"])
-        item = item.to(fabric.device)
-        watch.on_train_batch_start(step=step, item=item, module=module, optimizer=optimizer)
-        module.training_step(item, step, ranks.rank, optimizer)
-        watch.on_train_batch_end(step=step + 1, item=item, module=module, optimizer=optimizer)
-
-
-def set_up_process(config: RunConfig) -> None:
-    """Settings of torch and Lightning in a process that trains."""
+def set_up_process(trainer: TrainerConfig) -> None:
+    """Set up torch and Lightning in a process that trains."""
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)  # start-up lines
     warnings.filterwarnings("ignore", message=".*`srun` command is available.*")  # torchrun and plain starts are fine
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # torch 2.13 about lightning 2.6
-    torch.set_num_threads(config.trainer.cpu_threads)
-    set_up_gpu(config.trainer)
+    torch.set_num_threads(trainer.cpu_threads)
+    set_up_gpu(trainer)
     # cuDNN attention plans for every new shape and crashed for others; flash and memory-efficient attention remain.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    torch.manual_seed(config.seed)
 
 
-def introduce(config: RunConfig, prior: Prior, fabric: Fabric, module: Pretraining, start: Start, drawers: int) -> None:
-    """Print what is about to run, as it is in force; drawers: processes that draw its tables for each rank."""
-    info(f"run       {config.run_dir}" + (f", resumed at step {start.steps}" if start.steps else ""))
+def introduce(config: RunConfig, prior: Prior, module: Pretraining, step: int, ranks: int, drawers: int) -> None:
+    """Print what is about to run, as it is in force; `drawers`: processes that draw tables for each of the ranks."""
+    info(f"run       {config.run_dir}" + (f", resumed at step {step}" if step else ""))
     workers = counted(drawers, "Ray actor" if config.stream.name == "ray" else "worker")
     info(f"prior     {config.prior['name']}, seed {config.seed}, {workers}")
     described = real.describe() if (real := real_tables(prior)) else []
@@ -407,10 +400,10 @@ def introduce(config: RunConfig, prior: Prior, fabric: Fabric, module: Pretraini
         info(f"          {line}")
     has_compiled = config.trainer.compile and next(module.model.blocks(), None) is not None
     compiled = ", compiled blocks (the first steps take long)" if has_compiled else ""
-    info(f"device    {fabric.world_size} x {fabric.device.type}{compiled}")
+    info(f"device    {ranks} x {module.device.type}{compiled}")
     if config.trainer.compile and not has_compiled:
         info("warning   trainer.compile has no effect: a network of this family has no blocks to compile")
     if shares_store():
         info("warning   restarts by torchrun may fail; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (launch/README.md)")
-    for line in [*policy(config), *run_plan(config)]:
+    for line in [*policy(config.trainer, config.optimizer), *run_plan(config)]:
         info(line)

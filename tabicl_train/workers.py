@@ -44,6 +44,8 @@ from tabicl_train.errors import picklable
 from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.stream import StepItem, StepStream
 
+__all__ = ["Loader", "StopRequested", "TablesUnavailable", "WorkerDied"]
+
 # Forked workers start in 0.1 s and end with this process. The forkserver of Python 3.14 would start them under another.
 CONTEXT = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
 ALIGNMENT = 64  # bytes, as torch allocates: the rounding of matrix products may depend on the alignment
@@ -60,13 +62,13 @@ class TablesUnavailable(Exception):
     """The machines that draw the tables are gone; the run can be continued when they are back."""
 
 
-class Stopped(Exception):
-    """A stop signal has come while a table was drawn."""
+class StopRequested(Exception):
+    """The run was asked to stop while a table was drawn."""
 
 
 @dataclass
 class Worker:
-    """number: w; drawing: the step and table (-1: none) that it is drawing, in shared memory"""
+    """A process; `drawing`: the step and table (-1: none) that it is drawing, in shared memory."""
 
     number: int
     process: BaseProcess
@@ -114,13 +116,18 @@ class Loader:
 
     @property
     def drawers(self) -> int:
-        """Processes that draw tables, beside this one."""
+        """The number of processes that draw tables, beside this one."""
         return len(self.workers)
 
     def start(self, first: int | None = None, stop: Stop | None = None) -> None:
-        """Have the tables drawn from step `first` on, by default the stream's first one.
+        """Have the tables drawn.
 
-        `next` returns None once `stop` is asked.
+        Parameters
+        ----------
+        first : int, optional
+            The first step; by default the stream's first one.
+        stop : Stop, optional
+            Once it is asked, `next` returns None.
         """
         self.stop = stop
         if first is not None:
@@ -133,14 +140,24 @@ class Loader:
         self.items = pinned(items, device) if device is not None and device.type == "cuda" else items
 
     def next(self) -> StepItem | None:
-        """The next item; None if the process was asked to stop while it waited, or if no tables are available any more.
+        """Wait for the next item.
 
-        Raises the error of a worker, and WorkerDied naming the table if a worker is gone.
+        Returns
+        -------
+        StepItem or None
+            None if the process was asked to stop while it waited, or if no tables are available any more.
+
+        Raises
+        ------
+        Exception
+            Of the prior, in a worker.
+        WorkerDied
+            If a worker is gone; it names the table.
         """
         started = time.perf_counter()
         try:
             return None if self.stop is not None and self.stop.asked else next(self.items)
-        except Stopped:
+        except StopRequested:
             return None
         except TablesUnavailable as error:
             info(f"warning   {error}")
@@ -150,15 +167,17 @@ class Loader:
             self.waited += time.perf_counter() - started
 
     def __iter__(self) -> Iterator[StepItem]:
-        """All items of the stream."""
+        """Start, and return all items of the stream."""
         self.start()
         return self.items
 
     def check_stop(self, _: int = 0) -> None:
+        """Raise StopRequested if the run was asked to stop."""
         if self.stop is not None and self.stop.asked:
-            raise Stopped
+            raise StopRequested
 
     def take(self, step: int) -> StepItem:
+        """Wait for the item of a step, and tell the workers that the next one is due."""
         if not self.workers:
             return self.stream.draw(step, self.check_stop)
         worker = self.workers[(step - self.stream.steps.start) % len(self.workers)]
@@ -178,6 +197,7 @@ class Loader:
         return item
 
     def describe_death(self, worker: Worker) -> str:
+        """Say how a worker ended and what it was drawing."""
         worker.process.join()
         code = worker.process.exitcode
         assert code is not None  # as it has ended
@@ -195,9 +215,11 @@ class Loader:
             worker.connection.close()
 
     def __enter__(self) -> Loader:
+        """Return the loader."""
         return self
 
     def __exit__(self, *_: object) -> None:
+        """End the workers."""
         self.close()
 
 
@@ -224,10 +246,10 @@ def work(
     inherited: list[Connection],
     parent: int,
 ) -> None:
-    """What a worker process does.
+    """Do what a worker process does.
 
     It ignores stop signals, which reach the whole process group: the training process decides when workers end.
-    inherited: connections of other processes, copied by the fork
+    `inherited`: connections of other processes, copied by the fork.
     """
     die_with_parent(parent)
     for stop in SIGNALS:
@@ -259,7 +281,7 @@ def note(drawing: Any, step: int, table: int) -> None:
 
 
 def packed(item: StepItem) -> tuple[Content, list[np.ndarray]]:
-    """An item without its tables, the shapes of these and the types of their labels, and their values."""
+    """Return an item without its tables, the shapes of these and the types of their labels, and their values."""
     shapes = [(pack.shapes, pack.y.dtype) for pack in item.packs]
     arrays = [values.numpy() for pack in item.packs for values in (pack.X, pack.y, pack.sizes)]
     return (replace(item, packs=[]), shapes), arrays
@@ -276,7 +298,7 @@ def send(connection: Connection, content: Content, arrays: list[np.ndarray]) -> 
 
 
 def receive(connection: Connection) -> StepItem:
-    """An item, in memory that is freed with its last tensor; raises the error of a worker."""
+    """Receive an item, in memory that is freed with its last tensor; raises the error of a worker."""
     content, error, trace = connection.recv()
     if error is not None:
         raise error from RuntimeError(trace)
@@ -296,19 +318,19 @@ def receive(connection: Connection) -> StepItem:
 
 
 def tensor_in(memory: mmap.mmap, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, int]:
-    """The tensor at a position, and the position of the next one."""
+    """Return the tensor at a position, and the position of the next one."""
     count = math.prod(shape)
     end = start + count * dtype.itemsize
     return torch.frombuffer(memory, dtype=dtype, count=count, offset=start).view(shape), end + -end % ALIGNMENT
 
 
 def memory_file() -> IO[bytes]:
-    """A file without a name, in memory where the system supports it."""
+    """Open a file without a name, in memory where the system supports it."""
     return open(os.memfd_create("tables"), "w+b") if hasattr(os, "memfd_create") else tempfile.TemporaryFile()
 
 
 def pinned(items: Iterator[StepItem], device: torch.device) -> Iterator[StepItem]:
-    """The items in pinned memory. The thread starts with the first item, so that workers fork before CUDA starts."""
+    """Pin the items, in a thread that starts with the first one, so that workers fork before CUDA starts."""
     with ThreadPoolExecutor(1, initializer=torch.cuda.set_device, initargs=(device,)) as executor:
         ahead = executor.submit(pin_next, items)
         while (item := ahead.result()) is not None:

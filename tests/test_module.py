@@ -1,23 +1,22 @@
 """One step of training: what it waits for, and its gradients."""
 
 import math
-import os
-import signal
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 import torch
 from runs import last, metrics
-from short_runs import STAGES, run
-from tiny_network import tiny_network
+from short_runs import STAGES, module_of, run
+from small_networks import randomize
+from tiny_network import TINY, tiny_network
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tabicl_train.config.compose import compose
-from tabicl_train.distributed import slurm
-from tabicl_train.gradients import Gradients
+from tabicl_train.config.schema import CurriculumConfig, OptimizerConfig, StageConfig
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
-from tabicl_train.module import Pretraining, query_losses
+from tabicl_train.module import Gradients, Pretraining, query_losses
+from tabicl_train.precision import Precision
 from tabicl_train.stream import StepItem
 
 
@@ -50,16 +49,113 @@ class EndCount:
         self.counting.counts[step] = self.counting.mode.count
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_the_host_waits_for_the_device_at_logged_steps_and_saves_only(precision, tmp_path, monkeypatch):
+class Training:
+    """Steps of a tiny network without the loop around them. The packs of all steps are the same table."""
+
+    def __init__(self, *stages: StageConfig, dropout: float = 0.0, optimizer: str = "muon", packs: int = 1) -> None:
+        curriculum = CurriculumConfig({str(number): stage for number, stage in enumerate(stages)})
+        settings = replace(TINY, dropout=dropout), curriculum, OptimizerConfig(optimizer), Precision("fp32", "")
+        torch.manual_seed(0)
+        self.module = Pretraining(*settings, seed=0)
+        randomize(self.module.model)
+        self.optimizer = self.module.configure_optimizers()
+        X = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
+        self.packs, self.step = [Pack.of([(X, (X[:, 0] > 0).long(), 20)]) for _ in range(packs)], 0
+
+    def take_step(self, rank: int = 0) -> None:
+        item = StepItem(self.step, "", len(self.packs), self.packs)
+        self.module.training_step(item, self.step, rank, self.optimizer)
+        self.step += 1
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        named = self.module.model.named_parameters()
+        return {name: p.detach().clone() for name, p in named if p.requires_grad}
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "muon_all", "adamw"])
+def test_a_step_decays_matrices_as_its_stage_says_and_vectors_never(optimizer):
+    one = StageConfig(steps=1, warmup=0.0, learning_rate=0.1, weight_decay=0.5)
+    two = StageConfig(steps=2, warmup=0.0, learning_rate=0.02, final_learning_rate=0.01, weight_decay=2.0)
+    decayed = Training(one, two, optimizer=optimizer)
+    plain = Training(replace(one, weight_decay=0.0), replace(two, weight_decay=0.0), optimizer=optimizer)
+    for factor in (0.1 * 0.5, 0.02 * 2.0, 0.01 * 2.0):  # learning rate times decay
+        decayed.module.load_state_dict(plain.module.state_dict())
+        before = plain.weights()
+        plain.take_step()
+        decayed.take_step()
+        for (name, a), b in zip(plain.weights().items(), decayed.weights().values(), strict=True):
+            expected = a if a.ndim < 2 else a - factor * before[name]
+            torch.testing.assert_close(b, expected, rtol=0, atol=0 if a.ndim < 2 else 1e-6)
+
+
+def test_a_step_has_the_learning_rate_of_the_schedule_at_its_number():
+    stage = StageConfig(steps=4, warmup=0.0, learning_rate=0.4, final_learning_rate=0.1, schedule="linear")
+    training = Training(stage, stage)
+    rates = []
+    for _ in range(8):
+        training.take_step()
+        rates.append({group["lr"] for group in training.optimizer.param_groups})
+    assert [rate for (rate,) in rates] == pytest.approx([0.4, 0.3, 0.2, 0.1] * 2)
+
+
+def test_frozen_parts_keep_their_weights_and_have_no_gradient():
+    training = Training(StageConfig(frozen=["column", "row"]))
+    before = training.weights()
+    training.take_step()
+    for name, after in training.weights().items():
+        assert torch.equal(after, before[name]) == (not name.startswith("icl_predictor")), name
+    parameters = dict(training.module.model.named_parameters())
+    assert all((p.grad is None) == (not name.startswith("icl_predictor")) for name, p in parameters.items())
+
+
+def test_gradients_are_flat_and_aligned():
+    a, b, c = (torch.nn.Parameter(torch.zeros(n)) for n in (3, 70, 5))
+    gradients = Gradients([a, b], [c])
+    gradients.add((torch.ones(3), torch.full((70,), 2.0)), torch.tensor(4.0))
+    gradients.add((torch.ones(3), torch.zeros(70)), torch.tensor(1.0))
+    assert gradients.flat.sum() == 6 + 140 + 5 and gradients.loss == 5
+    assert torch.equal(a.grad, torch.full((3,), 2.0)) and b.grad.sum() == 140 and c.grad is None
+    assert all(view.storage_offset() % 64 == 0 for view in gradients.views)
+
+
+def test_gradients_are_scaled_down_to_the_clip_and_never_up():
+    exact = Training(StageConfig(clip=math.inf))
+    exact.take_step()
+    views, norm = exact.module.gradients.views, exact.module.grad_norm.item()
+    assert norm == pytest.approx(math.sqrt(sum(view.double().square().sum().item() for view in views)), rel=1e-5)
+    for clip in (norm / 7, 2 * norm):
+        training = Training(StageConfig(clip=clip))
+        training.take_step()
+        assert training.module.grad_norm.item() == norm  # before clipping
+        for view, unclipped in zip(training.module.gradients.views, views, strict=True):
+            torch.testing.assert_close(view, unclipped * min(1.0, clip / norm), rtol=1e-4, atol=1e-7)
+
+
+def test_dropout_is_a_function_of_step_rank_and_pack():
+    def losses(rank: int, steps: int = 2, dropout: float = 0.3) -> list[float]:
+        """Of two equal packs in each step, with the same weights."""
+        training = Training(StageConfig(learning_rate=0.0, final_learning_rate=0.0), dropout=dropout, packs=2)
+        torch.manual_seed(steps)  # the global state has no effect
+        found = []
+        for _ in range(steps):
+            training.take_step(rank)
+            found += torch.cat(training.module.table_losses).tolist()
+        return found
+
+    first = losses(0)
+    assert len({*first, *losses(1)}) == 8
+    assert losses(0) == first and losses(0, steps=1) == first[:2]
+    assert len(set(losses(0, dropout=0.0))) == 1
+
+
+def test_the_host_waits_for_the_device_at_logged_steps_and_saves_only(tmp_path, monkeypatch):
     from tabicl_train import train as training
 
     monkeypatch.setattr(TabICL, "_check", lambda *_: None)  # reads labels where they are on the CPU
     counting, chosen = CountWaits(), training.build_callbacks
     monkeypatch.setattr(training, "build_callbacks", lambda *a: [counting, *chosen(*a), EndCount(counting)])
     run(
-        tmp_path / "run", "trainer.log_every=5", "checkpoint.every=8", f"trainer.precision={precision}",
+        tmp_path / "run", "trainer.log_every=5", "checkpoint.every=8", "trainer.precision=fp16",
         "averages.last=2", "averages.every=8", "model.dropout=0.1",
     )  # fmt: skip
     assert sorted(counting.counts) == list(range(1, 17))
@@ -84,7 +180,7 @@ def test_losses_are_cross_entropies_of_the_query_rows_of_each_table(monkeypatch)
 
 def test_gradients_in_pieces_are_those_of_the_whole():
     config = compose(["experiment=smoke", "trainer.accelerator=cpu"])
-    module = Pretraining(config)
+    module = module_of(config)
     generator = torch.Generator().manual_seed(0)
     tables = [torch.randn(N, M, generator=generator) for N, M in [(30, 4), (22, 1), (30, 4), (41, 3), (25, 6)]]
     pack = Pack.of((X, (X[:, 0] > 0).long(), 20) for X in tables)
@@ -104,7 +200,7 @@ def test_gradients_in_pieces_are_those_of_the_whole():
 
 def test_packs_of_more_tokens_than_did_not_fit_are_halved(monkeypatch, capsys):
     """Memory for 215 tokens: packs of more are halved, at once where as many have not fitted before."""
-    module = Pretraining(compose(["experiment=smoke", "trainer.accelerator=cpu"]))
+    module = module_of(compose(["experiment=smoke", "trainer.accelerator=cpu"]))
     generator = torch.Generator().manual_seed(0)
     tables = [torch.randn(N, M, generator=generator) for N, M in [(10, 1), (12, 2), (20, 3), (30, 4), (20, 1)]]
     first, second = (Pack.of((X, (X[:, 0] > 0).long(), 5) for X in some) for some in (tables, tables[:4]))
@@ -133,39 +229,15 @@ def test_packs_of_more_tokens_than_did_not_fit_are_halved(monkeypatch, capsys):
     torch.testing.assert_close(pieces.flat, whole.flat, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_recomputed_activations_and_frozen_parts_go_together(tmp_path):
     frozen = "curriculum.stages.smoke.frozen=[column]"
     run(tmp_path / "kept", frozen, "trainer.max_steps=3", "model.dropout=0.1")
     run(tmp_path / "again", frozen, "trainer.max_steps=3", "model.dropout=0.1", "model.checkpoint_rows=1")
     assert [r["loss"] for r in metrics(tmp_path / "kept")] == [r["loss"] for r in metrics(tmp_path / "again")]
-    start = Pretraining(compose(["experiment=smoke"])).state_dict().keys()
+    start = module_of(compose(["experiment=smoke"])).state_dict().keys()
     assert last(tmp_path / "again")["state_dict"].keys() == start
 
 
-@pytest.mark.slow
-def test_a_stopped_job_asks_slurm_to_start_again(tmp_path, monkeypatch, capsys):
-    class Signal:
-        def on_train_batch_start(self, item, **_) -> None:
-            if item.step == 2:
-                os.kill(os.getpid(), signal.SIGUSR1)
-
-    asked = []
-    answer = SimpleNamespace(returncode=0, stdout="JobState=RUNNING Reason=None", stderr="")
-    fake = SimpleNamespace(run=lambda command, **_: asked.append(command) or answer)
-    monkeypatch.setattr(slurm, "subprocess", fake)
-    monkeypatch.setenv("SLURM_JOB_ID", "77")
-    assert run(tmp_path / "a", callbacks=(Signal(),)) == "preempted" and asked == []
-    assert run(tmp_path / "b", "trainer.requeue=true", callbacks=(Signal(),)) == "preempted"
-    assert asked == [["scontrol", "show", "job", "77"], ["scontrol", "requeue", "77"]]
-    assert "SLURM job 77 is requeued" in capsys.readouterr().err
-    assert run(tmp_path / "b", "trainer.requeue=true") == "finished" and len(asked) == 2
-    answer.stdout = "JobState=COMPLETING Reason=None"  # of a job that was canceled
-    assert run(tmp_path / "c", "trainer.requeue=true", callbacks=(Signal(),)) == "preempted" and len(asked) == 3
-    assert "SLURM job 77 is not requeued: it is COMPLETING" in capsys.readouterr().err
-
-
-@pytest.mark.slow
 def test_each_stage_recomputes_as_it_says_also_after_a_resume(tmp_path, monkeypatch):
     recomputed = []
 

@@ -151,9 +151,8 @@ class Checkpoints:
         module.on_save_checkpoint(content)
         return content
 
-    def load(self, content: dict[str, Any], module: Pretraining, optimizer: MuonAdamW) -> None:
-        """Restore module, optimizer and callbacks from a checkpoint's dictionary."""
-        load_training(content, module, optimizer)
+    def load_callbacks(self, content: dict[str, Any]) -> None:
+        """Restore the callbacks from a checkpoint's dictionary."""
         for name, callback in self.stateful.items():
             if name in content["callbacks"]:
                 callback.load_state_dict(content["callbacks"][name])
@@ -161,7 +160,7 @@ class Checkpoints:
 
 
 def load_training(content: dict[str, Any], module: Pretraining, optimizer: MuonAdamW) -> None:
-    """Restore module and optimizer alone, from a checkpoint's dictionary."""
+    """Restore module and optimizer from a checkpoint's dictionary."""
     module.on_load_checkpoint(content)
     module.load_state_dict(content["state_dict"])
     for state in content["optimizer_states"]:

@@ -35,7 +35,7 @@ from tabicl_train.prediction.export import load_network
 from tabicl_train.run_dir.records import Records
 from tabicl_train.statistics import gain_in_words, paired_gain
 from tabicl_train.stream import StepStream
-from tabicl_train.workers import Stopped
+from tabicl_train.workers import StopRequested
 
 __all__ = ["FinalTest"]
 
@@ -92,13 +92,13 @@ class FinalTest:
         try:
             if self.is_missing(step):
                 self.write(step)
-        except Stopped:
+        except StopRequested:
             info("test      left to the next start, since the run was asked to stop")
             return self.ranks.finish(False)
         return self.ranks.finish(True)
 
     def write(self, step: int) -> None:
-        """Write test.json and print what it says; raises Stopped."""
+        """Write test.json and print what it says; raises StopRequested."""
         best_step = read_history(self.records.rows("validation.csv"), self.settings, step).best_step
         parts: dict[str, dict[str, Any]] = {}
         best = load_network(str(self.best)).to(self.device)
@@ -114,7 +114,7 @@ class FinalTest:
         info(f"          the best weights are those of step {best_step}: {command}")
 
     def compare(self, part: str, best: Network, parts: dict[str, dict[str, Any]]) -> str:
-        """Return a sentence about a part of the prior, and add its numbers to `parts`; raises Stopped."""
+        """Return a sentence about a part of the prior, and add its numbers to `parts`; raises StopRequested."""
         stream = self.streams[part]
         try:
             items = [(part, stream.draw(k, self.check_stop)) for k in stream.steps]
@@ -137,6 +137,6 @@ class FinalTest:
         return f"{part} {'rows' if clusters == 'rows' else 'tables'}: {gain_in_words(found, len(before), clusters)}"
 
     def check_stop(self, _: int = 0) -> None:
-        """Raise Stopped if a signal to any rank asks the run to stop."""
+        """Raise StopRequested if a signal to any rank asks the run to stop."""
         if self.ranks.still_working(self.stop.first is not None):
-            raise Stopped
+            raise StopRequested

@@ -34,7 +34,7 @@ from tabicl_train.model.families import family_of
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.module import Pretraining
-from tabicl_train.planning.flops import peak_flops
+from tabicl_train.precision import peak_flops
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.tables_seen import TablesSeen
 from tabicl_train.schedules import learning_rate
@@ -118,7 +118,7 @@ class Metrics:
         self.seen.merge(self.ranks.sum)
         now = time.perf_counter()
         is_due = self.ranks.rank == 0 and (is_end or now - self.seen_printed >= SEEN_EVERY)
-        if is_due and (line := self.seen.line(self.step)):
+        if is_due and (line := self.seen.line()):
             self.seen_printed = now
             info(f"seen      {line}")
 

@@ -133,7 +133,7 @@ def place(level: float, num_quantiles: int) -> int:
 def score_item(network: Network, part: str, item: StepItem, precision: Precision) -> Scored:
     scores, row_losses = score_packs(network, item.packs, precision)
     losses: list[tuple[Hashable, float]] = []
-    clusters = enumerate(item.units)
+    clusters = enumerate(item.clusters)
     for pack, of_rows in zip(item.packs, row_losses, strict=True):
         end, of_tables = 0, network.means(of_rows, pack.to(of_rows.device)).tolist()
         for (rows, labeled, _), of_table in zip(pack.shapes, of_tables, strict=True):

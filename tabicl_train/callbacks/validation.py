@@ -53,7 +53,7 @@ from tabicl_train.run_dir.checkpoint import FORMAT_VERSION
 from tabicl_train.run_dir.records import Records
 from tabicl_train.statistics import paired_gain
 from tabicl_train.stream import StepItem, StepStream
-from tabicl_train.workers import Stopped
+from tabicl_train.workers import StopRequested
 
 __all__ = ["Validation"]
 
@@ -144,7 +144,7 @@ class Validation:
         if self.is_missing(step):
             try:
                 self.validate(step, module)
-            except Stopped:
+            except StopRequested:
                 self.postponed = True
                 info(f"validation step {step}: left to the next start, since the run was asked to stop")
         ended = None if self.postponed else self.history(step).ended
@@ -153,7 +153,7 @@ class Validation:
         self.has_ended = self.ranks.finish(ended is not None)
 
     def validate(self, step: int, module: Pretraining) -> None:
-        """Score the network, keep its weights if they are the best ones, and write the rows; raises Stopped."""
+        """Score the network, keep its weights if they are the best ones, and write the rows; raises StopRequested."""
         started = time.perf_counter()
         found = self.score(copy.deepcopy(module.model).eval(), module)
         columns = NUMBER_COLUMNS if module.model.config.is_regression else COLUMNS
@@ -174,18 +174,18 @@ class Validation:
             self.records.append_line("incidents.jsonl", line)
 
     def score(self, network: Network, module: Pretraining) -> list[Scored]:
-        """Score a network; raises Stopped."""
+        """Score a network; raises StopRequested."""
         return score_network(network, self.items, self.settings.real_rows, module.precision, self.check_stop)
 
     @cached_property
     def items(self) -> list[tuple[str, StepItem]]:
-        """The validation tables, each item with the name of the prior's part; raises Stopped."""
+        """The validation tables, each item with the name of the prior's part; raises StopRequested."""
         return [(part, stream.draw(k, self.check_stop)) for part, stream in self.streams.items() for k in stream.steps]
 
     def check_stop(self, _: int = 0) -> None:
-        """Raise Stopped if any rank is asked to stop."""
+        """Raise StopRequested if any rank is asked to stop."""
         if self.ranks.still_working(self.stop.asked):
-            raise Stopped
+            raise StopRequested
 
     def is_best(self, step: int, rows: list[dict], losses: dict[Hashable, float], module: Pretraining) -> bool:
         """Decide whether weights are the best so far: those of the start, and later ones that are better by no luck."""

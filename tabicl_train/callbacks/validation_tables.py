@@ -42,4 +42,4 @@ def stream(settings: ValidationConfig, prior: Prior, model: NetworkConfig, seed:
         f"{k}": StageConfig(steps=1, rows=[n, n], features=list(settings.features), tables=settings.tables)
         for k, n in enumerate(eligible)
     }
-    return StepStream(prior, CurriculumConfig(stages), model, seed, range(len(stages)), keeps_units=True)
+    return StepStream(prior, CurriculumConfig(stages), model, seed, range(len(stages)), keeps_clusters=True)

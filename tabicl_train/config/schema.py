@@ -334,6 +334,13 @@ def with_workers(config: RunConfig, number: int) -> tuple[RunConfig, list[str]]:
     return replace(config, stream=replace(config.stream, num_workers=number)), [f"stream.num_workers={number}"]
 
 
+# Settings that leave the weights of a run and its scores as they are: the first words of their names.
+HARMLESS = (
+    *("name", "run_dir", "preflight", "tensorboard", "wandb.", "profile.", "stream.", "resume.", "checkpoint."),
+    *(f"trainer.{name}" for name in ("log_every", "devices", "timeout", "max_hours", "requeue")),
+)
+
+
 def flatten(values: dict, prefix: str = "") -> dict[str, Any]:
     """Nested values by their dotted names."""
     flat: dict[str, Any] = {}

@@ -1,5 +1,4 @@
-"""A check before a long run: a few steps in the configured precision and in fp32, on the same tables and weights. With
-several ranks it runs on all of them, and first checks their gradients (`exchange_check.py`).
+"""Checks before a long run: of the precision, and of the exchange of gradients between ranks.
 
 Published runs in low precision have collapsed after hours. Losses, gradient norms and multipliers that deviate from
 those of fp32 show within tens of steps at the learning rate of the run; with the run_dir of a run, the preflight starts
@@ -8,123 +7,130 @@ from its newest checkpoint, ideally one after the warm-up.
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import math
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
 
-from lightning.fabric import Fabric
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from tabicl_train.callbacks.guard import MULTIPLIER_AT
-from tabicl_train.config.schema import RunConfig, build_prior
+from tabicl_train.config.schema import RunConfig, TrainerConfig, build_prior
+from tabicl_train.config.stages import CurriculumConfig
 from tabicl_train.console import info, text_table
-from tabicl_train.debugging.exchange_check import check_exchange
+from tabicl_train.curriculum import stage_at
 from tabicl_train.distributed.launch import read_launch
 from tabicl_train.distributed.ranks import Ranks
+from tabicl_train.distributed.signals import Stop
 from tabicl_train.errors import ConfigError
-from tabicl_train.module import Pretraining
-from tabicl_train.precision import Precision, choose
+from tabicl_train.module import Gradients, Pretraining
+from tabicl_train.optimizer import MuonAdamW
+from tabicl_train.precision import choose, set_up_gpu
 from tabicl_train.run_dir import checkpoint
+from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.train import (
     build_loader,
-    build_stream,
+    build_module,
     close_process_group,
     device_of,
     open_fabric,
-    run_steps,
     set_up_process,
+    start_drawing,
 )
-from tabicl_train.workers import Loader
 
 LOSS = 0.02  # largest relative difference between the mean losses over the second half of the steps
 NORM = 1.25  # largest ratio, either way, between the median gradient norms there
 MULTIPLIER = 1.25  # largest ratio, either way, between the largest multipliers there
+EXCHANGES = 3  # steps in which the exchange is checked
+# Norm of a parameter's difference over the norm of all gradients. Sums in another order differ by 1e-7 to 1e-6; a table
+# of 512 that is missing or counted twice makes a difference of 2e-3 or more.
+TOLERANCE = 1e-4
 
-
-class Recorder:
-    """Records loss, gradient norm and largest base multiplier of every step."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[float, float, float]] = []
-
-    def on_train_batch_start(self, **_) -> None:
-        pass
-
-    def on_train_batch_end(self, module: Pretraining, **_) -> None:
-        multipliers = [s.multipliers(MULTIPLIER_AT).abs().max().item() for _, s in module.model.named_scalings()]
-        self.rows.append((module.loss.item(), module.grad_norm.item(), max(multipliers, default=1.0)))
+Row = tuple[float, float, float]  # loss, gradient norm and largest base multiplier of a step
 
 
 def preflight(config: RunConfig) -> None:
     """Run the checks and print what they find; nothing is written. Raises ConfigError, on all ranks, if one fails."""
     launch, precision = read_launch(), choose(config.trainer)
     ranks, device = Ranks(launch), device_of(config.trainer, launch)
-    set_up_process(config)
-    passes = (ranks.size > 1) + 2 * (precision.name != "fp32")
-    stream = build_stream(config, build_prior(config), range(config.total_steps), launch)
-    with contextlib.ExitStack() as stack:  # workers are forked before the process group opens, idle
-        loaders = [stack.enter_context(build_loader(stream, config.stream, device, launch)) for _ in range(passes)]
+    set_up_process(config.trainer)
+    steps = range(config.total_steps)
+    prior = build_prior(config)
+    stream = StepStream(prior, config.curriculum, config.model, config.seed, steps, launch.rank, launch.size)
+    with build_loader(stream, config.stream, device, launch.local_size) as loader:
         fabric = open_fabric(config.trainer, launch, ranks, [])
         ranks.raise_on_all_ranks([*launch.problems(config.trainer.devices), *config.too_few_tables(ranks.size)[:1]])
-        content = ranks.from_first(lambda: find_content(config))
+        content = ranks.from_first(lambda: newest_content(Path(config.run_dir), config.total_steps))
         first = 0 if content is None else content["global_step"]
-        steps = range(first, min(first + config.preflight_steps, config.total_steps))
+        steps = steps[first : first + config.preflight_steps]
+
+        def build(changed: RunConfig) -> tuple[Pretraining, MuonAdamW]:
+            return build_module(changed, copy.deepcopy(content), ranks, fabric)  # optimizers would share its tensors
+
+        exact = replace(config, trainer=in_precision(config.trainer, "fp32"))
         if ranks.size > 1:
-            check_exchange(config, content, steps, ranks, fabric, loaders[0])
-        if precision.name != "fp32":
-            compare_precisions(config, precision, content, steps, ranks, fabric, loaders[-2:])
-        elif ranks.rank == 0:
+            # Dropout differs between the ranks, and gradients are compared as they are before clipping.
+            stages = {name: replace(stage, clip=math.inf) for name, stage in config.curriculum.stages.items()}
+            plain = replace(exact, model=replace(config.model, dropout=0.0), curriculum=CurriculumConfig(stages))
+            check_exchange(*build(plain), replace(stream, steps=steps[:EXCHANGES]), ranks)
+        if precision.name == "fp32":
             info(f"preflight the precision is {precision}: there is nothing to compare")
+            close_process_group(ranks)
+            return
+        start_drawing(loader, first, Stop(), ranks)
+        configs = (exact, replace(config, trainer=in_precision(config.trainer, precision.name)))
+        trained = [(changed.trainer, *build(changed)) for changed in configs]
+        rows: list[list[Row]] = [[], []]
+        for step in steps:
+            if (item := loader.next()) is None:
+                raise ConfigError(["no tables can be drawn any more"])
+            for (trainer, module, optimizer), values in zip(trained, rows, strict=True):
+                set_up_gpu(trainer)
+                module.training_step(item.to(device), step, ranks.rank, optimizer)
+                values.append(measured(module))
+        ranks.from_first(lambda: conclude(*rows, steps, str(precision)))
         close_process_group(ranks)
 
 
-def find_content(config: RunConfig) -> dict | None:
+def newest_content(run_dir: Path, total_steps: int) -> dict | None:
     """The content of the run's newest checkpoint, if there is one."""
-    path, content = checkpoint.newest_valid(Path(config.run_dir) / "checkpoints") or (None, None)
-    if path is not None and checkpoint.step_of(path) >= config.total_steps:
+    _, content = checkpoint.newest_valid(run_dir / "checkpoints") or (None, None)
+    if content is not None and content["global_step"] >= total_steps:
         why = "the run is finished, no steps are left for a preflight"
-        raise ConfigError([f"run_dir is {config.run_dir!r}; {why}"])
+        raise ConfigError([f"run_dir is {str(run_dir)!r}; {why}"])
     return content
 
 
-def compare_precisions(
-    config: RunConfig,
-    precision: Precision,
-    content: dict | None,
-    steps: range,
-    ranks: Ranks,
-    fabric: Fabric,
-    loaders: list[Loader],
-) -> None:
-    """Train the steps in fp32 and in the precision; on rank 0, print a comparison. Raises ConfigError on all ranks."""
-    rows = []
-    for name, loader in zip(("fp32", precision.name), loaders, strict=True):
-        recorder = Recorder()
-        tf32 = config.trainer.tf32 and name != "fp32"  # the reference is exact
-        in_precision = replace(config, trainer=replace(config.trainer, precision=name, tf32=tf32))
-        run_steps(in_precision, content, steps, recorder, ranks, fabric, loader)
-        rows.append(recorder.rows)
-
-    def conclude() -> None:
-        reference, mixed = rows
-        info(f"preflight fp32 and {precision}, steps {steps[0]}..{steps[-1]}")
-        compared = []
-        for i in sorted({round(k * (len(steps) - 1) / 9) for k in range(10)}):
-            compared.append([steps[i], *(f"{a:.4g} {b:.4g}" for a, b in zip(reference[i], mixed[i], strict=True))])
-        info(text_table(["step", "loss", "gradient norm", "multiplier"], compared))
-        if problems := differences(reference, mixed, precision.name):
-            raise ConfigError([f"preflight: {problem}" for problem in problems])
-        info(f"preflight {precision.name} is fit for this run")
-
-    ranks.from_first(conclude)
+def in_precision(trainer: TrainerConfig, name: str) -> TrainerConfig:
+    """The settings in a precision; fp32 is the reference, and exact."""
+    return replace(trainer, precision=name, tf32=trainer.tf32 and name != "fp32")
 
 
-def differences(reference: list, mixed: list, name: str) -> list[str]:
-    """Problems of a precision compared with fp32.
+def measured(module: Pretraining) -> Row:
+    multipliers = [
+        scaling.multipliers(MULTIPLIER_AT).abs().max().item() for _, scaling in module.model.named_scalings()
+    ]
+    return module.loss.item(), module.grad_norm.item(), max(multipliers, default=1.0)
 
-    reference, mixed: of fp32 and of the precision, (loss, gradient norm, multiplier) per step
-    """
+
+def conclude(reference: list[Row], mixed: list[Row], steps: range, precision: str) -> None:
+    """Print the rows of fp32 and of the precision; raises ConfigError if they differ too much."""
+    name = precision.split()[0]
+    info(f"preflight fp32 and {precision}, steps {steps[0]}..{steps[-1]}")
+    shown = sorted({round(k * (len(steps) - 1) / 9) for k in range(10)})
+    pairs = ([f"{a:.4g} {b:.4g}" for a, b in zip(reference[i], mixed[i], strict=True)] for i in shown)
+    lines = [[steps[i], *values] for i, values in zip(shown, pairs, strict=True)]
+    info(text_table(["step", "loss", "gradient norm", "multiplier"], lines))
+    if problems := differences(reference, mixed, name):
+        raise ConfigError([f"preflight: {problem}" for problem in problems])
+    info(f"preflight {name} is fit for this run")
+
+
+def differences(reference: list[Row], mixed: list[Row], name: str) -> list[str]:
+    """Problems of a precision compared with fp32."""
     for step, (loss, norm, _) in enumerate(mixed):
         # For fp16 infinite norms are normal: this is how it finds its loss scale.
         if not math.isfinite(loss) or not (math.isfinite(norm) or name == "fp16"):
@@ -139,3 +145,67 @@ def differences(reference: list, mixed: list, name: str) -> list[str]:
         if not exact / ratio <= value <= exact * ratio:
             problems.append(f"the {what} of {name} is {value:.4g}, of fp32 {exact:.4g}; a ratio of {ratio} is allowed")
     return problems
+
+
+def check_exchange(module: Pretraining, optimizer: MuonAdamW, stream: StepStream, ranks: Ranks) -> None:
+    """Take the steps of a stream, and compare weights and gradients of all ranks with each other and with one process.
+
+    Rank 0 also computes each whole step as a single process would. Raises ConfigError on all ranks.
+    """
+    whole, rounding = replace(stream, rank=0, ranks=1), 0.0
+    for step in stream.steps:
+        where = f"preflight, step {step}"
+        other = [name for name, value in module.state_dict().items() if not torch.equal(value, of_first(value))]
+        ranks.raise_on_all_ranks([f"{where}: the weights differ from those of rank 0 in {name}" for name in other[:1]])
+        gradients = module.gradients_of(stage_at(stream.curriculum, step)[1])
+        if ranks.rank == 0:
+            add_all(module, gradients, whole.draw(step).to(module.device))
+        alone = of_first(gradients.flat)
+        module.training_step(stream.draw(step).to(module.device), step, ranks.rank, optimizer)
+        names = {parameter: name for name, parameter in module.named_parameters()}
+        labels = [*(names[parameter] for parameter in gradients.parameters), "the loss"]
+        problems, first = [], of_first(gradients.flat)
+        if not torch.equal(gradients.flat, first):
+            size, label = largest(gradients, labels, gradients.flat - first, first)
+            what = f"the exchanged gradients differ from those of rank 0, most in {label}, by {size:.1e} of their norm"
+            problems = [f"{where}: {what}"]
+        ranks.raise_on_all_ranks(problems)
+        size, label = largest(gradients, labels, gradients.flat - alone, alone)
+        rounding = max(rounding, size)
+        if not size <= TOLERANCE:
+            what = f"the gradients of {ranks.size} ranks differ from those of one process, most in {label}"
+            raise ConfigError([f"{where}: {what}, by {size:.1e} of their norm; {TOLERANCE:.0e} is allowed"])
+    info(
+        f"preflight {ranks.size} ranks hold the same weights and gradients, and the gradients match those of one "
+        f"process to {rounding:.0e}, in steps {stream.steps[0]}..{stream.steps[-1]}"
+    )
+
+
+def add_all(module: Pretraining, gradients: Gradients, item: StepItem) -> None:
+    """The gradients of all packs of an item."""
+    _, stage, _ = stage_at(module.curriculum, item.step)
+    gradients.flat.zero_()
+    for number in range(len(item.packs)):
+        module.accumulate(gradients, item, number, stage.checkpoint_rows)
+
+
+def of_first(tensor: Tensor) -> Tensor:
+    """Rank 0's tensor, a copy."""
+    copied = tensor.detach().clone()
+    dist.broadcast(copied, 0)
+    return copied
+
+
+def largest(gradients: Gradients, labels: list[str], difference: Tensor, reference: Tensor) -> tuple[float, str]:
+    """The largest difference among the parameters and the loss, and where it is.
+
+    difference, reference: as `gradients.flat`
+    Returns the norm of a parameter's difference over the norm of all gradients; for the loss, the relative difference.
+    """
+    starts = [view.storage_offset() for view in gradients.views]
+    pieces = [difference[at : at + view.numel()] for at, view in zip(starts, gradients.views, strict=True)]
+    sizes = torch.stack([*torch._foreach_norm(pieces), difference[-1].abs()])
+    sizes[:-1] /= torch.linalg.vector_norm(reference[:-1])
+    sizes[-1] /= reference[-1].abs()
+    number = int(sizes.argmax())
+    return sizes[number].item(), labels[number]

@@ -30,7 +30,7 @@ from tabicl_train.lab.scores import FEWEST_SEEDS, NO_CLAIM, Row, by_seed_and_tab
 from tabicl_train.lab.tables import plain_classifier
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
-from tabicl_train.planning.run_plan import expected_work
+from tabicl_train.planning import expected_work
 from tabicl_train.prediction.export import load_model
 from tabicl_train.prediction.predict import predict_logits
 from tabicl_train.statistics import Estimate, mean_interval
@@ -172,7 +172,9 @@ def work(runs: list[Run]) -> pd.DataFrame:
     rows = []
     for (curriculum, rule), same in itertools.groupby(runs, lambda run: (run.params["curriculum"], run.params["rule"])):
         config = compose(next(same).arguments)
-        flops = sum(expected_work(config, stage)[1] for stage in config.curriculum.stages.values())
+        flops = sum(
+            expected_work(stage, config.model, config.seed).flops for stage in config.curriculum.stages.values()
+        )
         rows.append((curriculum, rule, f"{config.total_steps:,}", f"{flops:.2e}"))
     return pd.DataFrame(rows, columns=["curriculum", "rule", "steps", "FLOPs"])
 

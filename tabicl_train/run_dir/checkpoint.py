@@ -21,11 +21,14 @@ from torch import Tensor
 
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError
-from tabicl_train.run_dir.changes import notes, up_to_date
 
 FORMAT_VERSION = 1
-"""Increased when earlier versions of the program could not use the checkpoints that are written now. A file without
-this entry has version 1."""
+"""Increased when checkpoints have other content, or their content another meaning, than in the last release."""
+
+__all__ = [
+    "FORMAT_VERSION", "DamagedCheckpoint", "averaged", "is_run_checkpoint", "load", "newest_valid", "read", "saved",
+    "step_of",
+]  # fmt: skip
 
 
 class DamagedCheckpoint(Exception):
@@ -33,34 +36,47 @@ class DamagedCheckpoint(Exception):
 
 
 def read(path: Path) -> dict:
-    """The content of a checkpoint: tensors on the CPU, the configuration of a run's checkpoint brought up to date, and
-    `notes` of what this changes.
+    """Read a file of weights.
 
-    Raises DamagedCheckpoint, ConfigError for a file of a later version, and errors that are not the file's fault:
-    OSError, MemoryError.
+    Parameters
+    ----------
+    path : Path
+        A checkpoint of a run, or an export.
+
+    Returns
+    -------
+    dict
+        Its content, with tensors on the CPU.
+
+    Raises
+    ------
+    DamagedCheckpoint
+        If it is not what was written.
+    ConfigError
+        If it is a run's checkpoint of another format version.
+    OSError, MemoryError
+        If it cannot be read for a reason that is not the file's fault.
     """
     verify(path)
     with damage(path):
         content = torch.load(path, map_location="cpu", weights_only=True)
-    if not is_run_checkpoint(content):
-        return content
-    check_version(path, content, FORMAT_VERSION)
-    return content | {"config": up_to_date(content["config"]), "notes": notes(content["config"])}
+    if is_run_checkpoint(content):
+        check_version(path, content, FORMAT_VERSION)
+    return content
 
 
 def is_run_checkpoint(content: Any) -> bool:
-    """Whether a file's content is a run's, rather than an export's."""
+    """Return whether a file's content is a run's, rather than an export's."""
     return isinstance(content, dict) and "global_step" in content
 
 
-def check_version(path: Path | str, content: dict, newest: int) -> None:
-    """Raise ConfigError for a file of a later format version than this program knows."""
-    version = content.get("format_version", 1)
-    if version > newest:
+def check_version(path: Path | str, content: dict, known: int) -> None:
+    """Raise ConfigError for a file of another format version than the known one; files of other programs have none."""
+    if (version := content.get("format_version", known)) != known:
         raise ConfigError(
             [
-                f"{path} was written by a later version of tabicl-train: its format is version {version}, "
-                f"and this installation reads versions up to {newest}"
+                f"{path} was written by another version of tabicl-train: its format is version {version}, "
+                f"and this installation reads version {known}"
             ]
         )
 
@@ -89,7 +105,20 @@ def damage(path: Path) -> Iterator[None]:
 
 
 def averaged(content: dict, kind: str) -> dict[str, Tensor]:
-    """The averaged weights in a run's checkpoint, `ema` or `last`; empty if the run keeps no such average."""
+    """Return the averaged weights in a run's checkpoint.
+
+    Parameters
+    ----------
+    content : dict
+        The content of the checkpoint.
+    kind : str
+        ema or last.
+
+    Returns
+    -------
+    dict of str to Tensor
+        By the network's names; empty if the run keeps no such average.
+    """
     averages = content["callbacks"]["Averages"]
     if kind == "ema":
         return averages["ema"]
@@ -98,20 +127,34 @@ def averaged(content: dict, kind: str) -> dict[str, Tensor]:
 
 
 def saved(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, oldest first. Copies under other names do not count."""
+    """Return the checkpoints in a folder, oldest first; copies under other names do not count."""
     return sorted((p for p in folder.glob("step-*.ckpt") if re.fullmatch(r"step-\d{8,}", p.stem)), key=step_of)
 
 
 def step_of(path: Path) -> int:
+    """Return the number of steps done, from the name of a checkpoint."""
     return int(path.stem.removeprefix("step-"))
 
 
 def newest_valid(folder: Path, until: int | None = None) -> tuple[Path, dict] | None:
-    """The newest intact checkpoint and its content, if there is one.
+    """Find the newest intact checkpoint; damaged files are reported.
 
-    until: a step; checkpoints of later steps are ignored
-    Damaged files are reported. Raises ConfigError if all are damaged, or if one cannot be read for another reason:
-    skipping it would silently go back in time.
+    Parameters
+    ----------
+    folder : Path
+        The folder of the checkpoints.
+    until : int, optional
+        Checkpoints of later steps are ignored.
+
+    Returns
+    -------
+    tuple of Path and dict, or None
+        The file and its content, if there is one.
+
+    Raises
+    ------
+    ConfigError
+        If all are damaged, or if one cannot be read for another reason: skipping it would silently go back in time.
     """
     damaged, gone = set[Path](), set[Path]()
     while True:
@@ -144,9 +187,22 @@ def sweep(folder: Path) -> None:
 
 
 def load(checkpoint: str) -> tuple[Path, dict]:
-    """Path and content of a checkpoint: the file itself, or the newest intact one of a run directory.
+    """Find and read a checkpoint.
 
-    Raises a ConfigError that names the path if there is no checkpoint, or if it cannot be read.
+    Parameters
+    ----------
+    checkpoint : str
+        A file, or a run directory, of which the newest intact checkpoint is taken.
+
+    Returns
+    -------
+    tuple of Path and dict
+        The file and its content.
+
+    Raises
+    ------
+    ConfigError
+        If there is no checkpoint, or if it cannot be read.
     """
     path = Path(checkpoint)
     if path.is_dir():

@@ -2,7 +2,7 @@
 
 NAME.csv                one or more rows per step; the first column is the step (optimizer steps done)
 NAME.jsonl              one JSON object per line; `step`, if present, is the number of a step, counted from 0
-NAME.json, config.yaml, tables_seen.csv  replaced as a whole
+NAME.json, config.yaml  replaced as a whole
 
 A kill can leave an incomplete last line: readers skip it, and the next writer removes it.
 """

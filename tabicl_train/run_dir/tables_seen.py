@@ -1,11 +1,4 @@
-"""tables_seen.csv: what a run on real tables has drawn so far, from which component of a mixture and from which table.
-
-component  name of the prior
-table      path of the real table; empty for a component as a whole
-draws      tables drawn
-rows       rows drawn
-epochs     rows drawn by the rows of the table; empty for a component
-"""
+"""What a run on real tables has drawn so far: counts that its checkpoints keep, and a line about them."""
 
 from __future__ import annotations
 
@@ -16,39 +9,20 @@ from collections.abc import Callable
 
 import torch
 
-from priors.mix_scm import MixSCM
-from priors.real import real_tables
 from priors.table import Source
-from tabicl_train.config.schema import RunConfig, build_prior
-from tabicl_train.run_dir.records import Records, csv_text
-
-FILE = "tables_seen.csv"
-COLUMNS = ("component", "table", "draws", "rows", "epochs")
-
-Entry = tuple[str, str, int, int, int]  # component, table, rows of the table, draws, rows drawn
 
 
 class TablesSeen:
-    """Counts the tables that all ranks draw; of a prior without real tables it counts nothing, and `sizes` is empty.
+    """Counts the tables that all ranks draw; without real tables it counts nothing.
 
     sizes: rows of each real table by its source; 0 of a component of synthetic tables
     """
 
-    def __init__(self, config: RunConfig, records: Records) -> None:
-        self.config, self.records, self.prior = config, records, build_prior(config)
-        self.load("[]")
-
-    def load(self, text: str) -> None:
-        """Go on from the counts in a checkpoint, as `text` returns them."""
-        entries: list[Entry] = json.loads(text)
-        real = real_tables(self.prior)
-        self.sizes = {} if real is None else real.sources()
-        if self.sizes:  # tables that are gone, as resume.allow_changes allows, still count
-            self.sizes = {(component, table): size for component, table, size, _, _ in entries} | self.sizes
-        counted = {(component, table): counts for component, table, _, *counts in entries}
-        self.numbers = {source: number for number, source in enumerate(self.sizes)}
+    def __init__(self, sizes: dict[Source, int]) -> None:
+        self.sizes = sizes
+        self.numbers = {source: number for number, source in enumerate(sizes)}
         # of all ranks up to the last call of `merge`, and of this rank since then: draws and rows (sources, 2)
-        self.merged = torch.tensor([counted.get(source, [0, 0]) for source in self.sizes], dtype=torch.int64)
+        self.merged = torch.zeros(len(sizes), 2, dtype=torch.int64)
         self.own = torch.zeros_like(self.merged)
 
     def add(self, draws: Counter[tuple[Source, int]]) -> None:
@@ -64,46 +38,26 @@ class TablesSeen:
 
     def text(self) -> str:
         """The counts for a checkpoint: a single text, since 30,000 entries would take long to copy."""
-        return json.dumps(self.entries())
+        return json.dumps([[*source, *counts] for source, counts in zip(self.sizes, self.merged.tolist(), strict=True)])
 
-    def entries(self) -> list[Entry]:
-        counts = self.merged.tolist()
-        return [(*source, size, *counts[self.numbers[source]]) for source, size in self.sizes.items()]
+    def load(self, text: str) -> None:
+        """Go on from the counts in a checkpoint; those of tables that are gone are dropped."""
+        self.merged.zero_()
+        self.own.zero_()
+        for component, table, *counts in json.loads(text):
+            if (number := self.numbers.get((component, table))) is not None:
+                self.merged[number] = torch.tensor(counts)
 
-    def write(self) -> None:
-        entries = self.entries()
-        rows: list[tuple] = [COLUMNS]
-        for name in dict.fromkeys(component for component, *_ in entries):
-            own = [entry for entry in entries if entry[0] == name]
-            rows.append((name, "", sum(draws for *_, draws, _ in own), sum(drawn for *_, drawn in own), ""))
-            rows += [(name, table, draws, drawn, drawn / size) for _, table, size, draws, drawn in own if table]
-        self.records.replace(FILE, csv_text(rows))
-
-    def line(self, steps: int) -> str | None:
+    def line(self) -> str | None:
         """The share of real tables, and the epochs over them; None if nothing has been drawn."""
-        entries = self.entries()
-        drawn = sum(draws for *_, draws, _ in entries)
-        if drawn == 0:
+        draws, rows = self.merged.T.tolist()
+        if not any(draws):
             return None
-        epochs = {table: rows / size for _, table, size, _, rows in entries if table}
+        sources = list(zip(self.sizes.items(), draws, rows, strict=True))
+        epochs = {table: drawn / size for ((_, table), size), _, drawn in sources if table}
+        real = sum(count for ((_, table), _), count, _ in sources if table)
         most = max(epochs, key=epochs.__getitem__)
-        text = f"{epochs[most]:.3g} epochs over {most}"
-        if len(epochs) > 1:
-            text = f"{statistics.median(epochs.values()):.3g} epochs over the median table"
-            text += f", {epochs[most]:.3g} over the most drawn: {most}"
-        if isinstance(self.prior, MixSCM):
-            share = sum(draws for _, table, _, draws, _ in entries if table) / drawn
-            text = f"{share:.0%} real tables (asked for {self.asked(self.prior, steps):.0%}), {text}"
-        return text
-
-    def asked(self, prior: MixSCM, steps: int) -> float:
-        """The expected share of real tables in the first steps."""
-        real = {component for (component, table) in self.sizes if table}
-        expected = total = 0.0
-        for stage in self.config.curriculum.stages.values():
-            tables = min(steps, stage.steps) * stage.tables
-            steps -= min(steps, stage.steps)
-            shares = prior.mixed(stage.mix).shares
-            expected += tables * sum(share for name, share in shares.items() if name in real)
-            total += tables
-        return expected / total
+        text = (
+            f"{real / sum(draws):.0%} real tables, {statistics.median(epochs.values()):.3g} epochs over the median one"
+        )
+        return f"{text}, {epochs[most]:.3g} over the most drawn: {most}"

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from tabicl_train.config.compose import compose_jobs, compose_sweep, config_files, is_of_sweep, split_values
-from tabicl_train.config.schema import RunConfig
+from tabicl_train.config.schema import HARMLESS, RunConfig
 from tabicl_train.config.sweep import SweepConfig, hydra_sweep_problems
 from tabicl_train.errors import ConfigError
 from tabicl_train.sweep.metric import problem as metric_problem
@@ -29,12 +29,6 @@ from tabicl_train.sweep.space import (
 )
 
 REAL = "real/loss"
-
-# Settings that may differ between two calls of a sweep: they leave the weights of a run and its scores as they are.
-HARMLESS = (
-    *("name", "wandb.", "tensorboard", "profile.", "stream.", "resume.", "checkpoint."),
-    *("trainer.log_every", "trainer.timeout", "trainer.max_hours"),
-)
 
 
 @dataclass

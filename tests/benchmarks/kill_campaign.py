@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import functools
 import os
 import random
 import signal
@@ -25,6 +24,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/support"))
+
+from kills import arm  # noqa: E402, F401 - which the sitecustomize of `main` calls
 
 TABLES = ("rows=[30,50]", "features=[2,4]", "tables=4", "group_size=2", "warmup=0")
 SETTINGS = [
@@ -55,48 +56,6 @@ POINTS = [f"{function},{pattern},{count},{side}" for function, pattern, count in
 FILES = ("metrics.csv", "validation.csv")
 POINTS += [f"append,{name},{count},middle" for name in FILES for count in (0, 3)]
 END = 120.0  # seconds in which processes must end by themselves once one of them is gone
-
-
-def arm(point: str) -> None:
-    """Make this process kill itself at a point."""
-    function, pattern, count, side = point.split(",")
-    left = int(count)
-
-    def passes(path: object) -> bool:
-        nonlocal left
-        if not fnmatch.fnmatch(os.path.basename(os.fspath(path)), pattern):
-            return False
-        left -= 1
-        return left < 0
-
-    def die() -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    if function == "append":
-        from tabicl_train.run_dir.records import Records
-
-        def append(self: Records, name: str, text: str, header: str = "", append=Records._append) -> None:
-            if passes(name):
-                append(self, name, text[: len(text) // 2], header)
-                die()
-            append(self, name, text, header)
-
-        Records._append = append
-        return
-    call = getattr(os, function)
-
-    @functools.wraps(call)
-    def armed(*arguments, **options):
-        path = arguments[1] if function == "replace" else arguments[0]
-        hit = passes(path)
-        if hit and side == "before":
-            die()
-        result = call(*arguments, **options)
-        if hit:
-            die()
-        return result
-
-    setattr(os, function, armed)
 
 
 def start(folder: Path, name: str, point: str = "") -> subprocess.Popen:

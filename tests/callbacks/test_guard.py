@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 from runs import assert_same_end, assert_same_state, last, metrics
-from short_runs import REWIND, SETTINGS, STAGES, Poison, Ruin, run
+from short_runs import REWIND, SETTINGS, STAGES, Poison, Ruin, module_of, run
 
 from tabicl_train import module
 from tabicl_train import train as training
@@ -194,10 +194,10 @@ def test_a_loss_above_the_limit_warns_once_or_stops(config, tmp_path, capsys):
 
 
 def test_a_runaway_multiplier_counts_only_while_the_loss_is_high(config, tmp_path):
-    model = module.Pretraining(config).model
+    model = module_of(config).model
     limits = {"after": 0, "loss": 100.0, "multiplier": 0.001, "action": "stop"}
     feed(watch(config, tmp_path, **limits, multiplier_loss=50.0), FINE, model=model)
-    averaging = module.Pretraining(compose([*SETTINGS, "model.icl_scaling=ssa"])).model  # its b is no such multiplier
+    averaging = module_of(compose([*SETTINGS, "model.icl_scaling=ssa"])).model  # its b is no such multiplier
     feed(watch(config, tmp_path, **limits), FINE, model=averaging)
     with pytest.raises(Diverged, match=r"the multiplier of icl\.0 at 512 labeled rows is .* above guard"):
         feed(watch(config, tmp_path, **limits), FINE, model=model)
@@ -234,7 +234,7 @@ def pretend_to_have_saved(config: RunConfig, folder: Path, states: dict[int, dic
 )
 def test_a_rewind_goes_back_to_the_newest_good_checkpoint(states, abandoned, chosen, config, tmp_path):
     limits = {"multiplier": 0.001} if abandoned == ["multiplier"] else {}
-    model = module.Pretraining(config).model
+    model = module_of(config).model
     pretend_to_have_saved(config, tmp_path, states, model)
     guard = watch(config, tmp_path, **limits)
     guard.abandoned = [] if limits else abandoned

@@ -1,43 +1,66 @@
-import math
-import shutil
+"""The preflight: what it says when all is well, and that it notices when something is not."""
 
+import json
+import math
+import os
+import re
+import shutil
+from pathlib import Path
+from unittest import mock
+
+import forked
 import pytest
 import torch
+import torch.distributed as dist
 from runs import metrics
-from short_runs import run
+from short_runs import SETTINGS, run
 
-from tabicl_train import module
-from tabicl_train.commands import replay as replay_command
+from tabicl_train import module, stream
+from tabicl_train import train as training
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior
-from tabicl_train.curriculum import plan_step
-from tabicl_train.debugging.preflight import differences, preflight
-from tabicl_train.debugging.replay import replay
+from tabicl_train.debugging import preflight as checks
+from tabicl_train.distributed.launch import read_launch
+from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
-from tabicl_train.stream import draw_table
+from tabicl_train.module import Gradients
+from tabicl_train.stream import StepStream
 
-SETTINGS = ["experiment=smoke", "stream.num_workers=0", "trainer.accelerator=cpu", "preflight_steps=8"]
+BF16 = [*SETTINGS, "trainer.precision=bf16", "preflight_steps=3"]
 QUERY_LOSSES = module.query_losses
-
-
-@pytest.mark.slow
-def test_bf16_passes_and_nothing_is_written(tmp_path, capsys):
-    preflight(compose([*SETTINGS, f"run_dir={tmp_path}/run", "trainer.precision=bf16"]))
-    printed = capsys.readouterr().err
-    assert "preflight fp32 and bf16 mixed, fp32 weights (as configured), steps 0..7" in printed
-    assert printed.splitlines()[-1] == "preflight bf16 is fit for this run"
-    rows = [line.split() for line in printed.splitlines() if len(line.split()) == 7 and line.split()[0].isdigit()]
-    assert [int(row[0]) for row in rows] == list(range(8))
-    assert all(float(row[2]) == pytest.approx(float(row[1]), rel=0.03) for row in rows)
-    assert not list(tmp_path.iterdir())
+DRAW, EXCHANGE, ADD, WEIGHTS = stream.draw_table, Gradients.exchange, Gradients.add, training.broadcast_weights
 
 
 def test_fp32_has_nothing_to_compare(capsys):
-    preflight(compose(SETTINGS))
+    checks.preflight(compose([*SETTINGS]))
     assert "nothing to compare" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+def test_a_preflight_takes_the_steps_of_a_run_in_both_precisions_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    """In fp32 to the bit, although both begin with the momenta of the same checkpoint."""
+    for steps in (4, 7):
+        run(tmp_path / "whole", f"trainer.max_steps={steps}")
+        if steps == 4:
+            shutil.copytree(tmp_path / "whole", tmp_path / "run")
+    rows, conclude = [], checks.conclude
+    monkeypatch.setattr(checks, "conclude", lambda *arguments: rows.append(arguments[:2]) or conclude(*arguments))
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    capsys.readouterr()
+    checks.preflight(compose([*BF16, f"run_dir={tmp_path}/run"]))
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+    ((exact, mixed),) = rows
+    whole = [(float(row["loss"]), float(row["grad_norm"])) for row in metrics(tmp_path / "whole")]
+    assert [row[:2] for row in exact] == whole[4:]
+    for a, b in zip(exact, mixed, strict=True):
+        assert b == pytest.approx(a, rel=0.05) and b[:2] != a[:2]
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "preflight fp32 and bf16 mixed, fp32 weights (as configured), steps 4..6"
+    assert [line.split()[0] for line in lines[2:-1]] == ["4", "5", "6"]
+    assert lines[-1] == "preflight bf16 is fit for this run"
+    with pytest.raises(ConfigError, match="the run is finished, no steps are left"):
+        checks.preflight(compose([*BF16, f"run_dir={tmp_path}/whole", "trainer.max_steps=7"]))
+
+
 @pytest.mark.parametrize(("factor", "words"), [(1.2, "the loss of bf16 is"), (math.nan, "bf16 gives loss nan")])
 def test_deviations_from_fp32_are_refused(factor, words, monkeypatch):
     def worse_in_bf16(*arguments):
@@ -45,69 +68,130 @@ def test_deviations_from_fp32_are_refused(factor, words, monkeypatch):
 
     monkeypatch.setattr(module, "query_losses", worse_in_bf16)
     with pytest.raises(ConfigError, match=words):
-        preflight(compose([*SETTINGS, "preflight_steps=3", "trainer.precision=bf16"]))
+        checks.preflight(compose(BF16))
 
 
 def test_each_difference_has_its_limit():
     reference = [(2.0, 1.0, 5.0)] * 10
-    assert differences(reference, [(2.03, 1.2, 5.5)] * 10, "bf16") == []
-    (problem,) = differences(reference, [(2.0, 1.0, 5.0)] * 9 + [(2.0, 1.0, 7.0)], "bf16")
-    assert "largest multiplier of bf16 is 7" in problem
-    (problem,) = differences(reference, [(2.0, 0.7, 5.0)] * 10, "bf16")
-    assert "gradient norm of bf16 is 0.7" in problem
-    (problem,) = differences(reference, [(2.06, 1.0, 5.0)] * 10, "bf16")
-    assert "the loss of bf16 is 2.0600" in problem
+    assert checks.differences(reference, [(2.03, 1.2, 5.5)] * 10, "bf16") == []
+    for mixed, words in (
+        ([(2.0, 1.0, 5.0)] * 9 + [(2.0, 1.0, 7.0)], "largest multiplier of bf16 is 7"),
+        ([(2.0, 0.7, 5.0)] * 10, "gradient norm of bf16 is 0.7"),
+        ([(2.06, 1.0, 5.0)] * 10, "the loss of bf16 is 2.0600"),
+    ):
+        (problem,) = checks.differences(reference, mixed, "bf16")
+        assert words in problem
     overflow = [(2.0, math.inf, 5.0)] * 2 + reference[2:]
-    assert differences(reference, overflow, "fp16") == []
-    assert "gradient norm inf in step 0 of the preflight" in differences(reference, overflow, "bf16")[0]
+    assert checks.differences(reference, overflow, "fp16") == []
+    assert "gradient norm inf in step 0 of the preflight" in checks.differences(reference, overflow, "bf16")[0]
 
 
-@pytest.mark.slow
-def test_a_preflight_starts_from_the_newest_checkpoint_of_the_run(tmp_path, capsys):
-    run(tmp_path / "run", "trainer.max_steps=4")
-    capsys.readouterr()
-    settings = [*SETTINGS, "prior=dummy", "curriculum.stages.smoke.steps=16", "trainer.precision=bf16"]
-    preflight(compose([*settings, f"run_dir={tmp_path}/run", "preflight_steps=2"]))
-    assert "steps 4..5" in capsys.readouterr().err
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
-@pytest.mark.slow
-def test_a_replay_uses_the_weights_that_the_run_had(tmp_path, capsys, monkeypatch):
-    run(tmp_path / "run", "prior=mlp_scm")
-    capsys.readouterr()
-    for step in (2, 6, 15):  # before the first checkpoint, between two, at the end
-        monkeypatch.setattr("sys.argv", ["tabicl-replay", f"run_dir={tmp_path}/run", f"step={step}"])
-        replay_command()
-        printed = capsys.readouterr().out
-        row = metrics(tmp_path / "run")[step]
-        assert f"all tables: loss {float(row['loss']):.6g}, gradient norm {float(row['grad_norm']):.4g}" in printed
-        tables = [line.split() for line in printed.splitlines() if len(line.split()) == 7 and line.split()[0].isdigit()]
-        assert sorted(int(line[0]) for line in tables) == list(range(8))
-        assert sum(float(line[5]) for line in tables) / 8 == pytest.approx(float(row["loss"]), rel=1e-4)
-    with pytest.raises(ConfigError, match=r"the run has steps 0\.\.15"):
-        replay(str(tmp_path / "run"), 16)
-    shutil.rmtree(tmp_path / "run/checkpoints")  # as after a run that ended before its first checkpoint
-    replay(str(tmp_path / "run"), 2)
-    row = metrics(tmp_path / "run")[2]
-    assert f"all tables: loss {float(row['loss']):.6g}" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="there is no run in it"):
-        replay(str(tmp_path / "nowhere"), 1)
+def other_tables(prior, batch, seed, step, index):
+    """Rank 1 draws other tables from the second step on."""
+    return DRAW(prior, batch, seed + (rank() == 1 and step > 0), step, index)
 
 
-@pytest.mark.slow
-def test_a_replay_marks_the_table_that_is_not_finite(tmp_path, capsys, monkeypatch):
-    run(tmp_path / "run", "trainer.max_steps=4")
-    config = compose(["experiment=smoke", "prior=dummy", "curriculum.stages.smoke.steps=16"])
-    group = plan_step(config.curriculum, config.model, config.seed, 2).groups[0]
-    bad = draw_table(build_prior(config), group.spec, config.seed, 2, group.tables[1])
+def scaled(self, gradients, loss):
+    """Rank 1 forgets to divide by something."""
+    ADD(self, tuple(2 * g for g in gradients) if rank() == 1 else gradients, loss)
 
-    def poisoned(model, pack, *settings):
-        is_bad = any(torch.equal(X, bad.X) for X, _, _ in pack.tables())
-        return QUERY_LOSSES(model, pack, *settings) * (math.nan if is_bad else 1.0)
 
-    monkeypatch.setattr(module, "query_losses", poisoned)
-    replay(str(tmp_path / "run"), 2)
-    printed = capsys.readouterr().out
-    (marked,) = [line.split()[0] for line in printed.splitlines() if line.endswith("<- non-finite")]
-    assert marked == str(group.tables[1])
-    assert "the step is skipped" in printed and "non-finite weights: 0" in printed
+def without_a_parameter(self):
+    """The exchange leaves out one parameter: each rank keeps its own gradient."""
+    own = self.views[3].clone()
+    EXCHANGE(self)
+    self.views[3].copy_(own)
+
+
+def averaged(self):
+    """The exchange takes the mean over the ranks instead of the sum."""
+    EXCHANGE(self)
+    self.flat.div_(dist.get_world_size())
+
+
+def other_weights(module):
+    """Rank 1 has a last bit of one weight of its own."""
+    WEIGHTS(module)
+    if rank() == 1:
+        with torch.no_grad():
+            weight = module.model.icl_predictor.decoder[0].weight
+            weight[0, 0] = weight[0, 0].nextafter(torch.tensor(math.inf))
+
+
+ALONE = "the gradients of 2 ranks differ from those of one process, most in "
+FAULTS = {
+    "none": (stream, "draw_table", DRAW),
+    f"step 1: {ALONE}": (stream, "draw_table", other_tables),
+    f"step 0: {ALONE}model": (Gradients, "add", scaled),
+    "step 0: the exchanged gradients differ from those of rank 0, most in NAME, by": (
+        Gradients,
+        "exchange",
+        without_a_parameter,
+    ),
+    f"step 0: {ALONE}the loss, by 5.0e-01 of their norm": (Gradients, "exchange", averaged),
+    "step 0: the weights differ from those of rank 0 in model.icl_predictor.decoder.0.weight (rank 1)": (
+        training,
+        "broadcast_weights",
+        other_weights,
+    ),
+}
+
+
+def check_faults(folder: str) -> None:
+    """The check of the exchange with each fault; writes what it reports on this rank."""
+    config = compose([*SETTINGS, "curriculum.stages.smoke.clip=inf"])
+    training.set_up_process(config.trainer)
+    launch = read_launch()
+    ranks, found = Ranks(launch), {}
+    fabric = training.open_fabric(config.trainer, launch, ranks, [])
+    prior = build_prior(config)
+    own = StepStream(prior, config.curriculum, config.model, config.seed, range(2), launch.rank, launch.size)
+    for fault, patch in FAULTS.items():
+        with mock.patch.object(*patch):
+            try:
+                checks.check_exchange(*training.build_module(config, None, ranks, fabric), own, ranks)
+            except ConfigError as error:
+                found[fault] = error.problems
+    Path(folder, f"{launch.rank}.json").write_text(json.dumps(found))
+    training.close_process_group(ranks)
+
+
+def test_faults_of_the_exchange_are_found_and_told_alike_on_all_ranks(tmp_path):
+    codes = forked.run_ranks(check_faults, str(tmp_path), folder=tmp_path)
+    assert codes == [0, 0], (tmp_path / "stderr.0").read_text()
+    found, of_other = (json.loads((tmp_path / f"{number}.json").read_text()) for number in (0, 1))
+    assert found == of_other and found.keys() == FAULTS.keys() - {"none"}
+    for expected, (problem,) in found.items():
+        assert re.sub(r"model\.col_embedder\S*,", "NAME,", problem).startswith(f"preflight, {expected}"), problem
+    (line,) = (tmp_path / "stderr.0").read_text().splitlines()
+    start = "preflight 2 ranks hold the same weights and gradients, and the gradients match those of one process to "
+    # The ranks' packs are cut otherwise than those of one process, so their sums are rounded otherwise.
+    assert line.startswith(start) and line.endswith(", in steps 0..1") and 0 < float(line.split()[-4][:-1]) < 1e-6
+
+
+def test_a_preflight_of_two_ranks_checks_the_exchange_and_then_the_precision(tmp_path):
+    settings = [*BF16, "preflight=true", f"run_dir={tmp_path}/run"]
+    assert forked.run_ranks(forked.train, *settings, folder=tmp_path) == [0, 0]
+    lines = (tmp_path / "stderr.0").read_text().splitlines()
+    assert lines[0].startswith("preflight 2 ranks hold the same") and lines[-1] == "preflight bf16 is fit for this run"
+    assert (tmp_path / "stderr.1").read_text() == "" and not os.path.exists(tmp_path / "run")
+
+
+def test_a_difference_is_told_by_parameter_and_relative_to_all_gradients():
+    parameters = [torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(2, 50))]
+    gradients = Gradients(parameters, [])
+    gradients.views[0].copy_(torch.tensor([3.0, 0.0, 4.0]))
+    gradients.loss.fill_(2.0)
+    other = gradients.flat.clone()
+    gradients.views[1][1, 49] += 0.5
+    labels = ["a", "b", "the loss"]
+    assert checks.largest(gradients, labels, gradients.flat - other, other) == pytest.approx((0.1, "b"))
+    gradients.loss.fill_(3.0)
+    assert checks.largest(gradients, labels, gradients.flat - other, other) == (0.5, "the loss")
+    gradients.views[0][0] = math.nan
+    size, label = checks.largest(gradients, labels, gradients.flat - other, other)
+    assert math.isnan(size) and label == "a"

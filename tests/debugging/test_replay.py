@@ -1,60 +1,82 @@
-"""Replays of a run that was rewound."""
+"""Replays of a step, also of a run that was rewound."""
 
 import dataclasses
+import math
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from runs import last, metrics
+from command_line import command
+from runs import metrics
 from short_runs import REWIND, STAGES, Ruin, run
 
-from priors.random import STREAM_VERSION
+from tabicl_train import module
 from tabicl_train.callbacks import guard
 from tabicl_train.config.compose import compose, from_values
+from tabicl_train.config.schema import build_prior
+from tabicl_train.curriculum import plan_step
 from tabicl_train.debugging.replay import replay, replay_values
 from tabicl_train.errors import ConfigError
+from tabicl_train.stream import draw_table
+
+QUERY_LOSSES = module.query_losses
 
 
-class RuinTwice(Ruin):
-    def on_train_batch_start(self, item, module, **_) -> None:
-        super().on_train_batch_start(item=item, module=module)
-        if item.step == 11:  # after the reset of the optimizer in the second stage
-            self.after = 13
+def replayed(run_dir: Path, step: int) -> str:
+    """What tabicl-replay prints, which ends with loss and gradient norm of the run."""
+    result = command("replay", f"run_dir={run_dir}", f"step={step}")
+    assert result.returncode == 0, result.stderr
+    row = metrics(run_dir)[step]
+    norms = f"all tables: loss {float(row['loss']):.6g}, gradient norm {float(row['grad_norm']):.4g}; the step is taken"
+    assert result.stdout.splitlines()[-1] == norms
+    return result.stdout
 
 
-@pytest.fixture
-def rewound(tmp_path, monkeypatch) -> Path:
-    """Back from 8 to 6, the end of the first stage, and from 14 to 12, the end of the second one."""
+def test_a_replay_uses_the_weights_that_the_run_had(tmp_path, monkeypatch):
+    run(tmp_path / "run", "prior=mlp_scm", "trainer.max_steps=7")
+    for step in (2, 6):  # before the first checkpoint, after it
+        rows = [line.split() for line in replayed(tmp_path / "run", step).splitlines()]
+        tables = [row for row in rows if len(row) == 7 and row[0].isdigit()]
+        assert sorted(int(row[0]) for row in tables) == list(range(8))
+        loss = float(metrics(tmp_path / "run")[step]["loss"])
+        assert sum(float(row[5]) for row in tables) / 8 == pytest.approx(loss, rel=1e-4)
+    with pytest.raises(ConfigError, match=r"the run has steps 0\.\.6"):
+        replay(str(tmp_path / "run"), 7)
+    shutil.rmtree(tmp_path / "run/checkpoints")  # as after a run that ended before its first checkpoint
+    replayed(tmp_path / "run", 2)
+    with pytest.raises(ConfigError, match="there is no run in it"):
+        replay(str(tmp_path / "nowhere"), 1)
+
+
+def test_a_replay_marks_the_table_that_is_not_finite(tmp_path, capsys, monkeypatch):
+    run(tmp_path / "run", "trainer.max_steps=4")
+    config = compose(["experiment=smoke", "prior=dummy"])
+    group = plan_step(config.curriculum, config.model, config.seed, 2).groups[0]
+    bad = draw_table(build_prior(config), group.spec, config.seed, 2, group.tables[1])
+
+    def poisoned(model, pack, *settings):
+        is_bad = any(torch.equal(X, bad.X) for X, _, _ in pack.tables())
+        return QUERY_LOSSES(model, pack, *settings) * (math.nan if is_bad else 1.0)
+
+    monkeypatch.setattr(module, "query_losses", poisoned)
+    replay(str(tmp_path / "run"), 2)
+    printed = capsys.readouterr().out
+    (marked,) = [line.split()[0] for line in printed.splitlines() if line.endswith("<- non-finite")]
+    assert marked == str(group.tables[1])
+    assert "the step is skipped" in printed and "non-finite weights: 0" in printed
+
+
+def test_a_rewound_run_is_replayed_from_checkpoints_after_the_rewind_only(tmp_path, monkeypatch):
+    """Back from 8 to 6, the end of the first stage; checkpoints are saved every two steps."""
     monkeypatch.setattr(guard, "HORIZON", 2)
     monkeypatch.setattr(guard, "MEMORY", 0.5)
-    kept = "curriculum.stages.stage3.fresh_optimizer=false"
-    run(tmp_path / "run", *REWIND, kept, callbacks=(RuinTwice(7),), settings=STAGES)
-    assert last(tmp_path / "run")["callbacks"]["Guard"]["abandoned"] == [[6, 8], [12, 14]]
-    return tmp_path / "run"
-
-
-def assert_same_step(run_dir: Path, step: int, capsys) -> str:
-    capsys.readouterr()
-    replay(str(run_dir), step)
-    printed = capsys.readouterr().out
-    row = metrics(run_dir)[step]
-    assert f"all tables: loss {float(row['loss']):.6g}, gradient norm {float(row['grad_norm']):.4g}" in printed
-    return printed
-
-
-@pytest.mark.slow
-def test_a_replay_uses_the_weights_of_a_run_that_was_rewound(rewound, tmp_path, capsys):
-    folder = rewound / "checkpoints"
-    assert "went back" not in assert_same_step(rewound, 6, capsys)
-    assert "went back" not in assert_same_step(rewound, 9, capsys)  # from the checkpoint of step 8, saved after it
-    for step in (2, 4, 8, 10, 14, 16, 18):
-        (folder / f"step-{step:08d}.ckpt").unlink()
-    assert "from step 14 to the weights of step 12" in assert_same_step(rewound, 15, capsys)  # from step 12
-    assert "from step 8 to the weights of step 6" in assert_same_step(rewound, 9, capsys)  # from step 6
-    (rewound / "incidents.jsonl").rename(tmp_path / "incidents.jsonl")
-    assert "from step 8 to the weights of step 6" in assert_same_step(rewound, 9, capsys)  # a checkpoint lists it
-    (folder / "step-00000006.ckpt").unlink()
-    assert "from step 8 to the weights of step 6" in assert_same_step(rewound, 9, capsys)  # from step 0
+    run(tmp_path / "run", *REWIND, "trainer.max_steps=10", callbacks=(Ruin(7),), settings=STAGES)
+    replayed(tmp_path / "run", 6)
+    replayed(tmp_path / "run", 9)  # from the checkpoint of step 8, saved after it
+    (tmp_path / "run/checkpoints/step-00000008.ckpt").unlink()
+    with pytest.raises(ConfigError, match="the run went back from step 8 to 6, and has no checkpoint from between"):
+        replay(str(tmp_path / "run"), 9)
 
 
 def test_a_replay_needs_neither_devices_nor_files_that_it_does_not_use():
@@ -66,28 +88,9 @@ def test_a_replay_needs_neither_devices_nor_files_that_it_does_not_use():
         from_values(replay_values(values, from_checkpoint=False))
 
 
-@pytest.mark.parametrize(
-    ("setting", "version", "words"),
-    [
-        (
-            "patience",
-            STREAM_VERSION,
-            r"04\.ckpt cannot be replayed: trainer\.patience was 7; there is no such setting now",
-        ),
-        (
-            "max_hours",
-            1,
-            rf"cannot be replayed: the version of the table stream was 1, is {STREAM_VERSION}; its tables would be",
-        ),
-        ("cpu_threads", STREAM_VERSION, r"'many' .*trainer\.cpu_threads"),
-    ],
-)
-def test_a_run_of_another_version_is_refused(setting, version, words, tmp_path):
-    config = dataclasses.asdict(compose(["experiment=smoke"]))
-    config["trainer"][setting] = "many" if setting == "cpu_threads" else 7
-    content = {"global_step": 4, "config": config, "run": {"stream_version": version}, "callbacks": {"Guard": {}}}
+def test_a_run_with_another_table_stream_is_refused(tmp_path):
+    content = {"global_step": 4, "config": dataclasses.asdict(compose(["experiment=smoke"]))}
     (tmp_path / "checkpoints").mkdir()
-    torch.save(content, tmp_path / "checkpoints/step-00000004.ckpt")
-    with pytest.raises(ConfigError, match=words) as error:
+    torch.save(content | {"run": {"stream_version": 999}}, tmp_path / "checkpoints/step-00000004.ckpt")
+    with pytest.raises(ConfigError, match=r"04\.ckpt cannot be replayed: the version of the table stream was 999"):
         replay(str(tmp_path), 5)
-    assert len(error.value.problems) == 1

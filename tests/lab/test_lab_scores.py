@@ -19,7 +19,7 @@ from tabicl_train.lab.folder import Folder
 from tabicl_train.lab.runs import Stopped
 from tabicl_train.lab.scores import score_all
 from tabicl_train.lab.sequences import linear, quantifiers, shared
-from tabicl_train.planning.run_plan import expected_work
+from tabicl_train.planning import expected_work
 
 
 @dataclass
@@ -117,7 +117,12 @@ def test_both_curricula_take_the_same_flops_in_each_stage(rule):
     for name in (curriculum.FIXED, curriculum.GROWING):
         settings = ["model=small", "prior=mlp_scm_causal", f"curriculum={name}"]
         config = compose([*settings, f"model.col_scaling={rule}", f"model.icl_scaling={rule}"])
-        flops.append([expected_work(config, stage, 200)[1] for stage in config.curriculum.stages.values()])
+        flops.append(
+            [
+                expected_work(stage, config.model, config.seed, sample=200).flops
+                for stage in config.curriculum.stages.values()
+            ]
+        )
     assert np.divide(*flops) == pytest.approx(1, abs=0.04)
 
 

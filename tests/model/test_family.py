@@ -8,18 +8,18 @@ from typing import Any, ClassVar
 import pandas as pd
 import pytest
 import torch
+from short_runs import module_of
 from torch import Tensor, nn
 
 import tabicl_train
 from tabicl_train.config.compose import compose
 from tabicl_train.config.stages import CurriculumConfig, StageConfig
-from tabicl_train.gradients import Gradients
 from tabicl_train.model.families import FAMILIES
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.sequence import SequenceConfig
-from tabicl_train.module import Pretraining
-from tabicl_train.planning.run_plan import run_plan
+from tabicl_train.module import Gradients
+from tabicl_train.planning import run_plan
 from tabicl_train.prediction.export import load_network
 from tabicl_train.prediction.public_format import save_public
 from tabicl_train.train import train
@@ -104,7 +104,7 @@ def test_another_family_is_chosen_trained_and_continued(line, tmp_path):
 def test_another_family_is_trained_planned_and_exported(line, tmp_path):
     smoke = compose(["experiment=smoke", "trainer.accelerator=cpu"])
     config = replace(smoke, model=LineConfig())
-    module = Pretraining(config)
+    module = module_of(config)
     stage = replace(config.curriculum.stages["smoke"], frozen=["column"])
     assert len(module.gradients_of(stage).parameters) == 2
     X = torch.randn(3, 20, 4, generator=torch.Generator().manual_seed(0))

@@ -14,10 +14,9 @@ from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior as build_configured
 from tabicl_train.config.schema import flatten
 from tabicl_train.curriculum import plan_step
-from tabicl_train.debugging.replay import version_problems
 from tabicl_train.errors import ConfigError
 from tabicl_train.report.sections import stages_of
-from tabicl_train.run_dir.changes import refuse_changes
+from tabicl_train.resume import refuse_changes
 
 SPEC = TableSpec(60, 30, 3, 2)
 
@@ -221,13 +220,12 @@ def test_the_shares_of_a_stage_may_change_until_it_starts():
         stages = [f"{STAGE}.steps=5", f"{STAGE}.mix={first}", "+curriculum.stages.later.steps=5"]
         return compose(["experiment=smoke", "prior=mix_scm", *stages, f"+curriculum.stages.later.mix={later}"])
 
-    content = {"config": dataclasses.asdict(config("{mlp_scm:1}", "{}")), "run": {"stream_version": STREAM_VERSION}}
-    refuse_changes(config("{mlp_scm:1}", "{tree_scm:1}"), content, 3)
+    saved = dataclasses.asdict(config("{mlp_scm:1}", "{}"))
+    content = {"config": saved, "run": {"stream_version": STREAM_VERSION}, "global_step": 3}
+    refuse_changes(content, dataclasses.asdict(config("{mlp_scm:1}", "{tree_scm:1}")))
     for changed, steps in ((config("{tree_scm:1}", "{}"), 3), (config("{mlp_scm:1}", "{tree_scm:1}"), 6)):
         with pytest.raises(ConfigError, match=r"stages\.\w+\.mix\.tree_scm was not set, is 1\.0"):
-            refuse_changes(changed, content, steps)
-    saved = content["config"]
-    assert version_problems({"config": saved, "run": content["run"]}) == []
+            refuse_changes(content | {"global_step": steps}, dataclasses.asdict(changed))
     assert stages_of(flatten(saved))["smoke"]["mix.mlp_scm"] == "1.0"
 
 

@@ -20,7 +20,7 @@ from priors import prior_names
 
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(
-    ["tabicl_train.commands", "tabicl_train.train", *(f"priors.{name}" for name in prior_names())]
+    ["tabicl_train.commands", "tabicl_train.train", "numba", *(f"priors.{name}" for name in prior_names())]
 )
 
 

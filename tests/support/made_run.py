@@ -4,11 +4,11 @@ import dataclasses
 from pathlib import Path
 
 import torch
+from short_runs import module_of
 from small_networks import randomize
 
 from priors.random import STREAM_VERSION
 from tabicl_train.config.compose import compose
-from tabicl_train.module import Pretraining
 from tabicl_train.run_dir.records import Records
 
 STEP = 10
@@ -20,7 +20,7 @@ SMALLEST = [f"model.{name}" for name in (
 
 def random_weights(config, seed: int) -> dict[str, torch.Tensor]:
     torch.manual_seed(seed)
-    module = Pretraining(config)
+    module = module_of(config)
     randomize(module)
     return module.state_dict()
 

@@ -9,6 +9,9 @@ import torch
 
 from tabicl_train import train as training
 from tabicl_train.config.compose import compose
+from tabicl_train.config.schema import RunConfig
+from tabicl_train.module import Pretraining
+from tabicl_train.precision import choose
 
 SETTINGS = [
     "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=16",
@@ -33,6 +36,11 @@ def beside(*callbacks) -> contextlib.AbstractContextManager:
 def run(run_dir: Path, *overrides: str, callbacks: tuple = (), settings: list[str] = SETTINGS) -> str:
     with beside(*callbacks):
         return training.train(compose([*settings, f"run_dir={run_dir}", *overrides]))
+
+
+def module_of(config: RunConfig) -> Pretraining:
+    """The module that a run would train."""
+    return Pretraining(config.model, config.curriculum, config.optimizer, choose(config.trainer), config.seed)
 
 
 class Poison:

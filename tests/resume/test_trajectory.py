@@ -1,0 +1,115 @@
+"""A run that is stopped and resumed, with its averages, against a training loop of a few lines on torch's AdamW."""
+
+import math
+from pathlib import Path
+
+import pytest
+import short_runs
+import torch
+from runs import metrics
+
+from tabicl_train.config.compose import compose
+from tabicl_train.config.schema import build_prior
+from tabicl_train.model.families import family_of
+from tabicl_train.module import query_losses
+from tabicl_train.stream import StepStream
+
+DECAYS = {"smoke": 0.5, "later": 3.0}  # stages of four and three steps
+SETTINGS = [
+    "optimizer=adamw", "optimizer.eps=1e-3", "optimizer.betas=[0.8,0.9]", "optimizer.cautious_weight_decay=false",
+    "checkpoint.every=1", "checkpoint.keep=9", "averages.last=2", "averages.every=2",
+    *(f"curriculum.stages.smoke.{value}" for value in (
+        "steps=4", "schedule=linear", "warmup=0.5", "learning_rate=0.01", "final_learning_rate=0.002", "clip=0.5",
+        "weight_decay=0.5", "tables=4")),
+    *(f"+curriculum.stages.later.{value}" for value in (
+        "steps=3", "rows=[30,50]", "features=[2,4]", "tables=4", "group_size=1", "schedule=cosine", "warmup=0",
+        "learning_rate=0.004", "final_learning_rate=0.001", "weight_decay=3", "fresh_optimizer=false")),
+]  # fmt: skip
+RATES = [0.01 / 3, 0.02 / 3, 0.01, 0.002, *(0.001 + 0.003 * (1 + math.cos(math.pi * x)) / 2 for x in (0, 0.5, 1))]
+
+
+class Initial:
+    """Keeps the weights before the first step."""
+
+    def on_train_start(self, module, **_) -> None:
+        self.weights = {name: w.clone() for name, w in module.model.state_dict().items()}
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory) -> Path:
+    """Three steps without an EMA, then one with it, then the others."""
+    run_dir, initial = tmp_path_factory.mktemp("trajectory") / "run", Initial()
+    short_runs.run(run_dir, *SETTINGS, "averages.ema=0", "trainer.max_steps=3", callbacks=(initial,))
+    short_runs.run(run_dir, *SETTINGS, "trainer.max_steps=4")
+    short_runs.run(run_dir, *SETTINGS)
+    torch.save(initial.weights, run_dir / "initial")
+    return run_dir
+
+
+def content(run_dir: Path, step: int) -> dict:
+    return torch.load(run_dir / f"checkpoints/step-{step:08d}.ckpt", weights_only=True)
+
+
+def assert_near(weights: dict, expected: dict) -> None:
+    assert weights.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(
+            weights[name], value, rtol=1e-4, atol=2e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def test_every_checkpoint_has_the_weights_of_a_plain_training_loop(run_dir):
+    config = compose([*short_runs.SETTINGS, *SETTINGS])
+    network = family_of(config.model)(config.model)
+    network.load_state_dict(torch.load(run_dir / "initial"))
+    trained = [p for p in network.parameters() if p.requires_grad]
+    groups = [{"params": [p for p in trained if p.ndim >= 2]}, {"params": [p for p in trained if p.ndim < 2]}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.8, 0.9), eps=1e-3)
+    stream = StepStream(build_prior(config), config.curriculum, config.model, 0, range(7))
+    ema, points, norms = {}, [], []
+    for item, rate, row in zip(stream, RATES, metrics(run_dir), strict=True):
+        for group, decay in zip(optimizer.param_groups, (DECAYS[item.stage], 0.0), strict=True):
+            group |= {"lr": rate, "weight_decay": decay}
+        loss = sum(query_losses(network, pack).sum() for pack in item.packs) / 4
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(trained, config.curriculum.stages[item.stage].clip).item())
+        optimizer.step()
+        weights = {name: w.clone() for name, w in network.state_dict().items()}
+        if item.step >= 3:
+            decay = min(0.9, (item.step - 1) / (item.step + 8))
+            ema = {name: decay * (ema or weights)[name] + (1 - decay) * w for name, w in weights.items()}
+        if (item.step + 1) % 2 == 0:
+            points = [*points, weights][-2:]
+        assert [float(row[key]) for key in ("loss", "grad_norm", "lr")] == pytest.approx(
+            [loss.item(), norms[-1], rate], rel=1e-4
+        )
+
+        saved = content(run_dir, item.step + 1)
+        assert_near({name.removeprefix("model."): w for name, w in saved["state_dict"].items()}, weights)
+        assert_near(saved["callbacks"]["Averages"]["ema"], ema)
+        for point, expected in zip(saved["callbacks"]["Averages"]["points"], points, strict=True):
+            assert_near(point, expected)
+    assert min(norms[:4]) > 0.5  # all clipped
+
+
+def test_the_state_of_every_parameter_is_saved(run_dir, tmp_path):
+    """In its shape; Muon's matrices come first."""
+    short_runs.run(tmp_path / "muon", "trainer.max_steps=1")
+    for folder, step, kinds in ((run_dir, 7, ["adamw"]), (tmp_path / "muon", 1, ["muon", "adamw"])):
+        saved = content(folder, step)
+        assert saved.keys() == {
+            "format_version", "global_step", "state_dict", "optimizer_states", "callbacks", "config", "run", "skipped",
+            "loss_scale",
+        }  # fmt: skip
+        (states,) = saved["optimizer_states"]
+        assert list(dict.fromkeys(group["kind"] for group in states["param_groups"])) == kinds
+        shapes = []
+        for group in states["param_groups"]:
+            for state in map(states["state"].__getitem__, group["params"]):
+                assert state.keys() == ({"momentum"} if group["kind"] == "muon" else {"taken", "mean", "square"})
+                assert group["kind"] == "muon" or state.pop("taken") == step
+                (shape,) = {value.shape for value in state.values()}
+                shapes.append(shape)
+        trained = [w for name, w in saved["state_dict"].items() if not name.endswith("rope.freqs")]
+        assert sorted(shapes) == sorted(w.shape for w in trained)
