@@ -85,20 +85,6 @@ def test_a_step_is_a_function_of_seed_and_step():
     assert plan_step(TWO, MODEL, 3, 70) != plan_step(TWO, MODEL, 3, 71)
 
 
-def test_packs_of_equal_tables_are_even():
-    stage = replace(SHORT, rows=[1000, 1000], features=[8, 8], group_size=9, tables=9, pack_tokens=4 * 1000 * (8 + 12))
-    packs = plan_step(CurriculumConfig({"s": stage}), MODEL, 0, 0).packs(0, 1)
-    assert [[len(group.tables) for group in pack] for pack in packs] == [[3], [3], [3]]
-
-
-def test_tables_over_the_budget_do_not_raise_it_for_the_others():
-    stage = replace(SHORT, rows=[20, 2000], features=[8, 8], tables=60, group_size=1, pack_tokens=6000)
-    packs = plan_step(CurriculumConfig({"s": stage}), MODEL, 0, 0).packs(0, 1)
-    tokens = [[group.table_tokens for group in pack for _ in group.tables] for pack in packs]
-    assert sum(map(sum, tokens)) / len(tokens) > 6000
-    assert max(sum(sizes) for sizes in tokens if len(sizes) > 1) <= 6000
-
-
 @pytest.mark.parametrize(("name", "most"), [("stage1", 4), ("stage2", 8)])
 def test_a_step_of_the_published_curriculum_takes_few_passes(name, most):
     config = compose(["experiment=tabicl_v2"])
@@ -133,7 +119,7 @@ def test_small_tables_ask_for_fewer_classes():
         assert group.spec.max_classes <= min(group.spec.train_size, group.spec.num_rows - group.spec.train_size)
 
 
-def test_priors_are_asked_for_gaps_only_by_networks_that_see_them():
+def test_priors_are_asked_for_missing_values_only_by_networks_that_see_them():
     for model in (MODEL, replace(MODEL, missing_values=True), SequenceConfig()):
         groups = plan_step(TWO, model, 1, 0).groups
         assert {group.spec.keeps_missing for group in groups} == {model == replace(MODEL, missing_values=True)}

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # From the bottom up; rooms of one line do not import each other.
 LAYERS = [
     ["priors"],
-    ["errors", "console"],
+    ["errors", "console", "statistics"],
     ["optimizer", "allocator"],
     ["model"],
     ["config"],
@@ -35,7 +35,6 @@ LINE = {
     "schedules",
     "precision",
     "compiling",
-    "gradients",
     "resume",
 }
 OF_LINE = {"tabicl_train.distributed.ray_actors"}  # draws the stream's items, as workers.py does

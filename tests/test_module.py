@@ -98,6 +98,26 @@ def test_a_step_has_the_learning_rate_of_the_schedule_at_its_number():
     assert [rate for (rate,) in rates] == pytest.approx([0.4, 0.3, 0.2, 0.1] * 2)
 
 
+def test_frozen_parts_keep_their_weights_and_have_no_gradient():
+    training = Training(StageConfig(frozen=["column", "row"]))
+    before = training.weights()
+    training.take_step()
+    for name, after in training.weights().items():
+        assert torch.equal(after, before[name]) == (not name.startswith("icl_predictor")), name
+    parameters = dict(training.module.model.named_parameters())
+    assert all((p.grad is None) == (not name.startswith("icl_predictor")) for name, p in parameters.items())
+
+
+def test_gradients_are_flat_and_aligned():
+    a, b, c = (torch.nn.Parameter(torch.zeros(n)) for n in (3, 70, 5))
+    gradients = Gradients([a, b], [c])
+    gradients.add((torch.ones(3), torch.full((70,), 2.0)), torch.tensor(4.0))
+    gradients.add((torch.ones(3), torch.zeros(70)), torch.tensor(1.0))
+    assert gradients.flat.sum() == 6 + 140 + 5 and gradients.loss == 5
+    assert torch.equal(a.grad, torch.full((3,), 2.0)) and b.grad.sum() == 140 and c.grad is None
+    assert all(view.storage_offset() % 64 == 0 for view in gradients.views)
+
+
 def test_gradients_are_scaled_down_to_the_clip_and_never_up():
     exact = Training(StageConfig(clip=math.inf))
     exact.take_step()

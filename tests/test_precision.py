@@ -1,11 +1,10 @@
 import os
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
 from runs import last, metrics
-from short_runs import Poison, module_of, run
+from short_runs import module_of, run
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tabicl_train.config.compose import compose
@@ -120,24 +119,24 @@ def test_the_loss_scale_halves_on_overflow_and_doubles_after_2000_good_steps():
     assert unused.scale == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_lower_precision_stays_near_fp32_and_keeps_fp32_weights(precision, tmp_path):
-    for name in ("fp32", precision):
-        run(tmp_path / name, f"trainer.precision={name}", "prior=mlp_scm", "trainer.max_steps=6")
-    pairs = list(zip(metrics(tmp_path / "fp32"), metrics(tmp_path / precision), strict=True))
-    for a, b in pairs:
-        assert float(b["loss"]) == pytest.approx(float(a["loss"]), rel=0.03)
-        assert float(b["grad_norm"]) == pytest.approx(float(a["grad_norm"]), rel=0.15)  # the loss scale is taken out
-    assert any(a["loss"] != b["loss"] for a, b in pairs)
-    weights = last(tmp_path / precision)["state_dict"].values()
-    assert all(w.dtype == torch.float32 for w in weights)
-
-
 FEW = "curriculum.stages.smoke.tables=4"  # half precision is slow on a CPU
 
 
-@pytest.mark.slow
+def test_lower_precision_stays_near_fp32_and_keeps_fp32_weights(tmp_path):
+    for name in ("fp32", "bf16", "fp16"):
+        run(tmp_path / name, f"trainer.precision={name}", "prior=mlp_scm", "trainer.max_steps=4", FEW)
+    exact = metrics(tmp_path / "fp32")
+    for name in ("bf16", "fp16"):
+        pairs = list(zip(exact, metrics(tmp_path / name), strict=True))
+        for a, b in pairs:
+            assert float(b["loss"]) == pytest.approx(float(a["loss"]), rel=0.03)
+            assert float(b["grad_norm"]) == pytest.approx(
+                float(a["grad_norm"]), rel=0.15
+            )  # the loss scale is taken out
+        assert any(a["loss"] != b["loss"] for a, b in pairs)
+        assert all(w.dtype == torch.float32 for w in last(tmp_path / name)["state_dict"].values())
+
+
 def test_fp16_finds_the_scale_of_its_loss_and_keeps_it_over_a_restart(tmp_path, monkeypatch):
     # So large a scale overflows at first; neither the guard nor the weights mind.
     monkeypatch.setattr(LossScale, "__init__", large_scale(LossScale.__init__))
@@ -155,9 +154,8 @@ def test_fp16_finds_the_scale_of_its_loss_and_keeps_it_over_a_restart(tmp_path, 
     assert [row["loss"] for row in metrics(tmp_path / "torn")] == [row["loss"] for row in rows]
 
 
-@pytest.mark.slow
 def test_a_change_of_precision_on_resume_starts_with_a_new_loss_scale(tmp_path):
-    changes = [("fp32", 1.0, 0), ("fp16", 2.0**16, 2), ("fp16", 2.0**16, 4), ("bf16", 1.0, 0), ("fp16", 2.0**16, 2)]
+    changes = [("fp16", 2.0**16, 2), ("bf16", 1.0, 0), ("fp16", 2.0**16, 2)]
     for number, (precision, scale, good_steps) in enumerate(changes, 1):
         run(tmp_path / "run", f"trainer.precision={precision}", f"trainer.max_steps={2 * number}", FEW)
         content = last(tmp_path / "run")
@@ -196,17 +194,3 @@ def test_no_backward_pass_runs_under_autocast():
     with module.precision.autocast("cpu"):
         module.add_gradients(Gradients(parameters, []), pack, 1.0)
     assert seen == {"forward": True, "backward": False}
-
-
-@pytest.mark.slow
-def test_gradients_are_flat_and_gradients_of_frozen_parts_are_none(tmp_path: Path):
-    a, b, c = (torch.nn.Parameter(torch.zeros(n)) for n in (3, 70, 5))
-    gradients = Gradients([a, b], [c])
-    gradients.add((torch.ones(3), torch.full((70,), 2.0)), torch.tensor(4.0))
-    gradients.add((torch.ones(3), torch.zeros(70)), torch.tensor(1.0))
-    assert gradients.flat.sum() == 6 + 140 + 5 and gradients.loss == 5
-    assert torch.equal(a.grad, torch.full((3,), 2.0)) and b.grad.sum() == 140 and c.grad is None
-    assert all(view.storage_offset() % 64 == 0 for view in gradients.views)
-    watch = Poison(set())
-    run(tmp_path / "run", "curriculum.stages.smoke.frozen=[column,row]", "trainer.max_steps=2", callbacks=(watch,))
-    assert any(not torch.equal(x, y) for x, y in zip(*watch.states, strict=True))

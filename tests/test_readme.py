@@ -27,6 +27,7 @@ def commands(page: str) -> list[str]:
 
 
 PAGES = {page: commands(page) for page in TRACKED if page.endswith(".md")}
+CHEAP = [("README.md", number) for number, line in enumerate(PAGES["README.md"]) if " experiment=demo run_dir=" in line]
 LINES = [(page, number) for page, lines in PAGES.items() for number in range(len(lines))]
 PYTHON = [(page, number) for page in PAGES for number, (language, _) in enumerate(blocks(page)) if language == "python"]
 TREES = [block for page in PAGES for _, block in blocks(page) if re.search(r"^ *\w+(/|\.py) {2,}\w", block, re.M)]
@@ -108,7 +109,6 @@ def readers(tmp_path_factory) -> dict[str, Reader]:
     return {page: Reader(page, tmp_path_factory.mktemp("reader")) for page in PAGES}
 
 
-@pytest.mark.multi_process
 def test_a_shell_reads_all_commands_of_the_pages():
     """Indented ones too, which are not run. `command` gives the others to the program without a shell."""
     for page in PAGES:
@@ -135,9 +135,18 @@ def test_a_folder_of_a_run_is_that_of_one_run_on_all_pages():
     assert {name: kinds for name, kinds in runs.items() if len(kinds) > 1} == {} and len(runs) > 5
 
 
+@pytest.mark.parametrize(("page", "number"), CHEAP, ids=names(CHEAP))
+def test_a_command_of_the_first_page_works(page, number, readers):
+    check_command(page, number, readers)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("page", "number"), LINES, ids=names(LINES))
 def test_a_command_of_a_page_works(page, number, readers):
+    check_command(page, number, readers)
+
+
+def check_command(page: str, number: int, readers: dict[str, Reader]) -> None:
     line, reader = PAGES[page][number], readers[page]
     result = reader.result(number)
     if result is None:
@@ -192,7 +201,7 @@ def check_demo(stdout: str, stderr: str, said: str) -> None:
     assert "Inside the trained range" in stdout and "Outside the trained range" in stdout
 
 
-@pytest.mark.multi_process
+@pytest.mark.slow
 def test_demo_from_another_directory_twice(tmp_path):
     """The second time its commands are recorded, then run in this process: each would import for 5 CPU seconds."""
     env = os.environ | {"RUN_DIR": str(tmp_path / "run"), "RECORDED": str(tmp_path / "recorded")}

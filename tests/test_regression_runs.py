@@ -5,20 +5,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runs import assert_same_end, metrics, read
+from runs import metrics, read
 from short_runs import run
 
 from tabicl_train.callbacks.validation_tables import validation_streams
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior
-from tabicl_train.debugging.replay import replay
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.quantiles import guess_loss
 from tabicl_train.prediction.export import export, load_model
 from tabicl_train.report.page import write_report
-
-pytestmark = pytest.mark.slow
 
 NUMBERS = ("task=regression", "model.num_quantiles=99")
 VALIDATED = (
@@ -29,19 +26,12 @@ VALIDATED = (
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A validated run of 16 steps and a run of classes."""
+    """A validated run of 16 steps in two parts, and a run of classes."""
     folder = tmp_path_factory.mktemp("runs")
-    run(folder / "numbers", *NUMBERS, *VALIDATED, "prior=mlp_scm_causal")
-    run(folder / "classes", "trainer.max_steps=4")
+    for steps in (8, 16):
+        run(folder / "numbers", *NUMBERS, *VALIDATED, "prior=mlp_scm_causal", f"trainer.max_steps={steps}")
+    run(folder / "classes", "trainer.max_steps=1")
     return folder
-
-
-def test_a_run_in_two_parts_is_the_run_in_one(folder, tmp_path):
-    for steps in (6, 16):
-        run(tmp_path / "run", *NUMBERS, *VALIDATED, "prior=mlp_scm_causal", f"trainer.max_steps={steps}")
-    assert_same_end(tmp_path / "run", folder / "numbers")
-    rows = [row for row in read(tmp_path / "run/validation.csv") if row["step"] != "6"]  # the last one of its part
-    assert rows == read(folder / "numbers/validation.csv")
 
 
 def scores_of(network, tables) -> dict[str, float]:
@@ -86,18 +76,11 @@ def test_validation_scores_are_those_of_their_definitions(folder):
 
 
 def test_tables_of_numbers_have_no_classes(folder, tmp_path):
-    rows = metrics(folder / "numbers")
-    assert all(0.05 < float(row["guess_loss"]) < 0.6 for row in rows)
+    assert all(0.05 < float(row["guess_loss"]) < 0.6 for row in metrics(folder / "numbers"))
     write_report([folder / "numbers"], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "loss by the rows of a table" in page and "loss by the classes of a table" not in page
     assert "R2 on real data" in page and "ROC AUC on real data" not in page
-
-
-def test_a_step_is_replayed(folder, capsys):
-    replay(str(folder / "numbers"), 9)
-    row = metrics(folder / "numbers")[9]
-    assert f"loss {float(row['loss']):.6g}, gradient norm {float(row['grad_norm']):.4g}" in capsys.readouterr().out
 
 
 def test_a_run_of_one_task_does_not_start_from_the_other(folder, tmp_path):

@@ -16,7 +16,6 @@ from priors import build_prior
 from priors.prior import Prior
 from tabicl_train import train as training
 from tabicl_train.config.schema import CurriculumConfig, StageConfig, StreamConfig
-from tabicl_train.distributed.launch import Launch
 from tabicl_train.distributed.signals import Stop
 from tabicl_train.model import TabICLConfig
 from tabicl_train.model.pack import Pack
@@ -55,14 +54,20 @@ def undisturbed():
     return list(stream())
 
 
-@pytest.mark.multi_process
-@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("workers", [0, 3])
 def test_items_are_the_same_for_any_number_of_workers(workers, undisturbed):
+    """What comes from a worker is aligned and writable."""
     with Loader(stream(), StreamConfig(num_workers=workers, prefetch=2)) as loader:
         items = list(loader)
     assert [item.step for item in items] == list(range(7))
     for a, b in zip(items, undisturbed, strict=True):
         assert_same(a, b)
+    for tensor in (t for item in items for pack in item.packs for t in (pack.X, pack.y, pack.sizes)):
+        assert (workers == 0 or tensor.data_ptr() % 64 == 0) and tensor.is_contiguous()
+        tensor.zero_()
+    with Loader(stream(start=4), StreamConfig(num_workers=workers)) as loader:
+        for a, b in zip(loader, undisturbed[4:], strict=True):
+            assert_same(a, b)
 
 
 @pytest.mark.parametrize(("processes", "workers"), [(1, 7), (2, 3), (3, 1), (16, 1)])
@@ -75,16 +80,14 @@ def test_more_workers_than_cores_are_reduced_with_a_line_and_absurd_numbers_refu
     monkeypatch.setattr("joblib.cpu_count", lambda: 2)
     made = mock.patch.object(training, "Loader", lambda stream, config, device: config.workers)
     with made:
-        place = Launch(size=2, local_size=2)
-        assert training.build_loader(stream(), StreamConfig(num_workers=3), torch.device("cpu"), place) == 1
+        assert training.build_loader(stream(), StreamConfig(num_workers=3), torch.device("cpu"), 2) == 1
         (line,) = capsys.readouterr().err.splitlines()
         assert line == "warning   stream.num_workers is 3; 1, as there are no more cores"
-        assert training.build_loader(stream(), StreamConfig(), torch.device("cpu"), place) == 1
+        assert training.build_loader(stream(), StreamConfig(), torch.device("cpu"), 2) == 1
     assert capsys.readouterr().err == ""
     assert StreamConfig(num_workers=5000).problems() == ["num_workers is 5000; it must be at most 1024"]
 
 
-@pytest.mark.multi_process
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_stop_signal_is_obeyed_while_tables_are_drawn(workers):
     """Without workers after the table that is being drawn, with workers at once."""
@@ -114,13 +117,6 @@ def test_an_item_tells_how_long_drawing_took():
     assert item.seconds == 1.5 and item.to(torch.device("cpu")).seconds == 1.5
 
 
-@pytest.mark.multi_process
-def test_a_later_start_continues_the_same_stream(undisturbed):
-    with Loader(stream(start=4), StreamConfig(num_workers=2)) as loader:
-        for a, b in zip(loader, undisturbed[4:], strict=True):
-            assert_same(a, b)
-
-
 def test_ranks_divide_the_tables_of_one_process(undisturbed):
     def columns(items):
         return sorted(tuple(t.flatten().tolist()) for item in items for p in item.packs for t, _, _ in p.tables())
@@ -131,16 +127,6 @@ def test_ranks_divide_the_tables_of_one_process(undisturbed):
     assert max(len(item.packs) for item in undisturbed) > 1
 
 
-@pytest.mark.multi_process
-def test_what_comes_from_a_worker_is_aligned_and_writable():
-    with Loader(stream(), StreamConfig()) as loader:
-        for item in loader:
-            for tensor in (t for pack in item.packs for t in (pack.X, pack.y, pack.sizes)):
-                assert tensor.data_ptr() % 64 == 0 and tensor.is_contiguous()
-                tensor.zero_()
-
-
-@pytest.mark.multi_process
 def test_items_for_a_gpu_are_pinned_one_ahead_and_errors_come_through(undisturbed, monkeypatch):
     pinned, devices = [], []
 
@@ -195,7 +181,6 @@ def fail(step: int) -> None:
         raise ZeroDivisionError("no such luck")
 
 
-@pytest.mark.multi_process
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_of_the_prior_names_step_and_table(workers):
     loader = Loader(stream_of(fail), StreamConfig(num_workers=workers))
@@ -209,7 +194,6 @@ class Unsendable(Exception):
         super().__init__(a + b)
 
 
-@pytest.mark.multi_process
 def test_an_error_that_cannot_be_sent_still_ends_the_run():
     def act(step: int) -> None:
         raise Unsendable("worse ", "luck")
@@ -219,14 +203,12 @@ def test_an_error_that_cannot_be_sent_still_ends_the_run():
         list(loader)
 
 
-@pytest.mark.multi_process
-@pytest.mark.parametrize("workers", [1, 3])
-def test_the_death_of_a_worker_ends_the_run_and_names_the_table(workers):
+def test_the_death_of_a_worker_ends_the_run_and_names_the_table():
     def act(step: int) -> None:
         if step == 3:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    loader = Loader(stream_of(act), StreamConfig(num_workers=workers))
+    loader = Loader(stream_of(act), StreamConfig(num_workers=3))
     with loader, pytest.raises(WorkerDied) as caught:
         list(loader)
     message = r"worker 0 was killed by SIGKILL \(out of memory\?\) while drawing table (\d) of step 3, seed 5: "
@@ -234,7 +216,6 @@ def test_the_death_of_a_worker_ends_the_run_and_names_the_table(workers):
     assert match and f"`tabicl-prior show seed=5 step=3 table={match[1]}`" in str(caught.value)
 
 
-@pytest.mark.multi_process
 def test_a_worker_that_dies_between_steps_is_noticed():
     loader = Loader(stream_of(lambda step: None), StreamConfig(num_workers=2, prefetch=1))
     with loader, pytest.raises(WorkerDied, match="worker 1 was killed by SIGKILL"):
@@ -246,7 +227,6 @@ def test_a_worker_that_dies_between_steps_is_noticed():
 STEP_GIB = 6 * 60 * (4 * 5 + 8) / 2**30  # six tables of 60 rows, 5 float32 features and an int64 label
 
 
-@pytest.mark.multi_process
 @pytest.mark.parametrize(("prefetch", "gib", "ahead"), [(4, 1e-9, 0), (4, 2.5 * STEP_GIB, 1), (2, 1.0, 3)])
 def test_workers_stay_within_the_bounds(prefetch, gib, ahead):
     """They draw `ahead` steps beyond the one that is due, and no more."""

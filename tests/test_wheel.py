@@ -27,7 +27,7 @@ for line in (
     getattr(commands, name)()
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.multi_process]
+pytestmark = pytest.mark.slow
 
 
 def test_an_installed_wheel_trains_exports_evaluates_and_reports(tmp_path):

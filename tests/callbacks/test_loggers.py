@@ -157,7 +157,7 @@ def test_neither_package_is_imported_before_the_first_values(tmp_path, monkeypat
         importlib.import_module(name)
     WandbLogger(WandbConfig(mode="offline"), tmp_path, CONFIG).close()
     TensorBoardLogger(tmp_path, 0).close()
-    assert build_loggers(compose(["experiment=smoke", f"run_dir={tmp_path}"]), tmp_path, 0) == []
+    assert build_loggers(WandbConfig(), False, {"run_dir": str(tmp_path)}, 0) == []
     Loggers().log_metrics({"loss": 1.5}, 1)
     assert list(tmp_path.iterdir()) == []
 
