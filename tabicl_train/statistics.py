@@ -53,9 +53,11 @@ class Estimate:
         return self.mean > self.error
 
     def __neg__(self) -> Estimate:
+        """Return the estimate of the negative values."""
         return Estimate(-self.mean, self.error, -self.high, -self.low)
 
     def __format__(self, form: str) -> str:
+        """Format the mean and the ends of the interval, if there is one."""
         mean, low, high = (format(value, form) for value in (self.mean, self.low, self.high))
         return mean if math.isnan(self.error) else f"{mean} [{low}, {high}]"
 

@@ -29,7 +29,7 @@ from tabicl_train.callbacks.checkpoints import CheckpointFiles, Checkpoints, loa
 from tabicl_train.callbacks.diagnostics import Diagnostics
 from tabicl_train.callbacks.final_test import FinalTest
 from tabicl_train.callbacks.guard import Guard
-from tabicl_train.callbacks.loggers import Logger, Loggers
+from tabicl_train.callbacks.loggers import Loggers
 from tabicl_train.callbacks.metrics import LoggedSteps, Metrics
 from tabicl_train.callbacks.profile import Profile
 from tabicl_train.callbacks.progress import Progress
@@ -354,9 +354,9 @@ def build_callbacks(
     return [guard, metrics, diagnostics, *traced, averages, status]
 
 
-def build_loggers(wandb: WandbConfig, tensorboard: bool, values: dict[str, Any], step: int) -> list[Logger]:
+def build_loggers(wandb: WandbConfig, tensorboard: bool, values: dict[str, Any], step: int) -> list[Any]:
     """Build the logs beside the run's own files."""
-    folder, loggers = Path(values["run_dir"]), list[Logger]()
+    folder, loggers = Path(values["run_dir"]), list[Any]()
     if wandb.mode != "disabled":
         loggers.append(WandbLogger(wandb, folder, values))
     return loggers + ([TensorBoardLogger(folder, step)] if tensorboard else [])

@@ -42,6 +42,7 @@ class Averages:
         self.points: list[dict[str, Tensor]] = []
 
     def state_dict(self) -> dict:
+        """Return the averages for a checkpoint."""
         return {"ema": self.ema, "since": self.since, "points": self.points}
 
     def load_state_dict(self, state: dict) -> None:
@@ -50,6 +51,7 @@ class Averages:
         self.points = state["points"] if self.config.last else []
 
     def on_train_batch_end(self, step: int, module: Pretraining, **_) -> None:
+        """Take up the weights after a step."""
         if not (self.config.ema or self.config.last):
             return
         weights = module.model.state_dict()

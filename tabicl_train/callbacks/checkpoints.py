@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -18,8 +17,8 @@ from tabicl_train.console import first_line
 from tabicl_train.curriculum import last_of_stage, stage_at
 from tabicl_train.module import Pretraining
 from tabicl_train.optimizer import MuonAdamW
-from tabicl_train.run_dir.atomic import save_atomically, sync_folder
-from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, DamagedCheckpoint, saved, step_of, verify
+from tabicl_train.run_dir.atomic import save_atomically
+from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, saved, step_of
 
 __all__ = ["CheckpointFiles", "Checkpoints", "SaveFailed"]
 
@@ -41,53 +40,31 @@ class CheckpointFiles:
 
     def __init__(self, config: CheckpointConfig, on_saved: Callable[[int], None] = lambda step: None) -> None:
         self.config, self.on_saved = config, on_saved
-        self.whole: set[tuple[str, int]] = set()  # name and modification time of files known to be intact
         self.thread = ThreadPoolExecutor(1, "checkpoint")
         self.pending: Future | None = None
 
     def save(self, content: dict[str, Any], path: Path, second_name: Path | None = None) -> None:
-        """Returns once the tensors are copied to host memory. `second_name`: of the same file."""
+        """Copy the tensors to host memory, and have them written, under two names if the second one is given."""
         self.wait()
         self.pending = self.thread.submit(self.write, to_host(content), path, second_name)
 
     def write(self, content: dict, path: Path, second_name: Path | None) -> None:
+        """Write a file, in the thread, and remove those that it replaces."""
         try:
-            if second_name is None:
-                save_atomically(content, path)
-            else:  # the stage's name first, so that a kill in between leaves no stage without its file
-                save_atomically(content, second_name)
-                give_name(content, second_name, path)
+            # The stage's name first, so that a kill in between leaves no stage without its file.
+            for name in (second_name, path) if second_name else (path,):
+                save_atomically(content, name)
         except OSError as error:
             raise SaveFailed(
                 f"{path} could not be written: {first_line(error)}. Earlier checkpoints are intact, and the same "
                 "command continues from the newest one"
             ) from None
         self.on_saved(step_of(path))
-        self.prune(path)
-
-    def prune(self, written: Path) -> None:
-        """Remove files older than the newest `keep` intact ones, of which `written` is one."""
-        kept = 1
-        for path in reversed(saved(written.parent)):
-            if path == written or self.is_permanent(path) or not self.is_whole(path):
-                continue
-            kept += 1
-            if kept > self.config.keep and step_of(path) < step_of(written):
-                path.unlink(missing_ok=True)
-
-    def is_whole(self, path: Path) -> bool:
-        """Whether a file is undamaged; verified once."""
-        try:
-            key = path.name, path.stat().st_mtime_ns
-            if key not in self.whole:
-                verify(path)
-                self.whole.add(key)
-        except (DamagedCheckpoint, OSError):
-            return False
-        return True
-
-    def is_permanent(self, path: Path) -> bool:
-        return self.config.permanent_every is not None and step_of(path) % self.config.permanent_every == 0
+        # Those of later steps are damaged, or the run would have continued from them; they push out no other.
+        steps = {step_of(other): other for other in saved(path.parent) if step_of(other) <= step_of(path)}
+        permanent = self.config.permanent_every
+        for step in [step for step in steps if permanent is None or step % permanent][: -self.config.keep]:
+            steps[step].unlink(missing_ok=True)
 
     def check(self) -> None:
         """Raise SaveFailed if the last save has failed; does not wait for it."""
@@ -151,7 +128,7 @@ class Checkpoints:
             self.files.save(content, self.folder / f"step-{step:08d}.ckpt", second_name)
 
     def content(self, step: int, module: Pretraining, optimizer: MuonAdamW) -> dict[str, Any]:
-        """The dictionary after `step` steps."""
+        """Return the dictionary after `step` steps."""
         steps = sum(stage.steps for stage in self.curriculum.stages.values())
         stage, _, stage_step = stage_at(self.curriculum, min(step, steps - 1))
         run = {
@@ -191,7 +168,7 @@ def load_training(content: dict[str, Any], module: Pretraining, optimizer: MuonA
 
 
 def to_host(value: Any) -> Any:
-    """A deep copy with all tensors in host memory."""
+    """Copy deeply, all tensors to host memory."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if type(value) is dict:
@@ -199,16 +176,3 @@ def to_host(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(to_host(v) for v in value)
     return copy.deepcopy(value)
-
-
-def give_name(content: dict, path: Path, name: Path) -> None:
-    """Give a file a second name, or write a second copy where the file system has no hard links."""
-    aside = name.with_name(f".{name.name}.tmp")
-    aside.unlink(missing_ok=True)
-    try:
-        os.link(path, aside)
-    except OSError:
-        save_atomically(content, name)
-    else:
-        os.replace(aside, name)
-        sync_folder(name.parent)

@@ -40,11 +40,13 @@ class Diagnostics:
         self.records, self.logged, self.log = records, logged, log
 
     def on_train_batch_start(self, item: StepItem, module: Pretraining, **_) -> None:
+        """Have the gates measured in a logged step."""
         if item.step + 1 in self.logged:
             for _, scaling in module.model.named_scalings():
                 scaling.gate_sums = torch.zeros(3, device=module.device)
 
     def on_train_batch_end(self, step: int, item: StepItem, module: Pretraining, **_) -> None:
+        """Write the rows of a logged step."""
         if step not in self.logged:
             return
         smallest, largest = (f(n for pack in item.packs for _, n, _ in pack.shapes) for f in (min, max))

@@ -98,6 +98,7 @@ class FinalTest:
         return self.ranks.finish(True)
 
     def write(self, step: int) -> None:
+        """Write test.json and print what it says; raises StopRequested."""
         best_step = read_history(self.records.rows("validation.csv"), self.settings, step).best_step
         parts: dict[str, dict[str, Any]] = {}
         best = load_network(str(self.best)).to(self.device)
@@ -113,7 +114,7 @@ class FinalTest:
         info(f"          the best weights are those of step {best_step}: {command}")
 
     def compare(self, part: str, best: Network, parts: dict[str, dict[str, Any]]) -> str:
-        """A sentence about a part of the prior, whose numbers are added to `parts`; raises StopRequested."""
+        """Return a sentence about a part of the prior, and add its numbers to `parts`; raises StopRequested."""
         stream = self.streams[part]
         try:
             items = [(part, stream.draw(k, self.check_stop)) for k in stream.steps]
@@ -136,5 +137,6 @@ class FinalTest:
         return f"{part} {'rows' if clusters == 'rows' else 'tables'}: {gain_in_words(found, len(before), clusters)}"
 
     def check_stop(self, _: int = 0) -> None:
+        """Raise StopRequested if a signal to any rank asks the run to stop."""
         if self.ranks.still_working(self.stop.first is not None):
             raise StopRequested

@@ -85,14 +85,17 @@ class Guard:
         self.warned = False  # of the limit that is passed at present
 
     def state_dict(self) -> dict:
+        """Return what has been observed up to the last step."""
         self.read_steps()
         return {key: getattr(self, key) for key in STATE}
 
     def load_state_dict(self, state: dict) -> None:
+        """Continue from a checkpoint."""
         for key in STATE:
             setattr(self, key, state[key])
 
     def on_train_batch_end(self, step: int, item: StepItem, module: Pretraining, optimizer: MuonAdamW, **_) -> None:
+        """Note a step on the device; at a logged one, compare with the limits."""
         scale = module.loss_scale.scale if module.loss_scale.enabled else module.loss.new_zeros(())
         self.unread.append((item.step, torch.stack([module.loss, module.grad_norm, scale])))
         if step in self.logged:
@@ -179,6 +182,7 @@ class Guard:
             self.rewind(step, module, optimizer, good)
 
     def passed_limit(self, model: Network, average: float | None) -> str | None:
+        """Return which limit is passed, in words; None if none is."""
         limits = self.limits
         if average is None:
             return None
@@ -196,8 +200,7 @@ class Guard:
         )
 
     def rewind(self, step: int, module: Pretraining, optimizer: MuonAdamW, good: dict) -> None:
-        """Restore weights and optimizer from a checkpoint. The steps since then count as done: their tables are not
-        used again."""
+        """Restore weights and optimizer from a checkpoint; the tables of the steps since then are not used again."""
         module.go_back(good, step, optimizer)
         for callback in (self.averages, self.metrics):
             callback.load_state_dict(good["callbacks"].get(type(callback).__name__, {}))
@@ -207,7 +210,7 @@ class Guard:
         info(f"guard     back to the weights of step {good['global_step']}; steps up to {step} are skipped")
 
     def last_good(self, step: int, model: Network) -> dict | None:
-        """The content of the checkpoint to go back to, which rank 0 chooses, reads, and sends to the others.
+        """Return the content of the checkpoint to go back to, which rank 0 chooses, reads, and sends to the others.
 
         Leaves the model of rank 0 with arbitrary weights.
         """
@@ -215,7 +218,7 @@ class Guard:
         return self.ranks.from_first(lambda: self.choose(step, model))
 
     def choose(self, step: int, model: Network) -> dict | None:
-        """The content of the newest good checkpoint.
+        """Return the content of the newest good checkpoint.
 
         In a good one no limit is passed, the average of the loss has risen less than halfway from its low to its limit,
         and it was not saved during a rise that a rewind has abandoned.

@@ -7,59 +7,48 @@ validation/DATA_ROWS/SCORE, validation/NAME/SCORE of public real data and valida
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from tabicl_train.console import first_line, info
 
-__all__ = ["Logger", "Loggers"]
+__all__ = ["Loggers"]
 
 Log = Callable[[dict[str, Any], int], None]  # logs values by name, after a number of steps
 
 
-class Logger(Protocol):
-    """Where values are logged; the first ones open it."""
+class Loggers:
+    """Log to several loggers, none of which can end a run: one that raises an error is dropped, with one warning.
 
-    name: str
+    Parameters
+    ----------
+    loggers : iterable
+        Objects with a `name` and the two methods of this class; none on all ranks but the first. The first values open
+        them, when all workers are forked.
+    """
+
+    def __init__(self, loggers: Iterable[Any] = ()) -> None:
+        self.loggers = list(loggers)
 
     def log_metrics(self, values: dict[str, Any], step: int) -> None:
-        """Log values.
+        """Log values by name, after so many optimizer steps.
 
         Parameters
         ----------
         values : dict
-            Values by name; texts may be left out.
+            Numbers, and texts, which a logger may leave out.
         step : int
             Optimizer steps done.
         """
+        self._call("log_metrics", values, step)
 
     def close(self, exit_code: int = 0) -> None:
-        """Write or upload what was logged, and close the logger if it was opened.
+        """Write or upload what was logged; a second call does nothing.
 
         Parameters
         ----------
         exit_code : int
             0 if the run has finished or was preempted; otherwise it is shown as failed where that is possible.
         """
-
-
-class Loggers:
-    """The loggers of a run, none of which can end it: one that raises an error is dropped, with one warning.
-
-    Parameters
-    ----------
-    loggers : iterable of Logger
-        None on all ranks but the first.
-    """
-
-    def __init__(self, loggers: Iterable[Logger] = ()) -> None:
-        self.loggers = list(loggers)
-
-    def log_metrics(self, values: dict[str, Any], step: int) -> None:
-        """Call `Logger.log_metrics` of all loggers."""
-        self._call("log_metrics", values, step)
-
-    def close(self, exit_code: int = 0) -> None:
-        """Call `Logger.close` of all loggers; a second call does nothing."""
         self._call("close", exit_code)
         self.loggers = []
 

@@ -41,7 +41,7 @@ from tabicl_train.schedules import learning_rate
 from tabicl_train.stream import StepItem
 from tabicl_train.workers import Loader
 
-__all__ = ["LoggedSteps", "Metrics"]
+__all__ = ["Metrics"]
 
 SEEN_EVERY = 600.0  # seconds between lines about the real tables that were drawn
 SECONDS = 10.0  # of training or drawing, before the two are compared
@@ -54,15 +54,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class LoggedSteps:
-    """The steps after which the files of a run get rows, as in ``step in logged``.
-
-    Parameters
-    ----------
-    every : int
-        `trainer.log_every`.
-    last : int
-        Optimizer steps of the run.
-    """
+    """The steps after which the files of a run get rows, as in `step in logged`; last: steps of the run."""
 
     every: int
     last: int
@@ -111,7 +103,7 @@ class Metrics:
         self.step = 0
 
     def state_dict(self) -> dict:
-        """The tables that were seen, added up over all ranks."""
+        """Return the counts of real tables, added up over all ranks."""
         if not self.seen.sizes:
             return {}
         self.add_seen()
@@ -131,21 +123,25 @@ class Metrics:
             info(f"seen      {line}")
 
     def on_train_start(self, step: int, **_) -> None:
+        """Start the clock and the progress line."""
         self.step, self.graphs, self.many_graphs = step, count_graphs(), False
         self.start_window()
         if self.ranks.rank == 0:
             self.progress.start(step)
 
     def start_window(self) -> None:
+        """Start to measure a row."""
         self.started, self.waited = time.perf_counter(), self.loader.waited
         self.tables = self.cells = self.drawn = self.rejected = self.steps = 0
         self.flops = self.drawing = 0.0
         self.clipped: Tensor | int = 0
 
     def on_train_batch_start(self, item: StepItem, **_) -> None:
+        """Count the real tables of a step."""
         self.seen.add(item.sources)  # before the guard, after the step, may go back to earlier counts
 
     def on_train_batch_end(self, step: int, item: StepItem, module: Pretraining, **_) -> None:
+        """Measure a step; after a logged one, write its row."""
         self.step = step
         self.steps += 1
         self.tables += item.tables
@@ -167,7 +163,7 @@ class Metrics:
             self.start_window()
 
     def row(self, step: int, item: StepItem, module: Pretraining) -> dict[str, object]:
-        """The row of a logged step; all ranks call this."""
+        """Return the row of a logged step; all ranks call this."""
         seconds = time.perf_counter() - self.started
         guess = sum(guess_losses(module, item))
         own = torch.tensor([self.cells, self.flops, self.drawn, self.rejected, guess], dtype=torch.float64)
@@ -200,6 +196,7 @@ class Metrics:
             info(line)
 
     def on_train_end(self, **_) -> None:
+        """Print which real tables were seen, and end the progress line."""
         if self.seen.sizes:
             self.add_seen(is_end=True)
         if self.ranks.rank == 0:
@@ -211,8 +208,9 @@ class Feeding:
 
     def __init__(self) -> None:
         self.stage: str | None = None
+        self.totals: list[float] | None = None  # tables, seconds of training, and of drawing for each worker
 
-    def add(self, stage: str, tables: int, training: float, drawing: float, drawers: int) -> None:
+    def add(self, stage: str, tables: float, training: float, drawing: float, drawers: int) -> None:
         """Count the steps since the previous row; those up to a stage's first row are left out, as kernels are made.
 
         tables: of these steps, over all ranks
@@ -220,19 +218,18 @@ class Feeding:
         drawing: seconds of drawing, over all `drawers` processes that draw tables for a rank
         """
         if stage != self.stage:
-            self.stage, self.is_printed = stage, drawers == 0
-            self.tables, self.training, self.drawing = 0, 0.0, 0.0
+            self.stage, self.totals = stage, [0.0, 0.0, 0.0] if drawers else None
             return
-        self.tables += tables
-        self.training += training
-        self.drawing += drawing / max(1, drawers)
-        if self.is_printed or max(self.training, self.drawing) < SECONDS:
+        if self.totals is None:  # already compared
             return
-        self.is_printed = True
-        drawn, taken = self.tables / self.drawing, self.tables / self.training
-        workers = f"{counted(drawers, 'worker')} {'draws' if drawers == 1 else 'draw'}"
-        info(f"feeding   {workers} {drawn:.3g} tables/s, training takes {taken:.3g} ({stage})")
-        if drawn < taken:
+        self.totals = [a + b for a, b in zip(self.totals, (tables, training, drawing / drawers), strict=True)]
+        tables, training, drawing = self.totals
+        if max(training, drawing) < SECONDS:
+            return
+        self.totals = None
+        workers = f"{counted(drawers, 'worker')} {'draws' if drawers == 1 else 'draw'} {tables / drawing:.3g} tables/s"
+        info(f"feeding   {workers}, training takes {tables / training:.3g} ({stage})")
+        if drawing > training:
             info(
                 "warning   training waits for tables; more cores for more workers (stream.num_workers), other machines "
                 "(stream=ray), or tables drawn beforehand (tabicl-prior dump, prior=disk) make it faster"

@@ -36,6 +36,7 @@ class Profile:
         self.profiler: profile | None = None
 
     def on_train_batch_start(self, step: int, module: Pretraining, **_) -> None:
+        """Start the trace before its first step."""
         if step == self.first:
             self.folder.mkdir(exist_ok=True)
             if module.device.type == "cuda":
@@ -45,6 +46,7 @@ class Profile:
             self.profiler.start()
 
     def on_train_batch_end(self, step: int, module: Pretraining, **_) -> None:
+        """Write the trace after its last step."""
         if self.profiler is None or step <= self.last:
             return
         self.profiler.stop()
@@ -55,10 +57,12 @@ class Profile:
         self.snapshot(trace.with_suffix("").with_suffix(".pickle"), module)
 
     def on_exception(self, error: BaseException, module: Pretraining, **_) -> None:
+        """Write what is allocated if a profiled step runs out of memory."""
         if self.profiler is not None and isinstance(error, torch.OutOfMemoryError):
             self.snapshot(self.folder / "out-of-memory.pickle", module)
 
     def snapshot(self, path: Path, module: Pretraining) -> None:
+        """Write the allocations on a GPU, and stop recording them."""
         if module.device.type == "cuda":
             torch.cuda.memory._dump_snapshot(str(path))
             torch.cuda.memory._record_memory_history(enabled=None)

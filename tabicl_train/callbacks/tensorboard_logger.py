@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+__all__ = ["TensorBoardLogger"]
+
 
 class TensorBoardLogger:
-    """Writes event files, one for each start of the run, with the first values.
+    """Write event files, one for each start of the run, with the first values.
 
     Parameters
     ----------
@@ -27,7 +29,7 @@ class TensorBoardLogger:
         self.writer: Any = None
 
     def log_metrics(self, values: dict[str, Any], step: int) -> None:
-        """Write the values that are numbers. See `Logger.log_metrics`."""
+        """Write the values that are numbers; see `Loggers.log_metrics`."""
         if self.writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -37,6 +39,6 @@ class TensorBoardLogger:
                 self.writer.add_scalar(name, value, step)
 
     def close(self, exit_code: int = 0) -> None:
-        """Flush and close the event file. See `Logger.close`."""
+        """Flush and close the event file; see `Loggers.close`."""
         if self.writer is not None:
             self.writer.close()

@@ -121,7 +121,7 @@ class Validation:
         self.start_losses: dict[Hashable, float] | None = None  # by cluster
 
     def history(self, step: int) -> History:
-        """The validations after up to so many steps."""
+        """Read the validations after up to so many steps."""
         return read_history(self.records.rows("validation.csv"), self.settings, step)
 
     def is_missing(self, step: int) -> bool:
@@ -174,6 +174,7 @@ class Validation:
             self.records.append_line("incidents.jsonl", line)
 
     def score(self, network: Network, module: Pretraining) -> list[Scored]:
+        """Score a network; raises Stopped."""
         return score_network(network, self.items, self.settings.real_rows, module.precision, self.check_stop)
 
     @cached_property
@@ -182,12 +183,12 @@ class Validation:
         return [(part, stream.draw(k, self.check_stop)) for part, stream in self.streams.items() for k in stream.steps]
 
     def check_stop(self, _: int = 0) -> None:
+        """Raise Stopped if any rank is asked to stop."""
         if self.ranks.still_working(self.stop.asked):
             raise StopRequested
 
     def is_best(self, step: int, rows: list[dict], losses: dict[Hashable, float], module: Pretraining) -> bool:
-        """Whether weights are the best so far: the first ones that are validated before the first step, and later ones
-        with a better score that is no luck; losses: of the clusters of the kind that decides."""
+        """Decide whether weights are the best so far: those of the start, and later ones that are better by no luck."""
         if step == 0:
             self.start_losses = losses
             if len(losses) < 2 and self.settings.best != REAL:
@@ -205,7 +206,7 @@ class Validation:
         return paired_gain(np.array(list(start.values())), np.array([losses[key] for key in start])).exceeds_error
 
     def losses_of_start(self, module: Pretraining) -> dict[Hashable, float] | None:
-        """The losses of the weights that the run started from, if later ones are compared with them."""
+        """Return the losses of the weights that the run started from, if later ones are compared with them."""
         if self.settings.best == REAL or not self.start.exists():
             return None
         if self.start_losses is None:  # the run was resumed
@@ -215,6 +216,7 @@ class Validation:
         return self.start_losses
 
     def save(self, step: int, module: Pretraining) -> None:
+        """Write best.ckpt and, before the first step, start.ckpt."""
         content = {
             "state_dict": module.state_dict(),
             "global_step": step,

@@ -15,23 +15,7 @@ from tabicl_train.run_dir.lock import is_in_use
 
 
 def wandb_run_of(checkpoint: str) -> Path:
-    """Find the run directory whose wandb run gets the artifact.
-
-    Parameters
-    ----------
-    checkpoint : str
-        A run directory, or a checkpoint in one.
-
-    Returns
-    -------
-    Path
-        The run directory.
-
-    Raises
-    ------
-    ConfigError
-        If wandb is not installed, the run was not logged to wandb, or it is in training.
-    """
+    """The run directory of a checkpoint, or itself; raises ConfigError if nothing can be logged to its wandb run."""
     if not is_installed("wandb"):
         raise ConfigError([f"artifact=true, but wandb is not installed: {install('wandb', 'wandb')}"])
     folder = Path(checkpoint) if Path(checkpoint).is_dir() else Path(checkpoint).resolve().parent.parent
@@ -43,22 +27,7 @@ def wandb_run_of(checkpoint: str) -> Path:
 
 
 def log_artifact(folder: Path, output: Path, metadata: dict[str, str]) -> str:
-    """Log a file or folder as an artifact. Exits with 1 and one line if it fails.
-
-    Parameters
-    ----------
-    folder : Path
-        Run directory.
-    output : Path
-        What is logged.
-    metadata : dict
-        Of the artifact.
-
-    Returns
-    -------
-    str
-        A line for the user.
-    """
+    """Log a file or folder as an artifact; a line for the user. Exits with 1 and one line if that fails."""
     import wandb
 
     try:

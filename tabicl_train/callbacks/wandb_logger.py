@@ -12,11 +12,13 @@ from tabicl_train.config.monitoring import WandbConfig
 from tabicl_train.console import first_line, info
 from tabicl_train.run_dir.atomic import write_atomically
 
+__all__ = ["WandbLogger"]
+
 
 class WandbLogger:
-    """Logs to a wandb run, which a resumed run continues: its id is in the run directory's wandb.json.
+    """Log to a wandb run, which a resumed run continues: its id is in the run directory's wandb.json.
 
-    wandb is started with the first values, when all workers are forked. Steps that are done again are logged again.
+    Steps that are done again are logged again.
 
     Parameters
     ----------
@@ -35,7 +37,7 @@ class WandbLogger:
         self.run: Any = None
 
     def log_metrics(self, values: dict[str, Any], step: int) -> None:
-        """Log values over our step; wandb's own step only counts the calls. See `Logger.log_metrics`."""
+        """Log values over our step; wandb's own step only counts the calls; see `Loggers.log_metrics`."""
         if self.run is None:
             self.run = open_run(self.options, self.folder, self.config, self.options.timeout)
             self.run.define_metric("step")
@@ -43,7 +45,7 @@ class WandbLogger:
         self.run.log({"step": step, **values})
 
     def close(self, exit_code: int = 0) -> None:
-        """Finish the wandb run, and print the command that uploads one that is offline. See `Logger.close`."""
+        """Finish the wandb run, and print the command that uploads one that is offline; see `Loggers.close`."""
         if self.run is not None:
             self.run.finish(exit_code)
             if self.run.offline:
@@ -66,19 +68,8 @@ def sync_command(folder: Path) -> str:
 
 
 def open_run(options: WandbConfig, folder: Path, config: dict[str, Any], finish_timeout: float) -> Any:
-    """Start or continue the wandb run of a run directory, offline where it cannot be online.
-
-    Parameters
-    ----------
-    options, folder, config
-        As of `WandbLogger`.
-    finish_timeout : float
-        Seconds that the upload may take at the end; 0 sets no limit.
-
-    Returns
-    -------
-    wandb.Run
-    """
+    """Start or continue the wandb run of a run directory, offline where it cannot be online; `finish_timeout`: seconds
+    that the upload may take at the end, without a limit if 0."""
     import wandb
 
     settings = wandb.Settings(silent=True, console="off", init_timeout=options.timeout, finish_timeout=finish_timeout)

@@ -14,7 +14,7 @@ from tabicl_train.model.family import NetworkConfig
 
 GUARD_ACTIONS = ("warn", "stop", "rewind")
 
-REAL = "real"  # public data, as opposed to held-out tables of the prior, synthetic or drawn from real ones
+REAL = "real"  # public data, as opposed to validation tables of the prior, synthetic or drawn from real ones
 BEST = (REAL, SYNTHETIC, OWN)
 
 CLASS_SCORES = ("loss", "accuracy", "roc_auc", "guess_loss")  # columns of validation.csv; of regression, the next ones
@@ -113,23 +113,23 @@ class AveragesConfig:
 
 @dataclass
 class ValidationConfig:
-    """How good the network is during training: on held-out tables of the prior, which are synthetic or your own, and on
-    public real data."""
+    """How good the network is during training: on validation tables of the prior, which are synthetic or your own, and
+    on public real data."""
 
     every: int = 0
     """Steps between validations; 0 never validates."""
     rows: list[int] = field(default_factory=lambda: [128, 512, 1024])
-    """Rows of the held-out tables, one set of tables for each number; [] leaves them out."""
+    """Rows of the validation tables, one set of tables for each number; [] leaves them out."""
     tables: int = 16
-    """Held-out tables for each number of rows; a mixture of synthetic tables with your own has as many of both."""
+    """Validation tables for each number of rows; a mixture of synthetic tables with your own has as many of both."""
     features: list[int] = field(default_factory=lambda: [2, 30])
-    """Range [lowest, highest] of the features of the held-out tables, drawn uniformly."""
+    """Range [lowest, highest] of the features of the validation tables, drawn uniformly."""
     real_rows: int = 200
     """Largest number of rows to use of each of scikit-learn's four bundled data sets, or for regression of its set
     diabetes; 0 leaves real data out."""
     best: str = "real"
-    """Which score decides the weights kept in checkpoints/best.ckpt: real, synthetic or own (held-out tables that a
-    prior draws from real ones)."""
+    """Which score decides the weights kept in checkpoints/best.ckpt: real, synthetic or own (validation tables
+    that a prior draws from real ones)."""
     patience: int = 0
     """Validations without a better score, in a row, after which the run ends; 0 never ends it."""
 

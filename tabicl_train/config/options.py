@@ -16,8 +16,8 @@ from tabicl_train.config.checks import at_least, one_of, ordered_pair
 class ExportOptions:
     """tabicl-export checkpoint=RUN_DIR_OR_FILE output=FILE_OR_FOLDER [weights=trained|ema|last|best] key=value ...
 
-    Writes the weights of a run. The name of the output decides the format: FILE.ckpt, .pt or .pth for the public client
-    `tabicl`; a folder, with a model card, for the Hugging Face Hub; FILE.onnx for other programs (needs the extra
+    Writes the weights of a run. The name of the output decides the format: FILE.ckpt, .pt or .pth for the `tabicl`
+    package; a folder, with a model card, for the Hugging Face Hub; FILE.onnx for other programs (needs the extra
     "onnx"). Each export is loaded back, and its logits are compared with the network's before it takes its place.
     """
 
@@ -30,8 +30,6 @@ class ExportOptions:
     validation."""
     format: str | None = None
     """tabicl, hub or onnx; null goes by the name of the output."""
-    classes: int | None = None
-    """onnx: number of classes, between 2 and that of the network, which is the default."""
     artifact: bool = False
     """Also log the export to Weights and Biases, as an artifact of the run (needs the extra "wandb")."""
 
@@ -72,9 +70,9 @@ class EvaluateOptions:
     rows: int = 1000
     """Largest number of rows to use of a task."""
     n_estimators: int = 8
-    """Views of each table over which the network's predictions are averaged."""
-    client_weights: str | None = None
-    """Weights for the public client, which is then scored as well."""
+    """Ensemble members over which the network's predictions are averaged."""
+    tabicl_weights: str | None = None
+    """Weights for the `tabicl` package, which is then scored as well."""
     output: str | None = None
     """CSV file for the scores of every task, split and method; it is complete after every task."""
     figure: str | None = None

@@ -1,4 +1,4 @@
-"""What a network is compared with: untuned scikit-learn models, and the public client with weights of its own."""
+"""What a network is compared with: untuned scikit-learn models, and the `tabicl` package with weights of its own."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.scores import MARGINAL
 
+__all__ = ["BASELINES", "NUMBER_BASELINES", "tabicl_package"]
+
 MAX_CATEGORIES = 255  # the limit of histogram gradient boosting; columns with more are dropped for it
 
 is_category = make_column_selector(dtype_include="category")
 
 
 def boosted(X: pd.DataFrame) -> list[str]:
-    """The columns that gradient boosting takes: it fails on empty ones too."""
+    """List the columns that gradient boosting takes: it fails on empty ones too."""
     many = {name for name in is_category(X) if X[name].nunique() > MAX_CATEGORIES}
     return [name for name in X if name not in many and X[name].notna().any()]
 
@@ -74,29 +76,48 @@ NUMBER_BASELINES: dict[str, Callable[[], BaseEstimator]] = {
 }
 
 
-class ClientRegressor(BaseEstimator):
-    """The public client's regressor, with the methods of ours."""
+class PackageRegressor(BaseEstimator):
+    """The regressor of the `tabicl` package, with the methods of ours."""
 
-    def __init__(self, client: BaseEstimator) -> None:
-        self.client = client
+    def __init__(self, regressor: BaseEstimator) -> None:
+        self.regressor = regressor
 
-    def fit(self, X: pd.DataFrame, y: np.ndarray) -> ClientRegressor:
-        self.client.fit(X, y)
+    def fit(self, X: pd.DataFrame, y: np.ndarray) -> PackageRegressor:
+        self.regressor.fit(X, y)
         return self
 
     def predict(self, X: pd.DataFrame) -> np.ndarray:
-        return self.client.predict(X)
+        return self.regressor.predict(X)
 
     def predict_quantiles(self, X: pd.DataFrame, levels: Sequence[float]) -> np.ndarray:
-        return self.client.predict(X, output_type="quantiles", alphas=list(levels))
+        return self.regressor.predict(X, output_type="quantiles", alphas=list(levels))
 
 
-def public_client(weights: str, n_estimators: int, numbers: bool) -> BaseEstimator:
-    """The released client with a weights file, of a regressor if `numbers`; raises ConfigError if it is not
-    installed."""
+def tabicl_package(weights: str, n_estimators: int, numbers: bool) -> BaseEstimator:
+    """Build an estimator of the `tabicl` package.
+
+    Parameters
+    ----------
+    weights : str
+        File in the public format.
+    n_estimators : int
+        Ensemble members.
+    numbers : bool
+        Whether it is a regressor.
+
+    Returns
+    -------
+    BaseEstimator
+        Not fitted; a regressor also has `predict_quantiles`.
+
+    Raises
+    ------
+    ConfigError
+        If the package is not installed.
+    """
     try:
         from tabicl import TabICLClassifier, TabICLRegressor
     except ImportError:
-        raise ConfigError(["client_weights needs the public client: pip install tabicl==2.2.0"]) from None
+        raise ConfigError(["tabicl_weights needs the package: pip install tabicl==2.2.0"]) from None
     settings = {"model_path": weights, "allow_auto_download": False, "n_estimators": n_estimators}
-    return ClientRegressor(TabICLRegressor(**settings)) if numbers else TabICLClassifier(**settings)
+    return PackageRegressor(TabICLRegressor(**settings)) if numbers else TabICLClassifier(**settings)

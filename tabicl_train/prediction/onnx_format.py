@@ -1,12 +1,12 @@
-"""The ONNX format: a classifier for a fixed number of classes, or a regressor, with symbolic numbers of tables, rows
-and columns.
+"""The ONNX format: a classifier or a regressor with symbolic numbers of tables, rows and columns.
 
 Inputs are tables as the network reads them, with standardized columns; NaN is a missing value for a network with
 model.missing_values=true, and others take none:
 
 X        (tables, rows, columns) float32
 y_train  (tables, labeled_rows) int64, labels in 0..classes-1 of the first rows
-logits   (tables, rows - labeled_rows, classes) float32
+logits   (tables, rows - labeled_rows, classes) float32, of all classes that the network was trained for; of a table
+         with C classes the first C are needed
 
 Of a regressor, y_train is float32, the standardized target, and the output is
 
@@ -43,9 +43,9 @@ class WithSymbolicSizes(nn.Module):
     quantiles.
     """
 
-    def __init__(self, network: TabICL, outputs: int) -> None:
+    def __init__(self, network: TabICL) -> None:
         super().__init__()
-        self.network, self.outputs = network, outputs
+        self.network = network
 
     def forward(self, X: Tensor, y_train: Tensor) -> Tensor:
         """X (B, N, M), y_train (B, n) -> logits or quantiles (B, N - n, C)."""
@@ -86,7 +86,7 @@ class WithSymbolicSizes(nn.Module):
         all_rows = spans([[B, n, n, 0, 0], [B, N - n, n, 0, 0]], B * N)
         context = Context(B * n, table, table, all_rows, spans([[B, N - n, n, 0, 0]], B * (N - n)))
         predictions = learner(split_rows(rows.view(B, N, -1), n), y_train.flatten(), context, log_n)
-        return predictions.view(B, N - n, -1)[..., : self.outputs]
+        return predictions.view(B, N - n, -1)
 
 
 def spans(runs: list[list[int]], queries: int, shared: bool = False) -> Spans:
@@ -118,12 +118,9 @@ def missing_packages() -> list[str]:
     return [f"format=onnx needs {', '.join(PACKAGES)}: {install(' '.join(PACKAGES), 'onnx')}"]
 
 
-def save_onnx(
-    network: TabICL, path: Path, outputs: int, metadata: dict[str, str], check: Callable[[Path], None]
-) -> None:
+def save_onnx(network: TabICL, path: Path, metadata: dict[str, str], check: Callable[[Path], None]) -> None:
     """Write a network in evaluation mode.
 
-    outputs: values that it predicts for a row: classes, or quantiles
     metadata: for the file's metadata_props
     check: called with the file before it takes its place; what it raises leaves everything as it was
     Raises OSError.
@@ -135,7 +132,7 @@ def save_onnx(
     example = torch.zeros(2, 11, 5), torch.zeros(2, 7, dtype=torch.float32 if regression else torch.int64)
     with silence():
         program = torch.onnx.export(
-            WithSymbolicSizes(network, outputs).eval(),
+            WithSymbolicSizes(network).eval(),
             example,
             dynamo=True,
             dynamic_shapes={"X": {0: tables, 1: rows, 2: columns}, "y_train": {0: tables, 1: labeled}},
@@ -145,7 +142,7 @@ def save_onnx(
         )
     assert program is not None  # as it always is with dynamo
     model = program.model_proto
-    for key, value in {**metadata, "quantiles" if regression else "classes": str(outputs)}.items():
+    for key, value in {**metadata, "quantiles" if regression else "classes": str(network.config.outputs)}.items():
         model.metadata_props.add(key=key, value=value)
 
     def write(file: BinaryIO) -> None:

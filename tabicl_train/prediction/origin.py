@@ -10,22 +10,45 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tabicl_train.config.monitoring import judged_by
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.families import settings_of
-from tabicl_train.prediction.trained_range import TrainedRange, trained_range
+from tabicl_train.model.families import family_of, settings_of
+from tabicl_train.model.family import NetworkConfig
 from tabicl_train.run_dir.records import Records, number
 
 SCORES = {"roc_auc": ("roc_auc", "log_loss", "accuracy"), "r2": ("r2", "pinball", "coverage")}  # by judged_by
 
 
 @dataclass(frozen=True)
+class TrainedRange:
+    """(lowest, highest) over the tables of all stages that a run has started.
+
+    Query rows do not count: the network predicts each of them independently of the others.
+    """
+
+    labeled_rows: tuple[int, int]
+    features: tuple[int, int]
+
+    def holds(self, labeled_rows: int, features: int) -> bool:
+        """Whether both numbers of a task lie inside, bounds included."""
+        return (
+            self.labeled_rows[0] <= labeled_rows <= self.labeled_rows[1]
+            and self.features[0] <= features <= self.features[1]
+        )
+
+    def __str__(self) -> str:
+        (fewest, most), (narrowest, widest) = self.labeled_rows, self.features
+        return f"{fewest:,} to {most:,} labeled rows, {narrowest} to {widest} features"
+
+
+@dataclass(frozen=True)
 class Pretrained:
     """Weights of a network.
 
-    origin: what `origin_of` returns; empty where nothing is known, as for files of the public client
+    origin: what `origin_of` returns; empty where nothing is known, as for files of the `tabicl` package
     """
 
     config: Any  # the settings of any family, see model/family.py
@@ -64,6 +87,21 @@ def network_config(source: Path, settings: dict) -> Any:
     return cls(**settings)
 
 
+def mismatches(config: NetworkConfig, weights: dict[str, Tensor]) -> list[str]:
+    """Why the weights do not fit the network of the configuration; empty if they do."""
+    with torch.device("meta"):
+        expected = {name: tuple(weight.shape) for name, weight in family_of(config)(config).state_dict().items()}
+    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+    problems = []
+    if missing := sorted(expected.keys() - shapes.keys()):
+        problems.append(f"{len(missing)} weights are missing, for example {missing[0]}")
+    if unknown := sorted(shapes.keys() - expected.keys()):
+        problems.append(f"{len(unknown)} weights do not belong to the network, for example {unknown[0]}")
+    if wrong := sorted(name for name in expected.keys() & shapes.keys() if expected[name] != shapes[name]):
+        problems.append(f"{wrong[0]} has shape {shapes[wrong[0]]}, the network needs {expected[wrong[0]]}")
+    return problems
+
+
 def origin_of(path: Path, content: dict, weights: str) -> dict:
     """What an export records about the checkpoint of a run: values that JSON can express.
 
@@ -91,6 +129,24 @@ def origin_of(path: Path, content: dict, weights: str) -> dict:
         "evaluation": evaluation_means(records),
     }
     return plain(origin)
+
+
+def trained_range(content: dict) -> TrainedRange:
+    """The range of a run's checkpoint, from its content."""
+    first, started = 0, []
+    for stage in content["config"]["curriculum"]["stages"].values():
+        if first < max(content["global_step"], 1):
+            started.append(stage)
+        first += stage["steps"]
+    labeled = [round(rows * share) for stage in started for rows, share in extremes(stage)]
+    features = [bound for stage in started for bound in stage["features"]]
+    return TrainedRange((min(labeled), max(labeled)), (min(features), max(features)))
+
+
+def extremes(stage: dict) -> list[tuple[int, float]]:
+    """(rows, labeled share) of the tables of a stage with the fewest and with the most labeled rows."""
+    ranges = [stage["rows"]] * (stage["small_share"] < 1) + [stage["small_rows"]] * (stage["small_share"] > 0)
+    return [(rows, share) for bounds in ranges for rows, share in zip(bounds, stage["train_share"], strict=True)]
 
 
 def start_before(step: int, starts: list[dict]) -> dict:

@@ -18,6 +18,8 @@ from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.many_class import class_probabilities, label_digits
 
+__all__ = ["predict", "predict_logits", "predict_quantiles"]
+
 SMALLEST = 1e-6  # added to the probabilities of many classes before their logarithm is taken
 CPU_PART = 2**19  # embedding values computed at once on a CPU: 2 MB stay in its cache, 1.3 to 1.7 times faster
 
@@ -26,39 +28,60 @@ CPU_PART = 2**19  # embedding values computed at once on a CPU: 2 MB stay in its
 def predict_logits(
     model: TabICL, pack: Pack, num_classes: int, temperature: float = 1.0, tokens: int = 2**22
 ) -> Tensor:
-    """Logits of the query rows of all tables divided by the temperature, one table after the other, (query rows, C).
+    """Predict logits of the query rows of all tables; with more classes than max_classes, logarithms of probabilities.
 
-    With more classes than the network's max_classes, they are logarithms of probabilities instead.
+    Parameters
+    ----------
+    model : TabICL
+        A classifier in evaluation mode.
+    pack : Pack
+        Tables whose labels are in 0..C-1; with more than max_classes classes, each must occur in every table.
+    num_classes : int
+        C.
+    temperature : float
+        By which logits are divided.
+    tokens : int
+        Tokens (table, row, feature) in memory at a time, approximately; or twice those of the labeled rows of a table,
+        if that is more.
 
-    pack: the labels of labeled rows are in 0..C-1; with more than max_classes classes, each must occur in every table
-    num_classes: C
-    tokens: tokens (table, row, feature) in memory at a time, approximately; or twice those of the labeled rows of a
-        table, if that is more
+    Returns
+    -------
+    Tensor of shape (query rows, C)
+        One table after the other.
     """
     logits = [forward(model, part, num_classes, temperature, tokens) for part in parts(pack, tokens)]
     return torch.cat(logits)
 
 
 def predict_quantiles(model: TabICL, pack: Pack, tokens: int = 2**22) -> Tensor:
-    """Quantiles of the query rows of all tables, one table after the other, (query rows, Q), at `tabicl.levels`.
+    """Predict quantiles of the query rows of all tables, at `quantiles.levels`; nothing keeps them from crossing.
 
-    They are as the network predicts them: nothing keeps them from crossing.
+    Parameters
+    ----------
+    model : TabICL
+        A regressor in evaluation mode.
+    pack : Pack
+        Tables whose labels are standardized numbers, float32.
+    tokens : int
+        As in `predict_logits`.
 
-    pack: the labels of labeled rows are standardized numbers, float32
-    tokens: as in predict_logits
+    Returns
+    -------
+    Tensor of shape (query rows, Q)
+        One table after the other.
     """
     return torch.cat(list(quantile_parts(model, pack, tokens)))
 
 
 @torch.no_grad()
 def quantile_parts(model: TabICL, pack: Pack, tokens: int) -> Iterator[Tensor]:
-    """The same for some rows at a time, in their order: 999 quantiles of all of them can be more than the memory."""
+    """Predict the same for some rows at a time, in their order: all quantiles can be more than the memory."""
     for part in parts(pack, tokens):
         yield forward(model, part, 0, 1.0, tokens)
 
 
 def parts(pack: Pack, tokens: int) -> list[Pack]:
-    """The pack in parts of so many tokens; a longer table is there several times, each time with other query rows."""
+    """Split the pack into parts of so many tokens; of a longer table, each part has other query rows."""
     found: list[list[tuple[Tensor, Tensor, int]]] = []
     room = 0
     for X, y, n in pack.tables():
@@ -75,7 +98,7 @@ def parts(pack: Pack, tokens: int) -> list[Pack]:
 
 
 def forward(model: TabICL, pack: Pack, num_classes: int, temperature: float, tokens: int) -> Tensor:
-    """What predict_logits returns, or with num_classes=0 predict_quantiles, for all query rows at once."""
+    """Compute what predict_logits returns, or with num_classes=0 predict_quantiles, for all query rows at once."""
     config = model.config
     sizes, shapes = model.groups(pack)
     part = tokens if pack.X.is_cuda else min(tokens, CPU_PART // config.embed_dim)
@@ -98,15 +121,15 @@ def forward(model: TabICL, pack: Pack, num_classes: int, temperature: float, tok
 
 
 def embed(model: TabICL, pack: Pack, columns: Columns, shapes: list[Shape], num_classes: int, part: int) -> Tensor:
-    """The embeddings of all cells, (tokens, E), computed for columns with at most `part` tokens at a time.
+    """Embed all cells, (tokens, E), computed for columns with at most `part` tokens at a time.
 
     shapes: N, n and the number of feature groups of each table
     """
     config, column = model.config, model.col_embedder
     labels = pack.y.index_select(0, columns.labels)
     many = config.col_target_aware and num_classes > config.max_classes
-    views = label_digits(labels, num_classes, config.max_classes) if many else [labels]
-    read = [column.read(pack, columns, view) for view in views]
+    digits = label_digits(labels, num_classes, config.max_classes) if many else [labels]
+    read = [column.read(pack, columns, digit) for digit in digits]
     embedded = read[0].new_empty(len(read[0]), config.embed_dim)
     labeled, queries = 0, columns.labeled  # where the next columns start
     for some in columns_in_parts(shapes, part):
@@ -115,15 +138,15 @@ def embed(model: TabICL, pack: Pack, columns: Columns, shapes: list[Shape], num_
         after = queries + piece.from_inducing.queries - piece.labeled
         at = slice(labeled, labeled + piece.labeled), slice(queries, after)
         log_n = log_counts(own)
-        per_view = (column.embed(torch.cat([cells[at[0]], cells[at[1]]]), piece, log_n) for cells in read)
-        mean = reduce(torch.add, per_view) / len(read)
+        per_digit = (column.embed(torch.cat([cells[at[0]], cells[at[1]]]), piece, log_n) for cells in read)
+        mean = reduce(torch.add, per_digit) / len(read)
         embedded[at[0]], embedded[at[1]] = mean[: piece.labeled], mean[piece.labeled :]
         labeled, queries = at[0].stop, after
     return embedded
 
 
 def columns_in_parts(shapes: list[Shape], tokens: int) -> list[list[Shape]]:
-    """The columns in parts of at most so many tokens, or of one column; each part as N, n and number of columns."""
+    """Split the columns into parts of at most so many tokens, or one column; each is N, n and number of columns."""
     found: list[list[Shape]] = []
     room = 0
     for N, n, G in shapes:
@@ -156,8 +179,20 @@ def interact(model: TabICL, embedded: Tensor, rows: Rows, part: int) -> Tensor:
 
 @torch.no_grad()
 def predict(network: Network, pack: Pack) -> Tensor:
-    """What a network of any family predicts for the query rows of a pack, see `Network.forward`; a TabICL in bounded
-    memory."""
+    """Predict with a network of any family; with a TabICL in bounded memory.
+
+    Parameters
+    ----------
+    network : Network
+        In evaluation mode.
+    pack : Pack
+        Tables on the network's device.
+
+    Returns
+    -------
+    Tensor of shape (query rows, outputs)
+        See `Network.forward`.
+    """
     if not isinstance(network, TabICL):
         return network(pack)
     if network.config.is_regression:

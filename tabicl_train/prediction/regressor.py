@@ -18,33 +18,55 @@ from tabicl_train.model.quantiles import levels, pinball
 from tabicl_train.prediction.ensemble import Ensemble
 from tabicl_train.prediction.predict import quantile_parts
 
+__all__ = ["TabICLRegressor"]
+
 TAIL = 20  # outermost quantiles to which a tail is fitted
 TAIL_SCALES = 0.01, 100.0  # bounds of b, in standard deviations of the target
 PART = 2**17  # values that are sorted and averaged at a time: 1 MB in float64 stays in the cache, 2.5 times faster
 
 
 class TabICLRegressor(RegressorMixin, Ensemble):
-    """Predicts a number for each row from labeled rows, without training: `fit` only prepares the table, unless it is
-    to fine-tune the network.
+    """Predict a number for each row, and its distribution, in one forward pass of a pretrained network.
 
-    The parameters are those of TabICLClassifier, without softmax_temperature. X may be what it may be there.
+    `fit` only prepares the table, unless it is to fine-tune the network. Parameters, attributes and X are those of
+    TabICLClassifier, without `softmax_temperature` and `classes_`.
 
+    Notes
+    -----
     The network predicts quantiles of the target, usually 999, at the levels 0.001, 0.002, ..., 0.999. They are sorted,
     since nothing keeps them from crossing. Levels in between are interpolated. Beyond the outermost levels the network
     says nothing; there the tails are assumed to be exponential: the quantile at level a is b ln(a) + c below and
     -b ln(1 - a) + c above, where b is the slope of a least-squares line through the 20 outermost quantiles, at least
     0.01 and at most 100 standard deviations of the target, and c continues the outermost quantile. `predict` does not
-    include the tails. All results are means over the views of the ensemble.
+    include the tails. All results are means over the members of the ensemble.
 
     The target is standardized by the labeled rows. If it is constant there, for example because there is only one
     such row, that number is predicted for every row and level.
 
-    With one estimator and the same normalization, predictions agree with the public client's to 1e-4 standard
+    With one estimator and the same normalization, predictions agree with those of the `tabicl` package to 1e-4 standard
     deviations of the target, with the exceptions of TabICLClassifier.
     """
 
     def fit(self, X: Any, y: Any) -> TabICLRegressor:
-        """X (rows, features), y (rows,) of finite numbers or booleans; raises ValueError or TypeError."""
+        """Prepare the table, and fine-tune the network if asked to.
+
+        Parameters
+        ----------
+        X : array or data frame of shape (rows, features)
+            Labeled rows.
+        y : array of shape (rows,)
+            Their targets: finite numbers or booleans.
+
+        Returns
+        -------
+        TabICLRegressor
+            Itself.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If the table or a parameter cannot be used.
+        """
         self._check_parameters()
         X = self._frame(X, y)
         y = finite_numbers(y)
@@ -55,31 +77,61 @@ class TabICLRegressor(RegressorMixin, Ensemble):
         return self
 
     def predict(self, X: Any) -> np.ndarray:
-        """Means (rows,), float64, of the quantiles that the network predicts"""
+        """Predict means: array of shape (rows,), float64, for X of shape (rows, features)."""
         return self._average(self._numbers(X), lambda q: q.mean(axis=1, keepdims=True, dtype=float), 1)[:, 0]
 
     def predict_median(self, X: Any) -> np.ndarray:
-        """Medians (rows,), float64"""
+        """Predict medians: array of shape (rows,), float64, for X of shape (rows, features)."""
         return self._at(self._numbers(X), [0.5])[:, 0]
 
     def predict_quantiles(self, X: Any, levels: Sequence[float]) -> np.ndarray:
-        """Quantiles (rows, levels), float64, at levels between 0 and 1 in any order; raises ValueError for others.
+        """Predict quantiles; at the network's own levels, their mean is what `predict` returns.
 
-        At the network's own levels, their mean is what `predict` returns.
+        Parameters
+        ----------
+        X : array or data frame of shape (rows, features)
+            Query rows.
+        levels : sequence of float
+            Between 0 and 1, both excluded, in any order.
+
+        Returns
+        -------
+        array of shape (rows, levels)
+            Quantiles, float64.
+
+        Raises
+        ------
+        ValueError
+            For other levels.
         """
         return self._at(self._numbers(X), levels)
 
     def predict_interval(self, X: Any, coverage: float = 0.8) -> np.ndarray:
-        """Lower and upper ends (rows, 2), float64, of intervals with as much probability below as above them.
+        """Predict intervals with as much probability below as above them.
 
-        coverage: probability of the interval, between 0 and 1; raises ValueError for others
+        Parameters
+        ----------
+        X : array or data frame of shape (rows, features)
+            Query rows.
+        coverage : float
+            Probability of the interval, between 0 and 1.
+
+        Returns
+        -------
+        array of shape (rows, 2)
+            Lower and upper ends, float64.
+
+        Raises
+        ------
+        ValueError
+            For another coverage.
         """
         if not 0 < coverage < 1:
             raise ValueError(f"coverage is {coverage}; it must lie between 0 and 1")
         return self._at(self._numbers(X), [(1 - coverage) / 2, (1 + coverage) / 2])
 
     def _losses(self, X: pd.DataFrame, y: np.ndarray) -> np.ndarray:
-        """Pinball loss of the network's own levels (rows,), in units of y (rows,)"""
+        """Return the pinball loss of the network's own levels (rows,), in units of y (rows,)."""
         a = levels(self.network_.config.outputs).double().numpy()
         return pinball(torch.from_numpy(self.predict_quantiles(X, a.tolist())), torch.from_numpy(y)).double().numpy()
 
@@ -90,25 +142,25 @@ class TabICLRegressor(RegressorMixin, Ensemble):
         return self._average(numbers, lambda q: interpolate(np.sort(q, axis=1), a), len(a))
 
     def _average(self, numbers: np.ndarray, summarize: Callable[[np.ndarray], np.ndarray], width: int) -> np.ndarray:
-        """Means over the views of what is computed from their quantiles, in units of the target, float64 (rows, width).
+        """Means over the members of what is computed from their quantiles, in units of the target, (rows, width).
 
         summarize: float32 (some rows, Q), not sorted -> float64 (some rows, width)
         """
         rows = len(numbers)
         total = np.zeros((rows, width))
         size = max(1, min(rows, PART // max(width, self.network_.config.outputs)))  # no row twice in a part
-        for _, pack, tokens in self._packs(numbers, lambda view: self.y_):
+        for _, pack, tokens in self._packs(numbers, lambda member: self.y_):
             done = 0
             for part in quantile_parts(self.network_, pack, tokens):
-                for some in part.float().cpu().split(size):  # rows of one view after those of another
+                for some in part.float().cpu().split(size):  # rows of one member after those of another
                     place = np.arange(done, done + len(some)) % rows
                     total[place] += summarize(some.numpy())
                     done += len(some)
-        return self.target_scale_.restore(total / len(self.views_))
+        return self.target_scale_.restore(total / len(self.members_))
 
 
 def finite_numbers(y: Any) -> np.ndarray:
-    """A target as float64 (rows,); raises ValueError that says what else it holds."""
+    """Return a target as float64 (rows,); raises ValueError that says what else it holds."""
     y = column_or_1d(y, warn=True)
     missing = np.asarray(pd.isna(y))
     if y.dtype.kind == "O":
@@ -117,7 +169,7 @@ def finite_numbers(y: Any) -> np.ndarray:
         other = list(y[:1]) if y.dtype.kind not in "buif" else []
     if other:
         kind = type(other[0]).__name__
-        raise ValueError(f"y must hold numbers, but holds values of the type {kind}, for example {str(other[0])!r}")
+        raise ValueError(f"y must be numbers, but has values of the type {kind}, for example {str(other[0])!r}")
     with np.errstate(over="ignore"):
         values = np.full(len(y), np.nan)
         values[~missing] = [as_float(v) for v in y[~missing]] if y.dtype.kind == "O" else y[~missing]
@@ -132,7 +184,7 @@ def finite_numbers(y: Any) -> np.ndarray:
 
 
 def as_float(value: Any) -> float:
-    """A Python number; infinity if it is too large."""
+    """Convert a Python number; infinity if it is too large."""
     try:
         return float(value)
     except OverflowError:

@@ -20,11 +20,26 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.report.sections import Run, holds_run, read_run, sections
 from tabicl_train.run_dir.outputs import check_output
 
+__all__ = ["fill", "write_report"]
+
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
 def write_report(folders: list[Path], output: Path) -> None:
-    """Write the page of some runs; raises ConfigError for a folder that holds none, and if it cannot be written."""
+    """Write the page of some runs.
+
+    Parameters
+    ----------
+    folders : list of Path
+        Run directories.
+    output : Path
+        File to write.
+
+    Raises
+    ------
+    ConfigError
+        For a folder that holds no run, and if the file cannot be written.
+    """
     problems = [f"run_dir is '{folder}'; there is no run in it" for folder in folders if not holds_run(folder)]
     if problems:
         raise ConfigError(problems)
@@ -42,7 +57,20 @@ def render(runs: list[Run]) -> str:
 
 
 def fill(template: Path, **variables: Any) -> str:
-    """A page that extends the layout of this folder, with the filters `table`, `png` and `command`."""
+    """Fill a page that extends the layout of this folder, with the filters `table`, `png` and `command`.
+
+    Parameters
+    ----------
+    template : Path
+        File of Jinja.
+    **variables
+        Of the template.
+
+    Returns
+    -------
+    str
+        The page.
+    """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([template.parent, Path(__file__).parent]),
         autoescape=True,
@@ -56,14 +84,14 @@ def fill(template: Path, **variables: Any) -> str:
 
 
 def png(figure: Figure) -> str:
-    """A figure as a PNG file, in base64."""
+    """Convert a figure to a PNG file, in base64."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=110)
     return base64.b64encode(file.getvalue()).decode()
 
 
 def table(frame: pd.DataFrame) -> Markup:
-    """An HTML table, with empty cells for None and nan; aligned to the left if it holds any text."""
+    """Convert a frame to an HTML table, with empty cells for None and nan; aligned to the left if it holds any text."""
     has_text = frame.map(lambda value: isinstance(value, str)).any(axis=None)
     kind, formatters = "text" if has_text else "numbers", [cell] * frame.shape[1]
     frame = frame.rename_axis(index=None, columns=frame.index.name)  # otherwise the name takes a row of its own

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from tabicl_train.config.monitoring import OWN, REAL, REAL_SCORES, SYNTHETIC, judged_by, kind_of
 from tabicl_train.config.schema import RunConfig, flatten
-from tabicl_train.evaluation.scores import judged, summarize
+from tabicl_train.evaluation.scores import FORMATS, judged, summarize
 from tabicl_train.evaluation.scores_figure import draw_scores
 from tabicl_train.model.families import settings_of
 from tabicl_train.report.figures import (
@@ -43,29 +43,6 @@ RATES = {
     "data_wait": "share of time waiting for tables",
     "accept_rate": "share of draws accepted",
     "memory_gb": "memory, GB",
-}
-SUMMARY = {
-    "roc_auc": "ROC AUC",
-    "log_loss": "log loss",
-    "accuracy": "accuracy",
-    "calibration_error": "calibration error",
-    "normalized_accuracy": "normalized accuracy",
-    "r2": "R2",
-    "r2_median": "median R2",
-    "relative_rmse": "RMSE relative to the best",
-    "pinball": "pinball loss",
-    "below_marginal": "share below marginal quantiles",
-    "coverage": "coverage",
-    "coverage_low": "coverage, low",
-    "coverage_high": "coverage, high",
-    "width": "width",
-    "mean_rank": "mean rank",
-    "win_rate": "win rate",
-    "win_low": "win rate, low",
-    "win_high": "win rate, high",
-    "lead": "lead",
-    "lead_low": "lead, low",
-    "lead_high": "lead, high",
 }
 
 
@@ -296,9 +273,18 @@ def real_data(runs: list[Run]) -> dict[str, Any] | None:
         "splits": results["split"].nunique(),
         "first": str(scores.columns[0]),
         "outside": list(outside.unique()),
-        "summary": summarize(results).rename(columns=SUMMARY),
+        "summary": summarize(results).rename(columns=column_name),
         "figure": draw_scores(results),
     }
+
+
+def column_name(column: str) -> str:
+    """The name of a column of `summarize`, such as lead or lead_low."""
+    for end in ("low", "high"):
+        if column.endswith(f"_{end}"):
+            name = column.removesuffix(f"_{end}")
+            return f"{FORMATS['win_rate' if name == 'win' else name][0]}, {end}"
+    return FORMATS[column][0]
 
 
 def merge(runs: list[Run]) -> pd.DataFrame:

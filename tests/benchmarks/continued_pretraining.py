@@ -25,16 +25,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from tabicl_train.callbacks.held_out.draws import held_out_streams
-from tabicl_train.callbacks.scores import score_classes
+from tabicl_train.callbacks.scores import score_packs
+from tabicl_train.callbacks.validation_tables import validation_streams
 from tabicl_train.config.compose import compose
+from tabicl_train.config.schema import build_prior
 from tabicl_train.evaluation.evaluate import score_task
 from tabicl_train.evaluation.suites import Source, sources
-from tabicl_train.module import Pretraining
 from tabicl_train.precision import choose
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.export import load_model
-from tabicl_train.prediction.gain import gain
+from tabicl_train.statistics import paired_gain
 
 FAMILIES = {  # tables of one study, or of one kind of survey by the same people
     "Boston mortgages": ["hmda_deny", "loanapp"],
@@ -111,10 +111,14 @@ def score(some: list[Source], start: str, run: Path, path: Path, most_rows: int,
         rows += [row | {"family": family(source.name)} for row in scores]
     for prior in SYNTHETIC:
         config = compose(["experiment=demo_long", f"prior={prior}", f"validation.tables={tables}"])
-        precision, items = choose(config.trainer), list(held_out_streams(config)["synthetic"])
-        module = Pretraining(config.model, config.curriculum, config.optimizer, precision, config.seed)
+        streams = validation_streams(config.validation, {"synthetic": build_prior(config)}, config.model)
+        items, precision = list(streams["synthetic"]), choose(config.trainer)
         rows += [
-            {"data": prior, "method": name, "log_loss": score_classes(network, module, item.packs)[0]["loss"]}
+            {
+                "data": prior,
+                "method": name,
+                "log_loss": score_packs(network, item.packs, precision)[0]["loss"],
+            }
             for name, network in networks.items()
             for item in items
         ]
@@ -125,7 +129,7 @@ def report(results: pd.DataFrame) -> None:
     real = results[~results.data.isin(SYNTHETIC)]
     for name, sign in (("log_loss", 1), ("roc_auc", -1)):
         means = real.groupby(["family", "method"])[name].mean().unstack()
-        found = gain(sign * means.start.to_numpy(), sign * means.end.to_numpy())
+        found = paired_gain(sign * means.start.to_numpy(), sign * means.end.to_numpy())
         improve = (sign * (means.start - means.end) > 0).mean()
         values = f"{means.start.mean():.4f} -> {means.end.mean():.4f}"
         print(f"{name}: {values}, better by {found}; {improve:.0%} of {len(means)} families improve")

@@ -53,7 +53,7 @@ PLACES = [
     ("replace", "best.ckpt", 1),
 ]
 POINTS = [f"{function},{pattern},{count},{side}" for function, pattern, count in PLACES for side in ("before", "after")]
-FILES = ("metrics.csv", "batches.csv", "validation.csv")
+FILES = ("metrics.csv", "validation.csv")
 POINTS += [f"append,{name},{count},middle" for name in FILES for count in (0, 3)]
 END = 120.0  # seconds in which processes must end by themselves once one of them is gone
 
@@ -125,7 +125,7 @@ def compare(run_dir: Path, whole: Path) -> None:
 
     assert_same_end(run_dir, whole)
     assert_same_state(last(run_dir)["callbacks"]["Averages"], last(whole)["callbacks"]["Averages"])
-    for name in ("batches.csv", "scaling.csv", "validation.csv"):
+    for name in ("scaling.csv", "validation.csv"):
         assert (run_dir / name).read_bytes() == (whole / name).read_bytes(), name
     for name in ("best", *(f"stage-{stage}" for stage in STEPS)):
         one, other = (read(folder / f"checkpoints/{name}.ckpt") for folder in (run_dir, whole))

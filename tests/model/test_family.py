@@ -96,8 +96,8 @@ def test_another_family_is_chosen_trained_and_continued(line, tmp_path):
     config = compose([*settings, f"run_dir={tmp_path}/run", "trainer.accelerator=cpu"], config_dir=line)
     assert config.model == LineConfig()
     assert train(replace(config, trainer=replace(config.trainer, max_steps=2))) == train(config) == "finished"
-    batches = pd.read_csv(tmp_path / "run" / "batches.csv")
-    assert batches["step"].max() == 4 and (batches["guess_loss"] > 0).all()
+    rows = pd.read_csv(tmp_path / "run" / "metrics.csv")
+    assert rows["step"].max() == 4 and (rows["guess_loss"] > 0).all()
     assert isinstance(load_network(f"{tmp_path}/run"), Line)
 
 

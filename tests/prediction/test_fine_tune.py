@@ -12,7 +12,6 @@ import tiny_classifier
 import tiny_regressor
 import torch
 from sklearn.base import clone
-from sklearn.model_selection import GridSearchCV
 from small_networks import small_network
 from tiny_network import TINY_REGRESSOR, tiny_network
 from torch import nn
@@ -51,42 +50,39 @@ def equal(first: dict, second: dict) -> bool:
     return all(torch.equal(first[name], second[name]) for name in first)
 
 
-def sides(X, y, answer: float = 0.0) -> tuple[np.ndarray, ...]:
+def sides(X, y, test: float = 0.0) -> tuple[np.ndarray, ...]:
     labels = np.unique(y, return_inverse=True)[1]
-    return split_by_content(Rows(pd.DataFrame(X), labels, len(np.unique(y))), 0.2, answer)
+    return split_by_content(Rows(pd.DataFrame(X), labels, len(np.unique(y))), 0.2, test)
 
 
-def selection_loss(model, X, y) -> float:
-    """Log loss of the selection rows from the training rows, with the network of a model."""
-    training, selected, _ = sides(X, y)
-    judge = TabICLClassifier(model.network_, n_estimators=module.VIEWS).fit(X[training], y[training])
-    p = judge.predict_proba(X[selected])
-    return -np.log(p[np.arange(len(selected)), np.searchsorted(judge.classes_, y[selected])]).mean()
+def validation_loss(model, X, y, test: float) -> float:
+    """Log loss of the validation rows from the training rows, with the network of a model."""
+    training, validation, _ = sides(X, y, test)
+    judge = TabICLClassifier(model.network_, n_estimators=module.MEMBERS).fit(X[training], y[training])
+    p = judge.predict_proba(X[validation])
+    return -np.log(p[np.arange(len(validation)), np.searchsorted(judge.classes_, y[validation])]).mean()
 
 
-def test_what_follows_a_rule_gets_better_also_on_rows_that_took_no_part():
+@pytest.fixture(scope="module")
+def learned() -> TabICLClassifier:
+    return tuned(*rule(), **LEARNS, test_fraction=0.15)
+
+
+def test_what_follows_a_rule_gets_better_also_on_rows_that_took_no_part(learned):
     X, y = rule()
-    model = tuned(X, y, **LEARNS, answer=0.15)
-    found = model.fine_tuning_
-    assert not found.kept_start
-    assert found.ended_by == "steps"
+    found = learned.fine_tuning_
+    assert not found.kept_start and found.ended_by == "steps"
     assert [check.step for check in found.history] == [0, 10, 20]
-    answering = len(sides(X, y, 0.15)[2])
-    assert found.answer.startswith("better by ")
-    assert f"on {answering} rows that took no part in training or selection" in found.answer
+    assert found.result.startswith("better by ")
+    assert f"on {len(sides(X, y, 0.15)[2])} rows that took no part in training or validation" in found.result
     fresh, truth = rule(200, seed=1)
-    losses = [one._losses(fresh, (truth == "yes").astype(int)).mean() for one in (untuned(X, y), model)]
+    losses = [one._losses(fresh, (truth == "yes").astype(int)).mean() for one in (untuned(X, y), learned)]
     assert losses[1] < losses[0] - 0.1
-
-
-def test_the_lowest_loss_of_the_selection_rows_is_kept():
-    X, y = rule()
-    model = tuned(X, y, **{**LEARNS, "every": 4})
-    history = model.fine_tuning_.history
-    np.testing.assert_allclose(history[0].loss, selection_loss(untuned(X, y), X, y), rtol=1e-5)
-    np.testing.assert_allclose(min(check.loss for check in history), selection_loss(model, X, y), rtol=1e-5)
-    assert "rows by which the weights were chosen" in model.fine_tuning_.answer
-    assert "judged on no others" in model.fine_tuning_.answer
+    np.testing.assert_allclose(found.history[0].loss, validation_loss(untuned(X, y), X, y, 0.15), rtol=1e-5)
+    lowest = min(check.loss for check in found.history)
+    np.testing.assert_allclose(lowest, validation_loss(learned, X, y, 0.15), rtol=1e-5)
+    loaded = pickle.loads(pickle.dumps(learned))
+    assert loaded.fine_tuning_ == found and np.array_equal(loaded.predict_proba(X), learned.predict_proba(X))
 
 
 def test_training_that_only_does_harm_leaves_the_start_to_the_bit():
@@ -99,7 +95,7 @@ def test_training_that_only_does_harm_leaves_the_start_to_the_bit():
     losses = [check.loss for check in found.history]
     assert len(losses) == 1 + np.argmin(losses) + 3
     assert losses[-1] > losses[0]
-    assert found.answer == "no gain: the weights you started from are returned"
+    assert found.result == "no gain: the weights you started from are returned"
     assert equal(weights(model), weights(untuned(X, y)))
     assert np.array_equal(model.predict_proba(X), untuned(X, y).predict_proba(X))
 
@@ -119,12 +115,10 @@ def test_a_gain_within_its_standard_error_keeps_the_start(gain, kept_start, monk
 
 
 @pytest.mark.parametrize("where", ["loss", "check"])
-def test_a_loss_that_is_not_finite_ends_it_with_the_best_weights_so_far(where, monkeypatch):
+def test_a_loss_that_is_not_finite_ends_it_with_the_best_weights_so_far(where, learned, monkeypatch):
     X, y = rule()
-    undisturbed = tuned(X, y, **LEARNS)
-    assert not undisturbed.fine_tuning_.kept_start
     calls = {"loss": 0, "check": 0}
-    last = {"loss": 20, "check": 3}[where]  # checks are counted with the one at the start
+    last = {"loss": 20, "check": 4}[where]  # checks are counted with those at the start, of validation and test rows
 
     def counted(name, function):
         def call(*values):
@@ -135,13 +129,13 @@ def test_a_loss_that_is_not_finite_ends_it_with_the_best_weights_so_far(where, m
 
     monkeypatch.setattr(TabICL, "losses", counted("loss", TabICL.losses))
     monkeypatch.setattr(TabICLClassifier, "_losses", counted("check", TabICLClassifier._losses))
-    model = tuned(X, y, **{**LEARNS, "max_steps": 40})
+    model = tuned(X, y, **{**LEARNS, "max_steps": 40}, test_fraction=0.15)
     assert model.fine_tuning_.ended_by == "loss"
     assert calls["loss"] == {"loss": 21, "check": 30}[where]
-    assert equal(weights(model), weights(undisturbed))
+    assert equal(weights(model), weights(learned))
 
 
-def test_rows_that_choose_or_answer_and_their_copies_are_never_trained_on(monkeypatch):
+def test_validation_and_test_rows_and_their_copies_are_never_trained_on(monkeypatch):
     X, y = rule(60)
     X, y = np.concatenate([X, X[:20]]), np.concatenate([y, y[:20]])
     drawn, scored = [], []
@@ -159,24 +153,11 @@ def test_rows_that_choose_or_answer_and_their_copies_are_never_trained_on(monkey
 
     monkeypatch.setattr(Rows, "table", draw)
     monkeypatch.setattr(module.Judge, "losses", judge)
-    tuned(X, y, answer=0.2, max_steps=20)
+    tuned(X, y, test_fraction=0.2, max_steps=5)
     trained, apart = {tuple(X[i]) for i in drawn}, {tuple(X[i]) for i in scored}
     assert len(apart) > 10
     assert not trained & apart
     assert trained | apart == set(map(tuple, X))
-
-
-@pytest.mark.parametrize("frozen", [("column",), ("column", "row")])
-def test_frozen_parts_keep_their_weights_and_others_do_not(frozen):
-    X, y = rule()
-    model = tuned(X, y, **LEARNS, frozen=frozen)
-    assert not model.fine_tuning_.kept_start
-    before = dict(NETWORK.named_parameters())
-    stays = {TabICL.parts[part] for part in frozen}
-    for part in TabICL.parts.values():
-        own = [torch.equal(p, before[name]) for name, p in model.network_.named_parameters() if name.startswith(part)]
-        assert all(own) if part in stays else not all(own)
-    assert all(p.grad is None for p in model.network_.parameters())
 
 
 def test_the_time_limit(monkeypatch):
@@ -194,7 +175,7 @@ def test_the_time_limit(monkeypatch):
 def test_two_fits_are_equal_to_the_bit_and_draw_no_numbers_of_torch(kind):
     X, y = rule()
     network, y = (NETWORK, y) if kind is TabICLClassifier else (tiny_network(TINY_REGRESSOR), X[:, 0])
-    options = {"n_estimators": 2, "fine_tune": FineTune(**{**LEARNS, "max_steps": 10})}
+    options = {"n_estimators": 2, "fine_tune": FineTune(**{**LEARNS, "max_steps": 6, "every": 2})}
     state = torch.random.get_rng_state()
     first, second = kind(network, **options).fit(X, y), kind(network, **options).fit(X, y)
     assert torch.equal(state, torch.random.get_rng_state())
@@ -213,19 +194,9 @@ def test_scikit_learns_conventions():
     assert (model.fine_tune.max_steps, copied.fine_tune.max_steps) == (1, 2)
     assert copied.fit(X, y).fine_tuning_.history[-1].step == 2
     assert copied.set_params(fine_tune=None).fit(X, y).fine_tuning_ is None
-    search = GridSearchCV(model, {"fine_tune__learning_rate": [1e-4, 1e-3]}, cv=2).fit(X, y)
-    assert search.best_estimator_.fine_tuning_.history[-1].step == 1
 
 
-def test_a_tuned_estimator_can_be_pickled():
-    X, y = rule()
-    model = tuned(X, y, **LEARNS)
-    loaded = pickle.loads(pickle.dumps(model))
-    assert loaded.fine_tuning_ == model.fine_tuning_
-    assert np.array_equal(loaded.predict_proba(X), model.predict_proba(X))
-
-
-def test_a_data_frame_with_columns_of_every_type_and_gaps():
+def test_a_data_frame_with_columns_of_every_type_and_missing_values():
     X, y = tiny_classifier.table(120)
     X.loc[::7, ["number", "string", "ordered", "integer", "time"]] = None
     with warnings.catch_warnings():
@@ -239,18 +210,28 @@ def test_the_loss_of_a_regressor_is_the_pinball_loss_in_standard_deviations():
     X, _ = rule()
     y = 1e6 + 1e3 * X[:, 0]
     model = tiny_regressor.regressor(fine_tune=FineTune(**QUICK)).fit(X, y)
-    training, selected, _ = split_by_content(Rows(pd.DataFrame(X), model.y_, 0), 0.2, 0.0)
-    judge = tiny_regressor.regressor(n_estimators=module.VIEWS).fit(X[training], y[training])
+    training, validation, _ = split_by_content(Rows(pd.DataFrame(X), model.y_, 0), 0.2, 0.0)
+    judge = tiny_regressor.regressor(n_estimators=module.MEMBERS).fit(X[training], y[training])
     a = levels(judge.network_.config.outputs).double().numpy()
-    error = y[selected, None] - judge.predict_quantiles(X[selected], a)
+    error = y[validation, None] - judge.predict_quantiles(X[validation], a)
     expected = np.maximum(a * error, (a - 1) * error).mean() / y.std()
     np.testing.assert_allclose(model.fine_tuning_.history[0].loss, expected, rtol=1e-4)
 
 
-def trainer(memory: float = 2**30, max_rows: int = 1000) -> Trainer:
+def trainer(memory: float = 2**30, **options) -> Trainer:
     X, y = rule()
     rows = Rows(pd.DataFrame(X), np.unique(y, return_inverse=True)[1], 2)
-    return Trainer(NETWORK, rows, np.arange(len(y)), FineTune(max_rows=max_rows), memory, 0)
+    return Trainer(copy.deepcopy(NETWORK), rows, np.arange(len(y)), FineTune(**options), memory, 0)
+
+
+def test_frozen_parts_keep_their_weights_and_others_do_not():
+    some = trainer(frozen=("column", "row"))
+    assert some.step(1)
+    before = dict(NETWORK.named_parameters())
+    for name, part in TabICL.parts.items():
+        same = [torch.equal(p, before[key]) for key, p in some.network.named_parameters() if key.startswith(part)]
+        assert all(same) if name in ("column", "row") else not all(same)
+    assert all(p.grad is None for p in some.network.parameters())
 
 
 def test_draws_fit_into_the_memory_and_hold_at_most_max_rows():
@@ -267,8 +248,7 @@ def test_gradients_do_not_depend_on_how_many_draws_go_through_the_network_togeth
     norms = []
     for together, recomputes in ((4, False), (1, True), (3, False)):
         some = trainer()
-        some.together, some.recomputes, some.network = together, recomputes, untuned(*rule()).network_
-        some.trained = [p for p in some.network.parameters() if p.requires_grad]
+        some.together, some.recomputes = together, recomputes
         with mock.patch.object(nn.utils, "clip_grad_norm_", wraps=nn.utils.clip_grad_norm_) as clip:
             clip.side_effect = lambda *values: norms.append(clip._mock_wraps(*values)) or norms[-1]
             some.step(1)
@@ -283,13 +263,13 @@ def test_gradients_do_not_depend_on_how_many_draws_go_through_the_network_togeth
         ({"frozen": ("head",)}, r"frozen is \('head',\); it must be a tuple of some of column, row, icl"),
         ({"frozen": ("column", "row", "icl")}, "not of all"),
         ({"frozen": "icl"}, "it must be a tuple"),
-        ({"selection": 0.5, "answer": 0.5}, "leave no rows for training"),
+        ({"validation_fraction": 0.5, "test_fraction": 0.5}, "leave no rows for training"),
         (
             {"max_steps": 2.5, "every": None},
             "max_steps is 2.5; .* every is None; it must be a whole number",
         ),
         ({"learning_rate": "1e-4"}, "learning_rate is '1e-4'; it must be a number above 0"),
-        ({"selection": 0.95}, "rows are for training, where at least 10 are needed"),
+        ({"validation_fraction": 0.95}, "rows are for training, where at least 10 are needed"),
     ],
 )
 def test_wrong_parameters_are_told(options, message):
@@ -304,10 +284,9 @@ def test_options_of_another_type_are_told(wrong):
         TabICLClassifier(NETWORK, fine_tune=wrong).fit(*rule())
 
 
-def test_an_interruption_leaves_the_best_weights_so_far(monkeypatch):
+def test_an_interruption_leaves_the_best_weights_so_far(learned, monkeypatch):
     X, y = rule()
-    undisturbed, step = tuned(X, y, **LEARNS), Trainer.step
-    assert undisturbed.fine_tuning_.history[-1].step == 20
+    step = Trainer.step
 
     def interrupted(self, number):
         if number == 25:
@@ -315,11 +294,11 @@ def test_an_interruption_leaves_the_best_weights_so_far(monkeypatch):
         return step(self, number)
 
     monkeypatch.setattr(Trainer, "step", interrupted)
-    model = clone(undisturbed).set_params(model=NETWORK, fine_tune__max_steps=40)
-    model.fine_tuning_ = undisturbed.fine_tuning_  # of an earlier fit
+    model = clone(learned).set_params(model=NETWORK, fine_tune__max_steps=40)
+    model.fine_tuning_ = learned.fine_tuning_  # of an earlier fit
     with pytest.raises(KeyboardInterrupt):
         model.fit(X, y)
-    assert equal(weights(model), weights(undisturbed))
+    assert equal(weights(model), weights(learned))
     assert model.fine_tuning_ is None
 
 

@@ -1,10 +1,10 @@
-"""Folders for the Hugging Face Hub: written whole or not at all, and read back or refused."""
+"""Folders for the Hugging Face Hub: written whole or not at all, read back or refused, and what their card says."""
 
-import ctypes
 import io
 import json
-import os
-import threading
+import re
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,25 +13,36 @@ from made_run import make_run
 from safetensors import safe_open
 from tiny_network import TINY, tiny_network
 
+from priors.random import STREAM_VERSION
 from tabicl_train import TabICLClassifier
 from tabicl_train.errors import ConfigError
-from tabicl_train.prediction.export import export, load_checkpoint, read_weights
-from tabicl_train.prediction.hub_format import load_hub, read_description
+from tabicl_train.prediction.export import export, load_checkpoint
+from tabicl_train.prediction.hub_format import load_hub
 from tabicl_train.prediction.public_format import save_public
+from tabicl_train.run_dir.records import Records
+
+huggingface_hub = pytest.importorskip("huggingface_hub")
 
 FILES = {"README.md", "config.json", "model.safetensors"}
 
 
-@pytest.fixture
-def run_dir(tmp_path):
-    make_run(tmp_path / "run")
-    return tmp_path / "run"
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> tuple[Path, Path]:
+    """A run and its export."""
+    folder = tmp_path_factory.mktemp("made")
+    make_run(folder / "run")
+    export(str(folder / "run"), str(folder / "hub"))
+    return folder / "run", folder / "hub"
 
 
 @pytest.fixture
-def hub(run_dir, tmp_path):
-    export(str(run_dir), str(tmp_path / "hub"))
-    return tmp_path / "hub"
+def run_dir(made, tmp_path) -> Path:
+    return shutil.copytree(made[0], tmp_path / "run")
+
+
+@pytest.fixture
+def hub(made, tmp_path) -> Path:
+    return shutil.copytree(made[1], tmp_path / "hub")
 
 
 def files(folder) -> dict[str, bytes]:
@@ -55,27 +66,6 @@ def test_its_files_say_where_the_weights_are_from(run_dir, tmp_path):
     assert description["library_name"] == "tabicl-train" and description["model"]["embed_dim"] == 16
     assert description["origin"]["config"]["curriculum"]["stages"]["smoke"]["steps"] == 20
     assert str(tmp_path) not in json.dumps(description)  # a folder of this machine
-
-
-def test_an_export_to_it_replaces_it_whole(run_dir, hub, tmp_path):
-    """While it is replaced again and again, a reader sees its three files at every moment."""
-    stop, seen = threading.Event(), []
-
-    def look():
-        while not stop.is_set():
-            seen.append((frozenset(os.listdir(hub)), read_description(hub)["origin"]["weights"]))
-
-    reader = threading.Thread(target=look)
-    reader.start()
-    try:
-        for weights in ("ema", "trained", "best", "ema"):
-            export(str(run_dir), str(hub), weights=weights)
-    finally:
-        stop.set()
-        reader.join()
-    assert {names for names, _ in seen} == {frozenset(FILES)} and len({weights for _, weights in seen}) > 1
-    assert read_weights(str(hub)).origin["weights"] == "ema"
-    assert {path.name for path in tmp_path.iterdir()} == {"run", "hub"}
 
 
 def test_an_empty_folder_and_a_link_to_a_folder_are_written_to(run_dir, hub, tmp_path):
@@ -111,8 +101,7 @@ def test_a_run_and_a_file_are_not_replaced(run_dir, tmp_path):
         export(str(run_dir), str(tmp_path / "file"))
 
 
-@pytest.mark.parametrize("failing", [0, 1, 2])
-@pytest.mark.parametrize("exists", [True, False])
+@pytest.mark.parametrize(("exists", "failing"), [(True, 0), (True, 2), (False, 1)])
 def test_a_full_disk_leaves_everything_as_it_was(exists, failing, run_dir, hub, tmp_path, monkeypatch):
     before, output = files(hub), hub if exists else tmp_path / "other"
     opened = []
@@ -128,24 +117,11 @@ def test_a_full_disk_leaves_everything_as_it_was(exists, failing, run_dir, hub, 
     assert files(hub) == before and {path.name for path in tmp_path.iterdir()} == {"run", "hub"}
 
 
-def test_a_file_system_that_cannot_exchange_folders_is_named(run_dir, hub, monkeypatch):
-    before = files(hub)
-    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
-    with pytest.raises(ConfigError, match="cannot replace a folder in one step: remove it first"):
-        export(str(run_dir), str(hub), weights="ema")
-    assert files(hub) == before and {path.name for path in hub.parent.iterdir()} == {"run", "hub"}
-
-
 @pytest.mark.parametrize("name", sorted(FILES - {"README.md"}))
 def test_a_folder_without_one_of_its_files_is_refused(name, hub):
     (hub / name).unlink()
     with pytest.raises(ConfigError, match=rf"hub has no {name}; it is incomplete"):
         load_checkpoint(str(hub))
-
-
-def test_the_card_is_not_needed_to_load(hub):
-    (hub / "README.md").unlink()
-    assert load_checkpoint(str(hub))[0].embed_dim == 16
 
 
 def test_weights_of_another_export_and_damaged_ones_are_refused(run_dir, hub, tmp_path):
@@ -157,6 +133,7 @@ def test_weights_of_another_export_and_damaged_ones_are_refused(run_dir, hub, tm
         weights.write_bytes(content)
         with pytest.raises(ConfigError, match=r"is damaged, or does not belong to the config\.json"):
             load_checkpoint(str(hub))
+    (hub / "README.md").unlink()  # which is not needed to load
     weights.write_bytes(whole[:1000])
     with pytest.raises(ConfigError, match=r"model\.safetensors cannot be read"):
         load_checkpoint(str(hub))
@@ -167,7 +144,7 @@ def test_weights_of_another_export_and_damaged_ones_are_refused(run_dir, hub, tm
     [
         ({"library_name": "transformers"}, r"config\.json was not written by tabicl-export"),
         ({"model": None}, r"config\.json was not written by tabicl-export"),
-        ({"format_version": 2}, "was written by a later version"),
+        ({"format_version": 2}, "was written by "),
         ({"model": {"new": 1}}, r"has model\.new=1, which this version of tabicl-train does not have"),
         ({"model": {"embed_dim": 32}}, "has shape|are missing|do not belong"),
     ],
@@ -196,3 +173,122 @@ def test_weights_of_any_type_and_layout_are_written_as_fp32(tmp_path):
     export(str(tmp_path / "tiny.ckpt"), str(tmp_path / "hub"))
     _, tensors = load_checkpoint(str(tmp_path / "hub"))
     assert all(torch.equal(tensors[name], w) and tensors[name].is_contiguous() for name, w in weights.items())
+
+
+def exported_card(source, folder, weights="trained"):
+    export(str(source), str(folder), weights)
+    return huggingface_hub.ModelCard.load(folder / "README.md")
+
+
+def scores(method: str, data: str, split: int, roc_auc: float, position: str = "inside") -> dict:
+    scores = {"roc_auc": roc_auc, "log_loss": 0.5, "accuracy": 0.75}
+    return {"data": data, "split": split, "method": method, **scores, "trained_range": position}
+
+
+def test_it_tells_recipe_data_scores_and_limits(tmp_path):
+    make_run(tmp_path / "run", "prior=mlp_scm_causal", "init_weights=null")
+    Records(tmp_path / "run").append_rows(
+        "evaluation.csv",
+        scores("this model", "iris", 0, 0.9),
+        scores("this model", "iris", 1, 0.7),
+        scores("this model", "wine", 0, 0.6),
+        scores("random forest", "iris", 0, 0.95),
+        scores("this model", "digits", 0, 0.5, "outside"),
+    )
+    read = exported_card(tmp_path / "run", tmp_path / "m")
+    assert read.data.license == "bsd-3-clause" and read.data.library_name == "tabicl-train"
+    assert read.data.pipeline_tag == "tabular-classification" and "synthetic-data" in read.data.tags
+    card = read.content
+    for line in (
+        "# m\n",
+        "| run | run |",
+        "| weights | as trained, after step 10 of 20 |",
+        "| commit | c0ffee with uncommitted changes |",
+        "| seed | 0 |",
+        "| optimizer | muon |",
+        "| command | `tabicl-train seed=0` |",  # without the folder, which is one of this machine
+        "| smoke | 20 | 8 | 40 to 80 | 0.3 to 0.9 | 2 to 6 | 0.001, cosine |",
+        "All training tables were drawn from the prior `mlp_scm` "
+        f"(version {STREAM_VERSION} of the stream of tables) with these",
+        "| `causal` | `True` |",
+        "After step 10, on validation tables of the prior",
+        "| synthetic | 64 | 1.2500 | 0.5000 |  |",
+        "| iris | 60 | 1.5000 | 0.5000 | 0.6250 |",
+        "| inside | this model | 2 | 0.7000 | 0.5000 | 0.7500 |",  # the mean of 0.8 and 0.6: tasks have equal weight
+        "| inside | random forest | 1 | 0.9500 | 0.5000 | 0.7500 |",
+        "| outside | this model | 1 | 0.5000 | 0.5000 | 0.7500 |",
+        "- Trained on tables with 12 to 72 labeled rows, 2 to 6 features. Outside this range",
+        "| torch | 2.13.0 |",
+    ):
+        assert f"\n{line}" in card, line
+    assert str(tmp_path) not in card and "started from" not in card
+
+
+def test_scores_of_other_weights_are_not_passed_off_as_theirs(tmp_path, monkeypatch):
+    make_run(tmp_path / "run")
+    best = exported_card(tmp_path / "run", tmp_path / "best", "best").content
+    assert "after step 5 of 20" in best and "After step 5, on validation" in best and "| 0.3125 |" in best
+    monkeypatch.chdir(tmp_path / "run/checkpoints")  # a checkpoint is in its run whatever its path looks like
+    assert exported_card("best.ckpt", tmp_path / "inside").content == best.replace("# best\n", "# inside\n", 1).replace(
+        "the best by validation", "as trained"
+    )
+    ema = exported_card(tmp_path / "run", tmp_path / "ema", "ema").content
+    assert "After step 10, of the weights as trained rather than these, on validation" in ema
+
+
+def test_the_card_of_a_regressor_says_so(tmp_path):
+    make_run(tmp_path / "run", "task=regression", "model.num_quantiles=99")
+
+    def numbers(method: str, data: str, split: int, r2: float, pinball: float | None) -> dict:
+        found = {"r2": r2, "rmse": 0.5, "pinball": pinball, "coverage": pinball}
+        return {"data": data, "split": split, "method": method, **found, "trained_range": "inside"}
+
+    Records(tmp_path / "run").append_rows(
+        "evaluation.csv",
+        numbers("this model", "diabetes", 0, 0.6, 0.3),
+        numbers("this model", "diabetes", 1, 0.2, 0.1),
+        numbers("this model", "houses", 0, -5.0, 0.4),
+        numbers("ridge regression", "diabetes", 0, 0.5, None),
+    )
+    card = exported_card(tmp_path / "run", tmp_path / "m")
+    assert card.data.pipeline_tag == "tabular-regression" and "tabular-classification" not in card.data.tags
+    for line in (
+        "A TabICL-style tabular foundation model for regression.",
+        "regressor = TabICLRegressor(folder).fit(X, y)\n",
+        "- Regression only.\n- Quantiles at levels from 0.01 to 0.99;",
+        "| data | rows | loss | crps | rmse | r2 | coverage |",
+        "run. `this model` is the pretrained network. An R2 below 0 counts as 0; `pinball` is in standard "
+        "deviations of the target. `coverage` is that of 80% intervals.",
+        "| trained_range | method | tasks | r2 | pinball | coverage |",
+        "| inside | this model | 2 | 0.2000 | 0.3000 | 0.3000 |",  # of 0.4 and 0
+        "| inside | ridge regression | 1 | 0.5000 |  |  |",
+    ):
+        assert line in card.content, line
+    assert "lassifi" not in card.content.replace("tabular-classification", "")
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_its_code_runs(task, tmp_path, monkeypatch):
+    make_run(tmp_path / "run", f"task={task}")
+    card = exported_card(tmp_path / "run", tmp_path / "m")
+    (code,) = re.findall(r"^```python\n(.*?)^```", card.content, flags=re.DOTALL | re.MULTILINE)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", {"OWNER/NAME": tmp_path / "m"}.__getitem__)
+    rng = np.random.default_rng(0)
+    names = {"X": rng.normal(size=(20, 3)), "y": np.arange(20) % 3, "queries": rng.normal(size=(5, 3))}
+    exec(code, names)
+    if task == "regression":
+        assert names["means"].shape == (5,)
+    else:
+        assert names["probabilities"].shape == (5, 3)
+
+
+def test_it_leaves_out_what_is_not_known(tmp_path):
+    save_public(TINY, tiny_network().state_dict(), tmp_path / "released.ckpt")
+    card = exported_card(tmp_path / "released.ckpt", tmp_path / "m").content
+    headings = [line for line in card.splitlines() if line.startswith("#")]
+    assert headings == ["# m", "## Use", "## Limits"] and "Trained on" not in card
+    assert "output=model.ckpt` writes a file for the `tabicl` package" in card
+    make_run(tmp_path / "bounded", "model.scaling_bound=5")
+    card = exported_card(tmp_path / "bounded", tmp_path / "b").content
+    assert "The `tabicl` package cannot express this network, which has model.scaling_bound (5.0)." in card
+    assert "output=model.ckpt" not in card

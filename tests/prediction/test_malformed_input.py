@@ -98,7 +98,7 @@ def test_wrong_width_is_refused():
     ("options", "words"),
     [
         (dict(n_estimators=0), "n_estimators is 0"),
-        (dict(norm_methods=("robust",)), r"norm_methods is \('robust',\); it must hold some of none, power, quantile"),
+        (dict(norm_methods=("robust",)), r"norm_methods is \('robust',\); it must be some of none, power, quantile"),
         (dict(norm_methods=()), "norm_methods"),
         (dict(softmax_temperature=0.0), r"softmax_temperature is 0.0"),
         (dict(memory_gb=-1), "memory_gb is -1"),

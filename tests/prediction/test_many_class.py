@@ -1,4 +1,4 @@
-"""More classes than the network has logits: digits, the tree, and the released client's network beside ours."""
+"""More classes than the network has logits: digits, the tree, and the network of the `tabicl` package beside ours."""
 
 import pytest
 import torch
@@ -11,8 +11,8 @@ from tabicl_train.model.pack import Pack
 from tabicl_train.prediction.many_class import label_digits, split_classes
 from tabicl_train.prediction.predict import predict_logits
 
-quick = settings(deadline=None, derandomize=True, max_examples=200)
-TEMPERATURE = 0.9  # of every node in the released client, whatever it is told
+quick = settings(deadline=None, derandomize=True, max_examples=50)
+TEMPERATURE = 0.9  # of every node in the `tabicl` package, whatever it is told
 
 
 def draw_many(C: int, n: int, queries: int, M: int = 5, seed: int = 0):
@@ -35,11 +35,6 @@ def test_digits_are_few_small_and_tell_classes_apart(C, most):
     assert (radix - 1) ** places < C <= radix**places
 
 
-def test_digits_of_57_classes():
-    assert [d.item() for d in label_digits(torch.tensor(42), 57, 10)] == [5, 2]
-    assert [d.item() for d in label_digits(torch.tensor(56), 57, 10)] == [7, 0]
-
-
 @quick
 @given(st.integers(11, 5000))
 def test_groups_are_nearly_equal(C):
@@ -53,13 +48,10 @@ def predicted(network, X, y, num_classes, *settings):
     return predict_logits(network, Pack.stack(X, y), num_classes, *settings).unflatten(0, (len(X), -1))
 
 
-def test_groups_of_57_classes():
-    assert split_classes(57, 10) == [10, 10, 10, 9, 9, 9]
-
-
-@pytest.mark.parametrize("C", [11, 25, 57, 101])
-@pytest.mark.parametrize("options", [{}, dict(col_target_aware=False), dict(max_classes=3)], ids=["v2", "blind", "3"])
-def test_agreement_with_the_client(C, options):
+@pytest.mark.parametrize(
+    ("C", "options"), [(11, {}), (101, {}), (57, dict(col_target_aware=False)), (25, dict(max_classes=3))]
+)
+def test_agreement_with_the_package(C, options):
     from tabicl._model.inference_config import InferenceConfig
 
     network = small_network(**options).eval()
@@ -78,12 +70,10 @@ def test_agreement_with_the_client(C, options):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
         dict(col_grouping="disjoint"),
         dict(col_grouping="none", col_affine=True, col_target_aware=False),
-        dict(col_scaling="ssa", icl_scaling="ssa_trainable"),
+        dict(col_scaling="ssa", icl_scaling="qassmax_elementwise"),
     ],
-    ids=["v2", "disjoint", "v1", "ssa"],
 )
 def test_few_classes_are_the_networks_own_logits_in_any_parts(options):
     network = small_network(**options).eval()
@@ -112,13 +102,7 @@ def test_tables_of_a_batch_do_not_see_each_other():
         assert torch.allclose(both[i], predicted(network, *table, 13)[0], atol=1e-4)
 
 
-def test_every_class_once():
-    X, y = draw_many(40, 40, 10)
-    p = predicted(small_network().eval(), X, y, 40).exp()
-    assert p.isfinite().all() and torch.allclose(p.sum(-1), torch.ones(1), atol=1e-4)
-
-
-def test_a_thousand_classes_in_bounded_parts(monkeypatch):
+def test_hundreds_of_classes_in_bounded_parts(monkeypatch):
     seen = []
     embed = ColumnEmbedding.embed
 
@@ -128,8 +112,8 @@ def test_a_thousand_classes_in_bounded_parts(monkeypatch):
 
     monkeypatch.setattr(ColumnEmbedding, "embed", watched)
     network = small_network(embed_dim=16, col_num_blocks=1, row_num_blocks=1, icl_num_blocks=1).eval()
-    X, y = draw_many(1000, 1500, 3000, M=4)
-    p = predicted(network, X, y, 1000, 1.0, 6000).exp()
-    assert p.shape == (1, 3000, 1000) and torch.allclose(p.sum(-1), torch.ones(1), atol=2e-3)
-    assert max(columns * rows for columns, rows in seen) <= 6000
-    assert max(rows for _, rows in seen) <= 2 * 1500  # labeled ones, and as many queries
+    X, y = draw_many(300, 500, 1000, M=4)
+    p = predicted(network, X, y, 300, 1.0, 2000).exp()
+    assert p.shape == (1, 1000, 300) and torch.allclose(p.sum(-1), torch.ones(1), atol=2e-3)
+    assert max(columns * rows for columns, rows in seen) <= 2000
+    assert max(rows for _, rows in seen) <= 2 * 500  # labeled ones, and as many queries

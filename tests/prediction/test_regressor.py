@@ -17,7 +17,7 @@ from tabicl_train.prediction.regressor import interpolate
 
 CHECKS = list(
     estimator_checks_generator(
-        TabICLRegressor(FILE, n_estimators=2),
+        TabICLRegressor(FILE, n_estimators=1),
         expected_failed_checks={"check_regressors_train": "the weights are random, so R2 is too"},
         mark="xfail",
     )
@@ -32,17 +32,18 @@ def fitted() -> TabICLRegressor:
     return regressor().fit(X[:LABELED], Y)
 
 
+@pytest.mark.slow  # what both share is checked of the classifier
 @pytest.mark.parametrize("estimator, check", CHECKS, ids=lambda value: getattr(value, "func", str).__name__)
 def test_scikit_learns_conventions_for_regressors(estimator, check):
     check(estimator)
 
 
-def quantiles_of_views(model: TabICLRegressor) -> list[np.ndarray]:
-    """What the network predicts for each view of the table, computed here: float64 (query rows, 999), not sorted."""
+def quantiles_of_members(model: TabICLRegressor) -> list[np.ndarray]:
+    """What the network predicts for each member of the ensemble, float64 (query rows, 999), not sorted."""
     labels = torch.from_numpy((Y - Y.mean()) / Y.std()).float()
     found = []
-    for view in model.views_:
-        rows = Normalizer(view.norm_method).fit(X[:LABELED]).transform(X)[:, view.features]
+    for member in model.members_:
+        rows = Normalizer(member.norm_method).fit(X[:LABELED]).transform(X)[:, member.features]
         with torch.no_grad():
             found.append(NETWORK(Pack.stack(torch.from_numpy(rows)[None], labels[None])).double().numpy())
     return found
@@ -64,14 +65,14 @@ def at_levels(q: np.ndarray) -> list[float]:
     return found
 
 
-def test_an_ensemble_averages_what_each_view_says_of_the_distribution(fitted):
-    of_views = quantiles_of_views(fitted)
-    assert len({(view.norm_method, tuple(view.features)) for view in fitted.views_}) == 3
-    assert all((np.diff(q) < 0).any() for q in of_views)  # they do cross
-    means = np.mean([q.mean(1) for q in of_views], axis=0)
-    assert np.std([q.mean(1) for q in of_views], axis=0).max() > 1e-3
+def test_an_ensemble_averages_what_each_member_says_of_the_distribution(fitted):
+    of_members = quantiles_of_members(fitted)
+    assert len({(member.norm_method, tuple(member.features)) for member in fitted.members_}) == 3
+    assert all((np.diff(q) < 0).any() for q in of_members)  # they do cross
+    means = np.mean([q.mean(1) for q in of_members], axis=0)
+    assert np.std([q.mean(1) for q in of_members], axis=0).max() > 1e-3
     assert np.allclose(fitted.predict(QUERIES), Y.mean() + Y.std() * means, atol=1e-4)
-    quantiles = Y.mean() + Y.std() * np.mean([[at_levels(row) for row in q] for q in of_views], axis=0)
+    quantiles = Y.mean() + Y.std() * np.mean([[at_levels(row) for row in q] for q in of_members], axis=0)
     found = fitted.predict_quantiles(QUERIES, LEVELS)
     assert found.shape == (20, len(LEVELS)) and np.allclose(found, quantiles, atol=1e-4)
     assert np.array_equal(fitted.predict_median(QUERIES), found[:, 0])
@@ -99,9 +100,7 @@ def test_intervals_grow_with_their_coverage_around_the_median(fitted):
     assert np.allclose(intervals[2], fitted.predict_quantiles(QUERIES, [0.1, 0.9]), rtol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "unit, zero", [(2.0**-40, 0), (1e-12, 0), (1e12, 0), (1e-300, 0), (1e300, 0), (1, 1e6), (1e-3, 5)]
-)
+@pytest.mark.parametrize("unit, zero", [(2.0**-40, 0), (1e-300, 0), (1e300, 0), (1e-3, 5)])
 def test_units_and_zero_of_the_target_make_no_difference(unit, zero, fitted):
     other = regressor().fit(X[:LABELED], Y * unit + zero)
     for predict in ("predict", "predict_median", "predict_interval"):
@@ -165,10 +164,3 @@ def test_half_precision_gives_nearly_the_same_numbers(fitted):
     for found in (inside, of_half):
         assert found.dtype == float and 0 < np.abs(found - expected).max() < 0.05 * Y.std()
     assert next(half.parameters()).dtype == torch.bfloat16
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_gpu_predicts_the_same_numbers(fitted):
-    on_cpu = regressor(device="cpu").fit(X[:LABELED], Y)
-    assert fitted.device_.type == "cuda"
-    assert np.allclose(fitted.predict_interval(QUERIES), on_cpu.predict_interval(QUERIES), atol=1e-2)

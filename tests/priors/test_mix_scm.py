@@ -9,7 +9,7 @@ import torch
 
 from priors import PriorError, TableSpec, build_prior
 from priors.random import STREAM_VERSION
-from tabicl_train.callbacks.held_out.draws import answer_streams, held_out_streams
+from tabicl_train.callbacks.validation_tables import final_test_streams, validation_streams
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior as build_configured
 from tabicl_train.config.schema import flatten
@@ -202,11 +202,13 @@ def test_real_tables_that_only_a_stage_draws_are_validated(tmp_path, name):
         compose(["experiment=smoke", "prior=mix_scm", *real])
     real += [f"{STAGE}.mix={{{name}:3,mlp_scm:1}}"]
     config = compose(["experiment=smoke", "prior=mix_scm", *real])
-    for streams in (held_out_streams(config), answer_streams(config)):
+    parts = config.curriculum.parts(build_configured(config))
+    for make in (validation_streams, final_test_streams):
+        streams = make(config.validation, parts, config.model)
         assert sorted(streams) == ["own", "synthetic"]
         assert list(streams["own"].prior.priors) == [name]
         assert streams["synthetic"].prior.shares == pytest.approx({"mlp_scm": 0.7, "tree_scm": 0.3})
-    (item,) = held_out_streams(config)["own"]
+    (item,) = validation_streams(config.validation, parts, config.model)["own"]
     assert {source[0] for source, _ in item.sources} == {name}
     if name == "tables":
         with pytest.raises(ConfigError, match="none is for validation"):

@@ -184,8 +184,8 @@ def test_scores_of_regression(runs, tmp_path):
     page = Page(tmp_path / "page.html")
     scores = page.table("method", "R2")
     assert scores["this model"]["R2"] == "0.5" and scores["marginal quantiles"]["R2"] == "0"
-    assert scores["this model"]["share below marginal quantiles"] == scores["marginal quantiles"]["win rate"] == "1"
-    assert scores["marginal quantiles"]["RMSE relative to the best"] == "2"
+    assert scores["this model"]["below marginal"] == scores["marginal quantiles"]["win rate"] == "1"
+    assert scores["marginal quantiles"]["RMSE to the best"] == "2"
     assert list(page.table("data", "this model")) == ["houses", "cars"] and "An R2 below 0 counts as 0" in page.text
     assert "mean R2 on 2 real tasks" in str(page.tables[0])
     assert "ROC AUC" not in page.source and len(page.pictures) == 1

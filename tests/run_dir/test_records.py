@@ -73,10 +73,10 @@ def test_empty_and_torn_files_are_begun_again(content, records):
 
 
 def test_columns_that_an_older_version_lacked_become_empty(records):
-    records.append_rows("batches.csv", {"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25})
-    records.rewind("batches.csv", 1, ("step", "classes", "loss"))
-    records.append_rows("batches.csv", {"step": 2, "classes": 3, "loss": 0.125})
-    assert records.rows("batches.csv") == [
+    records.append_rows("scaling.csv", {"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25})
+    records.rewind("scaling.csv", 1, ("step", "classes", "loss"))
+    records.append_rows("scaling.csv", {"step": 2, "classes": 3, "loss": 0.125})
+    assert records.rows("scaling.csv") == [
         {"step": "1", "classes": "", "loss": "0.5"},
         {"step": "2", "classes": "3", "loss": "0.125"},
     ]

@@ -1,4 +1,4 @@
-"""The estimators beside the public client's, with the same weights."""
+"""The estimators beside those of the `tabicl` package, with the same weights."""
 
 import numpy as np
 import pytest
@@ -9,57 +9,57 @@ from tiny_regressor import LABELED, numbers
 from tabicl_train import TabICLClassifier, TabICLRegressor
 
 
-def client_and_ours(X: np.ndarray, y: np.ndarray, method: str, units: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+def theirs_and_ours(X: np.ndarray, y: np.ndarray, method: str, units: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
     """Probabilities of the rows without a label; ours with the columns in other units."""
     tabicl = pytest.importorskip("tabicl")
-    client = tabicl.TabICLClassifier(
+    theirs = tabicl.TabICLClassifier(
         model_path=FILE, allow_auto_download=False, n_estimators=1, norm_methods=method,
         feat_shuffle_method="none", class_shuffle_method="none", device="cpu",
     )  # fmt: skip
     ours = TabICLClassifier(FILE, n_estimators=1, norm_methods=(method,), device="cpu")
     n = len(y)
-    return client.fit(X[:n], y).predict_proba(X[n:]), ours.fit(X[:n] * units, y).predict_proba(X[n:] * units)
+    return theirs.fit(X[:n], y).predict_proba(X[n:]), ours.fit(X[:n] * units, y).predict_proba(X[n:] * units)
 
 
 @pytest.mark.parametrize("method", ["none", "power"])
-@pytest.mark.parametrize("classes", [2, 10, 11, 25, 57, 101])
-def test_agreement_with_the_public_client(classes, method):
+@pytest.mark.parametrize("classes", [2, 10, 11, 57])
+def test_agreement_of_the_classifiers(classes, method):
     rng = np.random.default_rng(0)
     X = rng.uniform(-1, 1, size=(5 * classes + 40, 6)) * [1, 10, 0.1, 5, 3, 2] + 1  # outliers are clamped differently
     y = np.resize(np.arange(classes), 5 * classes)
-    client, ours = client_and_ours(X, y, method)
-    assert np.abs(ours - client).max() < 1e-5
-    assert np.abs(client - client[0]).max() > 1e-3
+    theirs, ours = theirs_and_ours(X, y, method)
+    assert np.abs(ours - theirs).max() < 1e-5
+    assert np.abs(theirs - theirs[0]).max() > 1e-3
 
 
 @pytest.mark.parametrize("method", ["none", "power"])
-def test_agreement_with_the_public_client_on_small_units_and_two_labeled_rows(method):
+def test_agreement_on_small_units_and_two_labeled_rows(method):
     X, y = np.random.default_rng(0).uniform(-1, 1, size=(60, 6)), np.arange(40) % 3
-    client, ours = client_and_ours(X, y, method, units=1e-8)  # where the client itself would let the columns fade
-    assert np.abs(ours - client).max() < 1e-5
+    theirs, ours = theirs_and_ours(X, y, method, units=1e-8)  # where the package itself would let the columns fade
+    assert np.abs(ours - theirs).max() < 1e-5
     X[:2] = [[-1] * 6, [1] * 6]  # two labeled rows, and none further away than they are
-    client, ours = client_and_ours(X, np.arange(2), method)
-    assert np.abs(ours - client).max() < 1e-5
-    assert np.abs(client - client[0]).max() > 1e-3
+    theirs, ours = theirs_and_ours(X, np.arange(2), method)
+    assert np.abs(ours - theirs).max() < 1e-5
+    assert np.abs(theirs - theirs[0]).max() > 1e-3
 
 
 @pytest.mark.parametrize("methods", [("none",), ("power",), ("none", "power")])
 @pytest.mark.parametrize("unit", [1.0, 1e9])
-def test_agreement_with_the_regressor_of_the_public_client(methods, unit):
-    """Levels nearer to 1 are left out: the client computes 1 - a in float32, which is off by 0.1 % at 0.99999."""
+def test_agreement_of_the_regressors(methods, unit):
+    """Levels nearer to 1 are left out: the package computes 1 - a in float32, which is off by 0.1 % at 0.99999."""
     tabicl = pytest.importorskip("tabicl")
     X, y = numbers()
     n, y = LABELED, y * unit
-    client = tabicl.TabICLRegressor(
+    theirs = tabicl.TabICLRegressor(
         model_path=REGRESSOR_FILE, allow_auto_download=False, n_estimators=len(methods), norm_methods=list(methods),
         feat_shuffle_method="none", device="cpu",
     ).fit(X[:n], y)  # fmt: skip
     ours = TabICLRegressor(REGRESSOR_FILE, n_estimators=len(methods), norm_methods=methods, device="cpu").fit(X[:n], y)
-    for view in ours.views_:
-        view.features = np.arange(X.shape[1])
+    for member in ours.members_:
+        member.features = np.arange(X.shape[1])
     levels = [1e-5, 1e-4, 0.0007, 0.001, 0.0012, 0.01, 0.1, 0.31415, 0.5, 0.9, 0.9987, 0.999, 0.9994]
     kinds = ["mean", "median", "quantiles", "raw_quantiles"]
-    found = client.predict(X[n:], output_type=kinds, alphas=levels)
+    found = theirs.predict(X[n:], output_type=kinds, alphas=levels)
     own = ours.predict_quantiles(X[n:], np.arange(1, 1000) / 1000)
     for kind, prediction in zip(
         kinds,

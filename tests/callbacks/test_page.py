@@ -1,0 +1,36 @@
+"""The worked example of the page on callbacks."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+from runs import metrics, read
+from short_runs import run
+
+from tabicl_train import train as training
+
+PAGE = Path(training.__file__).parent / "callbacks/README.md"
+
+
+def test_a_callback_can_be_added_as_the_page_says(tmp_path, monkeypatch):
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    (tmp_path / "lowest_loss.py").write_text(code)
+    spec = importlib.util.spec_from_file_location("lowest_loss", tmp_path / "lowest_loss.py")
+    example = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "lowest_loss", example)
+    spec.loader.exec_module(example)
+    (call,) = re.findall(r"`(LowestLoss\(.*?\))`", PAGE.read_text())
+    chosen = training.build_callbacks
+
+    def build_callbacks(config, guard, *others):
+        return [*chosen(config, guard, *others), eval(call, {"LowestLoss": example.LowestLoss, "guard": guard})]
+
+    monkeypatch.setattr(training, "build_callbacks", build_callbacks)
+    for steps in (2, 4):  # resumed at step 2
+        run(tmp_path / "run", f"trainer.max_steps={steps}", "curriculum.stages.smoke.learning_rate=0.5")
+    losses = [float(row["loss"]) for row in metrics(tmp_path / "run")]
+    assert losses[2] > min(losses[:2])  # so that the lowest one must have been kept
+    assert [float(row["lowest"]) for row in read(tmp_path / "run/lowest_loss.csv")] == [
+        min(losses[:number]) for number in range(1, 5)
+    ]
