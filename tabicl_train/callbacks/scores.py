@@ -21,7 +21,7 @@ from tabicl_train.precision import Precision
 from tabicl_train.prediction.predict import predict
 from tabicl_train.stream import StepItem
 
-__all__ = ["Scored", "score_network", "score_packs"]
+__all__ = ["Scored", "score_network"]
 
 
 @dataclass(frozen=True)
@@ -86,27 +86,11 @@ def score_network(
 def score_packs(
     network: Network, packs: list[Pack], precision: Precision
 ) -> tuple[dict[str, float | None], list[Tensor]]:
-    """Score a network on packs, every table with equal weight.
+    """Scores by column of validation.csv, every table with equal weight, and the losses of each pack's query rows.
 
     The loss of numbers is of the quantiles as the network predicts them, all other scores are of the sorted ones: crps
     (twice the pinball loss), rmse and r2 of their mean, and coverage, the share of targets in the interval between two
     of them. A network that predicts the number itself has no crps and no coverage.
-
-    Parameters
-    ----------
-    network : Network
-        In evaluation mode.
-    packs : list of Pack
-        The tables, on any device.
-    precision : Precision
-        Number format of the matrix products.
-
-    Returns
-    -------
-    dict
-        Scores by column of validation.csv.
-    list of Tensor
-        Losses of the query rows of each pack, (query rows,).
     """
     device = next(network.parameters()).device
     measure = measure_numbers if network.config.is_regression else measure_classes

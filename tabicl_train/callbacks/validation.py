@@ -174,7 +174,7 @@ class Validation:
             self.records.append_line("incidents.jsonl", line)
 
     def score(self, network: Network, module: Pretraining) -> list[Scored]:
-        """Score a network; raises Stopped."""
+        """Score a network; raises StopRequested."""
         return score_network(network, self.items, self.settings.real_rows, module.precision, self.check_stop)
 
     @cached_property
@@ -183,7 +183,7 @@ class Validation:
         return [(part, stream.draw(k, self.check_stop)) for part, stream in self.streams.items() for k in stream.steps]
 
     def check_stop(self, _: int = 0) -> None:
-        """Raise Stopped if any rank is asked to stop."""
+        """Raise StopRequested if any rank is asked to stop."""
         if self.ranks.still_working(self.stop.asked):
             raise StopRequested
 

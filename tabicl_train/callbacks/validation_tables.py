@@ -21,35 +21,25 @@ def validation_streams(
     Apart from the validation's own settings they depend on the prior and the number of classes only. A prior of real
     tables draws them from those that training never draws.
     """
-    return {
-        name: stream(settings, real.for_validation() if real else part, list(settings.rows), model, VALIDATION_SEED)
-        for name, part in parts.items()
-        for real in [real_tables(part)]
-    }
+    priors = {name: real.for_validation() if (real := real_tables(part)) else part for name, part in parts.items()}
+    return {name: stream(settings, prior, model, VALIDATION_SEED) for name, prior in priors.items()}
 
 
 def final_test_streams(
     settings: ValidationConfig, parts: dict[str, Prior], model: NetworkConfig
 ) -> dict[str, StepStream]:
-    """The same for the test: other tables, and real ones that neither training nor validation draws. Without the
-    numbers of rows that none of these real tables has."""
-    tests = {name: real.for_test() if (real := real_tables(part)) else part for name, part in parts.items()}
-    return {
-        name: stream(settings, part, eligible_rows(settings, part, model), model, TEST_SEED)
-        for name, part in tests.items()
-    }
+    """The same for the test: other tables, and real ones that neither training nor validation draws."""
+    priors = {name: real.for_test() if (real := real_tables(part)) else part for name, part in parts.items()}
+    return {name: stream(settings, prior, model, TEST_SEED) for name, prior in priors.items()}
 
 
-def eligible_rows(settings: ValidationConfig, prior: Prior, model: NetworkConfig) -> list[int]:
-    if (real := real_tables(prior)) is None:
-        return list(settings.rows)
-    counts = {rows: real.eligible(rows, model.is_regression) for rows in settings.rows}
-    return [rows for rows, count in counts.items() if count is None or count[0] > 0]
-
-
-def stream(settings: ValidationConfig, prior: Prior, rows: list[int], model: NetworkConfig, seed: int) -> StepStream:
+def stream(settings: ValidationConfig, prior: Prior, model: NetworkConfig, seed: int) -> StepStream:
+    """The tables of a prior, without the numbers of rows that none of its real tables has."""
+    real = real_tables(prior)
+    counts = {rows: real.eligible(rows, model.is_regression) if real else None for rows in settings.rows}
+    eligible = [rows for rows, count in counts.items() if count is None or count[0] > 0]
     stages = {
         f"{k}": StageConfig(steps=1, rows=[n, n], features=list(settings.features), tables=settings.tables)
-        for k, n in enumerate(rows)
+        for k, n in enumerate(eligible)
     }
     return StepStream(prior, CurriculumConfig(stages), model, seed, range(len(stages)), keeps_clusters=True)

@@ -26,7 +26,7 @@ SETTINGS = [
 
 @dataclass
 class OwnRows(Prior, RealTables):
-    """Query rows have numbers of which the remainder by 4 is `side`: 1 in training, 2 in validation, 3 for the answer;
+    """Query rows have numbers of which the remainder by 4 is `side`: 1 in training, 2 in validation, 3 in the test;
     those with remainder 0 are labeled. The first column is the row's number by 100."""
 
     kind_of_clusters = "rows"

@@ -10,7 +10,10 @@ from tabicl_train import module
 from tabicl_train import train as training
 from tabicl_train.callbacks.diagnostics import COLUMNS
 from tabicl_train.config.compose import compose
+from tabicl_train.config.schema import build_prior
 from tabicl_train.model import TabICL
+from tabicl_train.prediction.export import load_model
+from tabicl_train.stream import StepStream
 
 
 def train(run_dir: Path, *overrides: str) -> list[dict]:
@@ -40,6 +43,21 @@ def test_gates_are_measured_in_a_compiled_block_too(tmp_path, monkeypatch):
         for column in COLUMNS[5:]:
             assert float(row[column]) == pytest.approx(float(plain[column]), rel=1e-3, abs=1e-6)
     assert all(float(row["gate_std"]) > 1e-4 for row in expected)
+
+
+def test_rows_hold_multiplier_and_gate_of_every_layer(tmp_path):
+    rows, config = train(tmp_path), compose(["experiment=smoke", "prior=dummy"])
+    assert [(row["step"], row["layer"]) for row in rows] == [
+        (step, layer) for step in "24" for layer in ("column.0", "icl.0", "icl.1")
+    ]
+    stream = StepStream(build_prior(config), config.curriculum, config.model, config.seed, [1, 3])
+    for item, of_step in zip(stream, (rows[:3], rows[3:]), strict=True):
+        labeled = [n for pack in item.packs for _, n, _ in pack.shapes]
+        assert {(int(row["n_smallest"]), int(row["n_largest"])) for row in of_step} == {(min(labeled), max(labeled))}
+    assert all(float(row["gate_std"]) > 0 for row in rows[3:])  # the gate starts at 1, and then learns
+    for row, (name, layer) in zip(rows[3:], load_model(str(tmp_path)).named_scalings(), strict=True):
+        base = layer.multipliers(int(row["n_largest"])).abs().max().item()
+        assert row["layer"] == name and float(row["at_largest"]) == pytest.approx(base)
 
 
 @pytest.mark.parametrize("rule", ["ssmax", pytest.param("ssa_trainable", marks=pytest.mark.slow)])

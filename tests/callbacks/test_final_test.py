@@ -188,7 +188,7 @@ def test_a_time_limit_allows_the_test_and_a_signal_leaves_it_to_the_next_start(f
 
 
 def test_a_run_says_that_the_prior_has_no_test_tables(folder, tmp_path):
-    with mock.patch.object(OwnRows, "usable", lambda self, rows, numeric: (0 if self.side == 3 else 1, 1)):
+    with mock.patch.object(OwnRows, "eligible", lambda self, rows, numeric: (0 if self.side == 3 else 1, 1)):
         run(tmp_path / "run", *GAINS, "trainer.max_steps=2", f"init_weights={folder}/start")
     sentence = "own tables: none, since the prior has no test tables; raise prior.test_fraction"
     assert found_in(tmp_path / "run")["sentences"] == [sentence] and not found_in(tmp_path / "run")["parts"]
