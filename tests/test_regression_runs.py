@@ -79,7 +79,6 @@ def test_tables_of_numbers_have_no_classes(folder, tmp_path):
     assert all(0.05 < float(row["guess_loss"]) < 0.6 for row in metrics(folder / "numbers"))
     write_report([folder / "numbers"], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert "loss by the rows of a table" in page and "loss by the classes of a table" not in page
     assert "R2 on real data" in page and "ROC AUC on real data" not in page
 
 

@@ -33,7 +33,7 @@ def several_cores(monkeypatch):
 
 
 def stream(start: int = 0, rank: int = 0, ranks: int = 1, prior: Prior | None = None) -> StepStream:
-    return StepStream(prior or build_prior("graph_scm"), CURRICULUM, TabICLConfig(), 5, range(start, 7), rank, ranks)
+    return StepStream(prior or build_prior("mlp_scm"), CURRICULUM, TabICLConfig(), 5, range(start, 7), rank, ranks)
 
 
 def fingerprint(item) -> tuple:
