@@ -35,7 +35,7 @@ from tabicl_train.run_dir.outputs import folder_problem
 from tabicl_train.run_dir.records import open_or_empty, parsed
 
 FORMAT_VERSION = 1
-"""Raised when folders are written that earlier versions of the program could not read."""
+"""Raised when folders are written that the last release could not read."""
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 

@@ -21,7 +21,7 @@ from tabicl_train.run_dir.atomic import save, write_atomically
 from tabicl_train.run_dir.checkpoint import check_version
 
 FORMAT_VERSION = 1
-"""Raised when files are written that earlier versions of the program could not read. A file without it is 1."""
+"""Raised when files are written that the last release could not read; files of other programs have none."""
 
 
 def save_public(

@@ -62,7 +62,7 @@ def test_rewinding_incidents_that_are_not_in_order(records):
     assert path.read_text() == '{"step": 0}\n{"step": 2}\n'
 
 
-@pytest.mark.parametrize("content", [b"", b"ste", b"step,loss\r\n", b"\x00\x00\x00", b"\xff\xfe\n\n"])
+@pytest.mark.parametrize("content", [b"", b"ste", b"step,loss\r\n", b"\x00\x00\x00"])
 def test_empty_and_torn_files_are_begun_again(content, records):
     path = records.folder / "metrics.csv"
     path.write_bytes(content)
