@@ -6,7 +6,8 @@ Besides the settings of tabicl-train, it takes
     nan=RANK,STEP           an infinite cell in a table of that rank in that step
     signal=RANK,STEP,N      the rank sends itself this signal before that step; STEP may be -1, before training begins,
                             or -2, in the middle of its first save
-At the end every rank writes a digest of its weights to RUN_DIR/weights.RANK, and the first one adds a line to statuses.
+Every table that a rank trains on is a line of RUN_DIR.tables: step, and a digest of its values. At the end every rank
+writes a digest of its weights to RUN_DIR/weights.RANK, and the first one adds a line to statuses.
 """
 
 import hashlib
@@ -63,6 +64,11 @@ class Faults:
 
     def on_train_batch_start(self, item, **_) -> None:
         self.step = item.step
+        with open(f"{self.run_dir}.tables", "a") as file:
+            for pack in item.packs:
+                for X, y, _ in pack.tables():
+                    digest = hashlib.sha256(X.numpy().tobytes() + y.numpy().tobytes()).hexdigest()
+                    file.write(f"{item.step} {digest}\n")
         if self.arguments_here("nan") == [item.step]:
             item.packs[-1].X[0] = math.inf
         self.signal_at(item.step)

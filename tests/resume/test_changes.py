@@ -1,5 +1,7 @@
 """Which settings may differ from those of the checkpoint that a run continues from, without training."""
 
+import contextlib
+import copy
 import dataclasses
 
 import pytest
@@ -25,99 +27,110 @@ def config_of(*overrides: str) -> RunConfig:
     return compose(["experiment=smoke", "prior=graph_scm", *overrides])
 
 
-def content_of(config: RunConfig, steps: int = 4) -> dict:
+def content_of(values: dict, steps: int = 4) -> dict:
     """What a checkpoint keeps of its run."""
     run = {"stream_version": STREAM_VERSION, "real_tables": None}
-    return {"global_step": steps, "config": dataclasses.asdict(config), "run": run}
+    return {"global_step": steps, "config": values, "run": run}
 
 
-def resume(config: RunConfig, content: dict) -> None:
-    refuse_changes(content, dataclasses.asdict(config))
+@pytest.fixture(scope="module")
+def composed() -> dict:
+    return dataclasses.asdict(config_of())
 
 
-def test_a_setting_of_the_model_of_tables_or_of_a_stage_makes_another_run_and_others_are_told(capsys):
-    content = content_of(config_of())
-    for change, words in (
-        ("model.ff_factor=3", "model.ff_factor was 2, is 3; choose a new run_dir$"),
-        ("seed=5", "seed was 0, is 5; choose a new run_dir, or set resume.allow_changes=true$"),
-        ("prior.preset=released", "prior.preset was corrected, is released; choose a new run_dir, or set resume.allow"),
-        ("curriculum.stages.smoke.clip=1", r"curriculum.stages.smoke.clip was 10.0, is 1.0; choose a new run_dir, or"),
-        ("optimizer=adamw", "optimizer.name was muon, is adamw; choose a new run_dir, or"),
+def changed(values: dict, **settings) -> dict:
+    """The values with other ones, by their dotted names with __ for a dot."""
+    values = copy.deepcopy(values)
+    for name, value in settings.items():
+        *parts, key = name.split("__")
+        section = values
+        for part in parts:
+            section = section[part]
+        section[key] = value
+    return values
+
+
+def test_a_setting_of_the_model_of_tables_or_of_a_stage_makes_another_run_and_others_are_told(composed, capsys):
+    content = content_of(composed)
+    for name, value, words in (
+        ("model__ff_factor", 3, "model.ff_factor was 2, is 3; choose a new run_dir$"),
+        ("seed", 5, "seed was 0, is 5; choose a new run_dir, or set resume.allow_changes=true$"),
+        (
+            "prior__preset",
+            "released",
+            "prior.preset was corrected, is released; choose a new run_dir, or set resume.allo",
+        ),
+        (
+            "curriculum__stages__smoke__clip",
+            1.0,
+            "curriculum.stages.smoke.clip was 10.0, is 1.0; choose a new run_dir, or",
+        ),
+        ("optimizer__name", "adamw", "optimizer.name was muon, is adamw; choose a new run_dir, or"),
+        ("model__dropout", 0.1, "model.dropout was 0.0, is 0.1; choose a new run_dir, or"),  # its weights fit
     ):
         with pytest.raises(ConfigError, match=words):
-            resume(config_of(change), content)
-        if not change.startswith("model"):
-            resume(config_of(change, "resume.allow_changes=true"), content)
-    assert len(capsys.readouterr().err.splitlines()) == 4
-    with pytest.raises(ConfigError, match=r"model\.ff_factor was 2, is 3; choose a new run_dir$"):
-        resume(config_of("model.ff_factor=3", "resume.allow_changes=true"), content)
-    told = ["averages.ema=0.5", "curriculum.stages.smoke.pack_tokens=1000", "model.dropout=0.1"]
-    with pytest.raises(ConfigError) as error:
-        resume(config_of(*told), content)
-    assert [problem.split()[4] for problem in error.value.problems] == ["model.dropout"]  # its weights fit
-    resume(config_of(*told[:2]), content)
+            refuse_changes(content, changed(composed, **{name: value}))
+        allowed = changed(composed, resume__allow_changes=True, **{name: value})
+        with pytest.raises(ConfigError, match=words) if name == "model__ff_factor" else contextlib.nullcontext():
+            refuse_changes(content, allowed)
+    assert len(capsys.readouterr().err.splitlines()) == 5
+    refuse_changes(content, changed(composed, averages__ema=0.5, curriculum__stages__smoke__pack_tokens=1000))
     assert capsys.readouterr().err.splitlines() == [
         "changed   averages.ema was 0.0, is 0.5",
         "changed   curriculum.stages.smoke.pack_tokens was 2500000, is 1000",
     ]
 
 
-def test_launch_and_files_of_a_run_are_no_change_and_neither_is_a_default_that_is_written_out(capsys):
-    launch = [
-        "trainer.devices=2",
-        "trainer.timeout=9",
-        "trainer.max_hours=2",
-        "trainer.max_steps=9",
-        "tensorboard=true",
-    ]
-    written = config_of().prior | {"preset": "corrected"}
-    content = content_of(dataclasses.replace(config_of(), prior={"name": "graph_scm"}))
-    resume(dataclasses.replace(config_of(*launch, "stream.num_workers=1", "checkpoint.keep=1"), prior=written), content)
+def test_launch_and_files_of_a_run_are_no_change_and_neither_is_a_default_that_is_written_out(composed, capsys):
+    launch = {f"trainer__{name}": 9 for name in ("devices", "timeout", "max_hours", "max_steps")}
+    launch |= {"tensorboard": True, "stream__num_workers": 1, "checkpoint__keep": 1}
+    prior = {"name": "graph_scm"}
+    content = content_of(changed(composed, prior=prior))
+    refuse_changes(content, changed(composed, prior=prior | {"preset": "corrected"}, **launch))
     assert capsys.readouterr().err == ""
-    resume(dataclasses.replace(config_of(), init_weights="third.ckpt"), content)
+    refuse_changes(content, changed(composed, init_weights="third.ckpt"))
     assert capsys.readouterr().err.startswith("warning   init_weights=third.ckpt has no effect: the run continues from")
 
 
-def test_an_option_that_a_prior_no_longer_has_is_named(capsys):
-    content = content_of(config_of())
-    content["config"]["prior"]["spice"] = 2
+def test_an_option_that_a_prior_no_longer_has_is_named(composed, capsys):
+    content = content_of(changed(composed, prior__spice=2))
     with pytest.raises(ConfigError, match=r"prior\.spice was 2; there is no .*set resume\.allow_changes=true"):
-        resume(config_of(), content)
-    resume(config_of("resume.allow_changes=true"), content)
+        refuse_changes(content, composed)
+    refuse_changes(content, changed(composed, resume__allow_changes=True))
     assert "changed   prior.spice was 2; there is no such setting now" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("what", ["version of the table stream", "hash of the real tables"])
-def test_other_tables_are_another_run(what, capsys):
-    content = content_of(config_of())
+def test_other_tables_are_another_run(what, composed, capsys):
+    content = content_of(composed)
     content["run"]["stream_version" if "stream" in what else "real_tables"] = 99
     with pytest.raises(ConfigError, match=rf"is another run: the {what} was 99, is \w+; choose a new") as error:
-        resume(config_of(), content)
+        refuse_changes(content, composed)
     assert len(error.value.problems) == 1
-    resume(config_of("resume.allow_changes=true"), content)
+    refuse_changes(content, changed(composed, resume__allow_changes=True))
     assert f"changed   the {what} was 99, is " in capsys.readouterr().err
 
 
 def test_at_a_boundary_the_coming_stage_may_change_and_others_may_follow():
-    config = config_of(*STAGES)
-    content, at_end = content_of(config, 2), content_of(config, 5)
-    free = config_of(*STAGES, "curriculum.stages.stage2.learning_rate=1e-5", "curriculum.stages.stage2.steps=9")
-    resume(free, content)
+    values = dataclasses.asdict(config_of(*STAGES))
+    free = changed(values, curriculum__stages__stage2__learning_rate=1e-5, curriculum__stages__stage2__steps=9)
+    refuse_changes(content_of(values, 2), free)
     with pytest.raises(ConfigError, match=r"stage2\.learning_rate was 0\.0\d+, is 1e-05"):
-        resume(free, content_of(config, 3))
+        refuse_changes(content_of(values, 3), free)
     with pytest.raises(ConfigError, match=r"stage1\.steps was 2, is 3"):
-        resume(config_of(*STAGES, "curriculum.stages.stage1.steps=3"), content)
-    config.curriculum.stages["stage4"] = config.curriculum.stages["stage3"]
-    resume(config, at_end)
-    config.curriculum.stages = dict(reversed(config.curriculum.stages.items()))
+        refuse_changes(content_of(values, 2), changed(values, curriculum__stages__stage1__steps=3))
+    stages = values["curriculum"]["stages"]
+    longer = changed(values, curriculum__stages=stages | {"stage4": stages["stage3"]})
+    refuse_changes(content_of(values, 5), longer)
+    longer["curriculum"]["stages"] = dict(reversed(longer["curriculum"]["stages"].items()))
     with pytest.raises(ConfigError, match="the stages that have started are stage1; the run now has stage4"):
-        resume(config, content)
+        refuse_changes(content_of(values, 2), longer)
 
 
 @pytest.mark.parametrize("version", [FORMAT_VERSION - 1, FORMAT_VERSION + 1])
-def test_files_of_another_format_version_are_refused_in_one_line(version, tmp_path):
+def test_files_of_another_format_version_are_refused_in_one_line(version, composed, tmp_path):
     path, public = tmp_path / "step-00000004.ckpt", tmp_path / "public.ckpt"
-    torch.save(content_of(config_of()) | {"format_version": version}, path)
+    torch.save(content_of(composed) | {"format_version": version}, path)
     save_public(TINY, tiny_network().state_dict(), public)
     torch.save(torch.load(public) | {"format_version": version}, public)
     for name, load in (

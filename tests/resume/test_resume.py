@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import short_runs
+from faults import train
 from forked import exit_code, run_ranks, start
-from interrupted import train, train_rank
 from kills import arm
 from runs import assert_same_end, assert_same_state, exact, last, metrics
 
@@ -17,13 +17,12 @@ from tabicl_train.run_dir.checkpoint import saved
 from tabicl_train.run_dir.status import read_status
 
 STEPS = 8
-SAVED = (2, 4)  # the checkpoints before step 5; a save beside training may not have reached the disk
+PACKS = "curriculum.stages.smoke.pack_tokens=500"  # several packs in a step
 
 
-def tables(folder: Path, name: str) -> set[tuple[int, str]]:
+def tables(run_dir: Path) -> set[str]:
     """Step and digest of every table that a run trained on; replayed steps count once."""
-    lines = (folder / f"{name}.tables").read_text().splitlines()
-    return {(int(step), digest) for step, digest in map(str.split, lines)}
+    return set(Path(f"{run_dir}.tables").read_text().splitlines())
 
 
 KILLED = [  # two stages of 6 steps, validated
@@ -65,48 +64,32 @@ def test_a_run_killed_again_and_again_ends_as_an_undisturbed_one(tmp_path):
 def folder(tmp_path_factory) -> Path:
     """An undisturbed run of one process."""
     folder = tmp_path_factory.mktemp("resume")
-    train(folder, [f"run_dir={folder}/whole"])
+    train(PACKS, f"run_dir={folder}/whole")
     return folder
 
 
-def test_a_stop_inside_an_accumulation_changes_no_bit(folder):
-    settings = [f"run_dir={folder}/stopped", "checkpoint.every=2"]
-    assert train(folder, [*settings, f"signal={signal.SIGTERM:d}"]) == "preempted"
+def test_a_stop_signal_changes_no_bit(folder):
+    settings = [PACKS, f"run_dir={folder}/stopped"]
+    assert train(*settings, f"signal=0,5,{signal.SIGTERM:d}") == "preempted"
     assert read_status(folder / "stopped")["step"] == last(folder / "stopped")["global_step"] == 6  # the step is done
-    assert train(folder, settings) == "finished"
+    assert train(*settings) == "finished"
     assert_same_end(folder / "stopped", folder / "whole")
     assert (folder / "stopped/scaling.csv").read_text() == (folder / "whole/scaling.csv").read_text()
-    assert tables(folder, "stopped") == tables(folder, "whole")
-
-
-def train_ranks(folder: Path, size: int, *overrides: str) -> None:
-    codes = run_ranks(train_rank, folder, *overrides, folder=folder, size=size)
-    assert codes == [0] * size, (folder / "stderr.0").read_text()
-
-
-@pytest.mark.slow  # the default variant is in test_everything.py
-def test_two_processes_are_killed_inside_an_accumulation_and_continue_with_other_workers_to_the_bit(folder):
-    settings = [f"run_dir={folder}/two-torn", "checkpoint.every=2"]
-    train_ranks(folder, 2, f"run_dir={folder}/two")
-    killed = run_ranks(train_rank, folder, *settings, f"signal={signal.SIGKILL:d}", folder=folder)
-    assert killed == [1, -signal.SIGKILL] and last(folder / "two-torn")["global_step"] in SAVED
-    train_ranks(folder, 2, *settings, "stream.num_workers=3")
-    assert_same_end(folder / "two-torn", folder / "two")
-    expected = tables(folder, "whole")
-    assert len(expected) == STEPS * 8
-    assert tables(folder, "two") == tables(folder, "two-torn") == expected
+    assert tables(folder / "stopped") == tables(folder / "whole")
 
 
 def test_other_numbers_of_ranks_change_no_more_than_the_order_of_sums(folder):
     """Three ranks have unequal shares of a step of eight tables; a damaged checkpoint sends all further back."""
-    settings = [f"run_dir={folder}/ranks", "checkpoint.every=2"]
-    assert train(folder, [*settings, "trainer.max_steps=4"]) == "finished"
-    saved(folder / "ranks/checkpoints")[-1].write_bytes(b"cut off")
-    train_ranks(folder, 3, *settings, "stream.num_workers=0")
+    run_dir, whole = folder / "ranks", folder / "whole"
+    settings = [PACKS, f"run_dir={run_dir}"]
+    assert train(*settings, "trainer.max_steps=4") == "finished"
+    saved(run_dir / "checkpoints")[-1].write_bytes(b"cut off")
+    codes = run_ranks(train, *settings, "stream.num_workers=0", folder=folder, size=3)
     stderr = (folder / "stderr.0").read_text()
+    assert codes == [0, 0, 0], stderr
     assert "step-00000004.ckpt is damaged" in stderr and "resumed at step 2" in stderr
-    assert last(folder / "ranks")["run"]["ranks"] == 3
-    assert tables(folder, "ranks") == tables(folder, "whole")
-    assert [step for step, *_ in exact(folder / "ranks")] == [str(step + 1) for step in range(STEPS)]
-    for row, expected in zip(metrics(folder / "ranks"), metrics(folder / "whole"), strict=True):
+    assert last(run_dir)["run"]["ranks"] == 3
+    assert tables(run_dir) == tables(whole) and len(tables(whole)) == STEPS * 8
+    assert [step for step, *_ in exact(run_dir)] == [str(step + 1) for step in range(STEPS)]
+    for row, expected in zip(metrics(run_dir), metrics(whole), strict=True):
         assert float(row["loss"]) == pytest.approx(float(expected["loss"]), rel=1e-5)

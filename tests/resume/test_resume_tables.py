@@ -5,10 +5,9 @@ import signal
 
 import own_tables
 import pytest
-from command_line import command
+from faults import train
 from forked import run_ranks
-from interrupted import train, train_rank
-from runs import last, metrics
+from runs import last
 from test_resume import STEPS, tables
 
 from priors import PriorError
@@ -42,66 +41,39 @@ def short(tmp_path):
 @pytest.mark.parametrize("prior", ["settings", pytest.param("short", marks=pytest.mark.slow)])
 def test_the_tables_are_the_same_for_workers_ranks_and_continued_runs(prior, request, tmp_path):
     settings = request.getfixturevalue(prior)
-    assert train(tmp_path, [*settings, f"run_dir={tmp_path}/whole"]) == "finished"
-    other = [*settings, f"run_dir={tmp_path}/other", "stream.num_workers=2"]
-    assert train(tmp_path, [*other, f"signal={signal.SIGTERM:d}"]) == "preempted"
-    codes = run_ranks(train_rank, tmp_path, *other, folder=tmp_path)
-    assert codes == [0, 0], (tmp_path / "stderr.0").read_text()
-    expected = tables(tmp_path, "whole")
-    assert len(expected) == STEPS * 8 and tables(tmp_path, "other") == expected
-    seen, also = (last(tmp_path / name)["callbacks"]["Metrics"] for name in ("whole", "other"))
+    whole, other = tmp_path / "whole", tmp_path / "other"
+    assert train(*settings, f"run_dir={whole}") == "finished"
+    continued = [*settings, f"run_dir={other}", "stream.num_workers=2"]
+    assert train(*continued, f"signal=0,5,{signal.SIGTERM:d}") == "preempted"
+    assert run_ranks(train, *continued, folder=tmp_path) == [0, 0], (tmp_path / "stderr.0").read_text()
+    assert tables(other) == tables(whole) and len(tables(whole)) == STEPS * 8
+    seen, also = (last(run_dir)["callbacks"]["Metrics"] for run_dir in (whole, other))
     assert seen == also != {}
 
 
 def test_a_run_is_continued_on_the_same_tables_only(settings, folder, tmp_path):
     mine = shutil.copytree(folder, tmp_path / "mine")
     run = [*settings, f"prior.folder={mine}", f"run_dir={tmp_path}/run", "trainer.max_steps=2"]
-    train(tmp_path, run)
+    train(*run)
     assert len(last(tmp_path / "run")["run"]["real_tables"]) == 16
     (mine / "broken.csv").write_text("a,b\n1\n")
-    assert train(tmp_path, run) == "finished"
+    assert train(*run) == "finished"
     own_tables.frame(9, 100).to_csv(mine / "another.csv", index=False)
     message = "is another run: the hash of the real tables was .*; choose a new run_dir, or set resume.allow_changes"
     with pytest.raises(ConfigError, match=message):
-        train(tmp_path, [*run, "trainer.max_steps=3"])
-    assert train(tmp_path, [*run, "trainer.max_steps=3", "resume.allow_changes=true"]) == "finished"
+        train(*run, "trainer.max_steps=3")
+    assert train(*run, "trainer.max_steps=3", "resume.allow_changes=true") == "finished"
 
 
 def test_a_run_is_continued_on_the_same_file_only(short, tmp_path):
     run = [*short, f"run_dir={tmp_path}/run", "trainer.max_steps=2"]
-    train(tmp_path, run)
+    train(*run)
     copy = shutil.copy(tmp_path / "short.csv", tmp_path / "copy.csv")
     with pytest.raises(ConfigError, match=r"is another run: prior.file was .*short.csv, is .*copy.csv"):
-        train(tmp_path, [*run, f"prior.file={copy}"])
+        train(*run, f"prior.file={copy}")
     own_tables.frame(1, 70).to_csv(tmp_path / "short.csv", index=False)
     with pytest.raises(ConfigError, match="is another run: the hash of the real tables was"):
-        train(tmp_path, [*run, "trainer.max_steps=3"])
-
-
-@pytest.mark.slow
-def test_a_run_on_one_table_is_fine_tuned_validated_and_exported(short, tmp_path):
-    train(tmp_path, [f"run_dir={tmp_path}/start", "trainer.max_steps=1"])
-    words = ["experiment=fine_tune", "model=tiny", *short, f"run_dir={tmp_path}/run", "trainer.max_steps=20"]
-    result = command("train", *words)
-    assert result.returncode == 2 and "error: init_weights is not set; prior=one_table fine-tunes" in result.stderr
-    result = command("train", *words, f"init_weights={tmp_path}/start")
-    assert result.returncode == 0, result.stderr
-    assert "short.csv: 70 rows, 7 features, target 'label' (a column called" in result.stderr
-    steps = [line.split(",")[0] for line in (tmp_path / "run/validation.csv").read_text().splitlines()[1:]]
-    assert steps == ["0", "10", "20"]
-    assert command("train", *words).returncode == 0  # a run that goes on has weights of its own
-    exported = command("export", f"checkpoint={tmp_path}/run", f"output={tmp_path}/best.ckpt", "weights=best")
-    assert exported.returncode == 0, exported.stderr
-
-
-@pytest.mark.slow
-def test_a_command_trains_validates_on_held_out_tables_and_tells(settings, folder, tmp_path):
-    words = [*settings, "experiment=smoke", "trainer.max_steps=2", "stream.num_workers=1"]
-    validation = ["validation.every=2", "validation.rows=[60]", "validation.tables=2", "validation.real_rows=0"]
-    result = command("train", *words, *validation, "validation.best=own", f"run_dir={tmp_path}/run")
-    assert result.returncode == 0, result.stderr
-    assert f"          {folder}: 6 tables with 1,650 rows, from 6 files\n" in result.stderr
-    assert len(metrics(tmp_path / "run")) == 2 and (tmp_path / "run/validation.csv").read_text().count("\n") == 2
+        train(*run, "trainer.max_steps=3")
 
 
 @pytest.fixture
@@ -123,9 +95,9 @@ def files_change_after_a_step(tmp_path, monkeypatch):
 def test_a_file_that_changes_stops_the_run(settings, short, folder, tmp_path):
     mine = shutil.copytree(folder, tmp_path / "mine")
     with pytest.raises(PriorError, match=r"mine/table\d\.csv has changed since it was indexed"):
-        train(tmp_path, [*settings, f"prior.folder={mine}", f"run_dir={tmp_path}/run"])
+        train(*settings, f"prior.folder={mine}", f"run_dir={tmp_path}/run")
     with pytest.raises(PriorError, match=r"short\.csv has changed since it was indexed"):
-        train(tmp_path, [*short, f"run_dir={tmp_path}/other"])
+        train(*short, f"run_dir={tmp_path}/other")
 
 
 @pytest.mark.parametrize(
