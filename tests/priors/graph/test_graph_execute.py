@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from graph_draws import columns_of, draw_plans, draw_points, draw_scalars
+from scipy.stats import kstest
 
 from priors import TableSpec
 from priors.finish import Rejected
@@ -81,6 +82,35 @@ def test_noise_and_importance_reach_the_children(monkeypatch):
                 ratios.append(norms[node.index] / node.importance)
     # Where all features are nearly constant, the 1e-8 and float32 count.
     assert len(ratios) > 100 and np.mean(np.abs(np.array(ratios) - 1) < 2e-3) > 0.9
+
+
+@pytest.mark.parametrize("std", [0.01, 1.0])
+def test_the_noise_of_a_node_is_normal_with_the_standard_deviation_of_its_plan(std: float, monkeypatch):
+    monkeypatch.setattr("priors.graph.execute.check_classes", lambda labels: None)
+    read = {}  # what children read
+
+    def record(node, values, num_rows, noise):
+        read.update({index: value.clone() for index, value in values.items()})
+        return compute_node(node, values, num_rows, noise)
+
+    monkeypatch.setattr("priors.graph.execute.compute_node", record)
+    added = []
+    for plan in draw_plans(30, TableSpec(400, 200, 4)):
+        first = plan.nodes[0]  # the random numbers before its noise are the same with and without noise
+        if any(first.index in node.parents for node in plan.nodes):
+            drawn = []
+            for noise in (0.0, std):
+                first.noise = noise
+                execute_plan(plan)
+                drawn.append(read[first.index].double() / first.importance)
+            added.append((drawn[1] - drawn[0]).flatten().numpy())
+    assert len(added) > 10
+    assert kstest(np.concatenate(added) / std, "norm").pvalue > 1e-3
+
+
+def test_the_scale_of_node_noise_is_log_uniform_from_1e_5_to_1():
+    scales = np.log10([plan.nodes[0].noise for plan in draw_plans(300, node_noise=True)])
+    assert -5 <= scales.min() < -4.9 and -0.1 < scales.max() <= 0 and scales.mean() == pytest.approx(-2.5, abs=0.3)
 
 
 def test_a_numeric_target_is_its_column_and_the_others_are_the_features(monkeypatch):
