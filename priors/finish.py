@@ -43,20 +43,20 @@ def finish(
     if num_classes == 0:
         y = standardize_target(target)
     else:
-        class_order = torch.from_numpy(rng.permutation(num_classes)).to(target.device)
-        rows = split_rows(target.cpu().numpy(), num_classes, train_size, rng)
+        class_order = torch.from_numpy(rng.permutation(num_classes))
+        rows = split_rows(target.numpy(), num_classes, train_size, rng)
         y = class_order[target]
 
     features = clamp_and_standardize(columns).T  # (M, N)
     if features.isnan().any():
         raise Rejected("nan")
-    varies = (features != features[:, :1]).any(1).cpu().numpy()
+    varies = (features != features[:, :1]).any(1).numpy()
     kept = feature_order[varies[feature_order]]
     if len(kept) == 0:
         raise Rejected("constant")
-    X = features[torch.from_numpy(kept).to(features.device)].T.contiguous()  # (N, M)
+    X = features[torch.from_numpy(kept)].T.contiguous()  # (N, M)
     if rows is not None:
-        row_order = torch.from_numpy(rows).to(X.device)
+        row_order = torch.from_numpy(rows)
         X, y = X[row_order], y[row_order]
     return Table(X=X, y=y, train_size=train_size, num_classes=num_classes)
 
@@ -106,26 +106,7 @@ def clamp_and_standardize(columns: torch.Tensor) -> torch.Tensor:
     A column with a value that is not finite becomes NaN. Moments are computed in float64: raw columns reach 1e30,
     whose squares overflow float32, and in float32 a spread that is small beside the mean would be lost.
     """
-    if columns.is_cuda:
-        return clamp_and_standardize_torch(columns)
     from priors.graph.floats import clamp_and_standardize_columns
 
     transposed = columns.T.contiguous().numpy()  # (M, N)
     return torch.from_numpy(clamp_and_standardize_columns(transposed, OUTLIER_STDS, MIN_STD, CLIP)).T
-
-
-def clamp_and_standardize_torch(columns: torch.Tensor) -> torch.Tensor:
-    """The CUDA path of clamp_and_standardize; it also runs on the CPU."""
-    x = columns.double()
-    deviation = x - x.mean(0)
-    inside = deviation.abs() <= OUTLIER_STDS * deviation.square().sum(0).div(len(x) - 1).sqrt()
-    count = inside.sum(0)
-    mean = (x * inside).sum(0) / count
-    variance = ((x - mean) * inside).square().sum(0) / (count - 1)
-    # In a column of two values the rarer one is an outlier if at most 1 row in 17 holds it. MIN_STD keeps such a column
-    # from becoming constant: the rare value ends at +-4, with a standard deviation below one (measured).
-    bound = OUTLIER_STDS * variance.sqrt().clamp(min=MIN_STD)
-    x = x.clamp(mean - bound, mean + bound)
-    deviation = x - x.mean(0)
-    std = deviation.square().sum(0).div(len(x) - 1).sqrt().clamp(min=MIN_STD)
-    return (deviation / std).clamp(-CLIP, CLIP).float()

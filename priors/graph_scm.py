@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from priors.graph.execute import execute_plan
-from priors.graph.plan import GraphPlan, draw_plan
-from priors.graph.scalars import LOCAL, Scalars
 from priors.random import rng_at
 from priors.realism.prior import Realistic
 from priors.table import Table, TableSpec
+
+if TYPE_CHECKING:  # numba takes a second to import, which the command line need not wait for
+    from priors.graph.nodes import GraphPlan
+
+__all__ = ["GraphSCM"]
 
 PRESETS = ("corrected", "released")
 RELEASED_CARDINALITY = 9  # largest number of categories of a feature in the released preset
@@ -36,10 +39,6 @@ class GraphSCM(Realistic):
     """Whether tables are dropped whose target extremely randomized trees predict no better than its mean
     (TabICLv2, arXiv 2602.11139, appendix on the prior)."""
 
-    filter_trivial_tables: bool = False
-    """Whether tables are dropped whose target the same trees predict almost perfectly, with a squared error below 15 %
-    of that of the mean (our own)."""
-
     min_nodes: int = 2
     """Smallest number of nodes of the causal graph, before those that no column depends on are removed, at least 1
     (TabICLv2, arXiv 2602.11139, appendix on the prior)."""
@@ -56,9 +55,6 @@ class GraphSCM(Realistic):
     """Whether Gaussian noise with a standard deviation in 1e-5..1 is added to every node
     (TabICLv2, arXiv 2602.11139, appendix on the prior, where it is off by default)."""
 
-    device: str = "cpu"
-    """Where the tensors are computed, "cpu" or "cuda"; tables of the two agree in distribution, not in value."""
-
     def problems(self) -> list[str]:
         problems = super().problems()
         if self.preset not in PRESETS:
@@ -67,13 +63,12 @@ class GraphSCM(Realistic):
             problems.append(f"min_nodes is {self.min_nodes}, max_nodes is {self.max_nodes}; 1 <= min <= max is needed")
         if self.max_cardinality < 2:
             problems.append(f"max_cardinality is {self.max_cardinality}; at least 2 is needed")
-        if self.device.split(":")[0] not in ("cpu", "cuda"):
-            problems.append(f"device is {self.device!r}; it must be cpu or cuda")
-        elif self.device != "cpu" and not torch.cuda.is_available():
-            problems.append(f"device is {self.device!r}, but this machine has no CUDA device")
         return problems
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> GraphPlan:
+        from priors.graph.nodes import draw_plan
+        from priors.graph.scalars import LOCAL, Scalars
+
         released = self.preset == "released"
         scalars = Scalars(rng_at(seed, "plan"), skewed_choices=not released)
         num_classes = scalars.integer(LOCAL, 2, spec.max_classes + 1) if spec.max_classes else 0
@@ -96,13 +91,13 @@ class GraphSCM(Realistic):
         )
 
     def execute(self, plan: GraphPlan) -> tuple[torch.Tensor, torch.Tensor, int]:
-        columns, target = execute_plan(plan, self.device)
+        from priors.graph.nodes import execute_plan
+
+        columns, target = execute_plan(plan)
         return columns, target, plan.num_classes
 
     def accept(self, table: Table, seed: tuple[int, ...]) -> None:
-        if self.filter_unpredictable_tables or self.filter_trivial_tables:
-            from priors.filters.predictability import check_predictability
+        if self.filter_unpredictable_tables:
+            from priors.graph.predictability import check_predictability
 
-            check_predictability(
-                table, rng_at(seed, "filter"), self.filter_unpredictable_tables, self.filter_trivial_tables
-            )
+            check_predictability(table, rng_at(seed, "filter"))
