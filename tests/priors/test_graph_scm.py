@@ -188,7 +188,7 @@ def test_a_request_that_is_always_rejected_ends_with_an_error_that_names_the_rea
 def test_the_filter_of_unpredictable_tables_is_an_option(monkeypatch):
     calls = []
     monkeypatch.setattr(
-        "priors.filters.predictability.check_predictability", lambda *arguments: calls.append(arguments[2:])
+        "priors.graph.predictability.check_predictability", lambda *arguments: calls.append(arguments[2:])
     )
     build_prior("graph_scm", filter_unpredictable_tables=False).sample(SPEC, 0)
     assert calls == []

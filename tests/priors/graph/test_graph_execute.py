@@ -9,11 +9,10 @@ from scipy.stats import kstest
 from priors import TableSpec
 from priors.finish import Rejected
 from priors.graph.converters import convert_numeric
-from priors.graph.execute import check_classes, combine, compute_node, execute_plan, scale
 from priors.graph.functions import Linear
-from priors.graph.noise import Noise
-from priors.graph.plan import TARGET
+from priors.graph.nodes import TARGET, check_classes, combine, compute_node, execute_plan, scale_features
 from priors.graph.scalars import Weights
+from priors.random import rng_at
 
 
 def test_combinations():
@@ -37,22 +36,22 @@ def test_nodes_combine_functions_of_their_parents():
     node = next(node for plan in draw_plans(60) for node in plan.nodes if node.parents)
     node.parents, node.combine = [0, 3], "max"
     node.functions = [Linear.draw(draw_scalars(i), n, 4, 40) for i, n in enumerate((2, 5))]
-    noise = Noise(("c",))
+    noise = rng_at("c")
     expected = torch.maximum(node.functions[0](values[0], noise), node.functions[1](values[3], noise))
-    torch.testing.assert_close(compute_node(node, values, 40, Noise(("c",))), expected)
+    torch.testing.assert_close(compute_node(node, values, 40, rng_at("c")), expected)
     node.combine, node.functions = "concat", [Linear.draw(draw_scalars(2), 7, 4, 40)]
-    expected = node.functions[0](torch.cat([values[0], values[3]]), Noise(("c",)))
-    torch.testing.assert_close(compute_node(node, values, 40, Noise(("c",))), expected)
+    expected = node.functions[0](torch.cat([values[0], values[3]]), rng_at("c"))
+    torch.testing.assert_close(compute_node(node, values, 40, rng_at("c")), expected)
 
 
 def test_nodes_are_standardized_weighted_and_of_unit_norm():
-    node = draw_plans(1)[0].nodes[0]
-    node.weights = Weights(4, np.array([1.0]), np.array([0.5]))
+    weights = Weights(4, np.array([1.0]), np.array([0.5])).compute(rng_at("w"))[0]
     x = draw_points(4, 500) * torch.tensor([[1.0], [30.0], [1e-5], [0.0]]) + 3
-    got = scale(x.clone(), node, Noise(("w",)))
+    got = x.clone()
+    scale_features(got.numpy(), weights)
     z = x.double().numpy()
     z = (z - z.mean(1, keepdims=True)) / (z.std(1, keepdims=True) + 1e-4)
-    z *= node.weights.compute(Noise(("w",)).rng)[0].astype(np.float64)[:, None]
+    z *= weights.astype(np.float64)[:, None]
     expected = z / (np.sqrt(np.square(z).sum(0).mean()) + 1e-8)
     assert np.sqrt(np.square(got.double().numpy()).sum(0).mean()) == pytest.approx(1, abs=1e-3)
     np.testing.assert_allclose(got[[0, 1, 3]], expected[[0, 1, 3]], atol=1e-3)
@@ -60,18 +59,18 @@ def test_nodes_are_standardized_weighted_and_of_unit_norm():
 
 
 def test_noise_and_importance_reach_the_children(monkeypatch):
-    monkeypatch.setattr("priors.graph.execute.check_classes", lambda labels: None)
+    monkeypatch.setattr("priors.graph.nodes.check_classes", lambda labels: None)
     # The values that a child reads have the root mean square norm of the parent's importance.
     for plan in draw_plans(60, node_noise=True):
         assert all(1e-5 <= node.noise <= 1 for node in plan.nodes)
     norms = {}
 
-    def record(node, values, num_rows, noise):
+    def record(node, values, num_rows, rng):
         for parent in node.parents:
             norms[parent] = values[parent].square().sum(0).mean().sqrt().item()
-        return compute_node(node, values, num_rows, noise)
+        return compute_node(node, values, num_rows, rng)
 
-    monkeypatch.setattr("priors.graph.execute.compute_node", record)
+    monkeypatch.setattr("priors.graph.nodes.compute_node", record)
     ratios = []
     for plan in draw_plans(60):
         norms.clear()
@@ -86,14 +85,14 @@ def test_noise_and_importance_reach_the_children(monkeypatch):
 
 @pytest.mark.parametrize("std", [0.01, 1.0])
 def test_the_noise_of_a_node_is_normal_with_the_standard_deviation_of_its_plan(std: float, monkeypatch):
-    monkeypatch.setattr("priors.graph.execute.check_classes", lambda labels: None)
+    monkeypatch.setattr("priors.graph.nodes.check_classes", lambda labels: None)
     read = {}  # what children read
 
-    def record(node, values, num_rows, noise):
+    def record(node, values, num_rows, rng):
         read.update({index: value.clone() for index, value in values.items()})
-        return compute_node(node, values, num_rows, noise)
+        return compute_node(node, values, num_rows, rng)
 
-    monkeypatch.setattr("priors.graph.execute.compute_node", record)
+    monkeypatch.setattr("priors.graph.nodes.compute_node", record)
     added = []
     for plan in draw_plans(30, TableSpec(400, 200, 4)):
         first = plan.nodes[0]  # the random numbers before its noise are the same with and without noise
@@ -116,12 +115,12 @@ def test_the_scale_of_node_noise_is_log_uniform_from_1e_5_to_1():
 def test_a_numeric_target_is_its_column_and_the_others_are_the_features(monkeypatch):
     converted = {}
 
-    def record(x, converters, noise):
-        raw, flow = convert_numeric(x, converters, noise)
+    def record(x, converters):
+        raw, flow = convert_numeric(x, converters)
         converted.update({id(converter): column.clone() for converter, column in zip(converters, raw, strict=True)})
         return raw, flow
 
-    monkeypatch.setattr("priors.graph.execute.convert_numeric", record)
+    monkeypatch.setattr("priors.graph.nodes.convert_numeric", record)
     for plan in draw_plans(30, TableSpec(60, 30, 8, max_classes=0)):
         columns, target = execute_plan(plan)
         assert columns.shape == (60, 8) and target.shape == (60,) and target.dtype == torch.float32

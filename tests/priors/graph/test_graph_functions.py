@@ -21,12 +21,12 @@ from priors.graph.functions import (
     Product,
     Quadratic,
     Tree,
+    distinct_rows,
     draw_cheap_function,
     draw_function,
 )
-from priors.graph.noise import Noise
 from priors.graph.scalars import Scalars
-from priors.random import rng_at
+from priors.random import normals, rng_at
 
 
 def draw_scalars(seed: int) -> Scalars:
@@ -37,13 +37,13 @@ def draw_points(seed: int, n: int, size: int) -> torch.Tensor:
     return torch.from_numpy(rng_at("points", seed).standard_normal((n, size)).astype(np.float32))
 
 
-def noise_at(seed: int) -> Noise:
-    return Noise(("noise", seed))
+def rng_of(seed: int) -> np.random.Generator:
+    return rng_at("noise", seed)
 
 
-def matrix_of(linear: Linear, noise: Noise) -> np.ndarray:
+def matrix_of(linear: Linear, rng: np.random.Generator) -> np.ndarray:
     """The matrix that the function draws next."""
-    return linear.matrix.compute(noise.rng)[0].astype(np.float64)
+    return linear.matrix.compute(rng)[0].astype(np.float64)
 
 
 @pytest.mark.parametrize("kind", FUNCTIONS, ids=lambda kind: kind.kind)
@@ -52,11 +52,11 @@ def test_shapes_purity_and_text(kind):
         function = kind.draw(draw_scalars(seed), n, m, size)
         x = draw_points(seed, n, size)
         before = x.clone()
-        y = function(x, noise_at(seed))
+        y = function(x, rng_of(seed))
         assert y.shape == (m, size) and y.dtype == torch.float32
         assert (x == before).all(), "the input belongs to the node"
-        assert torch.equal(y, function(x, noise_at(seed)))
-        assert not torch.equal(y, function(x, noise_at(seed + 100))) or kind in (MLP, Product)
+        assert torch.equal(y, function(x, rng_of(seed)))
+        assert not torch.equal(y, function(x, rng_of(seed + 100))) or kind in (MLP, Product)
         assert function.kind.replace("product", "*") in str(function)
 
 
@@ -78,9 +78,9 @@ def test_linear_is_a_matrix_with_one_row_per_output():
     for seed in range(20):
         function = Linear.draw(draw_scalars(seed), 4, 6, 100)
         x = draw_points(seed, 4, 100)
-        M = matrix_of(function, noise_at(seed))
+        M = matrix_of(function, rng_of(seed))
         assert M.shape == (6, 4)
-        np.testing.assert_allclose(function(x, noise_at(seed)).numpy().T, x.double().numpy().T @ M.T, atol=2e-5)
+        np.testing.assert_allclose(function(x, rng_of(seed)).numpy().T, x.double().numpy().T @ M.T, atol=2e-5)
 
 
 def test_mlp_sizes():
@@ -105,11 +105,11 @@ def test_mlp_sizes():
 
 def test_mlp_is_its_steps_one_after_another():
     function = MLP.draw(draw_scalars(1), 3, 5, 100)
-    x, noise = draw_points(1, 3, 100), noise_at(1)
+    x, rng = draw_points(1, 3, 100), rng_of(1)
     expected = x
     for step in function.steps:
-        expected = step(expected, noise)
-    torch.testing.assert_close(function(x, noise_at(1)), expected)
+        expected = step(expected, rng)
+    torch.testing.assert_close(function(x, rng_of(1)), expected)
 
 
 def test_tree_sizes():
@@ -121,14 +121,14 @@ def test_tree_sizes():
 
 def test_one_tree_takes_few_values():
     for depth in range(1, 8):
-        y = Tree(1, depth, 2)(draw_points(depth, 4, 5000), noise_at(depth)).T.unique(dim=0)
+        y = Tree(1, depth, 2)(draw_points(depth, 4, 5000), rng_of(depth)).T.unique(dim=0)
         assert depth < len(y) <= 2**depth
 
 
 def test_leaves_are_standard_normal_and_trees_are_averaged():
     x = draw_points(0, 3, 20)
     for trees in (1, 16):
-        values = torch.stack([Tree(trees, 3, 4)(x, noise_at(seed))[:, 0] for seed in range(800)]).flatten()
+        values = torch.stack([Tree(trees, 3, 4)(x, rng_of(seed))[:, 0] for seed in range(800)]).flatten()
         assert kstest(values.numpy() * math.sqrt(trees), "norm").pvalue > 1e-3
 
 
@@ -138,7 +138,7 @@ def test_trees_split_where_the_spread_is():
     x = draw_points(0, 2, 2000) * torch.tensor([[3.0], [1.0]])
     first = 0
     for seed in range(600):
-        high = Tree(1, 1, 1)(x, noise_at(seed))[0]
+        high = Tree(1, 1, 1)(x, rng_of(seed))[0]
         group = high == high[x[0].argmax()]
         first += bool(x[0, group].min() > x[0, ~group].max()) if (~group).any() else bool(seed % 4)
     assert abs(first / 600 - 0.75) < 0.08
@@ -149,7 +149,7 @@ def test_trees_split_at_values_of_rows():
     x = draw_points(0, 1, 2000).exp().pow(3)
     shares = []
     for seed in range(400):
-        y = Tree(1, 1, 1)(x, noise_at(seed))[0]
+        y = Tree(1, 1, 1)(x, rng_of(seed))[0]
         shares.append((y == y[x[0].argmax()]).float().mean().item())
     assert kstest(shares, "uniform").pvalue > 1e-3
 
@@ -160,12 +160,12 @@ def test_discretize_is_a_linear_function_of_the_nearest_of_a_few_rows():
         function = Discretize.draw(draw_scalars(seed), n, m, size)
         assert 2 <= function.centers < 256 and 0.5 <= function.p <= 4
         x = draw_points(seed, n, size)
-        noise = noise_at(seed)
-        centers = x[:, noise.distinct_rows(size, function.centers)].double().numpy()
+        rng = rng_of(seed)
+        centers = x[:, distinct_rows(size, function.centers, rng)].double().numpy()
         assert len(np.unique(centers, axis=1).T) == function.centers
-        M = matrix_of(function.linear, noise)
+        M = matrix_of(function.linear, rng)
         nearest = (np.abs(x.double().numpy()[:, None] - centers[:, :, None]) ** function.p).sum(0).argmin(0)
-        y = function(x, noise_at(seed)).numpy()
+        y = function(x, rng_of(seed)).numpy()
         wrong = np.abs(y - (M @ centers)[:, nearest]).max(0) > 1e-4
         assert wrong.mean() < 0.005  # ties in float32
         assert len(np.unique(y.T, axis=0)) <= function.centers
@@ -190,7 +190,7 @@ def test_gp_has_variance_one_half_and_is_stationary():
         gp = GP(1, 4.0, product_kernel)
         if not product_kernel:
             gp.axes, gp.scale = functions.Weights(2, np.array([1.0]), np.array([0.5])), 1.0
-        y = torch.cat([gp(x, noise_at(seed)) for seed in range(6000)]).double()
+        y = torch.cat([gp(x, rng_of(seed)) for seed in range(6000)]).double()
         assert kstest((y[:, 0] * math.sqrt(2)).numpy(), "norm").pvalue > 1e-3
         covariance = (y.T @ y) / len(y)
         error = 4 * 0.5 * math.sqrt(2 / len(y))
@@ -202,7 +202,7 @@ def test_gp_has_variance_one_half_and_is_stationary():
 def test_the_gp_kernel_follows_from_the_spectrum():
     # Product kernel, one input: E cos(w d) / 2 with the density of the radii.
     gp, distance = GP(1, 4.0, True), 1.5
-    y = torch.cat([gp(torch.tensor([[0.0, distance]]), noise_at(seed)) for seed in range(6000)]).double()
+    y = torch.cat([gp(torch.tensor([[0.0, distance]]), rng_of(seed)) for seed in range(6000)]).double()
     u = (np.arange(100000) + 0.5) / 100000
     expected = 0.5 * np.cos((u ** (1 / (1 - 4.0)) - 1) * distance).mean()
     assert abs((y[:, 0] * y[:, 1]).mean() - expected) < 4 * 0.5 * math.sqrt(2 / len(y))
@@ -237,14 +237,14 @@ def test_gp_scalars():
 
 def test_quadratic_is_the_quadratic_form():
     for seed, (n, m) in enumerate([(1, 1), (3, 4), (20, 2), (33, 3)]):
-        x, noise = draw_points(seed, n, 300), noise_at(seed)
+        x, rng = draw_points(seed, n, 300), rng_of(seed)
         function = Quadratic.draw(draw_scalars(seed), n, m, 300)
-        chosen = x[noise.distinct_rows(n, 20)] if n > 20 else x
+        chosen = x[distinct_rows(n, 20, rng)] if n > 20 else x
         assert len(chosen) == min(n, 20)
-        M = function.matrices.compute(noise.rng).astype(np.float64)
+        M = function.matrices.compute(rng).astype(np.float64)
         z = np.concatenate([chosen.double().numpy(), np.ones((1, 300))])
         expected = np.einsum("in,oij,jn->on", z, M, z)
-        np.testing.assert_allclose(function(x, noise_at(seed)), expected, atol=2e-5 * np.abs(z).max() ** 2 * len(z))
+        np.testing.assert_allclose(function(x, rng_of(seed)), expected, atol=2e-5 * np.abs(z).max() ** 2 * len(z))
 
 
 def test_em_is_a_linear_function_of_a_softmax():
@@ -253,15 +253,15 @@ def test_em_is_a_linear_function_of_a_softmax():
         function = EM.draw(draw_scalars(seed), n, m, size)
         assert 2 <= function.components < 16 and 0 <= function.spread <= 1
         assert 1 <= function.p <= 4 and 1 <= function.q <= 2
-        x, noise = draw_points(seed, n, size), noise_at(seed)
-        rows = noise.rows(size, function.components)
-        centers = (x[:, rows] + noise.parameter(n, function.components)).double().numpy()
-        sigma = np.exp(function.spread * noise.parameter(function.components).double().numpy())[:, None]
+        x, rng = draw_points(seed, n, size), rng_of(seed)
+        rows = rng.integers(size, size=function.components)
+        centers = (x[:, rows] + normals(rng, n, function.components)).double().numpy()
+        sigma = np.exp(function.spread * normals(rng, function.components).double().numpy())[:, None]
         distance = cdist(centers.T, x.T.double().numpy(), "minkowski", p=function.p)
         logits = -np.log(2 * math.pi * sigma**2) / 2 - (distance / sigma) ** function.q
-        expected = matrix_of(function.linear, noise) @ softmax(logits, axis=0)
+        expected = matrix_of(function.linear, rng) @ softmax(logits, axis=0)
         # powers to 5e-4 under an exponential
-        np.testing.assert_allclose(function(x, noise_at(seed)), expected, atol=1e-2)
+        np.testing.assert_allclose(function(x, rng_of(seed)), expected, atol=1e-2)
 
 
 def test_em_components_grow_with_the_outputs():
@@ -280,21 +280,21 @@ def test_product_is_the_product_of_two_cheap_functions():
     for seed in range(40):
         function = Product.draw(draw_scalars(seed), 3, 4, 100)
         assert all(type(factor) in CHEAP_FUNCTIONS for factor in function.factors)
-        x, noise = draw_points(seed, 3, 100), noise_at(seed)
-        expected = function.factors[0](x, noise).clone()
-        expected *= function.factors[1](x, noise)
-        torch.testing.assert_close(function(x, noise_at(seed)), expected)
+        x, rng = draw_points(seed, 3, 100), rng_of(seed)
+        expected = function.factors[0](x, rng).clone()
+        expected *= function.factors[1](x, rng)
+        torch.testing.assert_close(function(x, rng_of(seed)), expected)
 
 
 @pytest.mark.parametrize("kind", [GP, Quadratic, EM], ids=lambda kind: kind.kind)
 def test_chunks_of_rows_change_nothing(kind, monkeypatch):
     function, x = kind.draw(draw_scalars(3), 6, 4, 1000), draw_points(0, 6, 1000)
-    whole = function(x, noise_at(0))
+    whole = function(x, rng_of(0))
     monkeypatch.setattr(functions, "CHUNK", 64)
-    torch.testing.assert_close(function(x, noise_at(0)), whole, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(function(x, rng_of(0)), whole, rtol=1e-5, atol=1e-5)
 
 
 def test_a_tree_on_values_that_are_not_finite_gives_nan():
     x = draw_points(0, 3, 50)
     x[1, 3] = math.inf
-    assert Tree(3, 2, 2)(x, noise_at(0)).isnan().all()
+    assert Tree(3, 2, 2)(x, rng_of(0)).isnan().all()

@@ -3,9 +3,8 @@ import pytest
 import torch
 
 from priors.graph import kernels
-from priors.graph.activations import ranks, ranks_torch
-from priors.graph.functions import cos_turns_torch, oblivious_trees_torch, pair_products_torch
-from priors.graph.nearest import nearest_centers, nearest_centers_torch, p_distances, p_distances_torch
+from priors.graph.activations import ranks
+from priors.graph.functions import nearest_centers
 from priors.random import rng_at
 
 POWERS = (0.5, 0.77, 1.0, 1.5, 2.0, 3.1, 4.0)
@@ -62,7 +61,7 @@ def test_p_distances_are_those_of_float64(rng, p: float):
         x, centers = draw_points(rng, n, size, k)
         exact = brute_distances(x, centers, p)
         for outer in (1.0, 1.0 / p, 1.7 / p):
-            got = p_distances(torch.from_numpy(x), torch.from_numpy(centers), p, outer).numpy()
+            got = kernels.p_distances(x, np.ascontiguousarray(centers.T), np.float32(p), np.float32(outer))
             assert got.shape == (k, size)
             np.testing.assert_allclose(got, exact**outer, rtol=1e-3 * (1 + outer), atol=1e-8)
 
@@ -134,8 +133,6 @@ def test_oblivious_trees_are_those_of_a_loop_over_rows(rng):
                 leaf = sum(2**d for d in range(depth) if x[dims[t, d], r] > thresholds[t, d])
                 expected[:, r] += leaves[t, leaf].astype(np.float64) / trees
         np.testing.assert_allclose(kernels.oblivious_trees(x, dims, thresholds, leaves), expected, atol=2e-6)
-        on_torch = oblivious_trees_torch(*map(torch.from_numpy, (x, dims, thresholds, leaves)))
-        np.testing.assert_allclose(on_torch, expected, atol=2e-6)
 
 
 def test_other_layouts_are_an_error(rng):
@@ -146,32 +143,12 @@ def test_other_layouts_are_an_error(rng):
         kernels.nearest_centers_narrow(x[:, ::2], x.T.copy(), np.float32(1))
 
 
-@pytest.mark.parametrize("p", POWERS)
-def test_the_torch_path_is_the_same(rng, p: float):
-    for n, size, k in SHAPES:
-        x, centers = map(torch.from_numpy, draw_points(rng, n, size, k))
-        assert_nearest(nearest_centers_torch(x, centers, p).numpy(), brute_distances(x.numpy(), centers.numpy(), p))
-        for outer in (1 / p, 1.5 / p):
-            a, b = p_distances(x, centers, p, outer), p_distances_torch(x, centers, p, outer)
-            apart = b > 0.1  # cdist by a matrix product, which it uses for p = 2, loses small distances
-            assert size == 1 or apart.float().mean() > 0.4
-            torch.testing.assert_close(a[apart], b[apart], rtol=1e-2 if p == 2 else 2e-3, atol=0)
-
-
-def test_the_torch_path_is_the_same_in_chunks(rng, monkeypatch):
-    x, centers = map(torch.from_numpy, draw_points(rng, 3, 500, 7))
-    whole = nearest_centers_torch(x, centers, 1.5)
-    monkeypatch.setattr("priors.graph.nearest.CHUNK", 100)
-    assert (nearest_centers_torch(x, centers, 1.5) == whole).all()
-
-
 @pytest.mark.parametrize("scale", [0.1, 3.0, 1e3])
 def test_cosines_of_turns_are_those_of_float64(rng, scale: float):
     x = (rng.standard_normal((5, 700)) * scale).astype(np.float32)
     phases = rng.random(5, dtype=np.float32)
     exact = np.cos(2 * np.pi * (x.astype(np.float64) + phases[:, None]))
     error = 3e-6 + 2 * np.pi * scale * 5 * 2.0**-23  # that of the sum in float32
-    np.testing.assert_allclose(cos_turns_torch(*map(torch.from_numpy, (x.copy(), phases))), exact, atol=4 * error)
     kernels.cos_turns(x, phases)
     np.testing.assert_allclose(x, exact, atol=error)
 
@@ -192,7 +169,6 @@ def test_products_of_pairs_are_the_upper_triangle(rng):
         z = rng.standard_normal((n, 50)).astype(np.float32)
         expected = np.stack([z[i] * z[j] for i in range(n) for j in range(i, n)])
         np.testing.assert_array_equal(kernels.pair_products(z), expected)
-        np.testing.assert_array_equal(pair_products_torch(torch.from_numpy(z)), expected)
 
 
 def test_ranks_count_smaller_values_and_earlier_equal_ones(rng):
@@ -200,7 +176,7 @@ def test_ranks_count_smaller_values_and_earlier_equal_ones(rng):
         x = torch.from_numpy(rng.integers(0, 12, (n, size)).astype(np.float32))  # with ties
         earlier = torch.arange(n)[:, None] < torch.arange(n)[None]
         smaller = (x[:, None] < x[None]) | ((x[:, None] == x[None]) & earlier[:, :, None])
-        for ranking in (ranks(x, 0), ranks_torch(x, 0), ranks(x.T, 1).T):
+        for ranking in (ranks(x, 0), ranks(x.T, 1).T):
             assert torch.equal(ranking, smaller.sum(0))
 
 

@@ -10,13 +10,12 @@ from scipy.stats import kstest
 
 from priors.graph.activations import PlainActivation
 from priors.graph.floats import fill_normals
-from priors.graph.functions import Linear
+from priors.graph.functions import BASES, Linear, Points
+from priors.graph.kernels import cube_points
 from priors.graph.matrices import KINDS as MATRIX_KINDS
 from priors.graph.matrices import Matrix, MixturePoints
-from priors.graph.noise import Noise
-from priors.graph.points import BASES, Points, cube
 from priors.graph.scalars import Weights
-from priors.random import random_key, rng_at
+from priors.random import normals, random_key, rng_at
 
 
 def draw_matrix(kind: str, seed: int, n: int, m: int, batch: int) -> Matrix:
@@ -170,7 +169,7 @@ def test_mixture_points_pick_components_by_share():
 
 def base_points(base: str, n: int, size: int, seed: int = 0, **changes) -> np.ndarray:
     points = Points(base, n, function=None, **changes)
-    return points.compute_base(size, Noise(("points", seed))).double().numpy()
+    return points.compute_base(size, rng_at("points", seed)).double().numpy()
 
 
 def test_cube_points_are_uniform():
@@ -199,9 +198,9 @@ def test_normal_points_are_standard_normal():
 def test_correlated_points_have_the_covariance_of_a_weighted_gaussian_matrix(gaussian: bool):
     axes = Weights(3, np.array([3.0]), np.array([1e-4]))
     x = base_points("correlated", 3, 20000, gaussian=gaussian, axes=axes)
-    noise = Noise(("points", 0))
-    _ = noise.normal(3, 20000) if gaussian else cube(3, 20000, noise)
-    A = noise.parameter(3, 3).double().numpy() * axes.compute(noise.rng)[0]  # columns scaled
+    rng = rng_at("points", 0)
+    _ = normals(rng, 3, 20000) if gaussian else cube_points(3, 20000, random_key(rng))
+    A = normals(rng, 3, 3).double().numpy() * axes.compute(rng)[0]  # columns scaled
     expected = A @ A.T * (1 if gaussian else 1 / 3)
     np.testing.assert_allclose(np.cov(x), expected, atol=0.05 * np.abs(expected).max())
 
@@ -211,7 +210,7 @@ def test_points_go_through_a_function():
     assert {points.base for points in drawn} == set(BASES)
     assert {points.gaussian for points in drawn if points.base == "correlated"} == {True, False}
     points = next(p for p in drawn if isinstance(p.function, Linear))
-    noise = Noise(("points", 1))
-    expected = points.function(points.compute_base(50, noise), noise)
-    torch.testing.assert_close(points.compute(50, Noise(("points", 1))), expected)
-    assert all(p.compute(50, Noise(("points", 1))).shape == (4, 50) and " points -> " in str(p) for p in drawn)
+    rng = rng_at("points", 1)
+    expected = points.function(points.compute_base(50, rng), rng)
+    torch.testing.assert_close(points.compute(50, rng_at("points", 1)), expected)
+    assert all(p.compute(50, rng_at("points", 1)).shape == (4, 50) and " points -> " in str(p) for p in drawn)

@@ -12,7 +12,7 @@ from priors.graph.converters import (
     Categorical,
     Numeric,
 )
-from priors.graph.plan import TARGET, ancestors, draw_cardinalities, draw_parents, place_columns
+from priors.graph.nodes import TARGET, ancestors, draw_cardinalities, draw_parents, place_columns
 from priors.random import rng_at
 
 

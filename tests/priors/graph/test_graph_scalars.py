@@ -8,7 +8,7 @@ import torch
 from graph_draws import draw_scalars
 from scipy.stats import beta, kstest, norm
 
-from priors.graph.noise import Noise
+from priors.graph.functions import distinct_rows
 from priors.graph.scalars import LOCAL, Weights
 from priors.random import normals, rng_at
 
@@ -140,11 +140,11 @@ def test_normals_differ_from_call_to_call():
 
 
 def test_distinct_rows_are_distinct():
-    noise = Noise(("rows",))
-    assert sorted(noise.distinct_rows(50, 50).tolist()) == list(range(50))
+    rng = rng_at("rows")
+    assert sorted(distinct_rows(50, 50, rng).tolist()) == list(range(50))
     counts = np.zeros((3, 5))
     for _ in range(3000):
-        drawn = noise.distinct_rows(5, 3).tolist()
+        drawn = distinct_rows(5, 3, rng).tolist()
         assert len(set(drawn)) == 3
         counts[range(3), drawn] += 1
     assert abs(counts - 600).max() < 5 * math.sqrt(600 * 0.8)  # every row at every place

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.ensemble import ExtraTreesRegressor
 
-from priors.filters.numeric_trees import NumericExtraTrees, count_failures
+from priors.graph.predictability import NumericExtraTrees, count_failures
 from priors.finish import standardize_target
 from priors.random import rng_at
 from priors.table import Table

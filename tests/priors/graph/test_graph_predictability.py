@@ -4,7 +4,7 @@ import torch
 from filter_verdicts import assert_same_verdicts, reference_verdict, verdict
 from sklearn.ensemble import ExtraTreesRegressor
 
-from priors.filters.trees import ExtraTrees
+from priors.graph.predictability import ExtraTrees
 from priors.random import rng_at
 from priors.table import Table
 

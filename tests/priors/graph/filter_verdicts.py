@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from priors.filters.predictability import check_predictability
+from priors.graph.predictability import check_predictability
 from priors.finish import Rejected
 from priors.random import rng_at
 from priors.table import Table
