@@ -1,12 +1,10 @@
-import math
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from priors.finish import Rejected, clamp_and_standardize, clamp_and_standardize_torch, finish
+from priors.finish import Rejected, finish
 from priors.random import rng_at
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
@@ -187,23 +185,6 @@ def test_every_order_of_features_and_classes_is_equally_likely():
             names[raw, name] += 1
     for counts in (orders, names):
         assert (counts.sum(0) == 900).all() and abs(counts - 300).max() < 5 * np.sqrt(900 * 2 / 9)
-
-
-def test_a_large_table_is_standardized():
-    columns = torch.randn(60_000, 50, generator=torch.Generator().manual_seed(0)) * 3 + 7
-    table = finish(columns, torch.arange(60_000) % 10, 10, 48_000, rng_at(0))
-    torch.testing.assert_close(table.X.mean(0), torch.zeros(50), atol=1e-5, rtol=0)
-    torch.testing.assert_close(table.X.std(0), torch.ones(50), atol=1e-4, rtol=0)
-
-
-@quick
-@given(kinds, sizes, seeds)
-def test_the_torch_path_is_the_same(kinds, num_rows, seed):
-    raw = torch.from_numpy(raw_columns(kinds, num_rows, seed))
-    torch.testing.assert_close(clamp_and_standardize(raw), clamp_and_standardize_torch(raw), atol=1e-6, rtol=1e-6)
-    raw[seed % num_rows, -1] = math.nan if seed % 2 else math.inf
-    for columns in (clamp_and_standardize(raw), clamp_and_standardize_torch(raw)):
-        assert columns[:, -1].isnan().any() and not columns[:, :-1].isnan().any()
 
 
 def test_a_rare_value_keeps_its_column():
