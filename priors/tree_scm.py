@@ -8,10 +8,9 @@ import torch
 
 from priors.random import normals, rng_at
 from priors.realism.prior import Realistic
-from priors.scm.causes import CAUSE_SAMPLINGS, Causes, plan_causes, sample_causes
+from priors.scm.causes import CAUSE_SAMPLINGS, Causes, LayerNoise, plan_causes, sample_causes
 from priors.scm.discretization import Discretization, discretize, plan_discretization
 from priors.scm.hyperparameters import choose, group_rng, scaled_normal
-from priors.scm.noise import LayerNoise
 from priors.table import TableSpec
 
 MAX_TREES = 4

@@ -13,9 +13,8 @@ from priors.finish import Rejected
 from priors.mlp_scm import Layer, Plan, draw_group, draw_weight, linear, pick_variables, run_network
 from priors.random import rng_at
 from priors.scm.activations import FIXED, KINDS, Activation, FourierFunction, apply_activation, kind_weights
-from priors.scm.causes import plan_causes
+from priors.scm.causes import LayerNoise, plan_causes
 from priors.scm.discretization import Discretization
-from priors.scm.noise import LayerNoise
 
 SPEC = TableSpec(num_rows=200, train_size=100, num_features=6, group_seed=(5,))
 

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from priors import TableSpec, build_prior
 from priors.scm.boosting import bin_columns, fit_predict
-from priors.scm.causes import Causes
+from priors.scm.causes import Causes, LayerNoise
 from priors.scm.discretization import Discretization
-from priors.scm.noise import LayerNoise
 from priors.tree_scm import Layer, TreePlan
 
 quick = settings(max_examples=40, deadline=None, derandomize=True)
