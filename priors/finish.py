@@ -106,7 +106,7 @@ def clamp_and_standardize(columns: torch.Tensor) -> torch.Tensor:
     A column with a value that is not finite becomes NaN. Moments are computed in float64: raw columns reach 1e30,
     whose squares overflow float32, and in float32 a spread that is small beside the mean would be lost.
     """
-    from priors.graph.floats import clamp_and_standardize_columns
+    from priors.floats import clamp_and_standardize_columns
 
     transposed = columns.T.contiguous().numpy()  # (M, N)
     return torch.from_numpy(clamp_and_standardize_columns(transposed, OUTLIER_STDS, MIN_STD, CLIP)).T

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from priors.prior import Realistic
 from priors.random import rng_at
-from priors.realism.prior import Realistic
 from priors.table import Table, TableSpec
 
 if TYPE_CHECKING:  # numba takes a second to import, which the command line need not wait for

@@ -19,6 +19,7 @@ from lightning.fabric.plugins.environments import LightningEnvironment, TorchEla
 from lightning.fabric.strategies import DDPStrategy
 
 from priors import Prior
+from priors.real import real_tables
 from tabicl_train import compiling
 from tabicl_train.callbacks import diagnostics, metrics
 from tabicl_train.callbacks.averages import Averages
@@ -79,6 +80,7 @@ def train(config: RunConfig) -> str:
     ranks, records, lock = Ranks(launch), Records(folder), RunLock(folder)
     device = device_of(config.trainer, launch)
     prior = build_prior(config)
+    fingerprint = None if (real := real_tables(prior)) is None else real.fingerprint()
     with watch_signals() as stop, contextlib.ExitStack() as stack:
         if config.trainer.max_hours is not None:
             stop.limit = 3600 * config.trainer.max_hours
@@ -112,11 +114,11 @@ def train(config: RunConfig) -> str:
             lock.acquire()
             checkpoint.sweep(folder)
             checkpoint.sweep(folder / "checkpoints")
-            return find_start(config, prior.fingerprint())
+            return find_start(config, fingerprint)
 
         stack.callback(lock.release)
         start, content = ranks.from_first(open_run_dir)
-        ranks.raise_on_all_ranks(start.problems(config.seed, prior.fingerprint()))
+        ranks.raise_on_all_ranks(start.problems(config.seed, fingerprint))
         answer = Answer(config, records, device, ranks, stop)
         validation.has_ended = ranks.from_first(lambda: has_ended(config, records, start))
         last = start.steps if validation.has_ended else config.total_steps
@@ -406,7 +408,8 @@ def introduce(config: RunConfig, prior: Prior, fabric: Fabric, module: Pretraini
     info(f"run       {config.run_dir}" + (f", resumed at step {start.steps}" if start.steps else ""))
     workers = counted(drawers, "Ray actor" if config.stream.name == "ray" else "worker")
     info(f"prior     {config.prior['name']}, seed {config.seed}, {workers}")
-    for line in [*prior.about(), *config.curriculum.usable_tables(prior, config.model.is_regression)]:
+    described = real.describe() if (real := real_tables(prior)) else []
+    for line in [*described, *config.curriculum.eligible_tables(prior, config.model.is_regression)]:
         info(f"          {line}")
     has_compiled = config.trainer.compile and next(module.model.blocks(), None) is not None
     compiled = ", compiled blocks (the first steps take long)" if has_compiled else ""

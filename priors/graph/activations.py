@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numba import njit
 
-from priors.graph.floats import (
+from priors.floats import (
     FASTMATH,
     SUMS,
     accurate_exponential,

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numba import njit
 
+from priors.floats import FASTMATH, accurate_power, exponential, scramble, uniform
 from priors.graph.activations import standardize_feature
-from priors.graph.floats import FASTMATH, accurate_power, exponential, scramble, uniform
 from priors.graph.functions import Function, Points, distinct_rows, draw_cheap_function, nearest_centers, take_columns
 from priors.graph.scalars import LOCAL, Scalars, Weights
 from priors.random import random_key

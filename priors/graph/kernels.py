@@ -10,8 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from priors.graph.activations import moments
-from priors.graph.floats import (
+from priors.floats import (
     FASTMATH,
     SUMS,
     exp2_minus_1,
@@ -22,6 +21,7 @@ from priors.graph.floats import (
     scramble,
     uniform,
 )
+from priors.graph.activations import moments
 from priors.graph.scalars import fill_weights
 
 BLOCK = 512  # rows

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numba import njit
 
+from priors.floats import FASTMATH, SUMS, exponential, fill_normals, normal_pair, scramble, uniform
 from priors.graph.activations import PlainActivation
-from priors.graph.floats import FASTMATH, SUMS, exponential, fill_normals, normal_pair, scramble, uniform
 from priors.graph.scalars import Scalars, Weights, fill_weights
 from priors.random import normal_array, random_key
 

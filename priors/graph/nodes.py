@@ -12,9 +12,9 @@ import torch
 from numba import njit
 
 from priors.finish import Rejected
+from priors.floats import FASTMATH, SUMS, log1p_exp
 from priors.graph.activations import moments
 from priors.graph.converters import Categorical, Converter, Numeric, convert_numeric
-from priors.graph.floats import FASTMATH, SUMS, log1p_exp
 from priors.graph.functions import Function, Points, draw_function
 from priors.graph.scalars import LOCAL, Scalars, Weights
 from priors.random import normals, rng_at

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from priors.graph.floats import FASTMATH, exponential, fill_normals, scramble
+from priors.floats import FASTMATH, exponential, fill_normals, scramble
 from priors.random import random_key
 
 LOCAL = ""  # the name of draws that are independent of all others

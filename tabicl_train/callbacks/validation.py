@@ -236,7 +236,7 @@ class Validation:
             if self.start_losses is not None and len(self.start_losses) < 2:
                 info(
                     "warning   a single held-out table, family or row cannot show a gain, so the weights of the start "
-                    "stay the best ones; hold out more (prior.held_out)"
+                    "stay the best ones; validate on more (prior.validation_fraction)"
                 )
             return True
         if not is_better(scores, self.best_scores, self.settings.best):

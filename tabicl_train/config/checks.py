@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from priors import Prior
+from priors.real import real_tables
 
 
 def one_of(name: str, value: str, choices: tuple[str, ...]) -> list[str]:
@@ -27,9 +28,11 @@ def ordered_pair(name: str, value: list, low: float, high: float = float("inf"))
 
 def long_enough(name: str, rows: int, prior: Prior, is_regression: bool) -> list[str]:
     """The problem with a number of rows that none of a prior's real tables has."""
-    usable = prior.usable(rows, is_regression)
-    if usable is None or usable[0] > 0:
+    real = real_tables(prior)
+    eligible = None if real is None else real.eligible(rows, is_regression)
+    if eligible is None or eligible[0] > 0:
         return []
-    if usable[1] == 0:  # in validation only: a prior of which no table is drawn in training has a problem of its own
-        return [f"{name} asks for real tables, but none is held out; raise the prior's held_out, or choose {name}=[]"]
-    return [f"{name} has tables of {rows} rows; none of the {usable[1]} real tables for it is that long"]
+    if eligible[1] == 0:  # in validation only: a prior of which no table is drawn in training has a problem of its own
+        advice = f"raise the prior's validation_fraction, or choose {name}=[]"
+        return [f"{name} asks for real tables, but none is for validation; {advice}"]
+    return [f"{name} has tables of {rows} rows; none of the {eligible[1]} real tables for it is that long"]

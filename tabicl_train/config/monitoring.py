@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from priors.prior import OWN, SYNTHETIC
+from priors.real import OWN, SYNTHETIC
 from priors.table import MIN_ROWS
 from tabicl_train.config.checks import at_least, one_of, ordered_pair
 from tabicl_train.errors import install, is_installed

@@ -21,6 +21,7 @@ import torch
 import priors
 from priors.disk import Disk
 from priors.mix_scm import MixSCM
+from priors.real import real_tables
 from tabicl_train.config.checks import at_least, long_enough, one_of
 from tabicl_train.config.monitoring import (
     REAL,
@@ -250,12 +251,14 @@ class RunConfig:
             if not self.model.is_regression and not prior.classes:
                 problems.append(f"prior={self.prior['name']} draws numbers only, which needs model.max_classes=0")
             is_regression = self.model.is_regression
-            problems += [f"prior {self.prior['name']}: {line}" for line in prior.unfit(self.model.max_classes)]
+            if real := real_tables(prior):
+                problems += [f"prior {self.prior['name']}: {line}" for line in real.ineligible(self.model.max_classes)]
             problems += [f"curriculum.{line}" for line in self.curriculum.unserved(prior, is_regression)]
             if self.validation.every and self.validation.rows:
                 rows = max(self.validation.rows)
                 for part in parts.values():
-                    problems += long_enough("validation.rows", rows, part.for_validation(), is_regression)
+                    drawn = real.for_validation() if (real := real_tables(part)) else part
+                    problems += long_enough("validation.rows", rows, drawn, is_regression)
                 if (best := self.validation.best) != REAL and best not in parts:
                     problems.append(f"validation.best is {best!r}, but all tables of the prior are {next(iter(parts))}")
         no_start = self.init_weights is not None and not Path(self.init_weights).exists() and not self.has_checkpoint

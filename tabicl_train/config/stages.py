@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from priors import Prior, PriorError
+from priors.real import parts, real_tables
 from priors.table import MIN_ROWS
 from tabicl_train.config.checks import at_least, long_enough, one_of, ordered_pair
 from tabicl_train.model.families import family_of
@@ -167,8 +168,8 @@ class CurriculumConfig:
         return problems
 
     def parts(self, prior: Prior) -> dict[str, Prior]:
-        """The parts of a prior, see Prior.parts, from which the stages draw."""
-        return prior.parts([stage.mix for stage in self.stages.values()])
+        """The parts of a prior, see priors.real.parts, from which the stages draw."""
+        return parts(prior, [stage.mix for stage in self.stages.values()])
 
     def unserved(self, prior: Prior, is_regression: bool) -> list[str]:
         """What the stages ask of a prior that it does not have: shares of components, and real tables that are long
@@ -184,11 +185,12 @@ class CurriculumConfig:
                 problems += long_enough(f"stages.{name}.{key}", max(rows), mixed, is_regression)
         return problems
 
-    def usable_tables(self, prior: Prior, is_regression: bool) -> list[str]:
+    def eligible_tables(self, prior: Prior, is_regression: bool) -> list[str]:
         """For each stage, how many real tables are long enough, in a line; [] if the prior has no real tables."""
         lines = []
         for name, stage in self.stages.items():
-            few, many = (prior.mixed(stage.mix).usable(rows, is_regression) for rows in stage.rows)
+            real = real_tables(prior.mixed(stage.mix))
+            few, many = (real.eligible(rows, is_regression) if real else None for rows in stage.rows)
             if few and many:
                 low, high = stage.rows
                 lines.append(

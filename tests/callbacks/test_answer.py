@@ -180,7 +180,7 @@ def test_a_time_limit_gives_an_answer_and_a_signal_leaves_it_to_the_next_start(f
 
 
 def test_a_run_says_that_nothing_is_held_out_for_the_answer(folder, tmp_path, capfd):
-    with mock.patch.object(OwnRows, "usable", lambda self, rows, numeric: (0 if self.side == 3 else 1, 1)):
+    with mock.patch.object(OwnRows, "eligible", lambda self, rows, numeric: (0 if self.side == 3 else 1, 1)):
         run(tmp_path / "run", *GAINS, f"init_weights={folder}/start")
     assert answer_of(tmp_path / "run")["sentences"] == ["own tables: none, since none are held out for it"]
     assert answer_of(tmp_path / "run")["parts"] == {}

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from priors import PriorError
+from priors.real import real_tables
 from tabicl_train.callbacks.held_out.draws import answer_streams, score_item, unit_losses
 from tabicl_train.callbacks.held_out.selection import BEST, paired, start_weights
 from tabicl_train.config.schema import RunConfig
@@ -111,7 +112,8 @@ class Answer:
                 sentences.append(f"{part} tables: none, since none are held out for it")
                 continue
             before, after = (self.losses(weights, items) for weights in (start, best))
-            found, units = paired(before, after), stream.prior.kind_of_units
+            real = real_tables(stream.prior)
+            found, units = paired(before, after), "tables" if real is None else real.kind_of_clusters
             means = {name: statistics.fmean(losses.values()) for name, losses in (("start", before), ("best", after))}
             values = {**means, "gain": found.mean, "error": found.error, "low": found.low, "high": found.high}
             finite = {name: value if math.isfinite(value) else None for name, value in values.items()}

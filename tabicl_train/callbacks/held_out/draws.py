@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Hashable
 
 from priors import Prior
+from priors.real import real_tables
 from tabicl_train.callbacks.scores import score_classes, score_numbers
 from tabicl_train.config.schema import CurriculumConfig, RunConfig, StageConfig, build_prior
 from tabicl_train.model.family import Network
@@ -25,19 +26,23 @@ def held_out_streams(config: RunConfig) -> dict[str, StepStream]:
     tables draws them from those that it holds out.
     """
     parts, rows = config.curriculum.parts(build_prior(config)), list(config.validation.rows)
-    return {part: stream(config, prior.for_validation(), rows, VALIDATION) for part, prior in parts.items()}
+    drawn = {part: real.for_validation() if (real := real_tables(prior)) else prior for part, prior in parts.items()}
+    return {part: stream(config, prior, rows, VALIDATION) for part, prior in drawn.items()}
 
 
 def answer_streams(config: RunConfig) -> dict[str, StepStream]:
     """The same for the answer at the end of a run: other tables, and real ones that no validation draws. Without the
     numbers of rows that none of these real tables has."""
-    parts = {part: prior.for_answer() for part, prior in config.curriculum.parts(build_prior(config)).items()}
-    return {part: stream(config, prior, drawable(config, prior), ANSWER) for part, prior in parts.items()}
+    parts = config.curriculum.parts(build_prior(config))
+    drawn = {part: real.for_test() if (real := real_tables(prior)) else prior for part, prior in parts.items()}
+    return {part: stream(config, prior, drawable(config, prior), ANSWER) for part, prior in drawn.items()}
 
 
 def drawable(config: RunConfig, prior: Prior) -> list[int]:
-    usable = {rows: prior.usable(rows, config.model.is_regression) for rows in config.validation.rows}
-    return [rows for rows, tables in usable.items() if tables is None or tables[0] > 0]
+    if (real := real_tables(prior)) is None:
+        return list(config.validation.rows)
+    eligible = {rows: real.eligible(rows, config.model.is_regression) for rows in config.validation.rows}
+    return [rows for rows, tables in eligible.items() if tables is None or tables[0] > 0]
 
 
 def stream(config: RunConfig, prior: Prior, rows: list[int], seed: int) -> StepStream:
