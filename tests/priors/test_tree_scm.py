@@ -57,12 +57,6 @@ def test_boosting_agrees_with_its_definition(num_rows, num_columns, num_outputs,
     np.testing.assert_allclose(predictions, expected, atol=1e-5)
 
 
-def test_uninformative_columns_leave_the_mean():
-    targets = np.random.default_rng(0).standard_normal((50, 3)).astype(np.float32)
-    predictions = fit_predict(np.ones((50, 2), np.float32), targets, 4, 4)
-    np.testing.assert_allclose(predictions, np.tile(targets.mean(0), (50, 1)), atol=1e-6)
-
-
 def test_a_target_that_steps_with_a_column_is_learned():
     X = np.random.default_rng(0).integers(-50, 50, (4000, 5)).astype(np.float32)
     targets = np.where(X[:, [3]] > 0, 2.0, -2.0).astype(np.float32)

@@ -5,12 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from graph_draws import PRESETS, draw_plans, draw_points, draw_scalars
+from graph_draws import draw_points, draw_scalars
 from scipy.special import softmax
 
 from priors.graph.converters import CATEGORICAL_MODES, Categorical, Numeric, convert_numeric
 from priors.graph.functions import Linear, Points, distinct_rows
-from priors.graph.nodes import execute_plan
 from priors.graph.scalars import Weights
 from priors.random import rng_at
 
@@ -30,39 +29,6 @@ def test_warps_are_kumaraswamy_s_and_flow_on_only_if_warp_flow_is_set(warp_flow:
     np.testing.assert_allclose(column, expected, atol=1e-4)
     assert not column[3].any(), "a constant"
     assert torch.equal(flow, column if warp_flow else x)
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_tables_hold_the_warped_columns(preset: str, monkeypatch):
-    seen = []
-
-    def record(x, converters):
-        before = x.clone()
-        column, flow = convert_numeric(x, converters)
-        seen.append((converters, column.clone()))
-        assert torch.equal((column if preset == "released" else before).nan_to_num(7), flow.nan_to_num(7))
-        return column, flow
-
-    monkeypatch.setattr("priors.graph.nodes.convert_numeric", record)
-    monkeypatch.setattr("priors.graph.nodes.check_classes", lambda labels: None)
-    warps = 0
-    for plan in draw_plans(30, preset=preset):
-        seen.clear()
-        features, _ = execute_plan(plan)
-        nodes = [n for n in plan.nodes if any(isinstance(c.converter, Numeric) for c in n.columns)]
-        for node, (converters, column) in zip(nodes, seen, strict=True):
-            indices = [c.index for c in node.columns if isinstance(c.converter, Numeric)]
-            assert torch.equal(features[:, indices].T.nan_to_num(7), column.nan_to_num(7))
-            warps += sum(converter.mode == "warp" for converter in converters)
-    assert warps > 10
-
-
-def test_numeric_scalars():
-    drawn = [Numeric.draw(draw_scalars(seed), True) for seed in range(600)]
-    warps = [n for n in drawn if n.mode == "warp"]
-    assert 230 < len(warps) < 370
-    for values in ([n.a for n in warps], [n.b for n in warps]):
-        assert 0.2 <= min(values) < 0.25 and 4 < max(values) <= 5
 
 
 def test_categorical_modes_widths_and_scalars():
