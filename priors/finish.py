@@ -1,7 +1,4 @@
-"""From raw columns and target to a training table: the steps that all priors share (TabICLv2, arXiv 2602.11139).
-
-Figures marked "measured" are from tables of the released generator (tabicl 2.2.0).
-"""
+"""From raw columns and target to a training table: the steps that all priors share (TabICLv2, arXiv 2602.11139)."""
 
 from __future__ import annotations
 
@@ -9,6 +6,8 @@ import numpy as np
 import torch
 
 from priors.table import Table
+
+__all__ = ["Rejected", "finish"]
 
 OUTLIER_STDS = 4.0  # values farther from the mean are clamped, in standard deviations
 MIN_STD = 1e-6  # a smaller standard deviation counts as this
@@ -19,7 +18,10 @@ SPLIT_ATTEMPTS = 10  # permutations of the rows
 class Rejected(Exception):
     """A draw that cannot become a table.
 
-    reason: one word, under which the draw is counted
+    Parameters
+    ----------
+    reason : str
+        One word, under which the draw is counted.
     """
 
     def __init__(self, reason: str):
@@ -30,13 +32,39 @@ class Rejected(Exception):
 def finish(
     columns: torch.Tensor, target: torch.Tensor, num_classes: int, train_size: int, rng: np.random.Generator
 ) -> Table:
-    """The table made of raw columns float32 (num_rows, num_features) and a target (num_rows,).
+    """Make a table of raw columns and a raw target.
 
-    The target is labels int64 in 0..num_classes-1, or numbers float32 if num_classes is 0. Outliers are clamped and
-    features and numeric targets standardized over all rows, and constant features are dropped. Features and classes
-    are permuted; rows are permuted only if labeled and query rows would otherwise hold different classes.
-    Raises Rejected: "split" (no permutation helps), "target" (a numeric one is constant or not finite), "nan" (a value
-    of a feature is not finite) or "constant" (all features are).
+    Outliers are clamped and features and numeric targets standardized over all rows, and constant features are dropped.
+    Features and classes are permuted; rows are permuted only if labeled and query rows would otherwise hold different
+    classes.
+
+    Parameters
+    ----------
+    columns : torch.Tensor
+        Raw features, float32 (num_rows, num_features).
+    target : torch.Tensor
+        Labels int64 (num_rows,) in 0..num_classes-1, or numbers float32 (num_rows,) if num_classes is 0.
+    num_classes : int
+        Number of classes, some of which may have no row; 0 for a numeric target.
+    train_size : int
+        Number of labeled rows, which come first.
+    rng : numpy.random.Generator
+        Source of the permutations.
+
+    Returns
+    -------
+    Table
+        Without a plan.
+
+    Raises
+    ------
+    Rejected
+        "split" if no permutation helps, "target" if a numeric one is constant or not finite, "nan" if a value of a
+        feature is not finite, "constant" if all features are.
+
+    References
+    ----------
+    Qu et al., TabICLv2, arXiv 2602.11139, appendix on the prior; the package tabicl 2.2.0.
     """
     feature_order = rng.permutation(columns.shape[1])
     rows = None
@@ -62,7 +90,7 @@ def finish(
 
 
 def split_rows(labels: np.ndarray, num_classes: int, train_size: int, rng: np.random.Generator) -> np.ndarray | None:
-    """An order of the rows in which labeled and query rows hold the same classes, at least two of them.
+    """Find an order of the rows in which labeled and query rows hold the same classes, at least two of them.
 
     None if the rows can stay where they are. Raises Rejected("split") if none of 10 permutations will do.
     """

@@ -22,7 +22,14 @@ RELEASED_CARDINALITY = 9  # largest number of categories of a feature in the rel
 
 @dataclass
 class GraphSCM(Realistic):
-    """The graph prior of TabICLv2."""
+    """Tables read off a random causal graph of random functions, the prior of TabICLv2.
+
+    The options are the fields of this class; `Prior.sample` draws a table.
+
+    References
+    ----------
+    Qu et al., TabICLv2, arXiv 2602.11139, appendix on the prior; the package tabicl 2.2.0.
+    """
 
     numeric_targets = True
 
@@ -56,6 +63,7 @@ class GraphSCM(Realistic):
     (TabICLv2, arXiv 2602.11139, appendix on the prior, where it is off by default)."""
 
     def problems(self) -> list[str]:
+        """Return everything wrong with the options, as messages for the user."""
         problems = super().problems()
         if self.preset not in PRESETS:
             problems.append(f"preset is {self.preset!r}; it must be one of {', '.join(PRESETS)}")
@@ -66,6 +74,7 @@ class GraphSCM(Realistic):
         return problems
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> GraphPlan:
+        """Draw the columns, the graph and the functions of its nodes; see `Prior.plan`."""
         from priors.graph.nodes import draw_plan
         from priors.graph.scalars import LOCAL, Scalars
 
@@ -91,12 +100,14 @@ class GraphSCM(Realistic):
         )
 
     def execute(self, plan: GraphPlan) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Compute the nodes and read the columns off them; see `Prior.execute`."""
         from priors.graph.nodes import execute_plan
 
         columns, target = execute_plan(plan)
         return columns, target, plan.num_classes
 
     def accept(self, table: Table, seed: tuple[int, ...]) -> None:
+        """Raise Rejected("unpredictable") for a table that the filter drops."""
         if self.filter_unpredictable_tables:
             from priors.graph.predictability import check_predictability
 

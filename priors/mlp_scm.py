@@ -18,6 +18,8 @@ from priors.scm.discretization import Discretization, discretize, plan_discretiz
 from priors.scm.hyperparameters import choose, group_rng, scaled_count, scaled_normal
 from priors.table import TableSpec
 
+__all__ = ["MLPSCM"]
+
 
 @dataclass(frozen=True)
 class Group:
@@ -100,7 +102,14 @@ class Plan:
 
 @dataclass
 class MLPSCM(Realistic):
-    """The multi-layer perceptron prior of TabICL v1."""
+    """Inputs and output, or hidden units, of a random multi-layer perceptron: a prior of TabICL v1.
+
+    Tables of a group (`TableSpec.group_seed`) share their hyperparameters.
+
+    References
+    ----------
+    Qu et al., TabICL, arXiv 2502.05564, appendix on the prior; the package tabicl 2.2.0.
+    """
 
     numeric_targets = True
 
@@ -109,6 +118,7 @@ class MLPSCM(Realistic):
     causes and the network's output as in tabicl 2.2.0 (TabICL, arXiv 2502.05564, appendix)."""
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> Plan:
+        """Draw the network, and which of its variables are columns; see `Prior.plan`."""
         group = draw_group(group_rng(spec, seed))
         rng = rng_at(seed, "mlp_scm plan")
         num_causes = group.num_causes if self.causal else spec.num_features
@@ -132,6 +142,7 @@ class MLPSCM(Realistic):
         )
 
     def execute(self, plan: Plan) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Compute causes and network, then cut the target into classes; see `Prior.execute`."""
         causes = sample_causes(plan.causes, plan.num_rows, rng_at(plan.seed, "causes"))
         variables = [plan.target] if plan.features is None else [*plan.features, plan.target]
         values = run_network(plan, causes, variables)
@@ -174,7 +185,7 @@ def plan_layer(rng: np.random.Generator, group: Group, index: int, num_inputs: i
 def pick_variables(
     rng: np.random.Generator, num_features: int, num_variables: int, group: Group
 ) -> tuple[tuple[int, ...], int]:
-    """Indices of the features, all different, and of the target."""
+    """Draw the indices of the features, all different, and of the target."""
     if group.in_clique:
         picked = rng.permutation(num_features + 1) + rng.integers(num_variables - num_features - 1)
     else:

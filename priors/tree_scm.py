@@ -13,6 +13,8 @@ from priors.scm.discretization import Discretization, discretize, plan_discretiz
 from priors.scm.hyperparameters import choose, group_rng, scaled_normal
 from priors.table import TableSpec
 
+__all__ = ["TreeSCM"]
+
 MAX_TREES = 4
 MAX_DEPTH = 4
 
@@ -51,11 +53,19 @@ class TreePlan:
 
 @dataclass
 class TreeSCM(Realistic):
-    """The tree prior of TabICL v1."""
+    """A target that is a chain of boosted trees fitted to noise: a prior of TabICL v1.
+
+    Tables of a group (`TableSpec.group_seed`) share their hyperparameters.
+
+    References
+    ----------
+    Qu et al., TabICL, arXiv 2502.05564, appendix on the prior; the package tabicl 2.2.0.
+    """
 
     numeric_targets = True
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> TreePlan:
+        """Draw the causes and the sizes of the trees; see `Prior.plan`."""
         group = group_rng(spec, seed)
         noise = LayerNoise(std=scaled_normal(group, 0.3, 1e-4), varies=choose(group, (True, False)))
         cause_sampling = choose(group, CAUSE_SAMPLINGS)
@@ -82,6 +92,7 @@ class TreeSCM(Realistic):
         )
 
     def execute(self, plan: TreePlan) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Fit the trees layer by layer, then cut the target into classes; see `Prior.execute`."""
         from priors.scm.boosting import fit_predict
 
         causes = sample_causes(plan.causes, plan.num_rows, rng_at(plan.seed, "causes"))

@@ -37,7 +37,7 @@ def any_labels(monkeypatch):
 
 def test_edges_have_the_cauchy_probability_and_share_effects():
     # Pairs of edges share two of three effects (same child, or same parent) or one (that of the graph).
-    edges, graphs = np.zeros((6, 6)), []
+    graphs = []
     for seed in range(6000):
         parents = draw_parents(rng_at("edges", seed), 6)
         assert all(parent < child for child, of_child in enumerate(parents) for parent in of_child)
@@ -47,7 +47,7 @@ def test_edges_have_the_cauchy_probability_and_share_effects():
         graphs.append(adjacent)
     edges = np.array(graphs)
     np.testing.assert_allclose(edges.mean(0)[np.tril_indices(6, -1)], 0.5, atol=0.04)  # A + B + C is symmetric
-    a, b, c = (np.random.default_rng(0).standard_cauchy((200000, 2)) for _ in range(3))
+    a, b, c = np.random.default_rng(0).standard_cauchy((3, 200000, 2))
 
     def agreement(*logits):
         p, q = map(expit, logits)
