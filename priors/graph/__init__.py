@@ -6,6 +6,6 @@ feature-major, (width, N): a column is contiguous, and a row of the table is a c
 
 Loops are compiled by numba, whose import takes a second: priors.graph_scm imports this package when it first draws.
 Their signatures are explicit, so another layout is an error and not a recompilation. `key` is a random uint64; a call
-makes all its random numbers from the counters that start there (priors/floats.py). A table needs some hundred calls, most of
-them small: one takes 1 to 5 us, with numpy 25 to 100 us.
+makes all its random numbers from the counters that start there (priors/floats.py). A table needs some hundred calls,
+most of them small: one takes 1 to 5 us, with numpy 25 to 100 us.
 """
