@@ -1,4 +1,4 @@
-"""A prior of one real table, kept in memory: the rows that training labels, and query rows of three sides."""
+"""A prior of one real table, kept in memory: the rows that training labels, and query rows of three kinds."""
 
 import contextlib
 from dataclasses import dataclass, replace
