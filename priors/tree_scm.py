@@ -20,7 +20,7 @@ MAX_DEPTH = 4
 
 
 @dataclass(frozen=True)
-class Layer:
+class TreeLayer:
     """Boosted trees, fitted to standard normal targets and predicted at the same rows -> noise (first layer: none).
 
     num_outputs: targets that every tree predicts at once
@@ -42,7 +42,7 @@ class TreePlan:
     seed: tuple[int, ...]
     num_rows: int
     causes: Causes
-    layers: tuple[Layer, ...]
+    layers: tuple[TreeLayer, ...]
     discretization: Discretization
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class TreeSCM(Realistic):
         rng = rng_at(seed, "tree_scm plan")
         widths = [int(rng.integers(3, 10))] * int(rng.integers(1, 3)) + [1]
         layers = tuple(
-            Layer(
+            TreeLayer(
                 num_outputs=width,
                 num_trees=min(MAX_TREES, int(1 + rng.exponential(2))),
                 depth=min(MAX_DEPTH, int(2 + rng.exponential(2))),

@@ -107,25 +107,19 @@ def test_a_numeric_target_has_no_scale(scale):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_target_that_is_not_finite_rejects_the_table(value):
-    raw = numeric_target("normal", 50, 0)
-    raw[17] = value
+def test_a_value_that_is_not_finite_rejects_the_table(value):
+    columns, target = raw_columns(["normal", "category", "normal"], 50, 0), numeric_target("normal", 50, 0)
+    columns[17, 1], target[17] = value, value
+    with pytest.raises(Rejected, match="nan"):
+        finish(torch.from_numpy(columns), alternating(50), 2, 25, rng_at(0))
     with pytest.raises(Rejected, match="target"):
-        finish(torch.arange(50.0)[:, None], raw, 0, 25, rng_at(0))
+        finish(torch.arange(50.0)[:, None], target, 0, 25, rng_at(0))
 
 
 @pytest.mark.parametrize("constant", [0.0, 0.1, 1e30, -1e-30])
 def test_a_constant_target_rejects_the_table(constant):
     with pytest.raises(Rejected, match="target"):
         finish(torch.arange(50.0)[:, None], torch.full((50,), constant), 0, 25, rng_at(0))
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_value_that_is_not_finite_rejects_the_table(value):
-    raw = raw_columns(["normal", "category", "normal"], 50, 0)
-    raw[17, 1] = value
-    with pytest.raises(Rejected, match="nan"):
-        finish(torch.from_numpy(raw), alternating(50), 2, 25, rng_at(0))
 
 
 @quick

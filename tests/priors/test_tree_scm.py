@@ -11,7 +11,7 @@ from priors import TableSpec, build_prior
 from priors.scm.boosting import bin_columns, fit_predict
 from priors.scm.causes import Causes, LayerNoise
 from priors.scm.discretization import Discretization
-from priors.tree_scm import Layer, TreePlan
+from priors.tree_scm import TreeLayer, TreePlan
 
 quick = settings(max_examples=40, deadline=None, derandomize=True)
 
@@ -120,7 +120,7 @@ def test_tables_of_a_group_share_its_hyper_parameters():
 def execute(seed: int, noise_std: float, noise_varies: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Features and real target of one tree with a single split, before the target is cut into classes."""
     causes = Causes(("normal",) * 5, np.zeros(5), np.ones(5))
-    layer = Layer(num_outputs=1, num_trees=1, depth=1, noise=LayerNoise(noise_std, noise_varies))
+    layer = TreeLayer(num_outputs=1, num_trees=1, depth=1, noise=LayerNoise(noise_std, noise_varies))
     plan = TreePlan((seed,), 800, causes, (layer,), Discretization("rank", 10, ()))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("priors.tree_scm.discretize", lambda columns, target, *_: (columns, target))

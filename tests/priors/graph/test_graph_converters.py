@@ -95,14 +95,6 @@ def test_softmax_categories_have_the_frequencies_of_the_softmax():
         assert frequencies == pytest.approx(softmax(logits[:, g]), abs=0.03)
 
 
-def test_softmax_categories_survive_values_that_are_not_finite():
-    x = draw_points(3, 50)
-    x[1, :25] = math.nan
-    converter = Categorical("softmax_id", 3, 3, shares=Weights(3, np.array([0.7]), np.array([0.5])))
-    index, _ = converter(x, rng_at("s"))
-    assert 0 <= index.min() and index.max() <= 2
-
-
 def test_what_flows_on_from_softmax_categories():
     x, shares = draw_points(4, 300), Weights(4, np.array([0.1]), np.array([0.1]))
     index, flow = Categorical("softmax_int", 4, 4, shares=shares)(x, rng_at("s"))

@@ -1,4 +1,3 @@
-import itertools
 import math
 
 import numpy as np
@@ -9,7 +8,6 @@ from scipy.special import softmax
 from scipy.stats import kstest
 
 from priors.graph import functions
-from priors.graph.activations import Activation
 from priors.graph.functions import (
     CHEAP_FUNCTIONS,
     EM,
@@ -77,26 +75,6 @@ def test_linear_is_a_matrix_with_one_row_per_output():
         M = matrix_of(function, rng_of(seed))
         assert M.shape == (6, 4)
         np.testing.assert_allclose(function(x, rng_of(seed)).numpy().T, x.double().numpy().T @ M.T, atol=2e-5)
-
-
-def test_mlp_sizes():
-    widths, layers, before, after = set(), [], 0, 0
-    for seed in range(300):
-        steps = MLP.draw(draw_scalars(seed), 3, 5, 100).steps
-        linear = [step for step in steps if isinstance(step, Linear)]
-        sizes = [(step.matrix.m, step.matrix.n) for step in linear]
-        assert sizes[0][0] == 3 and sizes[-1][1] == 5
-        assert all(a[1] == b[0] for a, b in itertools.pairwise(sizes))
-        widths |= {size[1] for size in sizes[:-1]}
-        layers.append(len(linear))
-        positions = [i for i, step in enumerate(steps) if isinstance(step, Linear)]
-        assert all(b - a == 2 for a, b in itertools.pairwise(positions)), "one activation between"
-        before += isinstance(steps[0], Activation)
-        after += isinstance(steps[-1], Activation)
-    assert set(layers) == {1, 2, 3} and min(widths) == 1 and 100 < max(widths) <= 127
-    # Mean over the meta law: floor of a log-uniform-like draw over [1, 4), fewest layers the likeliest
-    assert layers.count(1) > layers.count(2) > layers.count(3)
-    assert 110 < before < 190 and 110 < after < 190
 
 
 def test_mlp_is_its_steps_one_after_another():
@@ -185,25 +163,6 @@ def test_the_gp_kernel_follows_from_the_spectrum():
     u = (np.arange(100000) + 0.5) / 100000
     expected = 0.5 * np.cos((u ** (1 / (1 - 4.0)) - 1) * distance).mean()
     assert abs((y[:, 0] * y[:, 1]).mean() - expected) < 4 * 0.5 * math.sqrt(2 / len(y))
-
-
-def test_gp_frequencies_are_radius_times_direction_through_a_scaled_gaussian_matrix():
-    # Given w (row scales of the mixing matrix) the second moment of a frequency along input i is
-    # scale^2 w_i^2 E r^2, and with decay 8, E r^2 = 2 / ((a-2)(a-3)) = 1/15.
-    gp = GP(1, 8.0, False, functions.Weights(3, np.array([1.0]), np.array([1e-4])), 2.5)
-    rms = np.zeros(3)
-    for seed in range(1500):
-        frequencies = gp.frequencies(3, rng_at(seed)).astype(np.float64)
-        assert frequencies.shape == (256, 3)
-        rms += np.square(frequencies).mean(0) / 1500
-    weights = np.arange(1, 4) ** -1.0
-    squared = 3 * weights**2 / np.square(weights).sum()
-    # Weights are shuffled: the mean over inputs, of E w^2 = 1
-    assert squared.mean() == pytest.approx(1)
-    assert rms.mean() == pytest.approx(2.5**2 / 15, rel=0.1)
-    # One input carries most of a draw
-    per_draw = np.array([np.square(gp.frequencies(3, rng_at(seed))).mean(0) for seed in range(300)])
-    assert (per_draw.max(1) / per_draw.sum(1)).mean() > 0.65
 
 
 def test_quadratic_is_the_quadratic_form():

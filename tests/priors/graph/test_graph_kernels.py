@@ -83,14 +83,6 @@ def test_nearest_centers_are_nearest(rng, p: float):
             assert (index != k - 1).all()  # it equals center 0, which comes first
 
 
-@pytest.mark.parametrize("kernel", [kernels.nearest_centers_narrow, kernels.nearest_centers_wide])
-def test_rows_equal_to_a_center_go_to_it(rng, kernel):
-    x = rng.standard_normal((20, 600)).astype(np.float32)
-    rows = rng.permutation(600)[:100]
-    index = kernel(x, np.ascontiguousarray(x[:, rows].T), np.float32(0.5))
-    assert (index[rows] == np.arange(100)).all()
-
-
 def test_the_wide_kernel_looks_at_every_feature(rng):
     # Centers agree on all features but one, which is the only one to decide.
     for deciding in range(30):
@@ -100,16 +92,6 @@ def test_the_wide_kernel_looks_at_every_feature(rng):
         x[deciding] = rng.uniform(-1, 10, 40)
         expected = np.clip(np.round(x[deciding] / 3), 0, 3)
         assert (kernels.nearest_centers_wide(np.ascontiguousarray(x), centers, np.float32(1.3)) == expected).all()
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_rows_that_are_not_finite_still_get_an_index(rng, value: float):
-    x = rng.standard_normal((20, 50)).astype(np.float32)
-    x[:, 7] = value
-    x[19, 8] = value
-    for n in (3, 20):
-        index = nearest_centers(torch.from_numpy(x[:n]), torch.from_numpy(x[:n, 10:15].copy()), 2.0)
-        assert 0 <= index.min() and index.max() < 5
 
 
 def test_values_nearer_to_the_padding_than_to_any_center_get_an_index():

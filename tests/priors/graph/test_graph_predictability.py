@@ -111,16 +111,6 @@ def test_the_trees_have_the_errors_of_those_of_sklearn(target: str):
         assert ours == pytest.approx(theirs, abs=0.025)
 
 
-def test_37_percent_of_the_rows_are_out_of_the_bag_of_a_tree():
-    table = draw_table("classes", 0, 1.0, 500, 4)
-    trees = trees_of(table, "bag").grow(200)
-    assert trees.counts.mean() / 200 == pytest.approx(np.exp(-1), abs=0.01)
-    assert trees.size == 200
-    # predictions are shares of classes
-    np.testing.assert_allclose(trees.votes.sum(1), trees.counts, rtol=1e-4)
-    assert (trees.votes >= 0).all()
-
-
 def test_a_tree_predicts_the_weighted_mean_of_its_leaf():
     X = (np.arange(60, dtype=np.float32) % 3)[:, None]
     y = rng_at("leaf").standard_normal(60).astype(np.float32)
@@ -173,21 +163,6 @@ def test_failures_are_counted_as_by_resampling(num_rows, seed):
     resampled = improvement[rng.integers(num_rows, size=(4000, num_rows))].mean(1)
     share = count_failures(improvement, 4000, seed + 1) / 4000
     assert share == pytest.approx(np.mean(resampled <= 0), abs=0.06)  # 5 standard errors of the difference
-
-
-def test_the_lone_outlier_is_in_63_percent_of_the_resamples():
-    improvement = np.full(500, -1e-3)
-    improvement[123] = 10.0
-    assert count_failures(improvement, 20_000, 1) / 20_000 == pytest.approx((1 - 1 / 500) ** 500, abs=0.02)
-    assert count_failures(np.zeros(30), 200, 1) == 200  # no improvement at all
-
-
-def test_a_lone_outlier_that_no_tree_has_predicted_yet_does_not_decide():
-    rng = rng_at("lone outlier")
-    for seed in range(40):
-        y = np.zeros(60)
-        y[seed] = 1.0
-        assert verdict(make_table(rng.standard_normal((60, 3)), y), seed) == "unpredictable"
 
 
 def test_rare_values_of_a_long_table_are_not_overlooked():

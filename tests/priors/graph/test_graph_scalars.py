@@ -44,13 +44,6 @@ def test_draws_of_one_name_are_correlated_within_a_table_and_names_are_independe
     assert 0.45 < marginal.mean() < 0.55
 
 
-def test_local_draws_are_independent_and_uniform():
-    scalars = draw_scalars(0)
-    assert kstest([scalars.real(LOCAL, 0, 1) for _ in range(2000)], "uniform").pvalue > 1e-3
-    log = np.log([scalars.real(LOCAL, 0.1, 10, log=True) for _ in range(2000)])
-    assert kstest((log - math.log(0.1)) / math.log(100), "uniform").pvalue > 1e-3
-
-
 def test_integers_exclude_high_and_edges_have_a_probability_mass():
     scalars = draw_scalars(0)
     drawn = [scalars.integer(LOCAL, 2, 6) for _ in range(4000)]
