@@ -1,7 +1,4 @@
-"""From raw columns and target to a training table: the steps that all priors share (TabICLv2, arXiv 2602.11139).
-
-Figures marked "measured" are from tables of the released generator (tabicl 2.2.0).
-"""
+"""From raw columns and target to a training table: the steps that all priors share (TabICLv2, arXiv 2602.11139)."""
 
 from __future__ import annotations
 
@@ -9,6 +6,8 @@ import numpy as np
 import torch
 
 from priors.table import Table
+
+__all__ = ["Rejected", "finish"]
 
 OUTLIER_STDS = 4.0  # values farther from the mean are clamped, in standard deviations
 MIN_STD = 1e-6  # a smaller standard deviation counts as this
@@ -19,7 +18,10 @@ SPLIT_ATTEMPTS = 10  # permutations of the rows
 class Rejected(Exception):
     """A draw that cannot become a table.
 
-    reason: one word, under which the draw is counted
+    Parameters
+    ----------
+    reason : str
+        One word, under which the draw is counted.
     """
 
     def __init__(self, reason: str):
@@ -30,39 +32,65 @@ class Rejected(Exception):
 def finish(
     columns: torch.Tensor, target: torch.Tensor, num_classes: int, train_size: int, rng: np.random.Generator
 ) -> Table:
-    """The table made of raw columns float32 (num_rows, num_features) and a target (num_rows,).
+    """Make a table of raw columns and a raw target.
 
-    The target is labels int64 in 0..num_classes-1, or numbers float32 if num_classes is 0. Outliers are clamped and
-    features and numeric targets standardized over all rows, and constant features are dropped. Features and classes
-    are permuted; rows are permuted only if labeled and query rows would otherwise hold different classes.
-    Raises Rejected: "split" (no permutation helps), "target" (a numeric one is constant or not finite), "nan" (a value
-    of a feature is not finite) or "constant" (all features are).
+    Outliers are clamped and features and numeric targets standardized over all rows, and constant features are dropped.
+    Features and classes are permuted; rows are permuted only if labeled and query rows would otherwise hold different
+    classes.
+
+    Parameters
+    ----------
+    columns : torch.Tensor
+        Raw features, float32 (num_rows, num_features).
+    target : torch.Tensor
+        Labels int64 (num_rows,) in 0..num_classes-1, or numbers float32 (num_rows,) if num_classes is 0.
+    num_classes : int
+        Number of classes, some of which may have no row; 0 for a numeric target.
+    train_size : int
+        Number of labeled rows, which come first.
+    rng : numpy.random.Generator
+        Source of the permutations.
+
+    Returns
+    -------
+    Table
+        Without a plan.
+
+    Raises
+    ------
+    Rejected
+        "split" if no permutation helps, "target" if a numeric one is constant or not finite, "nan" if a value of a
+        feature is not finite, "constant" if all features are.
+
+    References
+    ----------
+    Qu et al., TabICLv2, arXiv 2602.11139, appendix on the prior; the package tabicl 2.2.0.
     """
     feature_order = rng.permutation(columns.shape[1])
     rows = None
     if num_classes == 0:
         y = standardize_target(target)
     else:
-        class_order = torch.from_numpy(rng.permutation(num_classes)).to(target.device)
-        rows = split_rows(target.cpu().numpy(), num_classes, train_size, rng)
+        class_order = torch.from_numpy(rng.permutation(num_classes))
+        rows = split_rows(target.numpy(), num_classes, train_size, rng)
         y = class_order[target]
 
     features = clamp_and_standardize(columns).T  # (M, N)
     if features.isnan().any():
         raise Rejected("nan")
-    varies = (features != features[:, :1]).any(1).cpu().numpy()
+    varies = (features != features[:, :1]).any(1).numpy()
     kept = feature_order[varies[feature_order]]
     if len(kept) == 0:
         raise Rejected("constant")
-    X = features[torch.from_numpy(kept).to(features.device)].T.contiguous()  # (N, M)
+    X = features[torch.from_numpy(kept)].T.contiguous()  # (N, M)
     if rows is not None:
-        row_order = torch.from_numpy(rows).to(X.device)
+        row_order = torch.from_numpy(rows)
         X, y = X[row_order], y[row_order]
     return Table(X=X, y=y, train_size=train_size, num_classes=num_classes)
 
 
 def split_rows(labels: np.ndarray, num_classes: int, train_size: int, rng: np.random.Generator) -> np.ndarray | None:
-    """An order of the rows in which labeled and query rows hold the same classes, at least two of them.
+    """Find an order of the rows in which labeled and query rows hold the same classes, at least two of them.
 
     None if the rows can stay where they are. Raises Rejected("split") if none of 10 permutations will do.
     """
@@ -106,26 +134,7 @@ def clamp_and_standardize(columns: torch.Tensor) -> torch.Tensor:
     A column with a value that is not finite becomes NaN. Moments are computed in float64: raw columns reach 1e30,
     whose squares overflow float32, and in float32 a spread that is small beside the mean would be lost.
     """
-    if columns.is_cuda:
-        return clamp_and_standardize_torch(columns)
     from priors.floats import clamp_and_standardize_columns
 
     transposed = columns.T.contiguous().numpy()  # (M, N)
     return torch.from_numpy(clamp_and_standardize_columns(transposed, OUTLIER_STDS, MIN_STD, CLIP)).T
-
-
-def clamp_and_standardize_torch(columns: torch.Tensor) -> torch.Tensor:
-    """The CUDA path of clamp_and_standardize; it also runs on the CPU."""
-    x = columns.double()
-    deviation = x - x.mean(0)
-    inside = deviation.abs() <= OUTLIER_STDS * deviation.square().sum(0).div(len(x) - 1).sqrt()
-    count = inside.sum(0)
-    mean = (x * inside).sum(0) / count
-    variance = ((x - mean) * inside).square().sum(0) / (count - 1)
-    # In a column of two values the rarer one is an outlier if at most 1 row in 17 holds it. MIN_STD keeps such a column
-    # from becoming constant: the rare value ends at +-4, with a standard deviation below one (measured).
-    bound = OUTLIER_STDS * variance.sqrt().clamp(min=MIN_STD)
-    x = x.clamp(mean - bound, mean + bound)
-    deviation = x - x.mean(0)
-    std = deviation.square().sum(0).div(len(x) - 1).sqrt().clamp(min=MIN_STD)
-    return (deviation / std).clamp(-CLIP, CLIP).float()

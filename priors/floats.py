@@ -216,7 +216,8 @@ def clamp_and_standardize_columns(columns, outlier_stds, min_std, clip):
         mean, std = moments(x)
         if math.isfinite(std):
             count, mean, square = moments_within(x, mean, outlier_stds * std)
-            # See clamp_and_standardize_torch for why min_std is needed here.
+            # In a column of two values the rarer one is an outlier if at most 1 row in 17 holds it. min_std keeps such
+            # a column from becoming constant: the rare value ends at +-4, with a standard deviation below one.
             bound = outlier_stds * max(math.sqrt(square / (count - 1)), min_std)
             low, high = mean - bound, mean + bound
             for j in range(N):

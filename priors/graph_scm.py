@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from priors.graph.execute import execute_plan
-from priors.graph.plan import GraphPlan, draw_plan
-from priors.graph.scalars import LOCAL, Scalars
 from priors.prior import Realistic
 from priors.random import rng_at
 from priors.table import Table, TableSpec
+
+if TYPE_CHECKING:  # numba takes a second to import, which the command line need not wait for
+    from priors.graph.nodes import GraphPlan
+
+__all__ = ["GraphSCM"]
 
 PRESETS = ("corrected", "released")
 RELEASED_CARDINALITY = 9  # largest number of categories of a feature in the released preset
@@ -19,7 +22,14 @@ RELEASED_CARDINALITY = 9  # largest number of categories of a feature in the rel
 
 @dataclass
 class GraphSCM(Realistic):
-    """The graph prior of TabICLv2."""
+    """Tables read off a random causal graph of random functions, the prior of TabICLv2.
+
+    The options are the fields of this class; `Prior.sample` draws a table.
+
+    References
+    ----------
+    Qu et al., TabICLv2, arXiv 2602.11139, appendix on the prior; the package tabicl 2.2.0.
+    """
 
     numeric_targets = True
 
@@ -35,10 +45,6 @@ class GraphSCM(Realistic):
     filter_unpredictable_tables: bool = True
     """Whether tables are dropped whose target extremely randomized trees predict no better than its mean
     (TabICLv2, arXiv 2602.11139, appendix on the prior)."""
-
-    filter_trivial_tables: bool = False
-    """Whether tables are dropped whose target the same trees predict almost perfectly, with a squared error below 15 %
-    of that of the mean (our own)."""
 
     min_nodes: int = 2
     """Smallest number of nodes of the causal graph, before those that no column depends on are removed, at least 1
@@ -56,10 +62,8 @@ class GraphSCM(Realistic):
     """Whether Gaussian noise with a standard deviation in 1e-5..1 is added to every node
     (TabICLv2, arXiv 2602.11139, appendix on the prior, where it is off by default)."""
 
-    device: str = "cpu"
-    """Where the tensors are computed, "cpu" or "cuda"; tables of the two agree in distribution, not in value."""
-
     def problems(self) -> list[str]:
+        """Return everything wrong with the options, as messages for the user."""
         problems = super().problems()
         if self.preset not in PRESETS:
             problems.append(f"preset is {self.preset!r}; it must be one of {', '.join(PRESETS)}")
@@ -67,13 +71,13 @@ class GraphSCM(Realistic):
             problems.append(f"min_nodes is {self.min_nodes}, max_nodes is {self.max_nodes}; 1 <= min <= max is needed")
         if self.max_cardinality < 2:
             problems.append(f"max_cardinality is {self.max_cardinality}; at least 2 is needed")
-        if self.device.split(":")[0] not in ("cpu", "cuda"):
-            problems.append(f"device is {self.device!r}; it must be cpu or cuda")
-        elif self.device != "cpu" and not torch.cuda.is_available():
-            problems.append(f"device is {self.device!r}, but this machine has no CUDA device")
         return problems
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> GraphPlan:
+        """Draw the columns, the graph and the functions of its nodes; see `Prior.plan`."""
+        from priors.graph.nodes import draw_plan
+        from priors.graph.scalars import LOCAL, Scalars
+
         released = self.preset == "released"
         scalars = Scalars(rng_at(seed, "plan"), skewed_choices=not released)
         num_classes = scalars.integer(LOCAL, 2, spec.max_classes + 1) if spec.max_classes else 0
@@ -96,13 +100,15 @@ class GraphSCM(Realistic):
         )
 
     def execute(self, plan: GraphPlan) -> tuple[torch.Tensor, torch.Tensor, int]:
-        columns, target = execute_plan(plan, self.device)
+        """Compute the nodes and read the columns off them; see `Prior.execute`."""
+        from priors.graph.nodes import execute_plan
+
+        columns, target = execute_plan(plan)
         return columns, target, plan.num_classes
 
     def accept(self, table: Table, seed: tuple[int, ...]) -> None:
-        if self.filter_unpredictable_tables or self.filter_trivial_tables:
-            from priors.filters.predictability import check_predictability
+        """Raise Rejected("unpredictable") for a table that the filter drops."""
+        if self.filter_unpredictable_tables:
+            from priors.graph.predictability import check_predictability
 
-            check_predictability(
-                table, rng_at(seed, "filter"), self.filter_unpredictable_tables, self.filter_trivial_tables
-            )
+            check_predictability(table, rng_at(seed, "filter"))

@@ -12,16 +12,17 @@ import torch
 
 from priors.prior import Realistic
 from priors.random import normals, rng_at
-from priors.scm.activations import Activation, apply_activation, kind_weights, plan_activation
-from priors.scm.causes import CAUSE_SAMPLINGS, Causes, plan_causes, sample_causes
+from priors.scm.activations import MLPActivation, apply_activation, kind_weights, plan_activation
+from priors.scm.causes import CAUSE_SAMPLINGS, Causes, LayerNoise, plan_causes, sample_causes
 from priors.scm.discretization import Discretization, discretize, plan_discretization
 from priors.scm.hyperparameters import choose, group_rng, scaled_count, scaled_normal
-from priors.scm.noise import LayerNoise
 from priors.table import TableSpec
+
+__all__ = ["MLPSCM"]
 
 
 @dataclass(frozen=True)
-class Group:
+class Hyperparameters:
     """Hyperparameters shared by the tables of a group.
 
     num_causes: of a causal table; the others have as many causes as features
@@ -51,14 +52,14 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Layer:
+class MLPLayer:
     """activation (none in the first layer) -> linear -> noise (none in the first layer).
 
     blocks: number of diagonal blocks outside which the weights are zero; 0 for a full matrix
     dropout: share of the weights of a full matrix that are zero
     """
 
-    activation: Activation | None
+    activation: MLPActivation | None
     num_inputs: int
     num_units: int
     weight_std: float
@@ -74,7 +75,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MLPPlan:
     """A network, and which of its variables are the columns of the table.
 
     features: indices of the features in the concatenated outputs of layers 1, 2, ...; None if they are the causes
@@ -84,7 +85,7 @@ class Plan:
     seed: tuple[int, ...]
     num_rows: int
     causes: Causes
-    layers: tuple[Layer, ...]
+    layers: tuple[MLPLayer, ...]
     features: tuple[int, ...] | None
     target: int
     discretization: Discretization
@@ -101,7 +102,14 @@ class Plan:
 
 @dataclass
 class MLPSCM(Realistic):
-    """The multi-layer perceptron prior of TabICL v1."""
+    """Inputs and output, or hidden units, of a random multi-layer perceptron: a prior of TabICL v1.
+
+    Tables of a group (`TableSpec.group_seed`) share their hyperparameters.
+
+    References
+    ----------
+    Qu et al., TabICL, arXiv 2502.05564, appendix on the prior; the package tabicl 2.2.0.
+    """
 
     numeric_targets = True
 
@@ -109,8 +117,9 @@ class MLPSCM(Realistic):
     """Whether features and target are hidden units, so that features depend on each other, instead of the independent
     causes and the network's output as in tabicl 2.2.0 (TabICL, arXiv 2502.05564, appendix)."""
 
-    def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> Plan:
-        group = draw_group(group_rng(spec, seed))
+    def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> MLPPlan:
+        """Draw the network, and which of its variables are columns; see `Prior.plan`."""
+        group = draw_hyperparameters(group_rng(spec, seed))
         rng = rng_at(seed, "mlp_scm plan")
         num_causes = group.num_causes if self.causal else spec.num_features
         hidden = max(group.hidden, 2 * spec.num_features + 1) if self.causal else group.hidden
@@ -122,7 +131,7 @@ class MLPSCM(Realistic):
         features, target = None, sum(widths[1:]) - 1
         if self.causal:
             features, target = pick_variables(rng, spec.num_features, target + 1, group)
-        return Plan(
+        return MLPPlan(
             seed=seed,
             num_rows=spec.num_rows,
             causes=plan_causes(rng, num_causes, group.cause_sampling, group.cause_moments),
@@ -132,7 +141,8 @@ class MLPSCM(Realistic):
             discretization=plan_discretization(spec, seed, group.boundaries),
         )
 
-    def execute(self, plan: Plan) -> tuple[torch.Tensor, torch.Tensor, int]:
+    def execute(self, plan: MLPPlan) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Compute causes and network, then cut the target into classes; see `Prior.execute`."""
         causes = sample_causes(plan.causes, plan.num_rows, rng_at(plan.seed, "causes"))
         variables = [plan.target] if plan.features is None else [*plan.features, plan.target]
         values = run_network(plan, causes, variables)
@@ -140,8 +150,8 @@ class MLPSCM(Realistic):
         return discretize(columns, values[:, -1], plan.discretization, plan.seed)
 
 
-def draw_group(rng: np.random.Generator) -> Group:
-    return Group(
+def draw_hyperparameters(rng: np.random.Generator) -> Hyperparameters:
+    return Hyperparameters(
         num_causes=scaled_count(rng, 12, 1, lower=1),
         num_layers=scaled_count(rng, 6, 1, lower=2),
         hidden=scaled_count(rng, 130, 5, lower=4),
@@ -158,10 +168,12 @@ def draw_group(rng: np.random.Generator) -> Group:
     )
 
 
-def plan_layer(rng: np.random.Generator, group: Group, index: int, num_inputs: int, num_units: int) -> Layer:
+def plan_layer(
+    rng: np.random.Generator, group: Hyperparameters, index: int, num_inputs: int, num_units: int
+) -> MLPLayer:
     first = index == 0
     max_blocks = int(np.ceil(np.sqrt(min(num_inputs, num_units))))
-    return Layer(
+    return MLPLayer(
         activation=None if first else plan_activation(rng, group.activation_weights),
         num_inputs=num_inputs,
         num_units=num_units,
@@ -173,9 +185,9 @@ def plan_layer(rng: np.random.Generator, group: Group, index: int, num_inputs: i
 
 
 def pick_variables(
-    rng: np.random.Generator, num_features: int, num_variables: int, group: Group
+    rng: np.random.Generator, num_features: int, num_variables: int, group: Hyperparameters
 ) -> tuple[tuple[int, ...], int]:
-    """Indices of the features, all different, and of the target."""
+    """Draw the indices of the features, all different, and of the target."""
     if group.in_clique:
         picked = rng.permutation(num_features + 1) + rng.integers(num_variables - num_features - 1)
     else:
@@ -184,7 +196,7 @@ def pick_variables(
     return tuple(rest), num_variables - 1 if group.target_last else first
 
 
-def run_network(plan: Plan, causes: torch.Tensor, variables: list[int]) -> torch.Tensor:
+def run_network(plan: MLPPlan, causes: torch.Tensor, variables: list[int]) -> torch.Tensor:
     """Values of the variables with these indices, float32 (num_rows, len(variables)).
 
     Layers after the last of them are not computed.
@@ -208,7 +220,7 @@ def run_network(plan: Plan, causes: torch.Tensor, variables: list[int]) -> torch
     raise AssertionError("a variable lies beyond the last layer")
 
 
-def linear(layer: Layer, x: torch.Tensor, rng: np.random.Generator, units: np.ndarray | None) -> torch.Tensor:
+def linear(layer: MLPLayer, x: torch.Tensor, rng: np.random.Generator, units: np.ndarray | None) -> torch.Tensor:
     """Random linear map of x (N, num_inputs) plus noise, float32 (N, number of units): all units, or only those given.
 
     There is no bias, since the standardization of the next activation, or of the columns, would remove it.
@@ -222,7 +234,7 @@ def linear(layer: Layer, x: torch.Tensor, rng: np.random.Generator, units: np.nd
     return noise.mul_(noise_stds).addmm_(x, weight)
 
 
-def draw_weight(layer: Layer, rng: np.random.Generator) -> torch.Tensor:
+def draw_weight(layer: MLPLayer, rng: np.random.Generator) -> torch.Tensor:
     """Weights float32 (num_inputs, num_units); the non-zero ones have a larger variance, to make up for the zeros.
 
     If the number of blocks does not divide a side of the matrix, the remaining inputs are unused and the remaining

@@ -192,7 +192,6 @@ def explain(rejections: Counter[str], spec: TableSpec) -> str:
         "split": f"num_rows or train_size is too small for up to {spec.max_classes} classes: raise num_rows, move the "
         "labeled share toward one half, or lower max_classes",
         "unpredictable": "the filter of unpredictable tables rejects all: raise num_rows or switch the filter off",
-        "trivial": "the filter of trivial tables rejects all: switch it off",
         "classes": "nearly all rows of each real table belong to one class: raise num_rows",
         "target": "the numeric target is constant or not finite: raise num_rows, or use the prior's default options",
     }.get(reason, "raise num_rows or num_features, or use the prior's default options")

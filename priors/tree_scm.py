@@ -8,18 +8,19 @@ import torch
 
 from priors.prior import Realistic
 from priors.random import normals, rng_at
-from priors.scm.causes import CAUSE_SAMPLINGS, Causes, plan_causes, sample_causes
+from priors.scm.causes import CAUSE_SAMPLINGS, Causes, LayerNoise, plan_causes, sample_causes
 from priors.scm.discretization import Discretization, discretize, plan_discretization
 from priors.scm.hyperparameters import choose, group_rng, scaled_normal
-from priors.scm.noise import LayerNoise
 from priors.table import TableSpec
+
+__all__ = ["TreeSCM"]
 
 MAX_TREES = 4
 MAX_DEPTH = 4
 
 
 @dataclass(frozen=True)
-class Layer:
+class TreeLayer:
     """Boosted trees, fitted to standard normal targets and predicted at the same rows -> noise (first layer: none).
 
     num_outputs: targets that every tree predicts at once
@@ -41,7 +42,7 @@ class TreePlan:
     seed: tuple[int, ...]
     num_rows: int
     causes: Causes
-    layers: tuple[Layer, ...]
+    layers: tuple[TreeLayer, ...]
     discretization: Discretization
 
     def __str__(self) -> str:
@@ -52,11 +53,19 @@ class TreePlan:
 
 @dataclass
 class TreeSCM(Realistic):
-    """The tree prior of TabICL v1."""
+    """A target that is a chain of boosted trees fitted to noise: a prior of TabICL v1.
+
+    Tables of a group (`TableSpec.group_seed`) share their hyperparameters.
+
+    References
+    ----------
+    Qu et al., TabICL, arXiv 2502.05564, appendix on the prior; the package tabicl 2.2.0.
+    """
 
     numeric_targets = True
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> TreePlan:
+        """Draw the causes and the sizes of the trees; see `Prior.plan`."""
         group = group_rng(spec, seed)
         noise = LayerNoise(std=scaled_normal(group, 0.3, 1e-4), varies=choose(group, (True, False)))
         cause_sampling = choose(group, CAUSE_SAMPLINGS)
@@ -66,7 +75,7 @@ class TreeSCM(Realistic):
         rng = rng_at(seed, "tree_scm plan")
         widths = [int(rng.integers(3, 10))] * int(rng.integers(1, 3)) + [1]
         layers = tuple(
-            Layer(
+            TreeLayer(
                 num_outputs=width,
                 num_trees=min(MAX_TREES, int(1 + rng.exponential(2))),
                 depth=min(MAX_DEPTH, int(2 + rng.exponential(2))),
@@ -83,6 +92,7 @@ class TreeSCM(Realistic):
         )
 
     def execute(self, plan: TreePlan) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Fit the trees layer by layer, then cut the target into classes; see `Prior.execute`."""
         from priors.scm.boosting import fit_predict
 
         causes = sample_causes(plan.causes, plan.num_rows, rng_at(plan.seed, "causes"))

@@ -1,104 +1,57 @@
-"""Random activations: fixed functions and powers between standardizations (TabICLv2, arXiv 2602.11139, appendix)."""
+"""Random activations: fixed functions and powers between standardizations (TabICLv2, arXiv 2602.11139, appendix).
+
+Loops are compiled by numba: a feature, 4 KB at 1,024 rows, is read once. At 1,024 rows and 10 features, a chain of
+torch calls takes five to ten times as long, most of it in calls.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from numba import njit
 
-from priors.graph.noise import Noise
+from priors.floats import (
+    FASTMATH,
+    SUMS,
+    accurate_exponential,
+    accurate_power,
+    exp2_minus_1,
+    log1p_exp,
+    log2_of,
+)
 from priors.graph.scalars import LOCAL, Scalars
 
-
-def one_hot_of_max(x: torch.Tensor, dim: int) -> torch.Tensor:
-    return torch.zeros_like(x).scatter_(dim, x.argmax(dim, keepdim=True), 1.0)
-
-
-def ranks(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """Number of smaller values along dim, int64; of equal values the first counts as smaller."""
-    if x.is_cuda or dim != 0:
-        return ranks_torch(x, dim)
-    from priors.graph.kernels import ranks as compiled
-
-    return torch.from_numpy(compiled(x.float().contiguous().numpy()))
-
-
-def ranks_torch(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """The path of `ranks` for CUDA and for other axes."""
-    return x.argsort(dim=dim, stable=True).argsort(dim)
-
-
-def invert_ranks(ranks: torch.Tensor, dim: int) -> torch.Tensor:
-    """Positions along dim, sorted by their ranks (argsort, given the ranks)."""
-    shape = [1] * ranks.ndim
-    shape[dim] = -1
-    positions = torch.arange(ranks.shape[dim], device=ranks.device).view(shape).expand_as(ranks)
-    return torch.empty_like(ranks).scatter_(dim, ranks, positions)
-
-
-# name -> f(x, dim); dim is the axis along which the features of one row lie
-FIXED: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
-    "tanh": lambda x, dim: x.tanh(),
-    "leaky_relu": lambda x, dim: F.leaky_relu(x),
-    "elu": lambda x, dim: F.elu(x),
-    "identity": lambda x, dim: x,
-    "selu": lambda x, dim: F.selu(x),
-    "silu": lambda x, dim: F.silu(x),
-    "relu": lambda x, dim: x.relu(),
-    "softplus": lambda x, dim: F.softplus(x),
-    "relu6": lambda x, dim: x.clamp(0, 6),
-    "hardtanh": lambda x, dim: x.clamp(-1, 1),
-    "sign": lambda x, dim: (x >= 0).to(x.dtype) * 2 - 1,
-    "heaviside": lambda x, dim: (x > 0).to(x.dtype),
-    "gauss": lambda x, dim: torch.exp(-x.square()),
-    "exp": lambda x, dim: x.exp(),
-    "box": lambda x, dim: (x.abs() <= 1).to(x.dtype),
-    "sin": lambda x, dim: x.sin(),
-    "square": lambda x, dim: x.square(),
-    "abs": lambda x, dim: x.abs(),
-    "log_abs": lambda x, dim: x.abs().clamp(min=1e-6).log(),
-    "rank": lambda x, dim: ranks(x, dim).to(x.dtype),
-    "sigmoid": lambda x, dim: x.sigmoid(),
-    "round": lambda x, dim: x.round(),
-    "fraction": lambda x, dim: x - x.floor(),
-    "softmax": lambda x, dim: x.softmax(dim),
-    "one_hot_max": one_hot_of_max,
-    "argsort": lambda x, dim: invert_ranks(ranks(x, dim), dim).to(x.dtype),
-    "logsigmoid": lambda x, dim: F.logsigmoid(x),
-}
+FIXED = (
+    *("tanh", "leaky_relu", "elu", "identity", "selu", "silu", "relu", "softplus", "relu6", "hardtanh", "sign"),
+    *("heaviside", "gauss", "exp", "box", "sin", "square", "abs", "log_abs", "rank", "sigmoid", "round", "fraction"),
+    *("softmax", "one_hot_max", "argsort", "logsigmoid"),
+)
 KINDS = ("fixed",) * 4 + ("relu_power", "signed_power")
 PLAIN_KINDS = ("fixed",) * 8 + ("relu_power", "signed_power", "inverse_power", "integer_power")
-
-
-def standardize(x: torch.Tensor) -> torch.Tensor:
-    """Features of (n, N) minus their means, divided by their population standard deviations over the rows (+1e-4)."""
-    if x.is_cuda:
-        x, factors = normalize(x)
-        return x.mul_(factors)
-    from priors.graph.featurewise import standardize_features
-
-    out = torch.empty_like(x)
-    standardize_features(x.numpy(), out.numpy())
-    return out
-
-
-def normalize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features (n, N) with mean 0 and deviation 1, and factors std / (std + 1e-4), (n, 1), to multiply them by.
-
-    One fused pass instead of seven. The 1e-20 keeps constant features at zero.
-    """
-    x, _, inverse_std = torch.native_layer_norm(x, x.shape[1:], None, None, 1e-20)
-    return x, inverse_std.mul_(1e-4).add_(1).reciprocal_()
+# Functions of single values, with which `apply` is called by their number here
+SMOOTH = (
+    *("tanh", "elu", "selu", "silu", "softplus", "gauss", "exp", "sin", "log_abs", "sigmoid", "logsigmoid"),
+    *("relu_power", "signed_power"),
+)
+PIECEWISE = (
+    *("identity", "leaky_relu", "relu", "relu6", "hardtanh", "sign", "heaviside", "box", "square", "abs"),
+    *("round", "fraction"),
+)
+CODES = {name: code for code, name in enumerate(SMOOTH + PIECEWISE)}
+(TANH, ELU, SELU, SILU, SOFTPLUS, GAUSS, EXP, SIN, LOG_ABS, SIGMOID, LOGSIGMOID, RELU_POWER, SIGNED_POWER) = range(13)
+(IDENTITY, LEAKY_RELU, RELU, RELU6, HARDTANH, SIGN, HEAVISIDE, BOX, SQUARE, ABS, ROUND, FRACTION) = range(13, 25)
+BLOCK = 512  # rows that are ranked at once
+ZERO, ONE = np.float32(0.0), np.float32(1.0)
+SELU_SCALE, SELU_ALPHA = np.float32(1.0507009873554805), np.float32(1.6732632423543772)
 
 
 @dataclass
 class PlainActivation:
     """A function applied as it is; matrices use it like this.
 
-    name: of a function in FIXED, or a kind of power
+    name: one of FIXED, or a kind of power
     """
 
     name: str
@@ -108,7 +61,7 @@ class PlainActivation:
     def draw(cls, scalars: Scalars, kinds: tuple[str, ...] = PLAIN_KINDS) -> PlainActivation:
         kind = kinds[scalars.integer(LOCAL, 0, len(kinds))]
         if kind == "fixed":
-            return cls(scalars.choice("activation", tuple(FIXED)))
+            return cls(scalars.choice("activation", FIXED))
         if kind == "integer_power":
             return cls(kind, scalars.integer("activation.integer_power", 2, 6))
         return cls(kind, scalars.real("activation.power", 0.1, 10.0, log=True))
@@ -117,25 +70,39 @@ class PlainActivation:
         return self.name if self.name in FIXED else f"{self.name} {self.power:.2g}"
 
     def __call__(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """The function of contiguous float32 x, which it may overwrite; along dim lie the features of one row."""
+        if self.name in CODES:
+            apply(x.numpy().reshape(-1), CODES[self.name], np.float32(self.power))
+            return x
         match self.name:
-            case "relu_power":
-                return x.relu().pow_(self.power)
-            case "signed_power":
-                return x.abs().pow_(self.power).mul_(x.sign())
             case "inverse_power":
                 return x.abs().add_(1e-3).pow_(-self.power)
             case "integer_power":
                 return x.pow(int(self.power))
-        return FIXED[self.name](x, dim)
+            case "softmax":
+                return x.softmax(dim)
+            case "one_hot_max":
+                return torch.zeros_like(x).scatter_(dim, x.argmax(dim, keepdim=True), 1.0)
+            case "rank":
+                return ranks(x, dim).to(x.dtype)
+            case "argsort":
+                return invert_ranks(ranks(x, dim), dim).to(x.dtype)
+        raise ValueError(f"there is no activation {self.name!r}")
 
-    def of_array(self, x: np.ndarray) -> np.ndarray:
-        """The function along the last axis of float32 x, which it may overwrite."""
-        from priors.graph.elementwise import CODES, apply
 
-        if self.name not in CODES:
-            return np.ascontiguousarray(self(torch.from_numpy(x), -1).numpy())
-        apply(x.reshape(-1), CODES[self.name], np.float32(self.power))
-        return x
+def ranks(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Number of smaller values along dim, int64; of equal values the first counts as smaller."""
+    if dim == 0:
+        return torch.from_numpy(rank_features(x.numpy()))
+    return x.argsort(dim=dim, stable=True).argsort(dim)
+
+
+def invert_ranks(ranks: torch.Tensor, dim: int) -> torch.Tensor:
+    """Positions along dim, sorted by their ranks (argsort, given the ranks)."""
+    shape = [1] * ranks.ndim
+    shape[dim] = -1
+    positions = torch.arange(ranks.shape[dim]).view(shape).expand_as(ranks)
+    return torch.empty_like(ranks).scatter_(dim, ranks, positions)
 
 
 @dataclass
@@ -152,18 +119,208 @@ class Activation:
     def __str__(self) -> str:
         return str(self.plain)
 
-    def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
-        rows = noise.rows(x.shape[1], x.shape[0])
-        if x.is_cuda:
-            x = standardize(x)
-            return standardize(self.plain(x.sub_(x.gather(1, rows[:, None])).mul_(self.scale), 0))
-        from priors.graph.elementwise import CODES
-        from priors.graph.featurewise import activate, shift
-
+    def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+        rows = rng.integers(x.shape[1], size=x.shape[0])
         out = torch.empty_like(x)
-        given = (x.numpy(), out.numpy(), rows.numpy(), np.float32(self.scale))
+        given = (x.numpy(), out.numpy(), rows, np.float32(self.scale))
         if self.plain.name in CODES:
             activate(*given, CODES[self.plain.name], np.float32(self.plain.power))
             return out
         shift(*given)
-        return standardize(self.plain(out, 0))
+        out = self.plain(out, 0)
+        standardize_features(out.numpy(), out.numpy())
+        return out
+
+
+@njit(inline="always")
+def expm1(x):
+    value, _ = exp2_minus_1(x * np.float32(1 / np.log(2)))
+    return value
+
+
+@njit(inline="always")
+def tanh(x):
+    # 2 / (e^2x + 1) - 1 would lose small x; beyond 9 the value is 1.
+    e = expm1(min(max(x, np.float32(-9.0)), np.float32(9.0)) * np.float32(2.0))
+    return e / (e + np.float32(2.0)) + x * ZERO
+
+
+@njit(inline="always")
+def sigmoid(x):
+    return ONE / (ONE + accurate_exponential(min(-x, np.float32(88.0)))) + x * ZERO
+
+
+@njit(inline="always")
+def sine(x):
+    """sin(x) with an error of 2e-6 beside that of x / (2 pi) in float32; see cos_turns in kernels.py."""
+    u = x * np.float32(0.5 / np.pi) - np.float32(0.25)
+    u -= np.floor(u + np.float32(0.5))
+    s = u * u
+    q = np.float32(-21.07678212) * s + np.float32(58.79403871)
+    q = q * s + np.float32(-85.27239701)
+    q = q * s + np.float32(64.92872662)
+    q = q * s + np.float32(-19.73898252)
+    return q * s + np.float32(0.99999922)
+
+
+@njit("void(f4[::1], i8)", cache=True, fastmath=FASTMATH, error_model="numpy")
+def apply_piecewise(x, code):
+    """The part of `apply` for the codes of PIECEWISE."""
+    if code == LEAKY_RELU:
+        for j in range(len(x)):
+            x[j] = x[j] if x[j] >= ZERO else x[j] * np.float32(0.01)
+    elif code == RELU:
+        for j in range(len(x)):
+            x[j] = max(x[j], ZERO)
+    elif code == RELU6:
+        for j in range(len(x)):
+            x[j] = min(max(x[j], ZERO), np.float32(6.0))
+    elif code == HARDTANH:
+        for j in range(len(x)):
+            x[j] = min(max(x[j], -ONE), ONE)
+    elif code == SIGN:
+        for j in range(len(x)):
+            x[j] = ONE if x[j] >= ZERO else -ONE
+    elif code == HEAVISIDE:
+        for j in range(len(x)):
+            x[j] = ONE if x[j] > ZERO else ZERO
+    elif code == BOX:
+        for j in range(len(x)):
+            x[j] = ONE if abs(x[j]) <= ONE else ZERO
+    elif code == SQUARE:
+        for j in range(len(x)):
+            x[j] *= x[j]
+    elif code == ABS:
+        for j in range(len(x)):
+            x[j] = abs(x[j])
+    elif code == ROUND:
+        for j in range(len(x)):
+            x[j] = np.rint(x[j])
+    elif code == FRACTION:
+        for j in range(len(x)):
+            x[j] -= np.floor(x[j])
+
+
+@njit("void(f4[::1], i8, f4)", cache=True, fastmath=FASTMATH, error_model="numpy")
+def apply(x, code, power):
+    """Apply the function of this code, an entry of CODES, to x (size,) in place; power is that of the two powers."""
+    if code >= IDENTITY:
+        apply_piecewise(x, code)
+    elif code == TANH:
+        for j in range(len(x)):
+            x[j] = tanh(x[j])
+    elif code == ELU:
+        for j in range(len(x)):
+            x[j] = x[j] if x[j] > ZERO else expm1(x[j])
+    elif code == SELU:
+        for j in range(len(x)):
+            x[j] = SELU_SCALE * (x[j] if x[j] > ZERO else SELU_ALPHA * expm1(x[j]))
+    elif code == SILU:
+        for j in range(len(x)):
+            x[j] *= sigmoid(x[j])
+    elif code == SOFTPLUS:
+        for j in range(len(x)):
+            x[j] = max(x[j], ZERO) + log1p_exp(-abs(x[j]))
+    elif code == GAUSS:
+        for j in range(len(x)):
+            x[j] = accurate_exponential(-x[j] * x[j])
+    elif code == EXP:
+        for j in range(len(x)):
+            x[j] = accurate_exponential(x[j])
+    elif code == SIN:
+        for j in range(len(x)):
+            x[j] = sine(x[j])
+    elif code == LOG_ABS:
+        for j in range(len(x)):
+            # The last term keeps NaN, over which log2_of passes.
+            x[j] = np.float32(np.log(2)) * log2_of(max(abs(x[j]), np.float32(1e-6))) + x[j] * ZERO
+    elif code == SIGMOID:
+        for j in range(len(x)):
+            x[j] = sigmoid(x[j])
+    elif code == LOGSIGMOID:
+        for j in range(len(x)):
+            x[j] = min(x[j], ZERO) - log1p_exp(-abs(x[j]))
+    elif code == RELU_POWER:
+        for j in range(len(x)):
+            x[j] = accurate_power(abs(x[j]), power) if x[j] > ZERO else x[j] * ZERO
+    else:
+        for j in range(len(x)):
+            x[j] = np.copysign(accurate_power(abs(x[j]), power), x[j])
+
+
+@njit("UniTuple(f4, 2)(f4[::1])", cache=True, fastmath=SUMS, error_model="numpy")
+def moments(row):
+    """Mean and 1 / standard deviation of a feature; 0 and not infinity for a constant one, of any value."""
+    first = row[0]
+    total = np.float32(0.0)
+    for j in range(len(row)):
+        total += row[j] - first
+    mean = first + total / np.float32(len(row))
+    square = np.float32(0.0)
+    for j in range(len(row)):
+        square += (row[j] - mean) * (row[j] - mean)
+    return mean, np.float32(1.0) / np.sqrt(square / np.float32(len(row)) + np.float32(1e-20))
+
+
+@njit("void(f4[::1], f4[::1], f4)", cache=True, fastmath=SUMS, error_model="numpy")
+def standardize_feature(row, out, factor):
+    """(row - mean) / (standard deviation + 1e-4) * factor; out may be row."""
+    mean, inverse_std = moments(row)
+    scale = factor * inverse_std / (np.float32(1.0) + np.float32(1e-4) * inverse_std)
+    for j in range(len(row)):
+        out[j] = (row[j] - mean) * scale
+
+
+@njit("void(f4[:, ::1], f4[:, ::1])", cache=True, error_model="numpy")
+def standardize_features(x, out):
+    """standardize_feature for every feature of x (n, N); out may be x."""
+    for i in range(x.shape[0]):
+        standardize_feature(x[i], out[i], np.float32(1.0))
+
+
+@njit("void(f4[:, ::1], f4[:, ::1], i8[::1], f4)", cache=True, error_model="numpy")
+def shift(x, out, rows, factor):
+    """(x - x in row rows[i] of feature i) * factor for standardized features of x (n, N)."""
+    for i in range(x.shape[0]):
+        standardize_feature(x[i], out[i], factor)
+        row = out[i]
+        origin = row[rows[i]]
+        for j in range(len(row)):
+            row[j] -= origin
+
+
+@njit("void(f4[:, ::1], f4[:, ::1], i8[::1], f4, i8, f4)", cache=True, error_model="numpy")
+def activate(x, out, rows, factor, code, power):
+    """standardize -> shift -> elementwise function -> standardize, feature by feature."""
+    for i in range(x.shape[0]):
+        shift(x[i : i + 1], out[i : i + 1], rows[i : i + 1], factor)
+        apply(out[i], code, power)
+        standardize_feature(out[i], out[i], np.float32(1.0))
+
+
+@njit("i8[:, ::1](f4[:, ::1])", cache=True, fastmath=FASTMATH)
+def rank_features(x):
+    """Rank of each value among the features of its row, int64 (n, N), for x (n, N).
+
+    All pairs of features are compared: n is small and the comparisons are vectorized over rows, while sorting took ten
+    times as long at n = 20.
+    """
+    n, rows = x.shape
+    out = np.empty((n, rows), np.int64)
+    rank = np.empty(BLOCK, np.float32)
+    for start in range(0, rows, BLOCK):
+        size = min(start + BLOCK, rows) - start
+        for i in range(n):
+            own = x[i, start : start + size]
+            rank[:] = np.float32(0.0)
+            for k in range(n):
+                other = x[k, start : start + size]
+                if k < i:
+                    for j in range(size):
+                        rank[j] += np.float32(1.0) if other[j] <= own[j] else np.float32(0.0)
+                else:
+                    for j in range(size):
+                        rank[j] += np.float32(1.0) if other[j] < own[j] else np.float32(0.0)
+            for j in range(size):
+                out[i, start + j] = np.int64(rank[j])
+    return out

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numba import njit
 
-from priors.graph.activations import standardize
-from priors.graph.functions import Function, draw_cheap_function
-from priors.graph.nearest import nearest_centers, take_columns
-from priors.graph.noise import Noise
-from priors.graph.points import Points
+from priors.floats import FASTMATH, accurate_power, exponential, scramble, uniform
+from priors.graph.activations import standardize_feature
+from priors.graph.functions import Function, Points, distinct_rows, draw_cheap_function, nearest_centers, take_columns
 from priors.graph.scalars import LOCAL, Scalars, Weights
 from priors.random import random_key
 
@@ -57,27 +56,14 @@ class Numeric:
         return "numeric" if self.mode == "identity" else f"numeric warp({self.a:.2g}, {self.b:.2g})"
 
 
-def kumaraswamy(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """1 - (1 - u^a)^b of each feature of x (n, N), where u are its values scaled to [0, 1]; a, b (n, 1)."""
-    low, high = x.amin(dim=1, keepdim=True), x.amax(dim=1, keepdim=True)
-    u = (x - low).div_((high - low).clamp_(min=1e-30))
-    return u.pow_(a).neg_().add_(1).pow_(b).neg_().add_(1)
-
-
-def convert_numeric(x: torch.Tensor, converters: list[Numeric], noise: Noise) -> tuple[torch.Tensor, torch.Tensor]:
+def convert_numeric(x: torch.Tensor, converters: list[Numeric]) -> tuple[torch.Tensor, torch.Tensor]:
     """All numeric columns of a node at once; x (k, N) -> columns (k, N), values that flow on (k, N)."""
     warped = [i for i, converter in enumerate(converters) if converter.mode == "warp"]
     if not warped:
         return x, x
     a, b = (np.array([getattr(converters[i], name) for i in warped], np.float32) for name in "ab")
-    if x.is_cuda:
-        y = x.clone()
-        y[warped] = kumaraswamy(x[warped], noise.tensor(a[:, None]), noise.tensor(b[:, None]))
-    else:
-        from priors.graph.featurewise import warp_features
-
-        y = x.clone()
-        warp_features(y.numpy(), np.array(warped), a, b)
+    y = x.clone()
+    warp_features(y.numpy(), np.array(warped), a, b)
     return (y, y) if converters[warped[0]].warp_flow else (y, x)
 
 
@@ -123,36 +109,77 @@ class Categorical:
     def __str__(self) -> str:
         return f"{self.cardinality} categories {self.mode}" + (f"({self.function})" if self.function else "")
 
-    def __call__(self, x: torch.Tensor, noise: Noise) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """x (width, N) -> categories int64 (N,), values that flow on float32 (width, N)."""
         if self.mode.startswith("neighbor"):
-            centers = x[:, noise.distinct_rows(x.shape[1], min(self.cardinality, x.shape[1]))]
+            centers = x[:, distinct_rows(x.shape[1], min(self.cardinality, x.shape[1]), rng)]
             index = nearest_centers(x, centers, self.p)
             table = centers
         else:
-            index = self.sample_softmax(x, noise)
-            table = self.embedding.compute(self.cardinality, noise) if self.embedding else None
+            index = self.sample_softmax(x, rng)
+            table = self.embedding.compute(self.cardinality, rng) if self.embedding else None
         match self.mode.split("_")[1]:
             case "id":
                 return index, x
             case "disc":
                 return index, take_columns(table, index)
             case "func":
-                return index, self.function(take_columns(table, index), noise)
+                return index, self.function(take_columns(table, index), rng)
         return index, index.to(x.dtype).expand_as(x)
 
-    def sample_softmax(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
+    def sample_softmax(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
         """Categories int64 (N,) drawn from the softmax over the standardized values of each row of x (width, N)."""
-        log_shares = np.log(self.shares.compute(noise.rng)[0] + np.float32(1e-4))
-        if not x.is_cuda:
-            from priors.graph.featurewise import sample_softmax
-
-            key = random_key(noise.rng)
-            return torch.from_numpy(sample_softmax(x.numpy(), np.float32(self.factor), log_shares, key))
-        logits = standardize(x).mul_(self.factor).add_(noise.tensor(log_shares[:, None]))
-        cumulative = logits.nan_to_num_(0.0, 0.0, 0.0).softmax(0).cumsum_(0)
-        u = noise.uniform(1, x.shape[1]).mul_(cumulative[-1:])
-        return (cumulative[:-1] <= u).sum(0)
+        log_shares = np.log(self.shares.compute(rng)[0] + np.float32(1e-4))
+        return torch.from_numpy(sample_softmax(x.numpy(), np.float32(self.factor), log_shares, random_key(rng)))
 
 
 Converter = Numeric | Categorical
+
+
+@njit("void(f4[:, ::1], i8[::1], f4[::1], f4[::1])", cache=True, fastmath=FASTMATH, error_model="numpy")
+def warp_features(x, features, a, b):
+    """1 - (1 - u^a)^b of some features (k,) of x (n, N), in place; u are their values scaled to [0, 1]; a, b (k,)."""
+    one = np.float32(1.0)
+    for i in range(len(features)):
+        row = x[features[i]]
+        low, high, total = row[0], row[0], np.float32(0.0)
+        for j in range(len(row)):
+            low, high = min(low, row[j]), max(high, row[j])
+            total += row[j] * np.float32(0.0)
+        if total != total:  # minima and maxima pass over NaN
+            row[:] = np.nan
+            continue
+        span = max(high - low, np.float32(1e-30))
+        for j in range(len(row)):
+            u = accurate_power(min((row[j] - low) / span, one), a[i])
+            row[j] = one - accurate_power(max(one - u, np.float32(0.0)), b[i])
+
+
+@njit("i8[::1](f4[:, ::1], f4, f4[::1], u8)", cache=True, fastmath=FASTMATH, error_model="numpy")
+def sample_softmax(x, factor, log_shares, key):
+    """Categories (N,) drawn from the softmax over factor * standardized x (k, N) + log_shares (k,)."""
+    k, rows = x.shape
+    cumulative = np.empty((k, rows), np.float32)
+    highest = np.full(rows, np.float32(-np.inf))
+    for i in range(k):
+        row, share = cumulative[i], log_shares[i]
+        standardize_feature(x[i], row, factor)
+        for j in range(rows):
+            logit = row[j] + share
+            logit = logit if abs(logit) < np.float32(np.inf) else np.float32(0.0)
+            row[j] = logit
+            highest[j] = max(highest[j], logit)
+    total = np.zeros(rows, np.float32)
+    for i in range(k):
+        row = cumulative[i]
+        for j in range(rows):
+            total[j] += exponential(row[j] - highest[j])
+            row[j] = total[j]
+    for j in range(rows):
+        total[j] *= uniform(scramble(key + np.uint64(j)))
+    index = np.zeros(rows, np.int64)
+    for i in range(k - 1):
+        row = cumulative[i]
+        for j in range(rows):
+            index[j] += 1 if row[j] <= total[j] else 0
+    return index

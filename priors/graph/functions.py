@@ -1,4 +1,7 @@
-"""The eight kinds of random functions R^n -> R^m of TabICLv2 (arXiv 2602.11139), feature-major: (n, N) -> (m, N)."""
+"""The eight kinds of random functions R^n -> R^m of TabICLv2 (arXiv 2602.11139, appendix), and random points.
+
+Functions are feature-major: (n, N) -> (m, N).
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,38 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from priors.graph import kernels
 from priors.graph.activations import Activation
 from priors.graph.matrices import Matrix
-from priors.graph.nearest import nearest_centers, p_distances, take_columns
-from priors.graph.noise import Noise
 from priors.graph.scalars import Scalars, Weights
-from priors.random import random_key
+from priors.random import normals, random_key
 
-# float32 values of a temporary that is wider than its input and output
-CHUNK = 2**17  # 512 KB, which stays in the second-level cache
-CUDA_CHUNK = 2**26
+# float32 values of a temporary that is wider than its input and output: 512 KB, which stays in the second-level cache
+CHUNK = 2**17
+BASES = ("cube", "ball", "normal", "correlated")
+
+
+def distinct_rows(num_rows: int, size: int, rng: np.random.Generator) -> torch.Tensor:
+    """Indices int64 (size,) of distinct random rows."""
+    return torch.from_numpy(kernels.distinct_integers(num_rows, size, random_key(rng)))
+
+
+def nearest_centers(x: torch.Tensor, centers: torch.Tensor, p: float) -> torch.Tensor:
+    """Index of the center with the smallest sum |x - c|^p, int64 (N,), for x (n, N) and centers (n, k)."""
+    n, k = centers.shape
+    wide = n > 16 or (n > kernels.HEAD and k >= 32)
+    nearest = kernels.nearest_centers_wide if wide else kernels.nearest_centers_narrow
+    return torch.from_numpy(nearest(x.numpy(), centers.T.contiguous().numpy(), np.float32(p)))
+
+
+def take_columns(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """table[:, index], float32 (m, N), for table (m, k) and index int64 (N,)."""
+    return torch.from_numpy(kernels.take_columns(table.numpy(), index.numpy()))
 
 
 def row_chunks(x: torch.Tensor, width: int) -> tuple[torch.Tensor, ...]:
     """x (n, N) cut into chunks of rows, for which a temporary of `width` values per row is small."""
-    chunks = -(-x.shape[1] // max(64, (CUDA_CHUNK if x.is_cuda else CHUNK) // width))
+    chunks = -(-x.shape[1] // max(64, CHUNK // width))
     return x.split(-(-x.shape[1] // chunks), dim=1) if chunks > 1 else (x,)  # of equal length
 
 
@@ -56,8 +76,8 @@ class Linear:
     def __str__(self) -> str:
         return f"linear({self.matrix})"
 
-    def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
-        return noise.tensor(self.matrix.compute(noise.rng)[0]) @ x
+    def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+        return torch.from_numpy(self.matrix.compute(rng)[0]) @ x
 
 
 @dataclass
@@ -86,9 +106,9 @@ class MLP:
     def __str__(self) -> str:
         return f"mlp({', '.join(map(str, self.steps))})"
 
-    def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
         for step in self.steps:
-            x = step(x, noise)
+            x = step(x, rng)
         return x
 
 
@@ -112,32 +132,8 @@ class Tree:
     def __str__(self) -> str:
         return f"tree({self.trees} of depth {self.depth})"
 
-    def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
-        if not x.is_cuda:
-            from priors.graph.kernels import random_trees
-
-            return torch.from_numpy(random_trees(x.numpy(), self.trees, self.depth, self.m, random_key(noise.rng)))
-        spread = (x - x.mean(dim=1, keepdim=True)).square_().mean(dim=1).sqrt_().clamp_(min=1e-8)
-        cumulative = spread.double().cumsum(0).cpu().numpy()
-        if not np.isfinite(cumulative[-1]):
-            return torch.full((self.m, x.shape[1]), math.nan, device=x.device)
-        u = noise.rng.random((self.trees, self.depth)) * cumulative[-1]
-        dims = noise.tensor(np.searchsorted(cumulative, u).clip(max=len(x) - 1))
-        rows = noise.tensor(noise.rng.integers(x.shape[1], size=dims.shape))
-        return oblivious_trees_torch(x, dims, x[dims, rows], noise.parameter(self.trees, 2**self.depth, self.m))
-
-
-def oblivious_trees_torch(
-    x: torch.Tensor, dims: torch.Tensor, thresholds: torch.Tensor, leaves: torch.Tensor
-) -> torch.Tensor:
-    """kernels.oblivious_trees for CUDA: x (n, N), dims and thresholds (trees, depth), leaves (trees, 2^depth, m)."""
-    trees, depth = dims.shape
-    bits = 2 ** torch.arange(depth, device=x.device)
-    out = []
-    for chunk in row_chunks(x, trees * max(depth, leaves.shape[2])):
-        code = ((chunk[dims] > thresholds[:, :, None]) * bits[:, None]).sum(1)  # (trees, chunk)
-        out.append(leaves[torch.arange(trees, device=x.device)[:, None], code].mean(0).T)
-    return torch.cat(out, dim=1)
+    def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+        return torch.from_numpy(kernels.random_trees(x.numpy(), self.trees, self.depth, self.m, random_key(rng)))
 
 
 @dataclass
@@ -161,9 +157,9 @@ class Discretize:
     def __str__(self) -> str:
         return f"discretize({self.centers} centers, p {self.p:.2g}, {self.linear})"
 
-    def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
-        centers = x[:, noise.distinct_rows(x.shape[1], self.centers)]
-        return take_columns(self.linear(centers, noise), nearest_centers(x, centers, self.p))
+    def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+        centers = x[:, distinct_rows(x.shape[1], self.centers, rng)]
+        return take_columns(self.linear(centers, rng), nearest_centers(x, centers, self.p))
 
 
 @dataclass
@@ -198,41 +194,29 @@ class GP:
 
     def radii(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Draws from the density (decay - 1) (1 + r)^-decay, float32 of this shape."""
-        from priors.graph.draws import fill_radii
-
         out = np.empty(shape, np.float32)
-        fill_radii(out.reshape(-1), np.float32(self.decay), random_key(rng))
+        kernels.fill_radii(out.reshape(-1), np.float32(self.decay), random_key(rng))
         return out
 
     def frequencies(self, n: int, rng: np.random.Generator) -> np.ndarray:
         """float32 (256, n), in radians per unit of the inputs."""
         if self.product_kernel:
             return self.radii(rng, (self.features, n))
-        from priors.graph.draws import mixed_frequencies
-
         given = (np.float32(self.decay), np.float32(self.scale), self.axes.slope, self.axes.spread)
-        radial, mixing = mixed_frequencies(self.features, n, *given, random_key(rng))
+        radial, mixing = kernels.mixed_frequencies(self.features, n, *given, random_key(rng))
         return (torch.from_numpy(radial) @ torch.from_numpy(mixing)).numpy()
 
-    def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
-        turns = noise.tensor(self.frequencies(x.shape[0], noise.rng)).div_(2 * math.pi)
-        phases = noise.tensor(noise.rng.random(self.features, dtype=np.float32))
-        weights = noise.parameter(self.m, self.features).div_(math.sqrt(self.features))
-        return combine_features(weights, lambda chunk: cos_turns(turns @ chunk, phases), x)
+    def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+        turns = torch.from_numpy(self.frequencies(x.shape[0], rng)).div_(2 * math.pi)
+        phases = rng.random(self.features, dtype=np.float32)
+        weights = normals(rng, self.m, self.features).div_(math.sqrt(self.features))
 
+        def cosines(chunk: torch.Tensor) -> torch.Tensor:
+            out = turns @ chunk
+            kernels.cos_turns(out.numpy(), phases)
+            return out
 
-def cos_turns(x: torch.Tensor, phases: torch.Tensor) -> torch.Tensor:
-    """cos(2 pi (x + phase)) in place, for x (k, N) and phases (k,)."""
-    if x.is_cuda:
-        return cos_turns_torch(x, phases)
-    from priors.graph.kernels import cos_turns
-
-    cos_turns(x.numpy(), phases.numpy())
-    return x
-
-
-def cos_turns_torch(x: torch.Tensor, phases: torch.Tensor) -> torch.Tensor:
-    return x.add_(phases[:, None]).mul_(2 * math.pi).cos_()
+        return combine_features(weights, cosines, x)
 
 
 @dataclass
@@ -251,28 +235,14 @@ class Quadratic:
     def __str__(self) -> str:
         return f"quadratic({self.matrices})"
 
-    def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
-        from priors.graph.kernels import pair_weights
-
+    def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
         if x.shape[0] > self.max_inputs:
-            x = x[noise.distinct_rows(x.shape[0], self.max_inputs)]
-        pairs = noise.tensor(pair_weights(self.matrices.compute(noise.rng)))  # one matmul, half the products
+            x = x[distinct_rows(x.shape[0], self.max_inputs, rng)]
+        pairs = torch.from_numpy(kernels.pair_weights(self.matrices.compute(rng)))  # one matmul, half the products
         z = torch.cat([x, x.new_ones(1, x.shape[1])])
-        return combine_features(pairs, pair_products, z)
-
-
-def pair_products(z: torch.Tensor) -> torch.Tensor:
-    """z_i z_j for i <= j, row by row of the upper triangle; z (n, N) -> (n (n + 1) / 2, N)."""
-    if z.is_cuda:
-        return pair_products_torch(z)
-    from priors.graph.kernels import pair_products
-
-    return torch.from_numpy(pair_products(z.contiguous().numpy()))
-
-
-def pair_products_torch(z: torch.Tensor) -> torch.Tensor:
-    i, j = torch.triu_indices(len(z), len(z), device=z.device)
-    return z[i] * z[j]
+        return combine_features(
+            pairs, lambda chunk: torch.from_numpy(kernels.pair_products(chunk.contiguous().numpy())), z
+        )
 
 
 @dataclass
@@ -301,22 +271,17 @@ class EM:
     def __str__(self) -> str:
         return f"em({self.components} components, p {self.p:.2g}, q {self.q:.2g}, {self.linear})"
 
-    def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
-        centers = x[:, noise.rows(x.shape[1], self.components)] + noise.parameter(x.shape[0], self.components)
-        sigma = (noise.parameter(self.components, 1) * self.spread).exp_()
-        weights = noise.tensor(self.linear.matrix.compute(noise.rng)[0])
+    def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+        rows = torch.from_numpy(rng.integers(x.shape[1], size=self.components))
+        centers = x[:, rows] + normals(rng, x.shape[0], self.components)
+        sigma = (normals(rng, self.components, 1) * self.spread).exp_()
+        weights = torch.from_numpy(self.linear.matrix.compute(rng)[0])
         return combine_features(weights, lambda chunk: self.assignment(chunk, centers, sigma), x)
 
     def assignment(self, x: torch.Tensor, centers: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
         """Shares (k, N) of the components, which sum to one; x (n, N), centers (n, k), sigma (k, 1)."""
-        if not x.is_cuda:
-            from priors.graph.kernels import soft_assignment
-
-            given = (x.contiguous().numpy(), centers.T.contiguous().numpy(), sigma.numpy()[:, 0])
-            return torch.from_numpy(soft_assignment(*given, np.float32(self.p), np.float32(self.q)))
-        distance = p_distances(x, centers, self.p, self.q / self.p)  # ||x - c||_p^q
-        log_scale = (2 * math.pi * sigma.square()).log_().div_(-2)
-        return torch.addcmul(log_scale, distance, sigma.pow(-self.q), value=-1).softmax(0)
+        given = (x.contiguous().numpy(), centers.T.contiguous().numpy(), sigma.numpy()[:, 0])
+        return torch.from_numpy(kernels.soft_assignment(*given, np.float32(self.p), np.float32(self.q)))
 
 
 @dataclass
@@ -333,8 +298,8 @@ class Product:
     def __str__(self) -> str:
         return " * ".join(map(str, self.factors))
 
-    def __call__(self, x: torch.Tensor, noise: Noise) -> torch.Tensor:
-        return self.factors[0](x, noise).mul_(self.factors[1](x, noise))
+    def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+        return self.factors[0](x, rng).mul_(self.factors[1](x, rng))
 
 
 Function = Linear | MLP | Tree | Discretize | GP | Quadratic | EM | Product
@@ -348,3 +313,53 @@ def draw_function(scalars: Scalars, n: int, m: int, num_rows: int) -> Function:
 
 def draw_cheap_function(scalars: Scalars, n: int, m: int, num_rows: int) -> Function:
     return scalars.choice("cheap_function", CHEAP_FUNCTIONS).draw(scalars, n, m, num_rows)
+
+
+@dataclass
+class Points:
+    """Points of a simple distribution, passed through a random function R^n -> R^n.
+
+    They are the values of root nodes and the embeddings of categories.
+
+    base: one of BASES
+    n: dimension of the points
+    gaussian: whether "correlated" points are transformed Gaussian or uniform ones
+    axes: scales of the columns of the transformation of "correlated" points
+    """
+
+    base: str
+    n: int
+    function: Function
+    gaussian: bool = True
+    axes: Weights | None = field(default=None, repr=False)
+
+    @classmethod
+    def draw(cls, scalars: Scalars, n: int, size: int) -> Points:
+        """Decide the law of `size` points of dimension n."""
+        points = cls(scalars.choice("points", BASES), n, draw_function(scalars, n, n, size))
+        if points.base == "correlated":
+            points.gaussian = scalars.flag("points.gaussian")
+            points.axes = Weights.draw(scalars, n)
+        return points
+
+    def __str__(self) -> str:
+        return f"{self.base} points -> {self.function}"
+
+    def compute(self, size: int, rng: np.random.Generator) -> torch.Tensor:
+        """The points, float32 (n, size)."""
+        return self.function(self.compute_base(size, rng), rng)
+
+    def compute_base(self, size: int, rng: np.random.Generator) -> torch.Tensor:
+        """The points before the function, float32 (n, size)."""
+        match self.base:
+            case "cube":
+                return torch.from_numpy(kernels.cube_points(self.n, size, random_key(rng)))
+            case "normal":
+                return normals(rng, self.n, size)
+            case "ball":
+                return torch.from_numpy(kernels.ball_points(self.n, size, random_key(rng)))
+        if self.gaussian:
+            x = normals(rng, self.n, size)
+        else:
+            x = torch.from_numpy(kernels.cube_points(self.n, size, random_key(rng)))
+        return (normals(rng, self.n, self.n) * torch.from_numpy(self.axes.compute(rng))) @ x

@@ -1,6 +1,6 @@
-"""CPU loops compiled by numba: sums of |x - c|^p, nearest centers, oblivious trees.
+"""The loops of random functions and points, compiled by numba.
 
-All take feature-major arrays, (n, N), so that the inner loop runs over rows and is vectorized. Rows are taken in blocks
+Arrays are feature-major, (n, N), so that the inner loop runs over rows and is vectorized. Rows are taken in blocks
 whose accumulators stay in the first-level cache. Inner loops index one-dimensional views: with two indices they took
 twice the time. Signatures are explicit: another layout is an error, not a recompilation.
 """
@@ -10,8 +10,19 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from priors.floats import FASTMATH, exponential, fill_normals, power, scramble, uniform
-from priors.graph.featurewise import moments
+from priors.floats import (
+    FASTMATH,
+    SUMS,
+    exp2_minus_1,
+    exponential,
+    fill_normals,
+    log2_of,
+    power,
+    scramble,
+    uniform,
+)
+from priors.graph.activations import moments
+from priors.graph.scalars import fill_weights
 
 BLOCK = 512  # rows
 HEAD = 8  # features on which all centers are compared before most of them are ruled out
@@ -294,29 +305,83 @@ def pair_products(z):
     return out
 
 
-@njit("i8[:, ::1](f4[:, ::1])", cache=True, fastmath=FASTMATH)
-def ranks(x):
-    """Rank of each value among the features of its row, int64 (n, N), for x (n, N).
+@njit("void(f4[::1], f4, u8)", cache=True, fastmath=FASTMATH, error_model="numpy")
+def fill_radii(out, decay, key):
+    """Fill out (size,) with draws from the density (decay - 1) (1 + r)^-decay, by inverting its distribution."""
+    exponent = np.float32(1.0) / (np.float32(1.0) - decay)
+    for i in range(len(out)):
+        u = np.float32(1e-6) + np.float32(1 - 2e-6) * uniform(scramble(key + np.uint64(i)))
+        out[i], _ = exp2_minus_1(exponent * log2_of(u))
 
-    All pairs of features are compared: n is small and the comparisons are vectorized over rows, while sorting took ten
-    times as long at n = 20.
+
+@njit("UniTuple(f4[:, ::1], 2)(i8, i8, f4, f4, f8[::1], f8[::1], u8)", cache=True, fastmath=SUMS)
+def mixed_frequencies(size, n, decay, scale, slope, spread, key):
+    """Directions, uniform on the sphere, times radii of fill_radii, float32 (size, n), and a normal matrix (n, n).
+
+    Column i of the matrix, that of input i, is multiplied by a weight (see fill_weights) and by scale. The frequencies
+    are the product of the two.
     """
-    n, rows = x.shape
-    out = np.empty((n, rows), np.int64)
-    rank = np.empty(BLOCK, np.float32)
-    for start in range(0, rows, BLOCK):
-        size = min(start + BLOCK, rows) - start
+    weights = np.empty((1, n), np.float32)
+    fill_weights(weights, slope, spread, key)
+    key += np.uint64(2 * n)
+    mixing = np.empty((n, n), np.float32)
+    fill_normals(mixing.reshape(-1), key)
+    key += np.uint64(n * n)
+    for j in range(n):
         for i in range(n):
-            own = x[i, start : start + size]
-            rank[:] = np.float32(0.0)
-            for k in range(n):
-                other = x[k, start : start + size]
-                if k < i:
-                    for j in range(size):
-                        rank[j] += np.float32(1.0) if other[j] <= own[j] else np.float32(0.0)
-                else:
-                    for j in range(size):
-                        rank[j] += np.float32(1.0) if other[j] < own[j] else np.float32(0.0)
-            for j in range(size):
-                out[i, start + j] = np.int64(rank[j])
+            mixing[j, i] *= weights[0, i] * scale
+    radii = np.empty(size, np.float32)
+    fill_radii(radii, decay, key)
+    key += np.uint64(size)
+    directions = np.empty((size, n), np.float32)
+    fill_normals(directions.reshape(-1), key)
+    for k in range(size):
+        row = directions[k]
+        square = np.float32(1e-30)
+        for j in range(n):
+            square += row[j] * row[j]
+        radius = radii[k] / np.sqrt(square)
+        for j in range(n):
+            row[j] *= radius
+    return directions, mixing
+
+
+@njit("i8[::1](i8, i8, u8)", cache=True)
+def distinct_integers(high, size, key):
+    """`size` distinct integers below `high` in random order, int64 (size,), by a partial Fisher-Yates shuffle."""
+    numbers = np.arange(high)
+    for i in range(size):
+        j = i + ((scramble(key + np.uint64(i)) >> np.uint64(32)) * np.uint64(high - i) >> np.uint64(32))
+        numbers[i], numbers[j] = numbers[j], numbers[i]
+    return numbers[:size].copy()
+
+
+@njit("f4[:, ::1](i8, i8, u8)", cache=True, fastmath=SUMS)
+def ball_points(n, size, key):
+    """Points, uniform in the unit ball of dimension n, float32 (n, size)."""
+    out = np.empty((n, size), np.float32)
+    fill_normals(out.reshape(-1), key)
+    key += np.uint64(n * size)
+    scale = np.full(size, np.float32(1e-30))
+    for i in range(n):
+        row = out[i]
+        for j in range(size):
+            scale[j] += row[j] * row[j]
+    for j in range(size):
+        radius = power(uniform(scramble(key + np.uint64(j))), np.float32(1.0 / n))
+        scale[j] = radius / np.sqrt(scale[j])
+    for i in range(n):
+        row = out[i]
+        for j in range(size):
+            row[j] *= scale[j]
+    return out
+
+
+@njit("f4[:, ::1](i8, i8, u8)", cache=True)
+def cube_points(n, size, key):
+    """Points, uniform in [-1, 1]^n, float32 (n, size)."""
+    out = np.empty((n, size), np.float32)
+    flat = out.reshape(-1)
+    for j in range(len(flat)):
+        flat[j] = np.float32(2.0) * uniform(scramble(key + np.uint64(j))) - np.float32(1.0)
     return out

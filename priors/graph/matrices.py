@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
+from numba import njit
 
+from priors.floats import FASTMATH, SUMS, exponential, fill_normals, normal_pair, scramble, uniform
 from priors.graph.activations import PlainActivation
-from priors.graph.scalars import Scalars, Weights
+from priors.graph.scalars import Scalars, Weights, fill_weights
 from priors.random import normal_array, random_key
 
 NOISE = 1e-6  # on all entries, which gives rows of zeros a direction
@@ -34,8 +37,6 @@ class MixturePoints:
 
     def compute(self, rng: np.random.Generator, size: int) -> np.ndarray:
         """float32 (dim, size)."""
-        from priors.graph.draws import mixture_points
-
         slope = np.concatenate([self.shares.slope, self.shapes.slope])
         spread = np.concatenate([self.shares.spread, self.shapes.spread])
         return mixture_points(size, self.shares.size, self.dim, slope, spread, random_key(rng))
@@ -82,8 +83,6 @@ class Matrix:
 
     def compute(self, rng: np.random.Generator) -> np.ndarray:
         """float32 (batch, n, m), each row of L2 norm 1."""
-        from priors.graph.draws import normalize_rows
-
         matrix = self._raw(rng).reshape(self.batch * self.n, self.m)
         # Noise would not change the law of a Gaussian matrix.
         noise = {"gaussian": 0.0, "activation": ACTIVATION_NOISE}.get(self.kind, NOISE)
@@ -92,8 +91,6 @@ class Matrix:
 
     def _raw(self, rng: np.random.Generator) -> np.ndarray:
         """float32 (batch, n, m), before noise is added and rows are normalized."""
-        from priors.graph.draws import kernel_matrices, weighted_normals, weighted_products
-
         shape, weights = (self.batch, self.n, self.m), self.weights
         if self.kind == "gaussian":
             return normal_array(rng, *shape)
@@ -106,4 +103,127 @@ class Matrix:
             a = self.points[0].compute(rng, self.batch * self.n)
             b = self.points[1].compute(rng, self.batch * self.m)
             return kernel_matrices(a, b, self.batch, np.float32(self.decay), random_key(rng)).reshape(shape)
-        return self.activation.of_array(self.inner.compute(rng))
+        return self.activation(torch.from_numpy(self.inner.compute(rng)), -1).numpy()
+
+
+@njit("f4[:, ::1](i8, f8[::1], f8[::1], u8)", cache=True)
+def weighted_normals(n, slope, spread, key):
+    """Standard normals (batch, n) times weights as of fill_weights; slope, spread (batch,)."""
+    out = np.empty((len(slope), n), np.float32)
+    fill_weights(out, slope, spread, key)
+    normal = np.empty(n, np.float32)
+    key += np.uint64(2 * out.size)
+    for r in range(len(slope)):
+        fill_normals(normal, key)
+        key += np.uint64(n)
+        for i in range(n):
+            out[r, i] *= normal[i]
+    return out
+
+
+@njit("f4[:, ::1](i8, i8, i8, f8[::1], f8[::1], u8)", cache=True, fastmath=SUMS)
+def weighted_products(n, k, m, slope, spread, key):
+    """Products of normal matrices (n, k) and (k, m), weights of fill_weights between them, float32 (batch * n, m)."""
+    batch = len(slope)
+    weights = np.empty((batch, k), np.float32)
+    fill_weights(weights, slope, spread, key)
+    key += np.uint64(2 * weights.size)
+    left = np.empty(k, np.float32)
+    right = np.empty((k, m), np.float32)
+    out = np.zeros((batch * n, m), np.float32)
+    for b in range(batch):
+        fill_normals(right.reshape(-1), key)
+        key += np.uint64(k * m)
+        for r in range(b * n, (b + 1) * n):
+            fill_normals(left, key)
+            key += np.uint64(k)
+            row = out[r]
+            for i in range(k):
+                factor, other = left[i] * weights[b, i], right[i]
+                for j in range(m):
+                    row[j] += factor * other[j]
+    return out
+
+
+@njit("f4[:, ::1](i8, i8, i8, f8[::1], f8[::1], u8)", cache=True, fastmath=FASTMATH)
+def mixture_points(size, components, dim, slope, spread, key):
+    """Points of a Gaussian mixture, float32 (dim, size).
+
+    slope, spread (1 + components,) are of weights (see fill_weights): the components' probabilities, up to a factor,
+    and the scales of the columns of each component's Gaussian matrix, which are also multiplied by exp(g + h * normal)
+    with g and h shared by the components.
+    """
+    shares = np.empty((1, components), np.float32)
+    fill_weights(shares, slope[:1], spread[:1], key)
+    key += np.uint64(2 * components)
+    shapes = np.empty((components, dim), np.float32)
+    fill_weights(shapes, slope[1:], spread[1:], key)
+    key += np.uint64(2 * components * dim)
+    parameters = np.empty(2 + components * (1 + dim + dim * dim), np.float32)
+    fill_normals(parameters, key)
+    key += np.uint64(len(parameters))
+    g, h = parameters[0], parameters[1]
+    sizes = parameters[2 : 2 + components]
+    centers = parameters[2 + components : 2 + components * (1 + dim)].reshape(components, dim)
+    spread = parameters[2 + components * (1 + dim) :].reshape(components, dim, dim)
+    for c in range(components):
+        for i in range(dim):
+            for j in range(dim):
+                spread[c, i, j] *= shapes[c, j] * np.exp(g + h * sizes[c])
+    bounds = np.cumsum(shares[0])
+    out = np.empty((dim, size), np.float32)
+    normal = np.empty(dim + 1, np.float32)
+    for r in range(size):
+        u = uniform(scramble(key)) * bounds[-1]
+        key += np.uint64(1)
+        c = 0
+        while c < components - 1 and u >= bounds[c]:
+            c += 1
+        for i in range(0, dim, 2):
+            normal[i], normal[i + 1] = normal_pair(scramble(key))
+            key += np.uint64(1)
+        for i in range(dim):
+            value = centers[c, i]
+            for j in range(dim):
+                value += spread[c, i, j] * normal[j]
+            out[i, r] = value
+    return out
+
+
+@njit("f4[:, ::1](f4[:, ::1], f4[:, ::1], i8, f4, u8)", cache=True, fastmath=FASTMATH)
+def kernel_matrices(a, b, batch, decay, key):
+    """exp(-decay |a_i - b_j|) with random signs; a (dim, batch * n), b (dim, batch * m) -> (batch * n, m)."""
+    n, m = a.shape[1] // batch, b.shape[1] // batch
+    out = np.zeros((batch * n, m), np.float32)
+    for r in range(batch * n):
+        start = r // n * m
+        row = out[r]
+        for d in range(a.shape[0]):
+            value = a[d, r]
+            for j in range(m):
+                row[j] += (value - b[d, start + j]) * (value - b[d, start + j])
+        for j in range(m):
+            sign = np.float32(np.int64(scramble(key + np.uint64(j)) >> np.uint64(63)) * 2 - 1)
+            row[j] = sign * exponential(-decay * np.sqrt(row[j]))
+        key += np.uint64(m)
+    return out
+
+
+@njit("void(f4[:, ::1], f4, u8)", cache=True, fastmath=SUMS)
+def normalize_rows(matrix, noise, key):
+    """Add noise * normal to matrix (rows, n) and divide its rows by their L2 norms (+1e-6), in place."""
+    rows, n = matrix.shape
+    normal = np.empty(n, np.float32)
+    for r in range(rows):
+        row = matrix[r]
+        if noise > 0:
+            fill_normals(normal, key)
+            key += np.uint64(n)
+            for i in range(n):
+                row[i] += noise * normal[i]
+        square = np.float32(0.0)
+        for i in range(n):
+            square += row[i] * row[i]
+        scale = np.float32(1.0) / (np.sqrt(square) + np.float32(1e-6))
+        for i in range(n):
+            row[i] *= scale

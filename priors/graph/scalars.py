@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numba import njit
 
+from priors.floats import FASTMATH, exponential, fill_normals, scramble
 from priors.random import random_key
 
 LOCAL = ""  # the name of draws that are independent of all others
@@ -110,8 +112,37 @@ class Weights:
 
     def compute(self, rng: np.random.Generator) -> np.ndarray:
         """float32 (batch, size)."""
-        from priors.graph.draws import fill_weights
-
         w = np.empty((len(self.slope), self.size), np.float32)
         fill_weights(w, self.slope, self.spread, random_key(rng))
         return w
+
+
+@njit("void(f4[:, ::1], f8[::1], f8[::1], u8)", cache=True, fastmath=FASTMATH)
+def fill_weights(out, slope, spread, key):
+    """Fill each row of out (batch, n) with softmax(-slope log(i) + spread * normal), shuffled, of L2 norm sqrt(n).
+
+    slope, spread: (batch,)
+    """
+    batch, n = out.shape
+    log_rank = np.log(np.arange(1, n + 1)).astype(np.float32)
+    flat = out.reshape(-1)
+    fill_normals(flat, key)
+    key += np.uint64(out.size)
+    for r in range(batch):
+        row = out[r]
+        a, b = np.float32(slope[r]), np.float32(spread[r])
+        highest = np.float32(-np.inf)
+        for i in range(n):
+            row[i] = b * row[i] - a * log_rank[i]
+            highest = max(highest, row[i])
+        square = np.float32(0.0)
+        for i in range(n):
+            row[i] = exponential(row[i] - highest)
+            square += row[i] * row[i]
+        scale = np.float32(math.sqrt(n / square))
+        for i in range(n):
+            row[i] *= scale
+        for i in range(n - 1, 0, -1):
+            j = ((scramble(key) >> np.uint64(32)) * np.uint64(i + 1)) >> np.uint64(32)
+            key += np.uint64(1)
+            row[i], row[j] = row[j], row[i]

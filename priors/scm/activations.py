@@ -41,7 +41,7 @@ GRID_STEP = 1 / 1024  # linear interpolation is off by (256/1024)^2 / 8 = 0.8 % 
 
 
 @dataclass(frozen=True)
-class Activation:
+class MLPActivation:
     """standardize -> scale * (x + shift) -> function.
 
     The Fourier function comes right after standardizing: in tabicl 2.2.0 it standardizes again, which undoes the map.
@@ -71,14 +71,14 @@ def kind_weights(rng: np.random.Generator) -> np.ndarray:
     return preferred + uniform.sum() / len(KINDS)
 
 
-def plan_activation(rng: np.random.Generator, weights: np.ndarray) -> Activation:
+def plan_activation(rng: np.random.Generator, weights: np.ndarray) -> MLPActivation:
     kind = KINDS[rng.choice(len(KINDS), p=weights)]
     if kind == "fourier":
-        return Activation(kind, exponent=log_uniform(rng, 0.7, 3.0))
-    return Activation(kind, scale=float(np.exp(2 * rng.standard_normal())), shift=float(rng.standard_normal()))
+        return MLPActivation(kind, exponent=log_uniform(rng, 0.7, 3.0))
+    return MLPActivation(kind, scale=float(np.exp(2 * rng.standard_normal())), shift=float(rng.standard_normal()))
 
 
-def apply_activation(activation: Activation, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+def apply_activation(activation: MLPActivation, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
     """The activation of x (N, H), which is overwritten; the units share one function."""
     x -= x.mean(0)
     x /= torch.linalg.vector_norm(x, dim=0).div_((len(x) - 1) ** 0.5).add_(EPSILON)

@@ -1,4 +1,7 @@
-"""Causes: the independent root variables of mlp_scm and tree_scm (TabICL, arXiv 2502.05564, appendix)."""
+"""What mlp_scm and tree_scm draw independently of all else: causes, which are their roots, and noise of layers.
+
+Source: TabICL, arXiv 2502.05564, appendix.
+"""
 
 from __future__ import annotations
 
@@ -81,3 +84,23 @@ def sample_uniform(rng: np.random.Generator, num_rows: int) -> np.ndarray:
 
 
 SAMPLERS = {"categorical": sample_categorical, "zipf": sample_zipf, "uniform": sample_uniform}
+
+
+@dataclass(frozen=True)
+class LayerNoise:
+    """Gaussian noise on the outputs of a layer.
+
+    std: standard deviation of the noise
+    varies: `std` is instead the scale from which each output draws a standard deviation of its own, std |N(0,1)|
+    """
+
+    std: float
+    varies: bool
+
+    def __str__(self) -> str:
+        return f"noise {'up to about ' if self.varies else ''}{self.std:.2g}"
+
+    def draw_stds(self, rng: np.random.Generator, num_outputs: int) -> torch.Tensor:
+        """Standard deviation of every output's noise, float32 (num_outputs,)."""
+        stds = torch.full((num_outputs,), self.std)
+        return stds.mul_(normals(rng, num_outputs).abs()) if self.varies else stds

@@ -1,6 +1,6 @@
 """Hyperparameters of the TabICL v1 priors (arXiv 2502.05564, appendix): distributions that are drawn themselves.
 
-They are drawn once per group of tables. See `Group` in priors/mlp_scm.py for the hyperparameters and their ranges.
+They are drawn once per group of tables; `Hyperparameters` in priors/mlp_scm.py has them and their ranges.
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 
 def class_doc(cls: type) -> str:
-    """The docstring of a dataclass, without its indentation."""
+    """The text of a dataclass's docstring, without the sections that numpydoc underlines."""
     doc = inspect.getdoc(cls)
     assert doc is not None  # Python writes the docstring of a dataclass that has none
-    return doc
+    return re.split(r"\n\n\w+\n-+\n", doc)[0]
 
 
 @functools.cache

@@ -232,7 +232,6 @@ def test_other_errors_of_a_prior_are_not_swallowed():
     [
         ("split", "lower max_classes"),
         ("unpredictable", "filter of unpredictable tables"),
-        ("trivial", "filter of trivial tables"),
         ("nan", "num_features"),
         ("target", "the numeric target is constant or not finite"),
     ],

@@ -14,7 +14,7 @@ from priors.finish import Rejected
 from priors.random import rng_at
 from priors.scm.causes import plan_causes, sample_categorical, sample_causes, sample_zipf
 from priors.scm.discretization import Category, Discretization, cut, discretize, plan_discretization
-from priors.scm.hyperparameters import choice_weights, choose, group_rng, scaled_count, scaled_normal
+from priors.scm.hyperparameters import choice_weights, choose, group_rng, scaled_normal
 from priors.table import TableSpec
 
 SPEC = TableSpec(num_rows=100, train_size=50, num_features=5)
@@ -40,13 +40,6 @@ def test_scaled_normal_has_the_moments_of_its_definition(rng):
     assert draws.min() > 0
     assert draws.mean() == pytest.approx(first, rel=0.03)
     assert (draws**2).mean() == pytest.approx(second, rel=0.06)
-
-
-def test_scaled_count_is_rounded_and_starts_at_the_lower_bound(rng):
-    draws = [scaled_count(rng, 6, 1, lower=2) for _ in range(3000)]
-    assert min(draws) == 2 and all(isinstance(draw, int) for draw in draws)
-    # rounding keeps the mean, and 5 / log(6) is that of a log-uniform draw in 1..6
-    assert np.mean(draws) == pytest.approx(2 + 5 / np.log(6) * 1.02, rel=0.05)
 
 
 @pytest.mark.parametrize("num_options", [2, 3])
@@ -83,11 +76,6 @@ def test_normal_causes_have_the_moments_that_are_planned(rng):
     assert scores.std() == pytest.approx(1, abs=0.05)
     assert np.median(columns.std(0) / causes.stds) == pytest.approx(1, abs=0.01)
     assert kstest(((columns - causes.means) / causes.stds).ravel()[::100], "norm").pvalue > 0.01
-
-
-def test_uniform_causes(rng):
-    columns = sample_causes(plan_causes(rng, 5, "uniform", random_moments=True), 2000, rng).numpy()
-    assert all(kstest(column, "uniform").pvalue > 0.001 for column in columns.T)
 
 
 def test_mixed_causes_have_the_shares_of_a_table(rng):

@@ -1,4 +1,4 @@
-"""The decisions behind a table of graph_scm: column types, causal graph, nodes of the columns, functions of the nodes.
+"""The causal graph behind a table: drawn as a plan, then computed node by node, down to the raw columns.
 
 Source: TabICLv2, arXiv 2602.11139, appendix on the prior.
 """
@@ -8,11 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
+from numba import njit
 
-from priors.graph.converters import Categorical, Converter, Numeric
-from priors.graph.functions import Function, draw_function
-from priors.graph.points import Points
+from priors.finish import Rejected
+from priors.floats import FASTMATH, SUMS, log1p_exp
+from priors.graph.activations import moments
+from priors.graph.converters import Categorical, Converter, Numeric, convert_numeric
+from priors.graph.functions import Function, Points, draw_function
 from priors.graph.scalars import LOCAL, Scalars, Weights
+from priors.random import normals, rng_at
 
 TARGET = -1  # the index of the target among the columns
 MULTI_FUNCTIONS = ("concat", "aggregate")
@@ -236,3 +241,113 @@ def draw_node(
         node.combine = scalars.choice("aggregation", AGGREGATIONS)
         node.functions = [draw_function(scalars, widths[i], width, num_rows) for i in parents]
     return node
+
+
+def execute_plan(plan: GraphPlan) -> tuple[torch.Tensor, torch.Tensor]:
+    """Raw columns float32 (num_rows, num_features) and labels int64 or, for a numeric target, float32 (num_rows,).
+
+    Raises Rejected("split") if labeled and query rows cannot hold the same classes.
+    """
+    rng = rng_at(plan.address, "execute")
+    numeric_target = plan.num_classes == 0
+    # A numeric target is the last column: its index, -1, modulo their number.
+    columns = torch.empty(plan.num_features + numeric_target, plan.num_rows)
+    labels = torch.empty(0)
+    last_reader = {parent: node.index for node in plan.nodes for parent in node.parents}
+    values: dict[int, torch.Tensor] = {}
+    for node in plan.nodes:
+        x = compute_node(node, values, plan.num_rows, rng)  # (width, N)
+        scale_features(x.numpy(), node.weights.compute(rng)[0])
+        numeric = [column for column in node.columns if isinstance(column.converter, Numeric)]
+        if numeric:
+            part = x[: len(numeric)]
+            raw, flow = convert_numeric(part, [column.converter for column in numeric])
+            columns.index_copy_(0, torch.tensor([column.index % len(columns) for column in numeric]), raw)
+            if flow is not part:
+                part.copy_(flow)
+        start = len(numeric)
+        for column in node.columns[start:]:
+            part = x[start : start + column.converter.width]
+            category, flow = column.converter(part, rng)
+            if column.index == TARGET:
+                labels = category
+                check_classes(labels)
+            else:
+                columns[column.index].copy_(category)
+            if flow is not part:
+                part.copy_(flow)
+            start += column.converter.width
+        if node.noise:
+            x += normals(rng, *x.shape).mul_(node.noise)
+        values[node.index] = x.mul_(node.importance)
+        for parent in node.parents:
+            if last_reader[parent] == node.index:
+                del values[parent]
+    return (columns[:-1].T, columns[-1]) if numeric_target else (columns.T, labels)
+
+
+def check_classes(labels: torch.Tensor) -> None:
+    """Raise Rejected("split") unless some order of the rows has the same classes, two or more, in both parts."""
+    counts = np.bincount(labels.numpy())
+    counts = counts[counts > 0]
+    if len(counts) < 2 or counts.min() < 2:
+        raise Rejected("split")
+
+
+def compute_node(node: Node, values: dict[int, torch.Tensor], num_rows: int, rng: np.random.Generator) -> torch.Tensor:
+    """The node's values before scaling, (width, N): random points, or functions of its parents' values."""
+    if node.points:
+        return node.points.compute(num_rows, rng)
+    if node.combine == "concat":
+        return node.functions[0](torch.cat([values[parent] for parent in node.parents]), rng)
+    out = None
+    for parent, function in node.edges():
+        y = function(values[parent], rng)
+        out = y if out is None else combine(node.combine, out, y)
+    return out
+
+
+def combine(how: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Aggregate the outputs of two parents' functions; one of AGGREGATIONS."""
+    match how:
+        case "sum":
+            return a + b
+        case "product":
+            return a * b
+        case "max":
+            return torch.maximum(a, b)
+    out = torch.empty_like(a)
+    logsumexp(a.numpy(), b.numpy(), out.numpy())
+    return out
+
+
+@njit("void(f4[:, ::1], f4[::1])", cache=True, fastmath=SUMS, error_model="numpy")
+def scale_features(x, weights):
+    """Standardized features of x (n, N) times weights (n,), over the root mean square of the rows' norms, in place."""
+    n = x.shape[0]
+    mean = np.empty(n, np.float32)
+    factor = np.empty(n, np.float32)
+    square = np.float32(0.0)
+    for i in range(n):
+        mean[i], inverse_std = moments(x[i])
+        # The deviation of the standardized feature, std / (std + 1e-4), times the weight
+        weight = weights[i] / (np.float32(1.0) + np.float32(1e-4) * inverse_std)
+        square += weight * weight
+        factor[i] = inverse_std * weight
+    # As every feature has deviation 1, the norm of the weights is the root mean square of the rows' norms.
+    norm = np.sqrt(square) + np.float32(1e-8)
+    for i in range(n):
+        row, center, multiplier = x[i], mean[i], factor[i] / norm
+        for j in range(len(row)):
+            row[j] = (row[j] - center) * multiplier
+
+
+@njit("void(f4[:, ::1], f4[:, ::1], f4[:, ::1])", cache=True, fastmath=FASTMATH, error_model="numpy")
+def logsumexp(a, b, out):
+    """log(e^a + e^b); out may be a."""
+    for i in range(a.shape[0]):
+        p, q, row = a[i], b[i], out[i]
+        for j in range(len(row)):
+            high = max(p[j], q[j])
+            lost = (p[j] + q[j]) * np.float32(0.0)  # NaN if one of them is, over which the maximum passes
+            row[j] = high + log1p_exp(min(p[j], q[j]) - high) + lost
