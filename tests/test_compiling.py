@@ -148,7 +148,7 @@ def test_triton_is_chosen_by_the_setting_alone():
     assert problem == "trainer.triton is true, which needs a GPU"
 
 
-@pytest.mark.slow
+@pytest.mark.campaign  # generates code for minutes
 def test_a_compiled_run_learns_the_same_and_goes_on(tmp_path):
     if missing := compiling.problems(TrainerConfig(compile=True, accelerator="cpu")):
         pytest.skip(missing[0])
