@@ -68,21 +68,21 @@ def test_few_graphs_serve_all_stages_and_compute_the_same(tracing):
     traced, plain = tracing
     curriculum = compose(["experiment=tabicl_v2", "trainer.accelerator=cpu"]).curriculum
     for stage in curriculum.stages.values():
-        stage.steps, stage.rows = 6, [max(12, rows // 16) for rows in stage.rows]
+        stage.steps, stage.rows = 2, [max(12, rows // 16) for rows in stage.rows]
     curriculum.stages["stage3"].rows = [100, 1000]
     found = []
-    for step in range(18):
-        pack = pack_of(shapes_of(curriculum, step, most=8 if step < 12 else 1 + step % 2))
+    for step in range(6):
+        pack = pack_of(shapes_of(curriculum, step, most=8 if step < 4 else 1 + step % 2))
         scalings = [layer for _, layer in traced.named_scalings()]
-        for layer in scalings if step % 6 == 4 else []:  # as at a logged step
+        for layer in scalings if step % 2 == 1 else []:  # as at a logged step
             layer.gate_sums = torch.zeros(3)
         for ours, theirs in zip(gradients(traced, pack), gradients(plain, pack), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
-        for layer in scalings if step % 6 == 4 else []:
+        for layer in scalings if step % 2 == 1 else []:
             assert layer.gate_sums[2] == (2 if max(N for N, _, _ in pack.shapes) > SMALL.checkpoint_rows else 1)
             layer.gate_sums = None
         found.append(compiling.count_graphs())
-    assert found[0] == found[3], found  # other sizes alone do not compile anew
+    assert found[0] == found[2], found  # other sizes alone do not compile anew
     assert 5 <= found[-1] <= compiling.GRAPHS, found
 
 
@@ -98,8 +98,8 @@ def test_weights_keep_their_names_and_copies_run_as_they_are(tracing):
 
 def test_many_graphs_are_told_once_with_what_to_do():
     assert compiling.too_many_graphs(compiling.GRAPHS) is None
-    line = compiling.too_many_graphs(25)
-    assert line is not None and line.startswith("warning   25 graphs") and "trainer.compile=false" in line
+    line = compiling.too_many_graphs(65)
+    assert line is not None and line.startswith("warning   65 graphs") and "trainer.compile=false" in line
 
 
 def test_what_is_missing_for_compiling_is_one_clear_line(monkeypatch, tmp_path):
@@ -148,7 +148,7 @@ def test_triton_is_chosen_by_the_setting_alone():
     assert problem == "trainer.triton is true, which needs a GPU"
 
 
-@pytest.mark.slow
+@pytest.mark.campaign  # generates code for minutes
 def test_a_compiled_run_learns_the_same_and_goes_on(tmp_path):
     if missing := compiling.problems(TrainerConfig(compile=True, accelerator="cpu")):
         pytest.skip(missing[0])

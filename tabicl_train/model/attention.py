@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import checkpoint
 
 from tabicl_train.model.averaging import attend_averaging, attend_plain
@@ -78,6 +77,8 @@ def attend_at_once(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
         k, v = (x.repeat(spans.uses, 1, 1) for x in (k, v))
     ends = spans.query_ends, spans.key_ends, spans.most_queries, spans.most_keys
     if q.dtype == torch.bfloat16:  # where there is bf16, there is flash attention
+        from torch.nn.attention.varlen import varlen_attn  # takes 1.4 s to import
+
         out = varlen_attn(q, k, v, *ends)
         assert isinstance(out, Tensor)  # as nothing else was asked for
         return out
@@ -85,7 +86,6 @@ def attend_at_once(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
     return torch.ops.aten._efficient_attention_forward(*batches, None, *ends, 0.0, 0, torch.is_grad_enabled())[0][0]
 
 
-@torch.compiler.disable  # a graph would be compiled for each set of sizes
 def attend_by_run(
     q: Tensor, k: Tensor, v: Tensor, spans: Spans, attention: Callable[[Tensor, Tensor, Tensor], Tensor]
 ) -> Tensor:
