@@ -78,7 +78,7 @@ def train(config: RunConfig) -> str:
     launch = read_launch()
     ranks, records, lock = Ranks(launch), Records(folder), RunLock(folder)
     device = device_of(config.trainer, launch)
-    prior = build_prior(config)
+    prior = build_prior(config.prior)
     with watch_signals() as stop, contextlib.ExitStack() as stack:
         if config.trainer.max_hours is not None:
             stop.limit = 3600 * config.trainer.max_hours

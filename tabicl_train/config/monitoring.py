@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from priors.prior import OWN, SYNTHETIC
-from priors.table import MIN_ROWS
 from tabicl_train.config.checks import at_least, one_of, ordered_pair
 from tabicl_train.errors import install, is_installed
-from tabicl_train.model.families import family_of
-from tabicl_train.model.family import NetworkConfig
+
+if TYPE_CHECKING:
+    from tabicl_train.model.family import NetworkConfig
 
 GUARD_ACTIONS = ("warn", "stop", "rewind")
 
-REAL = "real"  # public data, as opposed to held-out tables of the prior, synthetic or drawn from real ones
+# What tables of validation are: of a prior, computed or drawn from real ones (as in priors/prior.py), or public data.
+SYNTHETIC, OWN, REAL = "synthetic", "own", "real"
 BEST = (REAL, SYNTHETIC, OWN)
 
 CLASS_SCORES = ("loss", "accuracy", "roc_auc", "guess_loss")  # columns of validation.csv; of regression, the next ones
@@ -134,6 +135,8 @@ class ValidationConfig:
     """Validations without a better score, in a row, after which the run ends; 0 never ends it."""
 
     def problems(self) -> list[str]:
+        from priors.table import MIN_ROWS
+
         problems = at_least(0, every=self.every) + at_least(1, tables=self.tables) + one_of("best", self.best, BEST)
         problems += ordered_pair("features", self.features, 1)
         problems += [problem for rows in self.rows for problem in at_least(MIN_ROWS, rows=rows)]
@@ -151,6 +154,8 @@ class ValidationConfig:
         """What a validation asks of a network that its family cannot do."""
         if not self.every:
             return []
+        from tabicl_train.model.families import family_of
+
         family = family_of(model)
         sizes = (family.size_problem(model, rows, self.features[-1]) for rows in self.rows if self.features)
         problems = [f"rows is {list(self.rows)}; {line}" for line in sizes if line]
@@ -169,7 +174,7 @@ class ProfileConfig:
     """Number of steps to profile."""
 
     def problems(self) -> list[str]:
-        return at_least(1, steps=self.steps) + (at_least(0, step=self.step) if self.step is not None else [])
+        return at_least(1, steps=self.steps) + at_least(0, step=self.step)
 
 
 @dataclass

@@ -62,7 +62,7 @@ def preflight(config: RunConfig) -> None:
     ranks, device = Ranks(launch), device_of(config.trainer, launch)
     set_up_process(config)
     passes = (ranks.size > 1) + 2 * (precision.name != "fp32")
-    stream = build_stream(config, build_prior(config), range(config.total_steps), launch)
+    stream = build_stream(config, build_prior(config.prior), range(config.total_steps), launch)
     with contextlib.ExitStack() as stack:  # workers are forked before the process group opens, idle
         loaders = [stack.enter_context(build_loader(stream, config.stream, device, launch)) for _ in range(passes)]
         fabric = open_fabric(config.trainer, launch, ranks, [])

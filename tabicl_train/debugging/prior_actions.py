@@ -12,9 +12,9 @@ from typing import Any
 from tqdm import tqdm
 
 from priors import PriorError, Table
-from tabicl_train.config.arguments import help_text, parse
 from tabicl_train.config.compose import compose
-from tabicl_train.config.options import PriorOptions
+from tabicl_train.config.documentation import help_text
+from tabicl_train.config.options import PriorOptions, parse
 from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.errors import ConfigError, install, require_matplotlib
@@ -27,7 +27,7 @@ def run_tables(config: RunConfig, count: int, **changes: Any) -> Iterator[tuple[
 
     changes: of what is asked for, see TableSpec
     """
-    prior = build_prior(config)
+    prior = build_prior(config.prior)
     addresses = (
         (step, group)
         for step in range(config.total_steps)
@@ -42,7 +42,7 @@ def describe(config: RunConfig, args: Any) -> None:
     """Print what the real tables are, if there are any, and distributions over the run's first tables."""
     from priors.inspection.describe import describe as format_distributions
 
-    prior = build_prior(config)
+    prior = build_prior(config.prior)
     for line in [*prior.about(most=100), *config.curriculum.usable_tables(prior, config.model.is_regression)]:
         print(line)
     print(format_distributions(table for _, table in run_tables(config, args.tables or 200)))
@@ -90,7 +90,7 @@ def show(config: RunConfig, args: Any) -> None:
     spec = next((group.spec for group in plan.groups if args.table in group.tables), None)
     if spec is None:
         raise ConfigError([f"table is {args.table}; a step has the tables 0..{plan.tables - 1}"])
-    table = draw_table(build_prior(config), spec, config.seed, args.step, args.table)
+    table = draw_table(build_prior(config.prior), spec, config.seed, args.step, args.table)
     print(f"seed {config.seed}, step {args.step}, table {args.table} (stage {plan.stage}): {spec}")
     print(f"rejected draws before it: {dict(table.rejections) or 'none'}\n\n{table.plan}\n")
     for row, target in zip(table.X[:5].tolist(), table.y[:5].tolist(), strict=True):
@@ -115,7 +115,7 @@ def bench(config: RunConfig, args: Any) -> None:
     print(f"{'prior':12}{'rows':>8}{'tables/s':>10}{'cells/s':>12}{released}")
     settings = {"seed": config.seed, "max_classes": config.model.max_classes}
     for rows in args.rows:
-        sources = [own_tables(build_prior(config), rows, *args.features, **settings)]
+        sources = [own_tables(build_prior(config.prior), rows, *args.features, **settings)]
         if args.peer:
             sources.append(released_tables(name, rows, *args.features, **settings))
         own, *peer = measure(sources, args.tables or 10, args.rounds)
@@ -159,7 +159,7 @@ def dump(config: RunConfig, args: Any) -> None:
         for group in plan_step(config.curriculum, config.model, config.seed, step).groups
         for index in group.tables
     )
-    counts = write_tables(build_prior(config), requests, args.output, processes=args.processes, total=tables)
+    counts = write_tables(build_prior(config.prior), requests, args.output, processes=args.processes, total=tables)
     shards = ", ".join(f"{count} shard{'s' * (count > 1)} {outcome}" for outcome, count in sorted(counts.items()))
     print(f"{args.output}: {tables} tables of steps {steps[0]}..{steps[-1]}; {shards}")
 

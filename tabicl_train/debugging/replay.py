@@ -48,7 +48,7 @@ def replay(run_dir: str, step: int) -> None:
         raise ConfigError([f"step is {step}; the run has steps 0..{config.total_steps - 1}"])
     ahead = [(good, at) for good, at in rewinds if at > first]
     launch, ranks, steps = Launch(), Ranks(), range(first, step + 1)
-    stream = build_stream(config, build_prior(config), steps, launch)
+    stream = build_stream(config, build_prior(config.prior), steps, launch)
     with build_loader(stream, config.stream, device_of(config.trainer, launch), launch) as loader:
         fabric = open_fabric(config.trainer, launch, ranks, [])
         run_steps(config, content if start else None, steps, Dissection(config, step, ahead), ranks, fabric, loader)
@@ -149,7 +149,7 @@ class Dissection:
         print(f"non-finite weights: {non_finite}")
         print("".join(f"{name:>14}" for name in COLUMNS))
         gradients = Gradients([p for p in module.model.parameters() if p.requires_grad], [])
-        prior = build_prior(config)
+        prior = build_prior(config.prior)
         _, stage, _ = stage_at(config.curriculum, self.step)
         for group in plan.groups:
             for index in group.tables:

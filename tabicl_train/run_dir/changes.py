@@ -99,7 +99,7 @@ def refuse_changes(config: RunConfig, content: dict, steps: int) -> None:
     saved = content["config"]
     before, now = compared(saved), compared(dataclasses.asdict(config))
     before[STREAM], now[STREAM] = content["run"].get("stream_version", 1), STREAM_VERSION
-    before[REAL_TABLES], now[REAL_TABLES] = content["run"].get("real_tables"), build_prior(config).fingerprint()
+    before[REAL_TABLES], now[REAL_TABLES] = content["run"].get("real_tables"), build_prior(config.prior).fingerprint()
     changed = [key for key in sorted(before | now) if differs(key, before, now) and key not in HARMLESS]
     started = started_stages(saved["curriculum"]["stages"], steps)
     stages = list(config.curriculum.stages)

@@ -34,7 +34,7 @@ class TablesSeen:
     """
 
     def __init__(self, config: RunConfig, records: Records) -> None:
-        self.config, self.records, self.prior = config, records, build_prior(config)
+        self.config, self.records, self.prior = config, records, build_prior(config.prior)
         self.load("[]")
 
     def load(self, text: str) -> None:

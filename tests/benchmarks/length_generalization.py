@@ -61,7 +61,7 @@ def train() -> dict[str, TabICL]:
             model.load_state_dict(torch.load(folder / f"{name}.pt", weights_only=True))
         return models
     stage = config.curriculum.stages["stage1"]
-    stream = StepStream(build_prior(config), config.curriculum, config.model, config.seed, range(steps))
+    stream = StepStream(build_prior(config.prior), config.curriculum, config.model, config.seed, range(steps))
     losses, started = dict.fromkeys(RULES), time.perf_counter()
     with Loader(stream, config.stream) as loader:
         for item in loader:
@@ -112,7 +112,7 @@ def predict(model: TabICL, X: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tens
 
 def measure(models: dict[str, TabICL]) -> list[dict]:
     config = configure("none")
-    prior, longest = build_prior(config), LONGEST * FACTORS[-1]
+    prior, longest = build_prior(config.prior), LONGEST * FACTORS[-1]
     scores = defaultdict(list)
     for index in range(tables):
         spec = TableSpec(longest + QUERIES, longest, 2 + index % 9, config.model.max_classes)

@@ -77,7 +77,7 @@ def train(seed: int) -> dict[str, TabICL]:
             models[name].load_state_dict(weights)
     else:
         stage, losses = config.curriculum.stages["stage1"], dict.fromkeys(models)
-        stream = StepStream(build_prior(config), config.curriculum, config.model, config.seed, range(steps))
+        stream = StepStream(build_prior(config.prior), config.curriculum, config.model, config.seed, range(steps))
         with Loader(stream, config.stream) as loader:
             for item in loader:
                 seen = {TOKEN: item.packs, MEAN: [imputed(pack) for pack in item.packs]}
@@ -94,7 +94,7 @@ def train(seed: int) -> dict[str, TabICL]:
 def synthetic(models: dict[str, TabICL]) -> Iterator[dict]:
     """A row for each table and network, with the gaps and without."""
     configs = {gaps: configure(f"prior.realism.missing={gaps}", "prior.realism.strength=0.8") for gaps in (1, 0)}
-    priors = {gaps: build_prior(config) for gaps, config in configs.items()}
+    priors = {gaps: build_prior(config.prior) for gaps, config in configs.items()}
     for number in range(tables):
         spec = TableSpec(200, 120, 3 + number % 8, keeps_missing=True)
         drawn = {gaps: prior.sample(spec, (HELD_OUT, 0, number)) for gaps, prior in priors.items()}

@@ -74,7 +74,7 @@ def test_guessing_the_quantiles_of_numbers():
 def test_every_row_has_the_loss_of_guessing_its_tables(tmp_path):
     train(tmp_path)
     config = compose(["experiment=smoke", "prior=dummy"])
-    stream = StepStream(build_prior(config), config.curriculum, config.model, config.seed, range(4))
+    stream = StepStream(build_prior(config.prior), config.curriculum, config.model, config.seed, range(4))
     for step, item in zip((2, 4), list(stream)[1::2], strict=True):
         rows = [row for row in read(tmp_path / "batches.csv") if int(row["step"]) == step]
         expected = [guess_loss(y, n) for pack in item.packs for _, y, n in pack.tables()]

@@ -75,15 +75,16 @@ def test_a_stage_is_added(overrides):
 
 
 def test_a_folder_of_own_configurations_is_searched_too(own_configs):
-    option, override = {"config_dir": str(own_configs)}, f"hydra.searchpath=[{own_configs}]"
-    for overrides, options in ((["experiment=own"], option), (["experiment=own", override], {})):
-        assert list(compose(overrides, **options).curriculum.stages) == ["only"]
-        with pytest.raises(ConfigError) as caught:
-            compose([*overrides, "model.embed_dm=3", "curriculum.stages.only.steps=4"], **options)
-        assert caught.value.problems == ["model.embed_dm: no such setting; did you mean model.embed_dim?"]
-        with pytest.raises(ConfigError, match="demo_regression, fine_tune, linear_functions, mini_v2, own"):
-            compose([*overrides, "experiment=ow"], **options)
+    option = {"config_dir": str(own_configs)}
+    assert list(compose(["experiment=own"], **option).curriculum.stages) == ["only"]
+    with pytest.raises(ConfigError) as caught:
+        compose(["experiment=own", "model.embed_dm=3", "curriculum.stages.only.steps=4"], **option)
+    assert caught.value.problems == ["model.embed_dm: no such setting; did you mean model.embed_dim?"]
+    with pytest.raises(ConfigError, match="demo_regression, fine_tune, linear_functions, mini_v2, own"):
+        compose(["experiment=ow"], **option)
     assert compose(["experiment=own"], "short", **option).total_steps == 2
+    (own_configs / "short.yaml").write_text("defaults: [train, _self_]\ntrainer: {max_steps: 1}\n")
+    assert compose(["experiment=own"], "short", **option).total_steps == 1, "the file as it was before"
     for arguments, words in (
         (("train", None, "nowhere"), "--config-dir is 'nowhere'; there is no such folder"),
         (("train", "nowhere", None), "--config-path is 'nowhere'; there is no such folder"),

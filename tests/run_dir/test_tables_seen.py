@@ -37,7 +37,7 @@ def mixture(folder):
 
 def drawn(config, steps) -> dict[tuple[str, str], list[int]]:
     """Draws and rows by component and table, "" for all of a component."""
-    prior, counts = build_prior(config), {}
+    prior, counts = build_prior(config.prior), {}
     for step in steps:
         (item,) = StepStream(prior, config.curriculum, config.model, config.seed, range(step, step + 1))
         for ((component, table), rows), count in item.sources.items():
@@ -58,7 +58,7 @@ def stored(run_dir) -> dict[tuple[str, str], list[int]]:
 
 def test_items_tell_where_their_tables_come_from(mixture):
     config = compose(["experiment=smoke", *mixture])
-    prior, model = build_prior(config), config.model
+    prior, model = build_prior(config.prior), config.model
     for rank in (0, 1):
         for item in StepStream(prior, config.curriculum, model, 0, range(4), rank, 2):
             assert item.sources.total() == sum(map(len, item.packs))
@@ -73,7 +73,7 @@ def test_counts_of_ranks_add_up_and_are_told(mixture, folder, tmp_path):
     seen = [TablesSeen(config, Records(tmp_path)) for _ in range(2)]
     assert seen[0].line(1) is None
     for rank, counts in enumerate(seen):
-        for item in StepStream(build_prior(config), config.curriculum, config.model, 0, range(6), rank, 2):
+        for item in StepStream(build_prior(config.prior), config.curriculum, config.model, 0, range(6), rank, 2):
             counts.add(item.sources)
     assert seen[1].own.sum() > 0
     both = seen[0].own + seen[1].own

@@ -24,14 +24,14 @@ def held_out_streams(config: RunConfig) -> dict[str, StepStream]:
     Apart from the validation's own settings they depend on the prior and the number of classes only. A prior of real
     tables draws them from those that it holds out.
     """
-    parts, rows = config.curriculum.parts(build_prior(config)), list(config.validation.rows)
+    parts, rows = config.curriculum.parts(build_prior(config.prior)), list(config.validation.rows)
     return {part: stream(config, prior.for_validation(), rows, VALIDATION) for part, prior in parts.items()}
 
 
 def answer_streams(config: RunConfig) -> dict[str, StepStream]:
     """The same for the answer at the end of a run: other tables, and real ones that no validation draws. Without the
     numbers of rows that none of these real tables has."""
-    parts = {part: prior.for_answer() for part, prior in config.curriculum.parts(build_prior(config)).items()}
+    parts = {part: prior.for_answer() for part, prior in config.curriculum.parts(build_prior(config.prior)).items()}
     return {part: stream(config, prior, drawable(config, prior), ANSWER) for part, prior in parts.items()}
 
 

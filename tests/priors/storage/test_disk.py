@@ -66,9 +66,11 @@ def tables_of(config, steps: int) -> list:
 def test_training_from_disk_sees_the_stream_that_is_drawn(tmp_path):
     mix = "curriculum.stages.smoke.mix={mlp_scm:1,tree_scm:1}"
     config = compose(["experiment=smoke", "prior=mix_scm", "seed=3", mix])
-    live = build_configured(config)
+    live = build_configured(config.prior)
     dump(live, tables_of(config, 4), tmp_path, shard_size=3)
-    stored = build_configured(compose(["experiment=smoke", "prior=disk", f"prior.folder={tmp_path}", "seed=3", mix]))
+    stored = build_configured(
+        compose(["experiment=smoke", "prior=disk", f"prior.folder={tmp_path}", "seed=3", mix]).prior
+    )
     streams = [StepStream(prior, config.curriculum, config.model, 3, range(4)) for prior in (live, stored)]
     for a, b in zip(*streams, strict=True):
         assert a.rejections == b.rejections and len(a.packs) == len(b.packs)
@@ -77,7 +79,7 @@ def test_training_from_disk_sees_the_stream_that_is_drawn(tmp_path):
 
 def test_a_mixture_needs_the_stored_tables_of_the_stages_that_use_them(tmp_path):
     config = compose(["experiment=smoke", "prior=dummy", "seed=3", "trainer.max_steps=4"])
-    dump(build_configured(config), tables_of(config, 4), tmp_path, shard_size=2)
+    dump(build_configured(config.prior), tables_of(config, 4), tmp_path, shard_size=2)
     stage = "curriculum.stages.smoke"
     mixture = ["experiment=smoke", "prior=mix_scm", "seed=3", "+prior.components.disk.weight=1", f"{stage}.steps=4"]
     mixture += [f"+prior.components.disk.folder={tmp_path}", f"run_dir={tmp_path}/run"]
@@ -87,7 +89,7 @@ def test_a_mixture_needs_the_stored_tables_of_the_stages_that_use_them(tmp_path)
     assert problem.startswith("prior.components.disk.folder is ") and "tables of 2 of the run's 6 steps" in problem
     assert compose([*mixture, *later, "+curriculum.stages.later.mix.mlp_scm=1"]).missing_steps() == []
     streamed = compose([*mixture, f"{stage}.mix={{disk:1}}"])
-    for item in StepStream(build_configured(streamed), streamed.curriculum, streamed.model, 3, range(4)):
+    for item in StepStream(build_configured(streamed.prior), streamed.curriculum, streamed.model, 3, range(4)):
         assert item.sources.total() == item.tables
     with pytest.raises(ConfigError, match=r"validation.rows must be"):
         compose([*mixture, "validation.every=1", "validation.rows=[40]"])
