@@ -1,10 +1,11 @@
-"""Lines for the user on stderr, from one process per machine."""
+"""Lines for the user on stderr, from one process per machine, and tables as text."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
+from collections.abc import Iterable, Sequence
 
 
 def info(line: str) -> None:
@@ -36,3 +37,19 @@ def counted(number: int, noun: str) -> str:
 
 def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def text_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """A table as text: the first column to the left, the others to the right; the caller has formatted the numbers."""
+    lines = [[str(cell) for cell in line] for line in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])]).rstrip() for first, *others in lines
+    )
+
+
+def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """The same in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    cells = ([str(cell).replace("|", r"\|").replace("\n", " ") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)

@@ -243,7 +243,7 @@ class Validation:
             return False
         if self.start_losses is None or not all(map(math.isfinite, self.start_losses.values())):
             return True
-        return paired(self.start_losses, self.deciding(results)).is_likely
+        return paired(self.start_losses, self.deciding(results)).exceeds_error
 
     def score_drawn(self, network: Network, module: Pretraining, part: tuple[str, StepItem]) -> Result:
         name, item = part

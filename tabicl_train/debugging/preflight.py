@@ -18,7 +18,7 @@ from lightning.fabric import Fabric
 
 from tabicl_train.callbacks.guard import MULTIPLIER_AT
 from tabicl_train.config.schema import RunConfig, build_prior
-from tabicl_train.console import info
+from tabicl_train.console import info, text_table
 from tabicl_train.debugging.exchange_check import check_exchange
 from tabicl_train.distributed.launch import read_launch
 from tabicl_train.distributed.ranks import Ranks
@@ -109,10 +109,10 @@ def compare_precisions(
     def conclude() -> None:
         reference, mixed = rows
         info(f"preflight fp32 and {precision}, steps {steps[0]}..{steps[-1]}")
-        info(f"          {'step':>8}{'loss':>20}{'gradient norm':>22}{'multiplier':>22}")
+        compared = []
         for i in sorted({round(k * (len(steps) - 1) / 9) for k in range(10)}):
-            widths = zip(reference[i], mixed[i], (10, 12, 12), strict=True)
-            info(f"          {steps[i]:>8}{''.join(f'{a:>{w}.4g}{b:>10.4g}' for a, b, w in widths)}")
+            compared.append([steps[i], *(f"{a:.4g} {b:.4g}" for a, b in zip(reference[i], mixed[i], strict=True))])
+        info(text_table(["step", "loss", "gradient norm", "multiplier"], compared))
         if problems := differences(reference, mixed, precision.name):
             raise ConfigError([f"preflight: {problem}" for problem in problems])
         info(f"preflight {precision.name} is fit for this run")

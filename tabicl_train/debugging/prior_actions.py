@@ -16,6 +16,7 @@ from tabicl_train.config.compose import compose
 from tabicl_train.config.documentation import help_text
 from tabicl_train.config.options import PriorOptions, parse
 from tabicl_train.config.schema import RunConfig, build_prior
+from tabicl_train.console import text_table
 from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.errors import ConfigError, install, require_matplotlib
 from tabicl_train.run_dir.outputs import check_output, make_folder
@@ -111,16 +112,18 @@ def bench(config: RunConfig, args: Any) -> None:
             packages = "tabicl==2.2.0 xgboost-cpu"
             raise ConfigError([f"peer=tabicl needs {error.name}: {install(packages, 'test')}"]) from None
     name = config.prior["name"]
-    released = f"{'released':>10}{'ratio':>8}" if args.peer else ""
-    print(f"{'prior':12}{'rows':>8}{'tables/s':>10}{'cells/s':>12}{released}")
+    lines = []
     settings = {"seed": config.seed, "max_classes": config.model.max_classes}
     for rows in args.rows:
         sources = [own_tables(build_prior(config.prior), rows, *args.features, **settings)]
         if args.peer:
             sources.append(released_tables(name, rows, *args.features, **settings))
         own, *peer = measure(sources, args.tables or 10, args.rounds)
-        line = f"{name:12}{rows:>8}{own.tables_per_s:>10.2f}{own.cells_per_s:>12.3g}"
-        print(line + "".join(f"{p.tables_per_s:>10.2f}{own.tables_per_s / p.tables_per_s:>8.1f}" for p in peer))
+        line = [name, rows, f"{own.tables_per_s:.2f}", f"{own.cells_per_s:.3g}"]
+        for p in peer:
+            line += [f"{p.tables_per_s:.2f}", f"{own.tables_per_s / p.tables_per_s:.1f}"]
+        lines.append(line)
+    print(text_table(["prior", "rows", "tables/s", "cells/s", *(["released", "ratio"] if args.peer else [])], lines))
 
 
 def dump(config: RunConfig, args: Any) -> None:

@@ -13,6 +13,7 @@ from priors.random import STREAM_VERSION
 from tabicl_train.callbacks.checkpoints import to_host
 from tabicl_train.config.compose import from_values
 from tabicl_train.config.schema import CurriculumConfig, RunConfig, StageConfig, build_prior, flatten
+from tabicl_train.console import text_table
 from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.distributed.launch import Launch
 from tabicl_train.distributed.ranks import Ranks
@@ -147,7 +148,7 @@ class Dissection:
         non_finite = sum(int((~p.isfinite()).sum()) for p in module.model.parameters())
         print(f"step {self.step} (stage {plan.stage}, seed {config.seed}), {module.precision}")
         print(f"non-finite weights: {non_finite}")
-        print("".join(f"{name:>14}" for name in COLUMNS))
+        lines = []
         gradients = Gradients([p for p in module.model.parameters() if p.requires_grad], [])
         prior = build_prior(config.prior)
         _, stage, _ = stage_at(config.curriculum, self.step)
@@ -159,9 +160,11 @@ class Dissection:
                 with module.precision.autocast(module.device.type):
                     loss = module.add_gradients(gradients, alone, 1.0, stage.checkpoint_rows).item()
                 norm = (gradients.flat[:-1].norm() / module.loss_scale.scale).item()
-                mark = "" if math.isfinite(loss) and math.isfinite(norm) else "  <- non-finite"
-                sizes = f"{index:>14}{table.X.shape[0]:>14}{table.train_size:>14}{table.X.shape[1]:>14}"
-                print(f"{sizes}{table.X[~table.X.isnan()].abs().max().item():>14.3g}{loss:>14.6g}{norm:>14.4g}{mark}")
+                mark = "" if math.isfinite(loss) and math.isfinite(norm) else "<- non-finite"
+                largest = table.X[~table.X.isnan()].abs().max().item()
+                sizes = [index, table.X.shape[0], table.train_size, table.X.shape[1]]
+                lines.append([*sizes, f"{largest:.3g}", f"{loss:.6g}", f"{norm:.4g}", mark])
+        print(text_table([*COLUMNS, ""], lines))
         module.gradients = None  # the step makes its own buffer: the one above has taken over the .grad of the weights
         torch.cuda.empty_cache()
 

@@ -21,7 +21,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 
 from tabicl_train.errors import ConfigError
-from tabicl_train.evaluation.regression_scores import MARGINAL
+from tabicl_train.evaluation.scores import MARGINAL
 
 MAX_CATEGORIES = 255  # the limit of histogram gradient boosting; columns with more are dropped for it
 

@@ -20,8 +20,7 @@ from tabicl_train.config.monitoring import QUERY_SHARE
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, public_client
-from tabicl_train.evaluation.regression_scores import LEVELS, score_numbers, standardize
-from tabicl_train.evaluation.scores import score
+from tabicl_train.evaluation.scores import LEVELS, score, score_numbers, standardize
 from tabicl_train.evaluation.scores_text import THIS_MODEL, as_text
 from tabicl_train.evaluation.suites import Source, Task, sources
 from tabicl_train.model import TabICL

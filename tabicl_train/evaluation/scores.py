@@ -2,7 +2,7 @@
 
 Results are a data frame with a row per task, split and method: data, split, method, rows, labeled_rows, features,
 seconds, trained_range (inside, outside or unknown, see trained_range.py), and of classification classes and the
-METRICS, of regression the NUMBER_METRICS of regression_scores.py.
+METRICS, of regression the NUMBER_METRICS.
 
 Comparisons first average over the splits of a task, so that all tasks have the same weight. Methods are compared by
 ROC AUC or by R2, of which values below 0 count as 0: how much worse than the mean of the labeled rows a prediction is
@@ -15,19 +15,23 @@ import math
 
 import numpy as np
 import pandas as pd
-from scipy import stats
-from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
+import torch
+from sklearn.metrics import accuracy_score, log_loss, r2_score, roc_auc_score, root_mean_squared_error
 
-from tabicl_train.config.monitoring import judged_by
-from tabicl_train.evaluation.regression_scores import MARGINAL, NUMBER_METRICS
+from priors.real.target_scale import TargetScale
+from tabicl_train.config.monitoring import INTERVAL, judged_by
+from tabicl_train.errors import ConfigError
+from tabicl_train.model.quantiles import pinball
+from tabicl_train.statistics import mean_interval, share_interval
 
 METRICS = ("roc_auc", "log_loss", "accuracy", "calibration_error")
 BINS = 10  # of the calibration error
-CONFIDENCE = 0.95
-RESAMPLES = 2000
-LEAST_RMSE = (
-    0.01  # standard deviations of the target; where a forest is right but for rounding, others have 1e14 times its
-)
+NUMBER_METRICS = ("r2", "rmse", "pinball", "coverage", "width")
+LEVELS = np.linspace(*INTERVAL, 9)  # 0.1, 0.2, ..., 0.9, of the pinball loss
+COVERAGE = INTERVAL[1] - INTERVAL[0]  # if the quantiles are right
+MARGINAL = "marginal quantiles"  # the method that predicts those of the labeled rows
+# Standard deviations of the target; where a forest is right but for rounding, others have 1e14 times its RMSE.
+LEAST_RMSE = 0.01
 BUCKETS = {  # the upper bound of each bucket
     "rows": [199, 499, 999, math.inf],
     "features": [5, 10, 20, math.inf],
@@ -57,8 +61,34 @@ def calibration_error(y: np.ndarray, p: np.ndarray) -> float:
     """
     confidence, is_correct = p.max(axis=1), p.argmax(axis=1) == y
     bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
-    gaps = np.bincount(bins, weights=confidence - is_correct, minlength=BINS)
-    return float(np.abs(gaps).sum() / len(y))
+    errors = np.bincount(bins, weights=confidence - is_correct, minlength=BINS)
+    return float(np.abs(errors).sum() / len(y))
+
+
+def standardize(y: np.ndarray, labeled: np.ndarray) -> np.ndarray:
+    """y (rows,) with mean 0 and standard deviation 1 over the rows at the indices `labeled`; raises ConfigError if all
+    these are equal."""
+    scale = TargetScale(y[labeled])
+    if scale.std == 0:
+        raise ConfigError([f"the target of all {len(labeled)} labeled rows of a split is {y[labeled][0]:g}"])
+    return scale.standardize(y)
+
+
+def score_numbers(y: np.ndarray, mean: np.ndarray, quantiles: np.ndarray | None) -> dict[str, float]:
+    """The NUMBER_METRICS of predictions for targets y (rows,), which `standardize` returned.
+
+    mean: (rows,); r2 and rmse judge it
+    quantiles: (rows, levels) at LEVELS; pinball is the mean over them, coverage the share of targets from the first to
+        the last one, width the mean distance between these two. The three are nan without quantiles.
+    """
+    scores = dict.fromkeys(NUMBER_METRICS, float("nan"))
+    scores |= {"r2": float(r2_score(y, mean)), "rmse": float(root_mean_squared_error(y, mean))}
+    if quantiles is not None:
+        low, high = quantiles[:, 0], quantiles[:, -1]
+        scores["pinball"] = pinball(torch.from_numpy(quantiles), torch.from_numpy(y)).mean().item()
+        scores["coverage"] = float(np.mean((low <= y) & (y <= high)))
+        scores["width"] = float(np.mean(high - low))
+    return scores
 
 
 def by_task(results: pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -83,8 +113,8 @@ def summarize(results: pd.DataFrame) -> pd.DataFrame:
 
     mean_rank: 1 is the best
     win_rate, win_low, win_high: share of tasks on which the first method has the higher score (a tie is half a win),
-        and its Wilson interval
-    lead, lead_low, lead_high: score of the first method minus that of this one, and its bootstrap interval
+        and its 95 % confidence interval
+    lead, lead_low, lead_high: score of the first method minus that of this one, and its 95 % confidence interval
 
     Of classification:
 
@@ -95,7 +125,7 @@ def summarize(results: pd.DataFrame) -> pd.DataFrame:
     r2, r2_median: mean and median of R2, of which values below 0 count as 0
     relative_rmse: RMSE divided by that of the best method of the task, of which values below LEAST_RMSE count as it
     below_marginal: share of tasks with a pinball loss below that of the quantiles of the labeled rows
-    coverage_low, coverage_high: bootstrap interval of coverage
+    coverage_low, coverage_high: 95 % confidence interval of the mean coverage; intervals are nan for a single task
     """
     table = judged(results)
     metrics = METRICS if "roc_auc" in results else NUMBER_METRICS
@@ -110,41 +140,19 @@ def summarize(results: pd.DataFrame) -> pd.DataFrame:
         summary = summary.assign(r2=table.mean(), r2_median=table.median(), relative_rmse=relative_rmse(results).mean())
         summary["below_marginal"] = np.nan
         for method in pinball.columns[pinball.notna().all()]:
-            summary.loc[method, ["coverage_low", "coverage_high"]] = bootstrap(coverage[method].to_numpy())
+            found = mean_interval(coverage[method].to_numpy(), 0, 1)
+            summary.loc[method, ["coverage_low", "coverage_high"]] = found.low, found.high
             if MARGINAL in pinball and method != MARGINAL:
                 summary.loc[method, "below_marginal"] = (pinball[method] < pinball[MARGINAL]).mean()
     summary["mean_rank"] = table.rank(axis=1, ascending=False).mean()
     first, *others = table.columns
     for method in others:
         lead = (table[first] - table[method]).to_numpy()
-        wins = np.mean((lead > 0) + 0.5 * (lead == 0))
-        summary.loc[method, ["win_rate", "win_low", "win_high"]] = wins, *wilson(wins, len(lead))
-        summary.loc[method, ["lead", "lead_low", "lead_high"]] = lead.mean(), *bootstrap(lead)
+        wins = share_interval(np.mean((lead > 0) + 0.5 * (lead == 0)), len(lead))
+        summary.loc[method, ["win_rate", "win_low", "win_high"]] = wins.mean, wins.low, wins.high
+        found = mean_interval(lead, -1, 1)
+        summary.loc[method, ["lead", "lead_low", "lead_high"]] = found.mean, found.low, found.high
     return summary
-
-
-def wilson(share: float, n: int) -> tuple[float, float]:
-    """Confidence interval of a share of n (Wilson 1927). scipy's binomtest has it for whole numbers of wins only."""
-    z = stats.norm.ppf((1 + CONFIDENCE) / 2)
-    center = share + z * z / (2 * n)
-    half = z * math.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
-    scale = 1 + z * z / n
-    return max(0.0, (center - half) / scale), min(1.0, (center + half) / scale)
-
-
-def bootstrap(values: np.ndarray) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean of values (n,), resampled with a fixed seed."""
-    if len(values) == 1:  # scipy needs two
-        return values[0], values[0]
-    result = stats.bootstrap(
-        (values,),
-        np.mean,
-        n_resamples=RESAMPLES,
-        confidence_level=CONFIDENCE,
-        method="percentile",
-        random_state=np.random.default_rng(0),
-    )
-    return tuple(result.confidence_interval)
 
 
 def by_bucket(results: pd.DataFrame, quantity: str) -> pd.DataFrame:

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from tabicl_train.config.monitoring import REAL_SCORES, judged_by
-from tabicl_train.evaluation.regression_scores import COVERAGE
-from tabicl_train.evaluation.scores import BUCKETS, bootstrap, by_bucket, by_task, judged, summarize
+from tabicl_train.evaluation.scores import BUCKETS, COVERAGE, by_bucket, by_task, judged, summarize
+from tabicl_train.statistics import mean_interval
 
 
 def save_figure(results: pd.DataFrame, path: Path) -> None:
@@ -52,16 +52,16 @@ def draw_means(axes: Axes, results: pd.DataFrame) -> None:
     scores = judged(results)
     draw_intervals(axes, scores)
     axes.set_title(f"mean {score_name(results)} over {len(scores)} task{'s' if len(scores) > 1 else ''}")
-    axes.set_xlabel("with 95% intervals" + (", values below 0 count as 0" if "r2" in results else ""))
+    axes.set_xlabel("with 95 % confidence intervals" + (", values below 0 count as 0" if "r2" in results else ""))
 
 
 def draw_intervals(axes: Axes, table: pd.DataFrame) -> None:
     """Means of the columns without nan, and their intervals."""
     shown = [(i, method) for i, method in enumerate(table) if table[method].notna().all()]
     for place, (i, method) in enumerate(shown):
-        low, high = bootstrap(table[method].to_numpy())
-        axes.plot([low, high], [place, place], color=f"C{i}")
-        axes.plot(table[method].mean(), place, "o", color=f"C{i}")
+        found = mean_interval(table[method].to_numpy(), 0, 1)
+        axes.plot([found.low, found.high], [place, place], color=f"C{i}")
+        axes.plot(found.mean, place, "o", color=f"C{i}")
     axes.set_yticks(range(len(shown)), [method for _, method in shown])
     axes.margins(y=0.2)
     axes.invert_yaxis()
@@ -71,7 +71,7 @@ def draw_coverage(axes: Axes, results: pd.DataFrame) -> None:
     draw_intervals(axes, by_task(results, "coverage"))
     axes.axvline(COVERAGE, color="gray", linewidth=1)
     axes.set_title(f"coverage of {COVERAGE:.0%} intervals")
-    axes.set_xlabel("means with 95% intervals over tasks")
+    axes.set_xlabel("means with 95 % confidence intervals over tasks")
 
 
 def draw_wins(axes: Axes, results: pd.DataFrame) -> None:

@@ -7,30 +7,34 @@ import math
 import pandas as pd
 
 from tabicl_train.config.monitoring import REAL_SCORES, judged_by
+from tabicl_train.console import counted, text_table
 from tabicl_train.evaluation.scores import BUCKETS, by_bucket, by_task, judged, relative_rmse, summarize
 from tabicl_train.prediction.trained_range import TrainedRange
 
 THIS_MODEL = "this model"
-Columns = dict[str, tuple[str, int, str]]  # heading, width and format of each score
-TASK_COLUMNS: dict[str, Columns] = {  # by what judged_by returns
-    "roc_auc": {"roc_auc": ("ROC AUC", 7, ".4f"), "log_loss": ("log loss", 10, ".3f"), "accuracy": ("acc.", 7, ".3f")},
-    "r2": {
-        "r2": ("R2", 7, ".3f"), "relative_rmse": ("rel. RMSE", 11, ".3f"), "pinball": ("pinball", 9, ".3f"),
-        "coverage": ("cov.", 6, ".2f"),
-    },
-}  # fmt: skip
-SUMMARY_COLUMNS: dict[str, Columns] = {
+COMPARED = ("win_rate", "lead")  # of other methods
+# Heading and format of each score, by what judged_by returns.
+SUMMARY_COLUMNS: dict[str, dict[str, tuple[str, str]]] = {
     "roc_auc": {
-        "roc_auc": ("ROC AUC", 9, ".4f"), "log_loss": ("log loss", 10, ".3f"), "accuracy": ("acc.", 7, ".3f"),
-        "normalized_accuracy": ("norm. acc.", 12, ".3f"), "calibration_error": ("calib. err.", 13, ".3f"),
-        "mean_rank": ("rank", 7, ".2f"),
+        "roc_auc": ("ROC AUC", ".4f"),
+        "log_loss": ("log loss", ".3f"),
+        "accuracy": ("acc.", ".3f"),
+        "normalized_accuracy": ("norm. acc.", ".3f"),
+        "calibration_error": ("calib. err.", ".3f"),
+        "mean_rank": ("rank", ".2f"),
     },
     "r2": {
-        "r2": ("R2", 7, ".3f"), "r2_median": ("median", 8, ".3f"), "relative_rmse": ("rel. RMSE", 11, ".3f"),
-        "pinball": ("pinball", 9, ".3f"), "below_marginal": ("below marginal", 16, ".2f"),
-        "width": ("width", 7, ".2f"), "coverage": ("coverage", 20, ".2f"), "mean_rank": ("rank", 7, ".2f"),
+        "r2": ("R2", ".3f"),
+        "r2_median": ("median", ".3f"),
+        "relative_rmse": ("rel. RMSE", ".3f"),
+        "pinball": ("pinball", ".3f"),
+        "below_marginal": ("below marginal", ".2f"),
+        "width": ("width", ".2f"),
+        "coverage": ("coverage", ".2f"),
+        "mean_rank": ("rank", ".2f"),
     },
-}  # fmt: skip
+}
+TASK_SCORES = {"roc_auc": ("roc_auc", "log_loss", "accuracy"), "r2": ("r2", "relative_rmse", "pinball", "coverage")}
 
 
 def as_text(results: pd.DataFrame, trained: TrainedRange | None) -> str:
@@ -54,57 +58,51 @@ def as_text(results: pd.DataFrame, trained: TrainedRange | None) -> str:
 
 
 def tasks_text(results: pd.DataFrame) -> str:
-    """The TASK_COLUMNS of every method: a line per task, and one of the means, in which R2 below 0 counts as 0."""
+    """The TASK_SCORES of every task and method, and their means, in which R2 below 0 counts as 0."""
     by = judged_by(results)
-    columns = TASK_COLUMNS[by]
-    tables = {name: relative_rmse(results) if name == "relative_rmse" else by_task(results, name) for name in columns}
+    names = TASK_SCORES[by]
+    tables = {name: relative_rmse(results) if name == "relative_rmse" else by_task(results, name) for name in names}
     means = {name: table.mean() for name, table in tables.items()} | {by: judged(results).mean()}
-    methods = tables[by].columns
-    width, wide = max(20, *(len(name) + 2 for name in tables[by].index)), 1 + sum(w for _, w, _ in columns.values())
-    heading = "".join(f"{title:>{w}}" for title, w, _ in columns.values())
-    lines = [" " * width + "".join(f"{method:>{wide}}" for method in methods)]
-    lines.append(" " * width + f"{heading:>{wide}}" * len(methods))
-    for task in tables[by].index:
-        values = {name: table.loc[task] for name, table in tables.items()}
-        lines.append(f"{task:{width}}" + methods_text(values, columns, methods))
-    lines.append(f"{'mean':{width}}" + methods_text(means, columns, methods))
-    return "\n".join(lines)
+    lines = [
+        [task, method, *(cell(table.loc[task, method], SUMMARY_COLUMNS[by][name][1]) for name, table in tables.items())]
+        for task in tables[by].index
+        for method in tables[by]
+    ]
+    for method in tables[by]:
+        lines.append(["mean", method, *(cell(means[name][method], SUMMARY_COLUMNS[by][name][1]) for name in names)])
+    return text_table(["task", "method", *(SUMMARY_COLUMNS[by][name][0] for name in names)], lines)
 
 
-def methods_text(values: dict[str, pd.Series], columns: Columns, methods: pd.Index) -> str:
-    return "".join(" " + cells(pd.DataFrame(values).loc[method], columns) for method in methods)
-
-
-def cells(values: pd.Series, columns: Columns) -> str:
-    """One after the other, with its confidence interval if there is one; a dash for nan."""
-    line = ""
-    for name, (_, width, form) in columns.items():
-        bounds = name.removesuffix("_rate")
-        text = "-" if math.isnan(values[name]) else f"{values[name]:{form}}"
-        if len(text) > width:  # an R2 may be -1e30
-            text = f"{values[name]:.0e}"
-        if f"{bounds}_low" in values and text != "-":
-            text += f" [{values[bounds + '_low']:{form}}, {values[bounds + '_high']:{form}}]"
-        line += f"{text:>{width}}"
-    return line
+def cell(value: float, form: str) -> str:
+    """A number; a dash for nan, and few digits for a long one, since an R2 may be -1e30."""
+    if math.isnan(value):
+        return "-"
+    text = f"{value:{form}}"
+    return text if len(text) <= 9 else f"{value:.0e}"
 
 
 def bucket_text(results: pd.DataFrame, quantity: str) -> str:
     table = by_bucket(results, quantity)
     title = f"{REAL_SCORES[judged_by(results)]} by {quantity}"
-    lines = [f"{title:20}" + "".join(f"{column:>21}" for column in table)]
-    for bucket, (tasks, *values) in zip(table.index, table.itertuples(index=False), strict=True):
-        lines.append(f"{bucket:20}{tasks:>21}" + "".join(f"{value:>21.4f}" for value in values))
-    return "\n".join(lines)
+    rows = zip(table.index, table.itertuples(index=False), strict=True)
+    lines = [[bucket, tasks, *(f"{value:.4f}" for value in values)] for bucket, (tasks, *values) in rows]
+    return text_table([title, *table], lines)
 
 
 def summary_text(results: pd.DataFrame, which: str = "") -> str:
     """Means over tasks, a line per method; which: what the heading adds to "means of N tasks"."""
-    tasks, by = results["data"].nunique(), judged_by(results)
-    title = f"means of {tasks} task{'s' if tasks > 1 else ''}{which}"
-    columns, wins, lead = SUMMARY_COLUMNS[by], f"win rate of {THIS_MODEL}", f"its lead in {REAL_SCORES[by]}"
-    compared = columns | {"win_rate": (wins, 23, ".2f"), "lead": (lead, 29, "+.3f")}
-    lines = [f"{title:24}" + "".join(f"{name:>{w}}" for name, w, _ in compared.values())]
+    by = judged_by(results)
+    columns = SUMMARY_COLUMNS[by] | {
+        "win_rate": (f"win rate of {THIS_MODEL}", ".2f"),
+        "lead": (f"its lead in {REAL_SCORES[by]}", "+.3f"),
+    }
+    lines = []
     for method, row in summarize(results).iterrows():
-        lines.append(f"{method:24}" + cells(row, columns if method == THIS_MODEL else compared))
-    return "\n".join(lines)
+        texts = []
+        for name, (_, form) in columns.items():
+            ends = [row.get(f"{name.removesuffix('_rate')}_{end}", math.nan) for end in ("low", "high")]
+            interval = "" if any(map(math.isnan, ends)) else f" [{ends[0]:{form}}, {ends[1]:{form}}]"
+            texts.append(cell(row[name], form) + interval if method != THIS_MODEL or name not in COMPARED else "")
+        lines.append([method, *texts])
+    title = f"means of {counted(results['data'].nunique(), 'task')}{which}"
+    return text_table([title, *(heading for heading, _ in columns.values())], lines)

@@ -26,13 +26,14 @@ from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.evaluation.suites import Task, sources
 from tabicl_train.lab.folder import Folder, markdown
 from tabicl_train.lab.runs import trained_runs
-from tabicl_train.lab.scores import FEWEST_SEEDS, NO_CLAIM, Mean, Row, by_seed_and_table, interval, score_all
+from tabicl_train.lab.scores import FEWEST_SEEDS, NO_CLAIM, Row, by_seed_and_table, score_all
 from tabicl_train.lab.tables import plain_classifier
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
 from tabicl_train.planning.run_plan import expected_work
 from tabicl_train.prediction.export import load_model
 from tabicl_train.prediction.predict import predict_logits
+from tabicl_train.statistics import Estimate, mean_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -199,11 +200,11 @@ def effects(scores: pd.DataFrame) -> Effects:
     means, growing, lead = {}, {}, {}
     for n in sorted(scores["n"].unique()):
         loss = {pair: losses(scores, *pair, n) for pair in itertools.product((FIXED, GROWING), RULES)}
-        means[n] = {pair: interval(values) for pair, values in loss.items()}
-        growing[n] = {rule: interval(loss[GROWING, rule] - loss[FIXED, rule]) for rule in RULES}
+        means[n] = {pair: mean_interval(values) for pair, values in loss.items()}
+        growing[n] = {rule: mean_interval(loss[GROWING, rule] - loss[FIXED, rule]) for rule in RULES}
         leads = {of: loss[of, "QASSMax"] - loss[of, "SSMax"] for of in (FIXED, GROWING)}
-        lead[n] = {f"after {of}": interval(values) for of, values in leads.items()}
-        lead[n]["change by growing rows"] = interval(leads[GROWING] - leads[FIXED])
+        lead[n] = {f"after {of}": mean_interval(values) for of, values in leads.items()}
+        lead[n]["change by growing rows"] = mean_interval(leads[GROWING] - leads[FIXED])
     of_pair = pd.DataFrame({n: list(values.values()) for n, values in means.items()}, dtype=object)
     of_pair.index = pd.MultiIndex.from_tuples(next(iter(means.values())), names=["curriculum", "rule"])
     return Effects(of_pair, pd.DataFrame(growing), pd.DataFrame(lead))
@@ -285,7 +286,8 @@ QASSMax minus SSMax; below zero, QASSMax is better:
 
 
 def shown(frame: pd.DataFrame, signed: bool = False) -> str:
-    frame = frame.map(lambda cell: cell.signed if signed and isinstance(cell, Mean) else str(cell))
+    form = "+.3f" if signed else ".3f"
+    frame = frame.map(lambda cell: format(cell, form) if isinstance(cell, Estimate) else str(cell))
     frame.columns = pd.Index([f"n = {name:,}" if isinstance(name, int) else name for name in frame.columns])
     return markdown(frame)
 
@@ -293,7 +295,7 @@ def shown(frame: pd.DataFrame, signed: bool = False) -> str:
 def verdict(found: Effects, factor: int) -> str:
     """The answer in two sentences, for the longest tables."""
     last = found.growing.columns[-1]
-    changes = ", ".join(f"{rule} by {change.signed}" for rule, change in found.growing[last].items())
+    changes = ", ".join(f"{rule} by {change:+.3f}" for rule, change in found.growing[last].items())
     fixed, growing, change = found.lead[last]
     if not change.excludes_zero:
         so = "which decides nothing about whether the curriculum favors either of them"
@@ -301,6 +303,6 @@ def verdict(found: Effects, factor: int) -> str:
         so = f"so the curriculum favors {'QASSMax' if change.mean < 0 else 'SSMax'}"
     return (
         f"On tables {factor} times as long as the longest of training, growing rows change the log loss of {changes}. "
-        f"There QASSMax minus SSMax is {fixed.signed} after fixed rows and {growing.signed} after growing rows, "
-        f"a change of {change.signed}, {so}."
+        f"There QASSMax minus SSMax is {fixed:+.3f} after fixed rows and {growing:+.3f} after growing rows, "
+        f"a change of {change:+.3f}, {so}."
     )

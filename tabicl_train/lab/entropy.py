@@ -25,7 +25,7 @@ from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.export import load_model
 from tabicl_train.prediction.predict import forward
-from tabicl_train.report.attention_figure import KINDS, draw_attention
+from tabicl_train.report.figures import KINDS, draw_attention
 
 QUERY_ROWS = 256  # of each table, so that as many of them as of its labeled rows are measured
 TOKENS = 2**22  # of a synthetic table, computed at a time: see predict_logits

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pandas as pd
 
+from tabicl_train.console import markdown_table
 from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir.atomic import write_atomically
 from tabicl_train.run_dir.outputs import make_folder
@@ -86,6 +87,4 @@ def what_else(path: Path, experiment: str) -> str | None:
 
 def markdown(frame: pd.DataFrame) -> str:
     """A table of a page; numbers have the form that the caller has given them."""
-    cells = [list(map(str, frame.columns)), ["---"] * frame.shape[1], *frame.astype(str).to_numpy().tolist()]
-    rows = ([cell.replace("|", "\\|") for cell in row] for row in cells)
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return markdown_table(frame.columns, frame.astype(str).to_numpy())

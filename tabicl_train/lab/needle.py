@@ -22,11 +22,12 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.lab.folder import Folder, markdown
 from tabicl_train.lab.instruments import QUERY, measure
 from tabicl_train.lab.runs import trained_runs
-from tabicl_train.lab.scores import FEWEST_SEEDS, NO_CLAIM, Row, by_seed_and_table, interval, score_all
+from tabicl_train.lab.scores import FEWEST_SEEDS, NO_CLAIM, Row, by_seed_and_table, score_all
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
 from tabicl_train.prediction.export import load_model
 from tabicl_train.prediction.predict import predict_logits
+from tabicl_train.statistics import mean_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -115,7 +116,7 @@ def score(folder: Folder, runs: list[Run], negatives: list[int], tables: int) ->
 def summary(scores: pd.DataFrame, column: str) -> pd.DataFrame:
     """Means of shares with intervals: a row for each rule, a column for each number of negatives."""
     groups = scores.groupby(["rule", "negatives"])
-    means = {key: interval(by_seed_and_table(rows, column), 0, 1) for key, rows in groups}
+    means = {key: mean_interval(by_seed_and_table(rows, column), 0, 1) for key, rows in groups}
     return unstacked(means, scores)
 
 
@@ -130,7 +131,7 @@ def differences(scores: pd.DataFrame) -> pd.DataFrame:
     means = {}
     for negatives, rows in scores.groupby("negatives"):
         values = {rule: by_seed_and_table(own, "accuracy") for rule, own in rows.groupby("rule")}
-        means |= {(rule, negatives): interval(values[rule] - values[first]) for rule in others}
+        means |= {(rule, negatives): mean_interval(values[rule] - values[first]) for rule in others}
     return unstacked(means, scores)
 
 
@@ -180,7 +181,7 @@ needle.csv has the scores of each run and table, and runs/ the runs.
 
 
 def shown(means: pd.DataFrame, signed: bool = False) -> str:
-    frame = means.map(lambda mean: mean.signed if signed else str(mean))
+    frame = means.map(lambda mean: format(mean, "+.3f" if signed else ".3f"))
     frame.columns = pd.Index([f"{negatives:,}" for negatives in means.columns])
     return markdown(frame.rename_axis("rule").reset_index())
 

@@ -7,6 +7,7 @@ import statistics
 import torch
 
 from tabicl_train.config.schema import CurriculumConfig, RunConfig, StageConfig
+from tabicl_train.console import text_table
 from tabicl_train.curriculum import plan_step
 from tabicl_train.model.families import family_of
 from tabicl_train.planning.memory import stage_peak
@@ -22,16 +23,15 @@ def run_plan(config: RunConfig) -> list[str]:
     with torch.device("meta"):
         parameters = sum(p.numel() for p in family_of(config.model)(config.model).parameters())
     lines = [f"model     {parameters:,} parameters"]
-    lines.append("          {:12}{:>9}{:>13}{:>15}{:>9}{:>9}{:>13}{:>13}{:>10}".format(*COLUMNS))
+    stages = []
     for name, stage in config.curriculum.stages.items():
         cells, flops = expected_work(config, stage)
         peak = stage_peak(config.model, parameters, stage, choose(config.trainer).name)
         passes = expected_passes(config, stage)
         rows = f"{stage.rows[0]:,}..{stage.rows[1]:,}"
-        lines.append(
-            f"          {name:12}{stage.steps:>9,}{stage.steps * stage.tables:>13,}{rows:>15}{cells:>9.2g}{flops:>9.2g}"
-            f"{stage.pack_tokens:>13,}{passes:>13.1f}{peak / 1e9:>7.2f} GB"
-        )
+        sizes = f"{stage.steps:,}", f"{stage.steps * stage.tables:,}", rows, f"{cells:.2g}", f"{flops:.2g}"
+        stages.append([name, *sizes, f"{stage.pack_tokens:,}", f"{passes:.1f}", f"{peak / 1e9:.2f} GB"])
+    lines += [f"          {line}" for line in text_table(COLUMNS, stages).splitlines()]
     ready = config.stream.prefetch_gib * 2**30 / 1e9
     ahead = f"tables drawn ahead: at most {ready:.1f} GB per process"
     lines.append(f"          {config.total_steps:,} steps in this run; {ahead}")

@@ -28,7 +28,7 @@ from priors.real.row_draws import Rows, shuffled, split_by_content
 from priors.table import MIN_ROWS
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
-from tabicl_train.prediction.gain import NO_GAIN, answer, gain
+from tabicl_train.statistics import gain_in_words, paired_gain
 
 DRAWS = 4  # tables of a step
 LABELED = 0.5, 0.9  # range of the labeled share of a draw
@@ -37,6 +37,7 @@ CLIP = 1.0  # norm of the gradients
 VIEWS = 4  # of a check: as long as a quarter of a step, and less noisy than two
 ATTEMPTS = 100  # at a draw whose features and target vary
 clock = time.monotonic
+NO_GAIN = "no gain: the weights you started from are returned"
 
 
 class FineTune(BaseEstimator):
@@ -169,11 +170,11 @@ def fine_tune(estimator: BaseEstimator, options: FineTune, X: pd.DataFrame) -> F
     if best is None:
         words = NO_GAIN
     elif unseen_before is not None:
-        words = answer(gain(unseen_before, judge.losses(answering)), len(answering), "rows")
+        words = gain_in_words(paired_gain(unseen_before, judge.losses(answering)), len(answering), "rows")
     else:
         words = (
-            f"better by {gain(before, best)} on the {len(selected)} rows by which the weights were chosen "
-            "(mean loss, 95 % interval), and judged on no others; FineTune(answer=0.1) holds some out"
+            f"better by {paired_gain(before, best):.4f} on the {len(selected)} rows by which the weights were chosen "
+            "(mean loss, 95 % confidence interval), and judged on no others; FineTune(answer=0.1) holds some out"
         )
     return FineTuning(history, best is None, ended_by, words)
 
@@ -209,7 +210,7 @@ def search(
                     break
                 since = since + 1 if loss >= lowest else 0
                 lowest = min(lowest, loss)
-                if gain(before, losses).is_likely and (best is None or loss < best.mean()):
+                if paired_gain(before, losses).exceeds_error and (best is None or loss < best.mean()):
                     weights, best = copy.deepcopy(network.state_dict()), losses
                 if is_late or since == options.patience:
                     ended_by = "time" if is_late else "patience"

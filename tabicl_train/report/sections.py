@@ -1,4 +1,4 @@
-"""What the sections of the report show: data frames and figures, computed from the files of the runs.
+"""The files of runs, and what the sections of the report show of them: data frames and figures.
 
 None stands for files that are missing; the template page.html.j2 holds the words.
 """
@@ -6,12 +6,15 @@ None stands for files that are missing; the template page.html.j2 holds the word
 from __future__ import annotations
 
 import dataclasses
+import io
 import shlex
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 from matplotlib.figure import Figure
 
 from tabicl_train.config.monitoring import OWN, REAL, REAL_SCORES, SYNTHETIC, judged_by, kind_of
@@ -19,16 +22,20 @@ from tabicl_train.config.schema import RunConfig, flatten
 from tabicl_train.evaluation.scores import judged, summarize
 from tabicl_train.evaluation.scores_figure import draw_scores
 from tabicl_train.model.families import settings_of
-from tabicl_train.report.attention_figure import draw_attention, draw_gates
-from tabicl_train.report.loss_groups_figure import draw_loss_groups, stage_end_losses
-from tabicl_train.report.multipliers_figure import draw_multipliers
-from tabicl_train.report.read_run import Run
-from tabicl_train.report.training_curves import draw_throughput, draw_training, draw_validation
-from tabicl_train.run_dir.loss_groups import GROUPS
+from tabicl_train.report.figures import (
+    draw_attention,
+    draw_gates,
+    draw_multipliers,
+    draw_throughput,
+    draw_training,
+    draw_validation,
+)
+from tabicl_train.run_dir.records import Records, csv_text
+from tabicl_train.run_dir.status import read_status
 
 MAX_INCIDENTS = 50  # shown; a run may have a thousand
-MAX_TABLES = 10  # real ones shown; a run may draw from tens of thousands
 STAGES = "curriculum.stages."
+TABLES = ("metrics", "scaling", "validation", "evaluation")  # NAME.csv
 RATES = {
     "tables_per_s": "tables/s",
     "cells_per_s": "cells/s",
@@ -62,6 +69,49 @@ SUMMARY = {
 }
 
 
+@dataclass
+class Run:
+    """The content of a run's files; None for a file that is missing or has no rows, [] for missing lines."""
+
+    name: str
+    folder: Path
+    config: dict[str, Any] | None  # by dotted names
+    status: dict | None
+    starts: list[dict]  # from provenance.jsonl
+    incidents: list[dict]
+    metrics: pd.DataFrame | None
+    scaling: pd.DataFrame | None
+    validation: pd.DataFrame | None
+    evaluation: pd.DataFrame | None
+    attention: pd.DataFrame | None  # from entropy/entropy.csv, which tabicl-lab writes
+    test: dict | None  # from test.json: what the training has gained
+
+
+def holds_run(folder: Path) -> bool:
+    return (folder / "config.yaml").is_file() or (folder / "metrics.csv").is_file()
+
+
+def read_run(folder: Path, name: str) -> Run:
+    config, records = folder / "config.yaml", Records(folder)
+    return Run(
+        name,
+        folder,
+        flatten(yaml.safe_load(config.read_text())) if config.is_file() else None,
+        read_status(folder),
+        records.lines("provenance.jsonl"),
+        records.lines("incidents.jsonl"),
+        *(read_table(records, f"{table}.csv") for table in TABLES),
+        read_table(Records(folder / "entropy"), "entropy.csv"),
+        records.json("test.json"),
+    )
+
+
+def read_table(records: Records, name: str) -> pd.DataFrame | None:
+    """A CSV file without a torn last line; None if it has no rows."""
+    rows = records.rows(name)
+    return pd.read_csv(io.StringIO(csv_text([rows[0], *(row.values() for row in rows)]))) if rows else None
+
+
 def sections(runs: list[Run]) -> dict[str, Any]:
     """The variables of the template."""
     return {
@@ -69,16 +119,14 @@ def sections(runs: list[Run]) -> dict[str, Any]:
         "starts": starts(runs),
         "settings": settings(runs),
         "curriculum": curriculum(runs),
-        "seen": {run.name: tables_seen(run.tables_seen) for run in runs if run.tables_seen is not None},
         "training": training(runs),
-        "losses": per_run(runs, losses),
         "multipliers": per_run(runs, lambda run: None if run.scaling is None else draw_multipliers(run.scaling)),
         "gates": per_run(runs, lambda run: None if run.scaling is None else draw_gates(run.scaling)),
         "attention": per_run(runs, lambda run: None if run.attention is None else draw_attention(run.attention)),
         "unmeasured": [run for run in runs if run.attention is None],
         "throughput": throughput(runs),
         "incidents": per_run(runs, incidents),
-        "answers": [(run.name, answer_of(run.answer)) for run in runs if run.answer is not None],
+        "tests": [(run.name, test_result(run.test)) for run in runs if run.test is not None],
         "validation": curves(runs, "validation", draw_validation),
         "validation_scores": per_run(runs, validation_scores),
         "unevaluated": [run for run in runs if run.evaluation is None],
@@ -184,36 +232,9 @@ def stages_of(config: dict[str, Any]) -> dict[str, dict[str, str]]:
     return stages
 
 
-def tables_seen(rows: pd.DataFrame) -> pd.DataFrame:
-    """The components, with the median of the epochs over their real tables, and the tables with the most epochs."""
-    is_table = rows["table"].notna()
-    tables = rows[is_table].sort_values("epochs", ascending=False, kind="stable")
-    medians = tables.groupby("component")["epochs"].median()
-    parts = rows[~is_table].assign(
-        table="all of " + rows["component"], share=rows["draws"] / rows["draws"][~is_table].sum()
-    )
-    parts["epochs"] = parts["component"].map(medians)
-    shown = pd.concat([parts, tables[:MAX_TABLES]])
-    return shown.set_index("table")[["draws", "share", "rows", "epochs"]]
-
-
 def training(runs: list[Run]) -> Figure | None:
-    metrics, batches, validation = (tables_of(runs, source) for source in ("metrics", "batches", "validation"))
-    return draw_training(metrics, batches, validation) if metrics else None
-
-
-def losses(run: Run) -> dict[str, tuple[Figure, pd.DataFrame]] | None:
-    """Loss by rows and, of classification, by classes."""
-    if run.batches is None:
-        return None
-    parts = {}
-    for by, (_, name_of) in GROUPS.items():
-        if not run.batches[by].any():
-            continue
-        means = stage_end_losses(run.batches, by)
-        means.index = [f"{name_of(group)} {by}" for group in means.index]
-        parts[by] = draw_loss_groups(run.batches, by), means
-    return parts
+    metrics = tables_of(runs, "metrics")
+    return draw_training(metrics, tables_of(runs, "validation")) if metrics else None
 
 
 def throughput(runs: list[Run]) -> tuple[Figure, pd.DataFrame] | None:
@@ -233,9 +254,9 @@ def incidents(run: Run) -> tuple[pd.DataFrame, int] | None:
     return shown.set_index("time"), len(run.incidents) - len(shown)
 
 
-def answer_of(answer: dict[str, Any]) -> str:
-    """What the training has gained, in a line."""
-    return f"After step {answer['step']}: {'; '.join(answer['sentences'])}."
+def test_result(test: dict[str, Any]) -> str:
+    """What the training has gained on the test tables, in a line."""
+    return f"After step {test['step']}: {'; '.join(test['sentences'])}."
 
 
 def validation_scores(run: Run) -> tuple[pd.DataFrame, list[str]] | None:

@@ -10,11 +10,10 @@ from typing import Any
 import optuna
 import pandas as pd
 from optuna.trial import FrozenTrial, TrialState
-from scipy import stats
 
-from tabicl_train.console import counted
-from tabicl_train.run_dir.atomic import write_atomically
+from tabicl_train.console import counted, text_table
 from tabicl_train.run_dir.records import Records
+from tabicl_train.statistics import mean_interval
 from tabicl_train.sweep.metric import is_better_lower, last
 from tabicl_train.sweep.space import hydra_text, short_names, value_text
 from tabicl_train.sweep.study import RUNS, load_study
@@ -116,9 +115,8 @@ class Sweep:
         for rank, (trial, runs) in enumerate(self.ranked, start=1):
             row = {"rank": rank, **self.params(trial), self.metric: f"{trial.value:.4f}"}
             if len(runs) > 1:
-                values = [run.value for run in runs]
-                low, high = stats.t.interval(0.95, len(values) - 1, trial.value, stats.sem(values))
-                row[INTERVAL] = f"[{low:.4f}, {high:.4f}]"
+                found = mean_interval([run.value for run in runs])
+                row[INTERVAL] = f"[{found.low:.4f}, {found.high:.4f}]"
             rows.append(row | {"seeds": len(runs)})
         return pd.DataFrame(rows).set_index("rank") if rows else pd.DataFrame()
 
@@ -144,7 +142,7 @@ class Sweep:
     def text(self) -> str:
         """What is printed at the end of a sweep."""
         tables = [table.reset_index() for table in (self.ranking(), self.without_result()) if len(table)]
-        parts = [f"{self.name}: {self.summary}", *(table.to_string(index=False) for table in tables)]
+        parts = [f"{self.name}: {self.summary}", *(text_table(table.columns, table.to_numpy()) for table in tables)]
         if best := self.best_run:
             train, export = best.commands
             parts.append(f"best run: {best.name} ({best.value:.4f})\n  {train}\nexport it with\n  {export}")
@@ -152,5 +150,4 @@ class Sweep:
 
     def write_csv(self) -> None:
         """Replace results.csv."""
-        text = self.table_of_runs().to_csv()
-        write_atomically(self.folder / RESULTS, lambda file: file.write(text.encode()))
+        Records(self.folder).replace(RESULTS, self.table_of_runs().to_csv())

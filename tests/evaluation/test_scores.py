@@ -5,19 +5,16 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import binomtest
 from sklearn.metrics import roc_auc_score
 
 from tabicl_train.evaluation.scores import (
     METRICS,
-    bootstrap,
     bucket_name,
     by_bucket,
     by_task,
     calibration_error,
     score,
     summarize,
-    wilson,
 )
 
 
@@ -84,21 +81,6 @@ def test_summary():
         row = summary.loc[method]
         assert row.win_low < row.win_rate < row.win_high and row.lead_low < row.lead < row.lead_high
     assert summary["log_loss"].to_list() == pytest.approx([1 - np.mean(vs) for vs in values.values()])
-
-
-@pytest.mark.parametrize("wins, n", [(0, 4), (4, 4), (3, 10), (40, 75)])
-def test_interval_of_a_share(wins, n):
-    expected = binomtest(wins, n).proportion_ci(method="wilson")
-    assert wilson(wins / n, n) == pytest.approx((expected.low, expected.high))
-
-
-def test_interval_of_a_mean():
-    values = np.random.default_rng(0).normal(3, 2, 400)
-    low, high = bootstrap(values)
-    assert low == pytest.approx(values.mean() - 1.96 * 2 / 20, abs=0.03)
-    assert high == pytest.approx(values.mean() + 1.96 * 2 / 20, abs=0.03)
-    assert bootstrap(np.array([0.3])) == (0.3, 0.3)  # of a single task
-    assert bootstrap(np.full(5, 0.25)) == (0.25, 0.25)
 
 
 def test_buckets():

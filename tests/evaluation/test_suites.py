@@ -15,7 +15,7 @@ from sklearn.model_selection import StratifiedShuffleSplit
 from tabicl_train.config.monitoring import QUERY_SHARE
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES
-from tabicl_train.evaluation.regression_scores import LEVELS, MARGINAL
+from tabicl_train.evaluation.scores import LEVELS, MARGINAL
 from tabicl_train.evaluation.suites import (
     MIN_CLASS_ROWS_KEPT,
     RDATASETS_NUMBERS,

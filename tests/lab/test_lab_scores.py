@@ -1,4 +1,4 @@
-"""Intervals against closed forms, scores that go on after a stop, and claims on invented scores."""
+"""Scores that go on after a stop, and claims on invented scores."""
 
 import contextlib
 import itertools
@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from scipy import stats
 
 from tabicl_train.config.compose import compose
 from tabicl_train.errors import ConfigError
@@ -18,43 +17,9 @@ from tabicl_train.lab import curriculum, needle, scores
 from tabicl_train.lab.classes import nodes
 from tabicl_train.lab.folder import Folder
 from tabicl_train.lab.runs import Stopped
-from tabicl_train.lab.scores import interval, score_all
+from tabicl_train.lab.scores import score_all
 from tabicl_train.lab.sequences import linear, quantifiers, shared
 from tabicl_train.planning.run_plan import expected_work
-
-
-def test_interval_of_seeds_or_of_tables_alone_is_that_of_their_mean():
-    for values in np.random.default_rng(1).normal(size=3), np.random.default_rng(2).normal(size=50):
-        expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
-        for layout in (values[None], values[:, None]):
-            assert interval(layout) == pytest.approx((values.mean(), *expected))
-        seeds = interval(np.broadcast_to(values[:, None], (len(values), 7)))  # tables that make no difference
-        assert seeds == pytest.approx((values.mean(), *expected))
-
-
-def test_interval_counts_the_spread_of_seeds_and_that_of_tables():
-    rng = np.random.default_rng(2)
-    seeds, tables = rng.normal(size=(40, 1)), 3 * rng.normal(size=(1, 200))
-    found = interval(seeds + tables)
-    half = 1.96 * np.sqrt(seeds.var() / 40 + tables.var() / 200)
-    assert (found.high - found.low) / 2 == pytest.approx(half, rel=0.05)
-
-
-def test_three_seeds_that_agree_by_chance_are_no_claim():
-    """Without an effect, three seeds have the same sign in one case of four; intervals of 95 % may claim one in 20."""
-    rng, claims = np.random.default_rng(3), 0
-    for _ in range(400):
-        claims += interval(rng.normal(size=(3, 1)) + 0.3 * rng.normal(size=(1, 12)) / 2 + rng.normal(size=(3, 12)) / 2
-                           ).excludes_zero  # fmt: skip
-    assert claims <= 0.1 * 400
-
-
-def test_intervals_of_special_values():
-    assert interval(np.full((3, 9), 0.5)) == pytest.approx((0.5, 0.5, 0.5))  # the same on all tables is certain
-    assert interval(np.array([[0.9, 1.0], [0.8, 1.0]]), 0, 1).high == 1
-    for values in ([[0.5]], [[0.5, np.nan], [0.5, 0.5]]):
-        single = interval(np.array(values))
-        assert np.isnan([single.low, single.high]).all() and not single.excludes_zero
 
 
 @dataclass

@@ -104,6 +104,20 @@ def test_training_that_only_does_harm_leaves_the_start_to_the_bit():
     assert np.array_equal(model.predict_proba(X), untuned(X, y).predict_proba(X))
 
 
+@pytest.mark.parametrize(("gain", "kept_start"), [(0.9, True), (1.1, False)])
+def test_a_gain_within_its_standard_error_keeps_the_start(gain, kept_start, monkeypatch):
+    X, y = rule()
+    noise = np.tile([0.1, -0.1], len(sides(X, y)[1]))[: len(sides(X, y)[1])]  # of the losses of the selection rows
+    error = noise.std(ddof=1) / np.sqrt(len(noise))
+    checks = iter([1 + 0 * noise, 1 - gain * error + noise - noise.mean(), 1 + 0 * noise])
+    monkeypatch.setattr(module.Judge, "losses", lambda self, rows: next(checks))
+    model = tuned(X, y, learning_rate=1e-3)
+    losses = [check.loss for check in model.fine_tuning_.history]
+    assert losses[1] < losses[0]
+    assert model.fine_tuning_.kept_start == kept_start
+    assert equal(weights(model), weights(untuned(X, y))) == kept_start
+
+
 @pytest.mark.parametrize("where", ["loss", "check"])
 def test_a_loss_that_is_not_finite_ends_it_with_the_best_weights_so_far(where, monkeypatch):
     X, y = rule()

@@ -34,9 +34,9 @@ from tabicl_train.distributed.signals import Stop
 from tabicl_train.model.families import family_of
 from tabicl_train.module import Pretraining
 from tabicl_train.prediction.export import tensors_of
-from tabicl_train.prediction.gain import Gain, answer, untold
 from tabicl_train.run_dir.checkpoint import DamagedCheckpoint, read
 from tabicl_train.run_dir.records import Records
+from tabicl_train.statistics import Estimate, gain_in_words, no_interval_because
 from tabicl_train.stream import StepItem
 
 NAME = "answer.json"
@@ -116,7 +116,7 @@ class Answer:
             values = {**means, "gain": found.mean, "error": found.error, "low": found.low, "high": found.high}
             finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
             parts[part] = {"units": len(before), "of": units, **finite}
-            words = answer(found, len(before), units) if part == judged else change(found, len(before), units)
+            words = gain_in_words(found, len(before), units) if part == judged else change(found, len(before), units)
             sentences.append(f"{part} {'rows' if units == 'rows' else 'tables'}: {words}")
         return sentences
 
@@ -135,12 +135,11 @@ class Answer:
         return unit_losses(losses)
 
 
-def change(found: Gain, count: int, units: str) -> str:
+def change(found: Estimate, count: int, units: str) -> str:
     """The answer for units of a kind on which the selection did not depend."""
-    if problem := untold(found, units):
+    if problem := no_interval_because(found, units):
         return problem
-    interval = f"{-found.mean:+.4f} [{-found.high:+.4f}, {-found.low:+.4f}]"
-    return f"the mean loss changes by {interval} on {count} {units} that took no part (95 % interval)"
+    return f"the mean loss changes by {-found:+.4f} on {count} {units} that took no part (95 % confidence interval)"
 
 
 def export_command(config: RunConfig) -> str:

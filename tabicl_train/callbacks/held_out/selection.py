@@ -15,9 +15,9 @@ from tabicl_train.config.schema import RunConfig, ValidationConfig
 from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
 from tabicl_train.prediction.export import tensors_of
-from tabicl_train.prediction.gain import Gain, gain
 from tabicl_train.resume import initial_weights
 from tabicl_train.run_dir.checkpoint import DamagedCheckpoint, read
+from tabicl_train.statistics import Estimate, paired_gain
 
 START, BEST = "checkpoints/start.ckpt", "checkpoints/best.ckpt"  # in the folder of a run
 
@@ -78,6 +78,6 @@ def start_weights(config: RunConfig) -> dict[str, Tensor] | None:
         return None
 
 
-def paired(before: dict[Hashable, float], after: dict[Hashable, float]) -> Gain:
+def paired(before: dict[Hashable, float], after: dict[Hashable, float]) -> Estimate:
     """By how much the mean loss of the same units fell."""
-    return gain(np.array(list(before.values())), np.array([after[unit] for unit in before]))
+    return paired_gain(np.array(list(before.values())), np.array([after[unit] for unit in before]))

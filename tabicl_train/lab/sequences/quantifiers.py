@@ -108,5 +108,5 @@ def verdict(scores: pd.DataFrame) -> str:
         for kind, title in KINDS.items():
             gap = contrast(scores, kind, 1.0, variation=variation, sigma=sigma, length=length)
             end = "whose interval excludes zero" if gap.excludes_zero else "which decides nothing"
-            lines.append(f"- {variation}{title}: {gap.signed}, {end}.")
+            lines.append(f"- {variation}{title}: {gap:+.3f}, {end}.")
     return "\n".join(lines)

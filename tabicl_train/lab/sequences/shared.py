@@ -18,12 +18,13 @@ from tabicl_train.config.checks import at_least
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.folder import Folder, markdown
 from tabicl_train.lab.runs import trained_runs
-from tabicl_train.lab.scores import Mean, Row, by_seed_and_table, interval, score_all
+from tabicl_train.lab.scores import Row, by_seed_and_table, score_all
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.sequence import SequenceConfig
 from tabicl_train.prediction.export import load_network
 from tabicl_train.prediction.predict import predict
+from tabicl_train.statistics import Estimate, mean_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -137,17 +138,16 @@ def comparison(scores: pd.DataFrame, columns: dict[str, str], form: str, highest
     for (variation, rule), own in scores.groupby(["variation", "rule"], sort=False):
         for column, title in columns.items():
             found = [values(own, column, sigma=sigma, length=length) for sigma, length in places(scores)]
-            cells = ([format(number, form) for number in interval(means, 0.0, highest)] for means in found)
-            texts = (f"{mean} [{low}, {high}]" for mean, low, high in cells)
+            texts = (format(mean_interval(means, 0.0, highest), form) for means in found)
             rows.append([f"{rule}, {variation}{title}", *texts])
     header = ["network", *(f"sigma {sigma}, {length} rows" for sigma, length in places(scores))]
     return markdown(pd.DataFrame(rows, columns=header))
 
 
-def contrast(scores: pd.DataFrame, column: str, share: float, **where) -> Mean:
+def contrast(scores: pd.DataFrame, column: str, share: float, **where) -> Estimate:
     """SSA's error minus this share of softmax's on the same sequences, in the rows that have the values `where`."""
     softmax, ssa = (values(scores, column, rule=rule, **where) for rule in ("softmax", "SSA"))
-    return interval(ssa - share * softmax)
+    return mean_interval(ssa - share * softmax)
 
 
 def heat_maps(scores: pd.DataFrame, columns: dict[str, str], logarithmic: bool) -> Figure:

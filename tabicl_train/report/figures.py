@@ -1,0 +1,265 @@
+"""The figures of the page.
+
+Curves over the steps of one or several runs, each given as the data frame of one of its files; the multipliers and
+gates of the scalable softmax, from the rows of scaling.csv; and the attention of a network against the number of
+labeled rows, as lab/instruments.py measures it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from tabicl_train.config.monitoring import OWN, REAL, REAL_SCORES, SYNTHETIC, kind_of
+
+WINDOWS = 40  # a smoothed curve is a moving average over one fortieth of the longest run
+RATIO_WINDOWS = 20  # the same for the ratio of losses
+MAX_LINES = 150  # logged steps that are drawn, evenly spaced over the run
+PANELS = 4  # side by side
+ENDS = ["n_smallest", "at_smallest", "n_largest", "at_largest"]
+MEASURES = {
+    "entropy": "entropy / log n",
+    "top_weight": "largest weight",
+    "gap_mean": "largest logit minus mean",
+    "base_largest": "largest base multiplier",
+    "gate_mean": "mean gate",
+}
+KINDS = {
+    "inducing points": "inducing points of the columns",
+    "labeled rows": "in context: labeled rows",
+    "query rows": "in context: query rows",
+}
+
+Runs = dict[str, pd.DataFrame]
+
+
+def draw_training(metrics: Runs, validation: Runs) -> Figure:
+    """Loss, gradient norm and learning rate, and the ratio of the loss to the loss of guessing where that is known."""
+    points = {name: of_kind(rows, OWN, SYNTHETIC) for name, rows in validation.items()}
+    ratios, points = (
+        {name: loss_ratios(rows) for name, rows in runs.items() if "guess_loss" in rows} for runs in (metrics, points)
+    )
+    figure = Figure(figsize=(11, 6), layout="constrained")
+    top = ["loss", "ratio"] if ratios else ["loss", "loss"]
+    panels = figure.subplot_mosaic([top, ["grad_norm", "lr"]], height_ratios=[3, 2])
+    for column, title in (("loss", "loss"), ("grad_norm", "gradient norm before clipping"), ("lr", "learning rate")):
+        draw_curves(panels[column], metrics, column, smooth=column != "lr")
+        label_steps(panels[column], title)
+    panels["grad_norm"].set_yscale("log")
+    ticks = panels["grad_norm"].yaxis
+    ticks.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ticks.set_major_formatter("{x:g}")
+    ticks.set_minor_formatter("")  # labels at every multiple would overlap
+    if ratios:
+        draw_ratios(panels["ratio"], list(metrics), ratios, points)
+    return figure
+
+
+def label_steps(axes: Axes, title: str) -> None:
+    axes.set(title=title, xlabel="step")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def loss_ratios(rows: pd.DataFrame) -> pd.DataFrame:
+    """By step, sums of the loss and of the loss of guessing, and their ratio, which is comparable between tables of few
+    and of many classes."""
+    sums = rows.groupby("step")[["loss", "guess_loss"]].sum(min_count=1)
+    sums = sums[np.isfinite(sums).all(axis=1)]
+    return sums.assign(ratio=sums["loss"] / sums["guess_loss"])
+
+
+def draw_ratios(axes: Axes, names: list[str], ratios: Runs, points: Runs) -> None:
+    """Per run: the ratio of every step, faintly, the ratio of moving sums, and the validations as points."""
+    single = len(names) == 1
+    for i, name in enumerate(names):
+        if name in ratios:
+            steps, label = ratios[name], "training" if single else name
+            # Centered: a trailing window would lag behind the points of the validations.
+            windows = steps.rolling(max(1, len(steps) // RATIO_WINDOWS), min_periods=1, center=True).sum()
+            axes.plot(steps.index, steps["ratio"], color=f"C{i}", alpha=0.25, linewidth=0.8)
+            axes.plot(steps.index, windows["loss"] / windows["guess_loss"], color=f"C{i}", label=label)
+        if name in points:
+            color, label = ("C1", "validation") if single else (f"C{i}", f"{name}, validation")
+            axes.plot(points[name]["ratio"], "o", color=color, markeredgecolor="white", label=label)
+    axes.axhline(1, color="0.7", linewidth=0.8, zorder=0)
+    _, high = axes.get_ylim()
+    # The first steps lose up to three times as much as guessing; the axis is made for the second half of the runs.
+    late = [rows["ratio"][rows.index > rows.index.max() / 2].median() for rows in ratios.values()]
+    axes.set_ylim(top=min(high, 1.3 * np.nanmax([1, *late])))
+    label_steps(axes, "loss relative to guessing from the labels alone")
+    axes.legend(fontsize="small")
+
+
+def draw_throughput(runs: Runs) -> Figure:
+    """Tables and cells per second, and the share of the time spent waiting for tables, from metrics.csv."""
+    figure = Figure(figsize=(11, 3), layout="constrained")
+    titles = {"tables_per_s": "tables/s", "cells_per_s": "cells/s", "data_wait": "share of time waiting for tables"}
+    for axes, (column, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
+        draw_curves(axes, runs, column)
+        label_steps(axes, title)
+        axes.set_ylim(bottom=0)
+    return figure
+
+
+def draw_curves(axes: Axes, runs: Runs, column: str, smooth: bool = True) -> None:
+    """Per run: the logged values, faintly, and their moving average; for a single run, also where its stages start."""
+    window = max(1, max(map(len, runs.values())) // WINDOWS)
+    for i, (name, metrics) in enumerate(runs.items()):
+        values = metrics[column].where(np.isfinite(metrics[column]))
+        if smooth:
+            axes.plot(metrics["step"], values, color=f"C{i}", alpha=0.25, linewidth=0.8)
+            values = values.rolling(window, min_periods=1).mean()
+        axes.plot(metrics["step"], values, color=f"C{i}", label=name)
+    if len(runs) > 1:
+        axes.legend(fontsize="small")
+        return
+    (metrics,) = runs.values()
+    for step in metrics["step"][metrics["stage"] != metrics["stage"].shift()][1:]:
+        axes.axvline(step, color="0.7", linewidth=0.8, zorder=0)
+
+
+def draw_validation(runs: Runs) -> Figure:
+    """Loss on validation tables, own and synthetic ones, and ROC AUC or R2 on public real data, from
+    validation.csv: means, and for a single run also every set of tables."""
+    real = [of_kind(rows, REAL) for rows in runs.values()]
+    scores = {score: name for score, name in REAL_SCORES.items() if any(len(own) and score in own for own in real)}
+    kinds = [kind for kind in (OWN, SYNTHETIC) if any(len(of_kind(rows, kind)) for rows in runs.values())]
+    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    panels = list(figure.subplots(1, len(kinds) + len(scores), squeeze=False)[0])
+    for axes, kind in zip(panels, kinds, strict=False):
+        draw_sets(axes, {name: of_kind(rows, kind) for name, rows in runs.items()}, "loss")
+        label_steps(axes, f"loss on {kind} validation tables")
+    for axes, (score, title) in zip(panels[len(kinds) :], scores.items(), strict=True):
+        draw_sets(axes, {name: of_kind(rows, REAL) for name, rows in runs.items() if score in rows}, score)
+        label_steps(axes, f"{title} on real data")
+    return figure
+
+
+def of_kind(validation: pd.DataFrame, *kinds: str) -> pd.DataFrame:
+    """The rows about tables of these kinds."""
+    return validation[validation["data"].map(kind_of).isin(kinds)]
+
+
+def draw_sets(axes: Axes, runs: Runs, column: str) -> None:
+    """A curve per run: the mean of a column over the sets of tables; for a single run also a curve per set."""
+    for i, (name, validation) in enumerate(runs.items()):
+        is_real = validation["data"].map(kind_of) == REAL
+        sets = validation["data"].where(is_real, validation["rows"].astype(str) + " rows")
+        table = validation.pivot_table(column, "step", sets.rename("set"), sort=False)
+        if table.empty:
+            continue
+        if len(runs) == 1:
+            for j, (label, values) in enumerate(table.items(), start=1):
+                axes.plot(values.index, values, ".-", color=f"C{j}", linewidth=0.9, label=label)
+        mean = "mean" if len(runs) == 1 else name
+        axes.plot(table.index, table.mean(axis=1), "o-", color=f"C{i}", linewidth=2, label=mean)
+        axes.legend(fontsize="small")
+
+
+def draw_multipliers(scaling: pd.DataFrame) -> Figure:
+    """The largest base multiplier of every scalable softmax against n, the labeled rows, over training.
+
+    A line joins the smallest and the largest n of a logged step; its color is the step.
+    """
+    layers = list(scaling["layer"].unique())
+    steps = np.unique(scaling["step"])
+    shown = steps[np.linspace(0, len(steps) - 1, MAX_LINES).astype(int)]
+    columns = min(PANELS, len(layers))
+    rows = math.ceil(len(layers) / columns)
+    figure = Figure(figsize=(3.2 * columns + 1, 2.7 * rows), layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False, sharex=True).flat)
+    colors = ScalarMappable(cmap="viridis")
+    colors.set_clim(0, steps[-1])
+    for axes, layer in zip(panels, layers, strict=False):
+        draw_multiplier_lines(axes, scaling[(scaling["layer"] == layer) & scaling["step"].isin(shown)], colors)
+        axes.set_title(layer)
+    for axes in panels[len(layers) :]:
+        axes.set_axis_off()
+    figure.supxlabel("labeled rows n (log scale)")
+    figure.supylabel("largest base multiplier")
+    figure.colorbar(colors, ax=figure.axes, label="step", aspect=30)
+    return figure
+
+
+def draw_multiplier_lines(axes: Axes, scaling: pd.DataFrame, colors: ScalarMappable) -> None:
+    ends = scaling[ENDS].to_numpy()  # (steps, 4)
+    segments = LineCollection(ends.reshape(-1, 2, 2), cmap=colors.cmap, norm=colors.norm, linewidth=0.9)
+    segments.set_array(scaling["step"].to_numpy())
+    axes.add_collection(segments)
+    points, colored = ends.reshape(-1, 2), scaling["step"].repeat(2)  # all there is where a step has a single n
+    axes.scatter(*points.T, c=colored, cmap=colors.cmap, norm=colors.norm, s=4)
+    axes.set(xscale="log", ylim=(0, 1.08 * ends[:, [1, 3]].max()))
+    axes.set_xlim(ends[:, 0].min() / 1.1, ends[:, 2].max() * 1.1)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.tick_params(labelsize="small")
+
+
+def draw_attention(measures: pd.DataFrame) -> Figure:
+    """A row of panels per measure, a column per kind of queries, a line per layer: means over heads and tables; the
+    band reaches from the lowest to the highest head."""
+    shown = [name for name in MEASURES if measures[name].notna().any()]
+    kinds = [kind for kind in KINDS if kind in set(measures["queries"])]
+    depths = measures.groupby("stage")["layer"].max()
+    figure = Figure(figsize=(3.7 * len(kinds), 2.3 * len(shown) + 0.4), layout="constrained")
+    grid = figure.subplots(len(shown), len(kinds), squeeze=False, sharex=True, sharey="row")
+    for panels, name in zip(grid, shown, strict=True):
+        panels[0].set_ylabel(MEASURES[name])
+        for axes, kind in zip(panels, kinds, strict=True):
+            of_kind = measures[measures["queries"] == kind]
+            draw_layers(axes, of_kind, name, depths[of_kind["stage"].iloc[0]])
+    for axes, kind in zip(grid[0], kinds, strict=True):
+        axes.set_title(KINDS[kind], fontsize="medium")
+        axes.legend(title="layer", fontsize="x-small", title_fontsize="x-small", ncols=2)
+        axes.set_ylim(0, 1.05)
+    figure.supxlabel("labeled rows n (log scale)", fontsize="medium")
+    return figure
+
+
+def draw_layers(axes: Axes, measures: pd.DataFrame, name: str, depth: int) -> None:
+    """depth: number of the stage's last layer, so that a layer has the same color in all panels of the stage"""
+    heads = measures.groupby(["layer", "head", "n"])[name].mean().dropna()  # over tables
+    for layer in heads.index.unique("layer"):
+        color = colormaps["viridis"](0.9 * layer / max(depth, 1))
+        by_n = heads[layer].groupby("n")
+        mean = by_n.mean()
+        axes.plot(mean, ".-", color=color, linewidth=1.2, label=str(layer))
+        axes.fill_between(mean.index, by_n.min(), by_n.max(), color=color, alpha=0.12, linewidth=0)
+    if name == "gap_mean" and len(measures):
+        n = np.unique(measures["n"])
+        axes.plot(n, np.log(n), color="0.5", linestyle="--", linewidth=1, label="log n")
+        axes.annotate("log n", (n[-1], np.log(n[-1])), ha="right", va="bottom", fontsize="small", color="0.4")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.tick_params(labelsize="small")
+
+
+def draw_gates(scaling: pd.DataFrame) -> Figure | None:
+    """Mean and standard deviation of the gate of each layer over the steps; None if no layer has a gate."""
+    gates = scaling[scaling["gate_mean"].notna()]
+    if gates.empty:
+        return None
+    figure = Figure(figsize=(11, 3.2), layout="constrained")
+    panels = figure.subplots(1, 2)
+    layers = list(gates["layer"].unique())
+    for axes, column, title in zip(
+        panels, ("gate_mean", "gate_std"), ("mean of the gate", "standard deviation of the gate"), strict=True
+    ):
+        for color, layer in zip(colormaps["viridis"](np.linspace(0, 0.9, len(layers))), layers, strict=True):
+            own = gates[gates["layer"] == layer]
+            axes.plot(own["step"], own[column], color=color, linewidth=1, label=layer)
+        axes.set(title=title, xlabel="step")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize="small", title="layer")
+    return figure
