@@ -12,6 +12,8 @@ from tabicl_train.config.monitoring import WandbConfig
 from tabicl_train.console import first_line, info
 from tabicl_train.run_dir.atomic import write_atomically
 
+TIMEOUT = 30.0  # seconds after which wandb gives up connecting to its server, and uploading at the end of the run
+
 
 class WandbLogger:
     """Logs to a wandb run, which a resumed run continues: its id is in the run directory's wandb.json.
@@ -37,7 +39,7 @@ class WandbLogger:
     def log_metrics(self, values: dict[str, Any], step: int) -> None:
         """Log values over our step; wandb's own step only counts the calls. See `Logger.log_metrics`."""
         if self.run is None:
-            self.run = open_run(self.options, self.folder, self.config, self.options.timeout)
+            self.run = open_run(self.options, self.folder, self.config, TIMEOUT)
             self.run.define_metric("step")
             self.run.define_metric("*", step_metric="step")
         self.run.log({"step": step, **values})
@@ -81,7 +83,7 @@ def open_run(options: WandbConfig, folder: Path, config: dict[str, Any], finish_
     """
     import wandb
 
-    settings = wandb.Settings(silent=True, console="off", init_timeout=options.timeout, finish_timeout=finish_timeout)
+    settings = wandb.Settings(silent=True, console="off", init_timeout=TIMEOUT, finish_timeout=finish_timeout)
 
     def init(mode: str) -> Any:
         return wandb.init(

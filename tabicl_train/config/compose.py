@@ -92,10 +92,10 @@ def from_values(values: dict[str, Any]) -> RunConfig:
     """
     try:
         tree = OmegaConf.merge(OmegaConf.structured(RunConfig(model=settings_of(values["model"])())), values)
-        config = to_dataclasses(tree)
+        config, problems = to_config(tree)
     except OmegaConfBaseException as error:
         raise ConfigError([first_lines(error)]) from None
-    if problems := find_problems(config):
+    if problems:
         raise ConfigError(problems)
     return config
 
@@ -135,8 +135,8 @@ class Composer:
             if is_of_sweep(text):
                 problems.append(f"{text}: a setting of tabicl-sweep, and of tabicl-train -m")
             elif override.is_sweep_override():
-                quotes = f"plain text needs quotes: \"{key}='...'\""
-                problems.append(f"{text!r} has several values, which needs -m; {quotes}")
+                hint = f"plain text needs quotes: \"{key}='...'\""
+                problems.append(f"{text!r} has several values, which needs -m; {hint}")
                 wrong_groups |= {key} & self.choices.keys()
             elif key not in self.choices:
                 values.append((text, override))
@@ -145,26 +145,17 @@ class Composer:
             else:
                 problems.append(f"{text}: there is no such choice; there are {', '.join(self.choices[key])}")
                 wrong_groups.add(key)
+        # What may be wrong only because a choice is: an experiment decides about the stages and the prior.
+        doubtful = tuple({STAGES, "prior"} if "experiment" in wrong_groups else wrong_groups)
         try:
             tree = self.compose_groups(groups)
+            content: Any = OmegaConf.to_container(tree)
+            keys = list(flatten(content))
+            found = [set_value(tree, text, override, keys, also) for text, override in values]
+            config, contradictions = to_config(tree)
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError([*problems, first_lines(error)]) from None
-        # After a wrong choice, the names of the stages or the options of the prior are unknown; after a wrong
-        # experiment, both are.
-        undecided = tuple(f"{part}." for part in (STAGES, "prior") if wrong_groups & {"experiment", part.split(".")[0]})
-        content: Any = OmegaConf.to_container(tree)
-        keys = list(flatten(content))
-        for text, override in values:
-            if problem := add_missing(tree, text, override.key_or_group, keys, also):
-                problems += [] if override.key_or_group.startswith(undecided) else [problem]
-            else:
-                problems += set_value(tree, text, override)
-        hidden = ("",) if "experiment" in wrong_groups else tuple(wrong_groups)
-        try:
-            config = to_dataclasses(tree)
-        except OmegaConfBaseException as error:
-            raise ConfigError([*problems, first_lines(error)]) from None
-        problems += [line for line in find_problems(config) if not line.startswith(hidden)]
+        problems += [line for line in [*filter(None, found), *contradictions] if not line.startswith(doubtful)]
         if problems:
             raise ConfigError(list(dict.fromkeys(problems)))
         return config
@@ -194,17 +185,14 @@ class Composer:
             except OmegaConfBaseException as error:
                 problems.append(f"{text}: {first_lines(error)}")
         for text, override in read:
-            key = override.key_or_group
-            if key.startswith("sweep.space"):
+            if override.key_or_group.startswith("sweep.space"):
                 form = "KEY=VALUE,VALUE or KEY=interval(LOW,HIGH)"
                 problems.append(f"{text}: on the command line, {form} says what varies")
             elif override.is_sweep_override():
-                problems.append(
-                    f"{text}: this setting of the sweep has one value; a list needs brackets: [VALUE,VALUE]"
-                )
-            elif key != "sweep":
-                problem = add_missing(tree, text, key)
-                problems += [problem] if problem else set_value(tree, text, override)
+                hint = "this setting of the sweep has one value; a list needs brackets: [VALUE,VALUE]"
+                problems.append(f"{text}: {hint}")
+            elif override.key_or_group != "sweep":
+                problems += filter(None, [set_value(tree, text, override)])
         sweep = OmegaConf.to_object(tree.sweep)
         assert isinstance(sweep, SweepConfig)
         problems += [f"sweep.{problem}" for problem in sweep.problems()]
@@ -213,19 +201,22 @@ class Composer:
         return sweep
 
     def read(self, overrides: list[str], problems: list[str]) -> list[tuple[str, Override]]:
-        """The overrides as texts and as Hydra reads them; adds to the problems of those that it cannot read."""
+        """The overrides as texts and as Hydra reads them; adds to the problems of those that it cannot read.
+
+        A value that it cannot read is put in quotes, such as run_dir=runs/it's(1), unless it may be meant as more than
+        text: one with a comma, a backslash, or a bracket at the start.
+        """
         read = []
-        for text in map(quote, overrides):
-            key, equals, _ = text.partition("=")
-            try:
-                override = OverridesParser.create().parse_override(text)
-            except HydraException:
-                hint = f"if the value is plain text, put it in quotes: \"{key}='...'\""
-                problems.append(
-                    f"{text!r} cannot be read; {hint}" if equals else f"{text!r} is not of the form key=value"
-                )
-                continue
-            if re.match(r"[+~]*hydra[./=]", text):
+        for text in overrides:
+            key, equals, value = text.partition("=")
+            override = parse(text)
+            if override is None and equals and not re.search(r"[,\\]|^[\[{'\"]", value):
+                text = f"{key}='" + value.replace("'", "\\'") + "'"
+                override = parse(text)
+            if override is None:
+                hint = f"cannot be read; if the value is plain text, put it in quotes: \"{key}='...'\""
+                problems.append(f"{text!r} {hint if equals else 'is not of the form key=value'}")
+            elif re.match(r"[+~]*hydra[./=]", text):
                 problems.append(f"{text}: settings of Hydra are not used; see tabicl-train --help, tabicl-sweep --help")
             elif override.is_delete():
                 problems.append(f"{text}: a setting cannot be removed")
@@ -267,81 +258,57 @@ def is_of_sweep(override: str) -> bool:
     return re.match(r"[+~]*sweep[.=@]", override) is not None
 
 
-def quote(text: str) -> str:
-    """KEY=VALUE with quotes around a value that Hydra's grammar cannot read, such as run_dir=runs/it's(1).
-
-    Values with commas, backslashes or brackets at the start stay as they are: they may be meant as more than text.
-    """
-    key, equals, value = text.partition("=")
-    if not equals or re.search(r"[,\\]|^[\[{'\"]", value):
-        return text
+def parse(text: str) -> Override | None:
     try:
-        OverridesParser.create().parse_override(text)
+        return OverridesParser.create().parse_override(text)
     except HydraException:
-        return f"{key}='" + value.replace("'", "\\'") + "'"
-    return text
+        return None
 
 
-def add_missing(
-    tree: DictConfig, text: str, key: str, all_keys: Collection[str] = (), also: Collection[str] = ()
+def set_value(
+    tree: DictConfig, text: str, override: Override, all_keys: Collection[str] = (), also: Collection[str] = ()
 ) -> str | None:
-    """Add a stage that a key begins; returns the message for a key that is wrong, with the nearest one that is not.
+    """Set a value in the configuration; returns what is wrong with it, for an unknown key with the nearest one.
 
     Keys can be added to dictionaries, after a plus unless they are of a `mix`.
     """
+    key, value = override.key_or_group, override.value()
     node: Any = tree
     parts = key.split(".")
     for depth, part in enumerate(parts):
         known, prefix = list(node) if isinstance(node, DictConfig) else [], ".".join(parts[:depth])
-        if part not in known and isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict:
-            if not text.startswith("+") and not prefix.endswith(".mix"):
-                hint = (
-                    f" (+{prefix}.{part}.KEY=VALUE adds a stage)" if prefix == STAGES and depth + 1 < len(parts) else ""
-                )
-                return unknown_key(prefix, part, known) + hint
-            if prefix != STAGES:
-                return None
-            OmegaConf.update(tree, prefix, {part: {}})  # with the defaults of a stage
+        is_open = isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict
+        can_add = is_open and (text.startswith("+") or prefix.endswith(".mix"))
+        if part not in known and not can_add:
+            is_stage = prefix == STAGES and depth + 1 < len(parts)
+            hint = f" (+{STAGES}.{part}.KEY=VALUE adds a stage)" if is_stage else ""
+            elsewhere = () if is_open else (parts[-1], all_keys)
+            return unknown_key(prefix, part, [*known, *(() if depth else also)], *elsewhere) + hint
+        if part not in known and prefix == STAGES:
+            OmegaConf.update(tree, STAGES, {part: {}})  # with the defaults of a stage
         elif part not in known:
-            return unknown_key(prefix, part, [*known, *(() if depth else also)], parts[-1], all_keys)
+            break
         node = None if OmegaConf.is_missing(node, part) else node[part]
-    return None
-
-
-def set_value(tree: DictConfig, text: str, override: Override) -> list[str]:
-    """Set a value in the configuration; returns what is wrong with it."""
-    key, value = override.key_or_group, override.value()
     try:
         OmegaConf.update(tree, key, value)
         if isinstance(value, int | float) and isinstance(OmegaConf.select(tree, key), str):
             OmegaConf.update(tree, key, text.partition("=")[2])  # the folder 2024_10 is not 202410
     except OmegaConfBaseException as error:
-        return [wrong_type(key, error)]
-    return []
+        return wrong_type(key, error)
+    return None
 
 
-def to_dataclasses(tree: Any) -> RunConfig:
-    config = OmegaConf.to_object(tree)
-    assert isinstance(config, RunConfig)
+def to_config(tree: Any) -> tuple[RunConfig, list[str]]:
+    """The composed tree as dataclasses, and what is wrong with it: numbers that are not finite, and contradictions."""
+    config: Any = OmegaConf.to_object(tree)
     config.curriculum.drop_skipped()
     config.prior = OmegaConf.to_container(tree.prior, resolve=True) if tree.prior is not None else None
-    return config
-
-
-def find_problems(config: RunConfig) -> list[str]:
-    """Everything wrong with a configuration: numbers that are not finite, and contradictions."""
-    not_finite = non_finite_numbers(config)
-    problems = [line for line in config.problems() if not line.startswith(tuple(f"{key} " for key in not_finite))]
-    return [*not_finite.values(), *problems]
-
-
-def non_finite_numbers(config: RunConfig) -> dict[str, str]:
-    """The problems with numbers that are nan or infinite, by their keys."""
-    problems = {}
+    not_finite = {}
     for key, value in flatten(dataclasses.asdict(config)).items():
         for number in value if isinstance(value, list) else [value]:
             if not isinstance(number, float) or math.isfinite(number):
                 continue
             if number != math.inf or not key.endswith(UNLIMITED):
-                problems[key] = f"{key} is {value}; it must be a finite number"
-    return problems
+                not_finite[key] = f"{key} is {value}; it must be a finite number"
+    problems = [line for line in config.problems() if not line.startswith(tuple(f"{key} " for key in not_finite))]
+    return config, [*not_finite.values(), *problems]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from tabicl_train.errors import ConfigError
@@ -55,18 +55,22 @@ def installed_folders() -> list[Path]:
     Raises ConfigError for an entry point that names no folder, and for a file that two folders have, since Hydra would
     silently take the first one.
     """
-    folders: list[Path] = []
-    problems = []
-    if entries := entry_points(group=GROUP):
-        owners = dict.fromkeys(file_names(CONFIG_DIR), "tabicl-train itself")
-        for entry in entries:
-            folders.append(folder := folder_of(entry))
-            for file in file_names(folder):
-                if file in owners:
-                    problems.append(
-                        f"two configuration files are called {file}: of {owner(entry)} and of {owners[file]}"
-                    )
-                owners.setdefault(file, owner(entry))
+    folders, owners, problems = list[Path](), dict[str, str](), list[str]()
+    for entry in entry_points(group=GROUP):
+        package = f"package {entry.dist.name if entry.dist else entry.name}"
+        try:
+            spec, reason = importlib.util.find_spec(entry.value), "there is no such package"
+        except Exception as error:  # find_spec imports the parent package, which may fail in any way
+            spec, reason = None, f"{type(error).__name__}: {error}"
+        if spec is None or not spec.submodule_search_locations:
+            place = f"the entry point {entry.name} = {entry.value!r} of the group {GROUP}"
+            problems.append(f"{package}: {place} names no folder of configuration files ({reason})")
+            continue
+        folders.append(Path(next(iter(spec.submodule_search_locations))))
+        for file in file_names(folders[-1]):
+            other = "tabicl-train itself" if file in file_names(CONFIG_DIR) else owners.setdefault(file, package)
+            if other != package:
+                problems.append(f"two configuration files are called {file}: of {package} and of {other}")
     if problems:
         raise ConfigError(problems)
     return folders
@@ -75,20 +79,3 @@ def installed_folders() -> list[Path]:
 def file_names(folder: Path) -> list[str]:
     """The names of the configuration files in a folder, relative to it."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.yaml"))
-
-
-def folder_of(entry: EntryPoint) -> Path:
-    try:
-        spec = importlib.util.find_spec(entry.value)
-        reason = "there is no such package"
-    except Exception as error:  # find_spec imports the parent package, which may fail in any way
-        spec, reason = None, f"{type(error).__name__}: {error}"
-    if spec is None or not spec.submodule_search_locations:
-        raise ConfigError([f"{owner(entry)}: the entry point {entry.name} = {entry.value!r} of the group "
-                           f"{GROUP} names no folder of configuration files ({reason})"])  # fmt: skip
-    return Path(next(iter(spec.submodule_search_locations)))
-
-
-def owner(entry: EntryPoint) -> str:
-    """The package that registers an entry point."""
-    return f"package {entry.dist.name if entry.dist else '?'}"

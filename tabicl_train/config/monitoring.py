@@ -189,11 +189,9 @@ class WandbConfig:
     """Group of the wandb run, such as a sweep."""
     tags: list[str] = field(default_factory=list)
     """Tags of the wandb run."""
-    timeout: float = 30.0
-    """Seconds after which wandb gives up connecting to its server, and uploading at the end of the run."""
 
     def problems(self) -> list[str]:
-        problems = one_of("mode", self.mode, WANDB_MODES) + at_least(1, timeout=self.timeout)
+        problems = one_of("mode", self.mode, WANDB_MODES)
         # wandb itself would refuse these once the run has begun.
         if len(self.project) > 128 or set(WANDB_FORBIDDEN) & set(self.project):
             rule = f"at most 128 characters, and none of {' '.join(WANDB_FORBIDDEN)}"
