@@ -14,8 +14,12 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
+from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
+
+import yaml
 
 from tabicl_train.console import first_line, is_first, is_first_here, print_line
 from tabicl_train.distributed.launch import (
@@ -87,7 +91,10 @@ def train() -> None:
     with config_errors(is_first()):
         config = compose(args.overrides, *files)
     if args.cfg:
-        print_config(config)
+        from tabicl_train.planning.run_plan import run_plan
+
+        print(yaml.safe_dump(asdict(config), sort_keys=False), end="")
+        print("\n".join(run_plan(config)), file=sys.stderr)
         return
     check_start(config)
     if (devices := config.trainer.devices or 1) > 1 and not is_rank():
@@ -108,23 +115,9 @@ def train_arguments(program: str) -> argparse.Namespace:
     parser.add_argument("--version", action="store_true")
     args = parser.parse_intermixed_args()
     if args.version:
-        from importlib.metadata import version
-
         print(f"tabicl-train {version('tabicl-train')}")
         sys.exit(0)
     return args
-
-
-def print_config(config: RunConfig) -> None:
-    """Print the configuration, and the steps, FLOPs and memory of each stage."""
-    import dataclasses
-
-    import yaml
-
-    from tabicl_train.planning.run_plan import run_plan
-
-    print(yaml.safe_dump(dataclasses.asdict(config), sort_keys=False), end="")
-    print("\n".join(run_plan(config)), file=sys.stderr)
 
 
 def check_start(config: RunConfig) -> None:
@@ -138,13 +131,14 @@ def check_start(config: RunConfig) -> None:
 
 def run(config: RunConfig) -> None:
     """Train, or do the preflight; exits with 1 and one line if it fails, with 75 if preempted (a rank with 0)."""
-    with config_errors(), run_errors(None if config.preflight else Path(config.run_dir)):
+    folder, status = None if config.preflight else Path(config.run_dir), "finished"
+    # Signals are watched from here on since the imports take seconds; a preflight has nothing to save.
+    with config_errors(), contextlib.nullcontext() if config.preflight else watch_signals(), run_errors(folder):
         if config.preflight:
             from tabicl_train.debugging.preflight import preflight
 
             preflight(config)
-            return
-        with watch_signals():  # from here on, since the imports take seconds; a preflight has nothing to save
+        else:
             from tabicl_train.train import train as run_training
 
             status = run_training(config)
@@ -156,34 +150,29 @@ def run(config: RunConfig) -> None:
 def submit() -> None:
     """tabicl-submit experiment=NAME run_dir=DIR key=value ... submit.nodes=2 ..."""
     with config_errors():
-        if {"-h", "--help"} & set(sys.argv[1:]):
-            from tabicl_train.config.documentation import help_text
-            from tabicl_train.config.options import SubmitOptions
-
-            print(help_text(SubmitOptions, "submit."))
-            return
+        settings = [text for text in sys.argv[1:] if not text.startswith("submit.")]
+        if {"-h", "--help"} & set(settings):
+            arguments("SubmitOptions", "submit.")
         if not is_installed("submitit"):
             raise ConfigError([f"submitting needs submitit: {install('submitit', 'slurm')}"])
-        own = [text for text in sys.argv[1:] if text.startswith("submit.")]
-        settings = [text for text in sys.argv[1:] if text not in own]
         if not settings:
             raise ConfigError(["there are no settings of the run, such as experiment=tabicl_v2 or run_dir=runs/mine"])
         from tabicl_train.config.schema import with_workers
         from tabicl_train.distributed.submit import GPU_WORKERS
         from tabicl_train.distributed.submit import submit as submit_job
 
-        options, config = check_submission(own, settings)
+        options, config = check_submission(settings)
         folder = Path(config.run_dir, "jobs").absolute()
-        config, arguments = with_workers(config, GPU_WORKERS if options.gpus else 1)
-        job = submit_job([*settings, *arguments, f"run_dir={folder.parent}"], options, folder, config.cores)
+        config, workers = with_workers(config, GPU_WORKERS if options.gpus else 1)
+        job = submit_job([*settings, *workers, f"run_dir={folder.parent}"], options, folder, config.cores)
     print(f"job       {job.job_id}, started again at its time limit until the run is finished")
     print(f"messages  {shlex.join(['tail', '-F', str(job.paths.stdout)])}")
     if options.cluster == "slurm":
         print(f"watch     squeue -j {job.job_id}\nend       scancel {job.job_id}, which saves a checkpoint first")
 
 
-def check_submission(own: list[str], settings: list[str]) -> tuple[SubmitOptions, RunConfig]:
-    """The options of a job, from arguments of the form submit.KEY=VALUE, and the configuration of its run.
+def check_submission(settings: list[str]) -> tuple[SubmitOptions, RunConfig]:
+    """The options of a job, from the arguments submit.KEY=VALUE, and the configuration of its run from the others.
 
     Raises ConfigError with the problems of both.
     """
@@ -192,7 +181,7 @@ def check_submission(own: list[str], settings: list[str]) -> tuple[SubmitOptions
 
     problems, options, config = [], None, None
     try:
-        options = parse(SubmitOptions, [text.removeprefix("submit.") for text in own])
+        options = parse(SubmitOptions, [text[7:] for text in sys.argv[1:] if text.startswith("submit.")])
         problems += [f"submit.{problem}" for problem in options.problems()]
     except ConfigError as error:
         problems += [f"submit.{problem}" for problem in error.problems]
@@ -317,13 +306,16 @@ def lab() -> None:
             sys.exit(f"error: {error}")
 
 
-def arguments(name: str) -> Any:
-    """The arguments of a command, whose options have this name; prints the help and exits if it is asked for."""
+def arguments(name: str, prefix: str = "") -> Any:
+    """The arguments of a command, whose options have this name; prints the help and exits if it is asked for.
+
+    prefix: of the options in the help
+    """
     from tabicl_train.config import options
     from tabicl_train.config.documentation import help_text
 
     if {"-h", "--help"} & set(sys.argv[1:]):
-        print(help_text(getattr(options, name)))
+        print(help_text(getattr(options, name), prefix))
         sys.exit(0)
     return options.parse(getattr(options, name), sys.argv[1:])
 

@@ -232,9 +232,20 @@ class Composer:
 def hydra_tree(
     name: str, folders: tuple[Path, ...], groups: tuple[str, ...], classes: tuple[tuple[str, type], ...], written: int
 ) -> DictConfig:
-    """What Hydra composes; not to be changed.
+    """What Hydra composes; not to be changed."""
+    store_schemas(classes)
+    paths = ",".join("'file://" + str(folder).replace("'", "\\'") + "'" for folder in folders[1:])
+    with initialize_config_dir(str(folders[0]), job_name="tabicl-train", version_base="1.3"):
+        tree = hydra_compose(name, [*groups, f"hydra.searchpath=[{paths}]"])
+    OmegaConf.set_struct(tree, None)  # which Hydra has set, so that only + could add to a dictionary
+    return tree
 
-    The schema of each prior is its own fields, that of `model` a family's, which a file of the group may replace.
+
+@functools.lru_cache(maxsize=1)
+def store_schemas(classes: tuple[tuple[str, type], ...]) -> None:
+    """Make known to Hydra the schema of a run, and those of each prior (its own fields) and family of networks.
+
+    That of `model` is a family's, which a file of the group may replace by another.
     """
     store = ConfigStore.instance()
     run = OmegaConf.structured(RunConfig)
@@ -246,11 +257,6 @@ def hydra_tree(
     for prior, cls in classes:
         schema = dataclasses.make_dataclass(cls.__name__, [("name", str, field(default=prior))], bases=(cls,))
         store.store(group="prior/schema", name=prior, node=schema, package="prior")
-    paths = ",".join("'file://" + str(folder).replace("'", "\\'") + "'" for folder in folders[1:])
-    with initialize_config_dir(str(folders[0]), job_name="tabicl-train", version_base="1.3"):
-        tree = hydra_compose(name, [*groups, f"hydra.searchpath=[{paths}]"])
-    OmegaConf.set_struct(tree, None)  # which Hydra has set, so that only + could add to a dictionary
-    return tree
 
 
 def is_of_sweep(override: str) -> bool:

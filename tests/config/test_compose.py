@@ -1,10 +1,13 @@
 import dataclasses
+from unittest import mock
 
 import pytest
 from omegaconf import OmegaConf
 
+import priors
+from tabicl_train.config import compose as composing
 from tabicl_train.config.compose import CONFIG_DIR, compose
-from tabicl_train.config.schema import StageConfig
+from tabicl_train.config.schema import StageConfig, build_prior
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig
 
@@ -18,24 +21,37 @@ NEEDS = {"sequence": "curriculum=sequences", "linear_functions": "model.max_clas
 
 @pytest.mark.parametrize(("group", "choice"), CHOICES)
 def test_every_yaml_composes(group, choice):
+    """An experiment says what it costs, its steps and tables, and on which hardware."""
     needed = [setting for start, setting in NEEDS.items() if choice.startswith(start) and group in ("model", "prior")]
-    config = compose([f"{group}={choice}", *needed])
-    values = OmegaConf.load(CONFIG_DIR / group / f"{choice}.yaml")
-    if group not in ("experiment", "task"):
+    config, file = compose([f"{group}={choice}", *needed]), CONFIG_DIR / group / f"{choice}.yaml"
+    if group == "experiment":
+        comment, stages = file.read_text().partition("defaults:")[0], config.curriculum.stages.values()
+        steps, tables = sum(s.steps for s in stages), sum(s.steps * s.tables for s in stages)
+        assert f"Cost: {steps:,} steps" in comment and "FLOPs" in comment and "Hardware: " in comment
+        assert f"{tables:,} tables" in comment or f"{tables / 1e6:.0f} million tables" in comment
+    elif group != "task":
+        values = OmegaConf.load(file)
         part = config.prior if group == "prior" else dataclasses.asdict(getattr(config, group))
         values.pop("defaults", None)
         assert values.items() <= part.items() or group == "curriculum"
     assert config.total_steps > 0
 
 
-@pytest.mark.parametrize("name", [choice for group, choice in CHOICES if group == "experiment"])
-def test_every_experiment_says_its_cost_and_hardware(name):
-    """The steps and tables are those of its curriculum."""
-    comment = (CONFIG_DIR / f"experiment/{name}.yaml").read_text().partition("defaults:")[0]
-    stages = compose([f"experiment={name}"]).curriculum.stages.values()
-    steps, tables = sum(s.steps for s in stages), sum(s.steps * s.tables for s in stages)
-    assert f"Cost: {steps:,} steps" in comment and "FLOPs" in comment and "Hardware: " in comment
-    assert f"{tables:,} tables" in comment or f"{tables / 1e6:.0f} million tables" in comment
+def test_a_run_composes_once_and_builds_its_prior_once():
+    with (
+        mock.patch.object(composing, "hydra_compose", wraps=composing.hydra_compose) as composed,
+        mock.patch.object(priors, "build_prior", wraps=priors.build_prior) as built,
+    ):
+        wrong = ["experiment=smoke", "prior=needle", "model.embed_dm=3", "trainer.devices=x", "seed=-1", "a=1"]
+        with pytest.raises(ConfigError) as caught:
+            compose(wrong)
+        assert len(caught.value.problems) == 4 and (composed.call_count, built.call_count) == (1, 1)
+        config = compose(["experiment=smoke", "prior=needle", "seed=3"])
+        config.start_problems()
+        prior = build_prior(config.prior)
+        assert prior.needles == config.prior["needles"] and (composed.call_count, built.call_count) == (1, 2)
+    assert build_prior(compose(["experiment=smoke", "prior=needle"]).prior) is not prior, "its files may have changed"
+    assert build_prior(config.prior | {"needles": 2}).needles == 2
 
 
 def test_overrides_reach_the_configuration():
