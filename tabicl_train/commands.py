@@ -75,7 +75,7 @@ def train() -> None:
     args = train_arguments("tabicl-train")
     files = (args.config_name, args.config_path, args.config_dir)
     if args.help and not args.multirun:
-        from tabicl_train.config.documentation import train_help
+        from tabicl_train.config.arguments import train_help
 
         with config_errors():
             print(train_help(*files[1:]))
@@ -176,8 +176,9 @@ def check_submission(settings: list[str]) -> tuple[SubmitOptions, RunConfig]:
 
     Raises ConfigError with the problems of both.
     """
+    from tabicl_train.config.arguments import parse
     from tabicl_train.config.compose import compose
-    from tabicl_train.config.options import SubmitOptions, parse
+    from tabicl_train.config.options import SubmitOptions
 
     problems, options, config = [], None, None
     try:
@@ -207,7 +208,7 @@ def sweep() -> None:
 
 def run_sweep(args: argparse.Namespace) -> None:
     """A sweep; with --help its settings, with --cfg its runs. Exits as `run` does."""
-    from tabicl_train.config.documentation import sweep_help
+    from tabicl_train.config.arguments import sweep_help
 
     files = (args.config_name, args.config_path, args.config_dir)
     with config_errors():
@@ -312,12 +313,12 @@ def arguments(name: str, prefix: str = "") -> Any:
     prefix: of the options in the help
     """
     from tabicl_train.config import options
-    from tabicl_train.config.documentation import help_text
+    from tabicl_train.config.arguments import help_text, parse
 
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(help_text(getattr(options, name), prefix))
         sys.exit(0)
-    return options.parse(getattr(options, name), sys.argv[1:])
+    return parse(getattr(options, name), sys.argv[1:])
 
 
 @contextlib.contextmanager

@@ -1,7 +1,4 @@
-"""The options of the commands other than tabicl-train, and how they are read from key=value arguments, without Hydra.
-
-The string under each field documents it, as in the schema.
-"""
+"""The options of the commands other than tabicl-train. The string under each field documents it, as in the schema."""
 
 from __future__ import annotations
 
@@ -9,13 +6,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-from omegaconf import MISSING, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from tabicl_train.config.checks import at_least, one_of, ordered_pair
 
-from tabicl_train.config.checks import at_least, one_of, ordered_pair, unknown_key, wrong_type
-from tabicl_train.config.documentation import usage
-from tabicl_train.errors import ConfigError
+MISSING: Any = "???"  # OmegaConf's mark of an option that must be given
 
 
 @dataclass
@@ -180,42 +173,3 @@ class PriorOptions:
         problems = at_least(1, steps=self.steps, processes=self.processes, rounds=self.rounds, tables=self.tables)
         problems += [problem for rows in self.rows for problem in at_least(MIN_ROWS, rows=rows)]
         return problems + ordered_pair("features", self.features, 1)
-
-
-def parse(options: type, arguments: list[str]) -> Any:
-    """key=value arguments as an instance of a dataclass of options; raises ConfigError with everything wrong."""
-    schema = OmegaConf.structured(options)
-    keys = list(schema)
-    problems, given = [], set()
-    for text in arguments:
-        key, equals, value = text.partition("=")
-        if not equals:
-            problems.append(f"{text!r} is not of the form key=value")
-        elif key not in keys:
-            problems.append(unknown_key("", key, keys))
-        else:
-            given.add(key)
-            try:
-                schema[key] = read_value(value)
-            except OmegaConfBaseException as error:
-                is_null = read_value(value) is None
-                problems.append(f"{key} is {value or 'empty'}; it needs a value" if is_null else wrong_type(key, error))
-    problems += [f"{key} is missing" for key in keys if OmegaConf.is_missing(schema, key) and key not in given]
-    if problems:
-        mistake = ConfigError(problems)
-        mistake.add_note(f"usage: {usage(options)}")
-        raise mistake
-    return OmegaConf.to_object(schema)
-
-
-def read_value(text: str) -> Any:
-    """A value in YAML, its numbers as text: the options have types, and a folder may be called 2024_10.
-
-    What is no YAML, such as a path with an opening quote, is plain text.
-    """
-    if text in ("", "null"):
-        return None
-    try:
-        return yaml.load(text, yaml.BaseLoader)
-    except yaml.YAMLError:
-        return text

@@ -12,9 +12,9 @@ from typing import Any
 from tqdm import tqdm
 
 from priors import PriorError, Table
+from tabicl_train.config.arguments import help_text, parse
 from tabicl_train.config.compose import compose
-from tabicl_train.config.documentation import help_text
-from tabicl_train.config.options import PriorOptions, parse
+from tabicl_train.config.options import PriorOptions
 from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.console import text_table
 from tabicl_train.curriculum import plan_step, stage_at

@@ -165,9 +165,7 @@ def test_a_command_whose_output_is_no_longer_read_ends_quietly(buffering, monkey
 
 
 def test_an_error_of_another_pipe_is_not_hidden(monkeypatch):
-    monkeypatch.setattr(
-        "tabicl_train.config.documentation.help_text", mock.Mock(side_effect=BrokenPipeError("a worker's"))
-    )
+    monkeypatch.setattr("tabicl_train.config.arguments.help_text", mock.Mock(side_effect=BrokenPipeError("a worker's")))
     reader, writer = os.pipe()
     with os.fdopen(writer, "w") as output, pytest.raises(BrokenPipeError, match="a worker's"):
         monkeypatch.setattr(sys, "stdout", output)
