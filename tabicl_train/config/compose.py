@@ -161,7 +161,7 @@ class Composer:
         return config
 
     def compose_groups(self, groups: list[str]) -> DictConfig:
-        """What the choices of groups are composed into."""
+        """Compose the choices of groups."""
         files = [path for folder in self.folders for path in folder.rglob("*.yaml")]
         written = max(path.stat().st_mtime_ns for path in files)
         first = file_of(self.folders, self.name).parent  # where Hydra must find the file that it begins with
@@ -172,7 +172,7 @@ class Composer:
         return copy.deepcopy(tree)
 
     def compose_sweep(self, overrides: list[str]) -> SweepConfig:
-        """The settings of a sweep from overrides of them alone; raises ConfigError with every problem."""
+        """Compose the settings of a sweep, from overrides of them alone; raises ConfigError with every problem."""
         problems: list[str] = []
         read, names = self.read(overrides, problems), self.choices["sweep"]
         tree = OmegaConf.create({"sweep": OmegaConf.structured(SweepConfig)})
@@ -201,7 +201,7 @@ class Composer:
         return sweep
 
     def read(self, overrides: list[str], problems: list[str]) -> list[tuple[str, Override]]:
-        """The overrides as texts and as Hydra reads them; adds to the problems of those that it cannot read.
+        """Return overrides as texts and as Hydra reads them; add to the problems those that it cannot read.
 
         A value that it cannot read is put in quotes, such as run_dir=runs/it's(1), unless it may be meant as more than
         text: one with a comma, a backslash, or a bracket at the start.
@@ -232,7 +232,7 @@ class Composer:
 def hydra_tree(
     name: str, folders: tuple[Path, ...], groups: tuple[str, ...], classes: tuple[tuple[str, type], ...], written: int
 ) -> DictConfig:
-    """What Hydra composes; not to be changed."""
+    """Return what Hydra composes; not to be changed."""
     store_schemas(classes)
     paths = ",".join("'file://" + str(folder).replace("'", "\\'") + "'" for folder in folders[1:])
     with initialize_config_dir(str(folders[0]), job_name="tabicl-train", version_base="1.3"):
@@ -305,7 +305,7 @@ def set_value(
 
 
 def to_config(tree: Any) -> tuple[RunConfig, list[str]]:
-    """The composed tree as dataclasses, and what is wrong with it: numbers that are not finite, and contradictions."""
+    """Return a composed tree as dataclasses, and what is wrong: numbers that are not finite, and contradictions."""
     config: Any = OmegaConf.to_object(tree)
     config.curriculum.drop_skipped()
     config.prior = OmegaConf.to_container(tree.prior, resolve=True) if tree.prior is not None else None

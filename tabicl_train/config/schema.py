@@ -99,6 +99,7 @@ class TrainerConfig:
     """Ask SLURM to start the job again when the run is preempted."""
 
     def problems(self) -> list[str]:
+        """List what is wrong with the values."""
         problems = one_of("precision", self.precision, PRECISIONS)
         problems += one_of("accelerator", self.accelerator, ACCELERATORS)
         problems += at_least(1, max_steps=self.max_steps, devices=self.devices, cpu_threads=self.cpu_threads)
@@ -126,6 +127,7 @@ class StreamConfig:
     """Ray cluster to draw on: HOST:PORT of its head; null starts Ray on this machine until the run ends."""
 
     def problems(self) -> list[str]:
+        """List what is wrong with the values."""
         problems = one_of("name", self.name, STREAMS)
         if self.num_workers is not None:
             problems += at_least(int(self.name == "ray"), num_workers=self.num_workers)
@@ -141,6 +143,7 @@ class StreamConfig:
         return problems
 
     def start_problems(self) -> list[str]:
+        """List what keeps tables from being drawn here and now."""
         if self.name != "ray":
             return []
         if not is_installed("ray"):
@@ -160,7 +163,7 @@ class StreamConfig:
         return self.num_workers
 
     def local(self, processes: int = 1) -> StreamConfig:
-        """The same with a number of workers of this machine, whose cores this number of processes share."""
+        """Return the same for workers of this machine, whose cores this number of processes share."""
         if self.num_workers == 0:
             return self
         from joblib import cpu_count
@@ -222,6 +225,7 @@ class RunConfig:
     """What may change when a run is continued."""
 
     def problems(self) -> list[str]:
+        """List what is wrong with the values."""
         problems = at_least(0, seed=self.seed) + at_least(2, preflight_steps=self.preflight_steps)
         if not self.run_dir.strip():
             problems.append("run_dir is empty; name the folder of the run")
@@ -241,7 +245,7 @@ class RunConfig:
         return problems + self.too_few_tables(self.trainer.devices or 1)
 
     def prior_problems(self) -> list[str]:
-        """What is wrong with the prior, or contradicts it. It is built here, anew, for the whole process."""
+        """List what is wrong with the prior, or contradicts it. It is built here, anew, for the whole process."""
         from priors import PriorError
         from priors.mix_scm import MixSCM
 
@@ -272,6 +276,7 @@ class RunConfig:
         return problems
 
     def too_few_tables(self, processes: int) -> list[str]:
+        """List the stages with fewer tables in a step than there are processes."""
         return [
             f"curriculum.stages.{name}.tables is {stage.tables}, fewer than the {processes} processes"
             for name, stage in self.curriculum.stages.items()
@@ -279,7 +284,7 @@ class RunConfig:
         ]
 
     def start_problems(self) -> list[str]:
-        """What keeps the run from starting here and now; `problems` are the same on every machine."""
+        """List what keeps the run from starting here and now; `problems` are the same on every machine."""
         import torch
 
         problems = []
@@ -298,7 +303,7 @@ class RunConfig:
         return problems + self.missing_steps()
 
     def missing_steps(self) -> list[str]:
-        """The steps whose tables a prior=disk lacks, alone or in a mixture."""
+        """List the steps whose tables a prior=disk lacks, alone or in a mixture."""
         from priors.disk import Disk
         from priors.mix_scm import MixSCM
 
@@ -333,8 +338,10 @@ class RunConfig:
 
 
 def with_workers(config: RunConfig, number: int) -> tuple[RunConfig, list[str]]:
-    """The configuration of a job that shares its machine with others, and arguments of its command that belong to it:
-    with a number of workers, since by default a run takes all cores."""
+    """Return the configuration of a job that shares its machine, and arguments of its command that belong to it.
+
+    They set the number of workers, since by default a run takes all cores.
+    """
     if config.stream.num_workers is not None:
         return config, []
     return replace(config, stream=replace(config.stream, num_workers=number)), [f"stream.num_workers={number}"]
