@@ -19,10 +19,23 @@ from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any, get_origin, get_type_hints
 
-from priors.prior import Prior
+from priors.finish import Rejected
+from priors.prior import Prior, Realistic
+from priors.random import rng_at
 from priors.table import PriorError, Table, TableSpec
 
-__all__ = ["Prior", "PriorError", "Table", "TableSpec", "build_prior", "prior_class", "prior_names"]
+__all__ = [
+    "Prior",
+    "PriorError",
+    "Realistic",
+    "Rejected",
+    "Table",
+    "TableSpec",
+    "build_prior",
+    "prior_class",
+    "prior_names",
+    "rng_at",
+]
 
 GROUP = "tabicl_train.priors"
 
@@ -102,7 +115,7 @@ def find_class(module: ModuleType) -> type[Prior] | None:
         for entry in vars(module).values()
         if isinstance(entry, type)
         and issubclass(entry, Prior)
-        and entry is not Prior
+        and entry not in (Prior, Realistic)
         and entry.__module__ == module.__name__
     ]
     if len(classes) > 1:

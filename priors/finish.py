@@ -108,7 +108,7 @@ def clamp_and_standardize(columns: torch.Tensor) -> torch.Tensor:
     """
     if columns.is_cuda:
         return clamp_and_standardize_torch(columns)
-    from priors.graph.floats import clamp_and_standardize_columns
+    from priors.floats import clamp_and_standardize_columns
 
     transposed = columns.T.contiguous().numpy()  # (M, N)
     return torch.from_numpy(clamp_and_standardize_columns(transposed, OUTLIER_STDS, MIN_STD, CLIP)).T

@@ -9,8 +9,8 @@ import torch
 from priors.graph.execute import execute_plan
 from priors.graph.plan import GraphPlan, draw_plan
 from priors.graph.scalars import LOCAL, Scalars
+from priors.prior import Realistic
 from priors.random import rng_at
-from priors.realism.prior import Realistic
 from priors.table import Table, TableSpec
 
 PRESETS = ("corrected", "released")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from priors.prior import Prior
+from priors.prior import Prior, Realistic
 from priors.random import Seed, as_seed, rng_at
-from priors.realism.options import Realism
-from priors.realism.prior import Realistic
-from priors.table import PriorError, Source, Table, TableSpec
+from priors.realism import Realism
+from priors.table import PriorError, Table, TableSpec
 
 
 @dataclass
@@ -88,54 +87,6 @@ class MixSCM(Prior):
     @property
     def numeric_targets(self) -> bool:  # type: ignore[override]
         return all(prior.numeric_targets for prior in self.priors.values())
-
-    def for_validation(self) -> MixSCM:
-        return self.with_priors({name: prior.for_validation() for name, prior in self.priors.items()})
-
-    def for_answer(self) -> MixSCM:
-        return self.with_priors({name: prior.for_answer() for name, prior in self.priors.items()})
-
-    @property
-    def kind_of_units(self) -> str:  # type: ignore[override]
-        return " and ".join(sorted({prior.kind_of_units for prior in self.priors.values()}))
-
-    def units(self, table: Table) -> list[Hashable] | None:
-        return None if table.source is None else self.priors[table.source[0]].units(table)
-
-    def unfit(self, max_classes: int) -> list[str]:
-        return [f"component {name}: {line}" for name, prior in self.priors.items() for line in prior.unfit(max_classes)]
-
-    def parts(self, mixes: Collection[Mapping[str, float]] = ()) -> dict[str, Prior]:
-        by_part: dict[str, dict[str, Prior]] = {}
-        for name, prior in self.priors.items():
-            for part in prior.parts():
-                by_part.setdefault(part, {})[name] = prior
-        mixtures: dict[str, Prior] = {}
-        for part, priors in by_part.items():
-            weights = {name: self.components[name]["weight"] for name in priors}
-            if not any(weights.values()):
-                weights = {name: float(any(mix.get(name) for mix in mixes)) for name in priors}
-            components = {name: {**self.components[name], "weight": share} for name, share in weights.items() if share}
-            if components:
-                mixtures[part] = self.with_priors({name: priors[name] for name in components}, components)
-        return mixtures
-
-    def usable(self, rows: int, numeric: bool) -> tuple[int, int] | None:
-        counts = (prior.usable(rows, numeric) for name, prior in self.priors.items() if self.components[name]["weight"])
-        return min((count for count in counts if count is not None), default=None)
-
-    def fingerprint(self) -> str | None:
-        return "".join(prior.fingerprint() or "" for prior in self.priors.values()) or None
-
-    def about(self, most: int = 3) -> list[str]:
-        return [line for prior in self.priors.values() for line in prior.about(most)]
-
-    def sources(self) -> dict[Source, int]:
-        of_parts = {name: prior.sources() for name, prior in self.priors.items()}
-        if not any(of_parts.values()):
-            return {}
-        none: dict[Source, int] = {("", ""): 0}
-        return {(name, path): rows for name, own in of_parts.items() for (_, path), rows in (own or none).items()}
 
     def sample(self, spec: TableSpec, seed: Seed) -> Table:
         address = as_seed(seed if spec.group_seed is None else spec.group_seed)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from priors.prior import Realistic
 from priors.random import normals, rng_at
-from priors.realism.prior import Realistic
 from priors.scm.activations import Activation, apply_activation, kind_weights, plan_activation
 from priors.scm.causes import CAUSE_SAMPLINGS, Causes, plan_causes, sample_causes
 from priors.scm.discretization import Discretization, discretize, plan_discretization

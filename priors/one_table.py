@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 from priors.prior import Prior
 from priors.random import rng_at
+from priors.real.interface import RealTables
 from priors.table import PriorError, Source, Table, TableSpec
 
 if TYPE_CHECKING:  # pandas and scikit-learn take two seconds, which runs without real tables need not spend
     from priors.real.draws import TableCache
     from priors.real.row_draws import OwnRows
-    from priors.real.tasks import Task
+    from priors.real.tasks import RealTask
 
-TRAINING, SELECTION, ANSWER = range(3)
+TRAINING, VALIDATION, TEST = range(3)
 NAME = "one_table"
 
 
 @dataclass
-class OneTable(Prior):
+class OneTable(Prior, RealTables):
     """The rows of one real table: each draw labels some of them, and the others are the queries.
 
     Draws see the table as a member of an estimator's ensemble does. A draw has fewer rows than asked for if the table
@@ -30,8 +31,8 @@ class OneTable(Prior):
     """
 
     numeric_targets = True
-    kind_of_units = "rows"
-    side = TRAINING  # of the rows, that the queries are drawn from; see for_validation, for_answer
+    kind_of_clusters = "rows"
+    side = TRAINING  # of the rows, that the queries are drawn from; see for_validation, for_test
 
     file: str = ""
     """The table: a .csv, .parquet, .arrow or .feather file."""
@@ -41,20 +42,19 @@ class OneTable(Prior):
     """Columns to leave out."""
     categorical: list[str] = field(default_factory=list)
     """Numeric columns to treat as categories."""
-    selection: float = 0.1
+    validation_fraction: float = 0.1
     """Share of the rows, chosen by a hash of their values, that validation predicts and training never sees."""
-    answer: float = 0.1
+    test_fraction: float = 0.1
     """Share of the rows, chosen in the same way, that neither training nor validation sees: they tell at the end what
     the training has gained."""
 
     def problems(self) -> list[str]:
+        fractions = {"validation_fraction": self.validation_fraction, "test_fraction": self.test_fraction}
         problems = [
-            f"{name} is {share}; it must lie in (0, 1)"
-            for name, share in (("selection", self.selection), ("answer", self.answer))
-            if not 0 < share < 1
+            f"{name} is {share}; it must lie in (0, 1)" for name, share in fractions.items() if not 0 < share < 1
         ]
-        if not problems and self.selection + self.answer >= 1:
-            problems.append("selection and answer leave no rows for training; their sum must be below 1")
+        if not problems and sum(fractions.values()) >= 1:
+            problems.append("validation_fraction and test_fraction leave no rows for training; lower one of them")
         if not self.file:
             return [*problems, "file is not set; it is the table to train on"]
         try:
@@ -64,7 +64,7 @@ class OneTable(Prior):
         return [*problems, f"{self.file}: {problem}"] if problem else problems
 
     @cached_property
-    def task(self) -> Task:
+    def task(self) -> RealTask:
         """What is predicted in the file; raises PriorError if it cannot be used."""
         from priors.real.index import index_file
         from priors.real.tasks import guess
@@ -75,7 +75,7 @@ class OneTable(Prior):
             task, target=target, drop=tuple(self.drop), categorical=tuple(self.categorical), is_guessed=is_guessed
         )
 
-    def unfit(self, max_classes: int) -> list[str]:
+    def ineligible(self, max_classes: int) -> list[str]:
         facts = next(facts for facts in self.task.columns if facts.name == self.task.target)
         target = f"the target {facts.name!r} of {self.file}"
         is_number = facts.kind == "number" and facts.name not in self.categorical
@@ -96,7 +96,8 @@ class OneTable(Prior):
 
         columns = self.cache.columns(self.task.entry)
         if numeric not in self.known_rows:
-            self.known_rows[numeric] = own_rows(self.task, columns, numeric, self.selection, self.answer)
+            fractions = self.validation_fraction, self.test_fraction
+            self.known_rows[numeric] = own_rows(self.task, columns, numeric, *fractions)
         return self.known_rows[numeric]
 
     @cached_property
@@ -115,17 +116,17 @@ class OneTable(Prior):
         return {name: value for name, value in vars(self).items() if name not in ("cache", "known_rows")}
 
     def for_validation(self) -> OneTable:
-        return self.drawing_for(SELECTION)
+        return self.drawing_for(VALIDATION)
 
-    def for_answer(self) -> OneTable:
-        return self.drawing_for(ANSWER)
+    def for_test(self) -> OneTable:
+        return self.drawing_for(TEST)
 
     def drawing_for(self, side: int) -> OneTable:
         other = replace(self)
         other.task, other.cache, other.known_rows, other.side = self.task, self.cache, self.known_rows, side
         return other
 
-    def units(self, table: Table) -> list[Hashable]:
+    def clusters(self, table: Table) -> list[Hashable]:
         """The numbers of the query rows in the file, from 0."""
         rows = self.rows(numeric=table.num_classes == 0)
         return rows.numbers[table.plan.queries].tolist()
@@ -138,14 +139,14 @@ class OneTable(Prior):
 
         return fingerprint([self.task])
 
-    def about(self, most: int = 3) -> list[str]:
+    def describe(self, most: int = 3) -> list[str]:
         from priors.real.tasks import RULE, columns_left_out
 
         entry, task = self.task.entry, self.task
         guessed = f" ({RULE})" if task.is_guessed else ""
         return [
             f"{self.file}: {entry.rows:,} rows, {len(task.columns) - 1} features, target {task.target!r}{guessed}",
-            f"rows that training never sees: {self.selection:.0%} for selection, {self.answer:.0%} for the answer",
+            f"{self.validation_fraction:.0%} of the rows for validation, {self.test_fraction:.0%} for the final test",
             *columns_left_out([task], most),
         ]
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 
 from priors.finish import Rejected, finish
 from priors.random import Seed, as_seed, one_thread, rng_at
-from priors.table import PriorError, Source, Table, TableSpec
+from priors.realism import Realism
+from priors.table import PriorError, Table, TableSpec
 
 MAX_REJECTIONS = 1000  # in a row, before the request counts as impossible
-SYNTHETIC, OWN = "synthetic", "own"  # what the tables of a prior are: computed, or drawn from real ones
 
 
 @dataclass
@@ -23,18 +23,22 @@ class Prior:
 
     A subclass implements `plan` and `execute`, and `accept` if it has filters; what priors share happens in `sample`.
     A subclass that prepares its tables otherwise (tables) overrides `attempt` instead, and one that gets them from
-    elsewhere (mix_scm, disk) `sample`. What follows `accept` here concerns priors of real tables.
+    elsewhere (mix_scm, disk) `sample`. A prior of real tables is also a `priors.real.RealTables`.
 
-    numeric_targets: whether it also draws tables with a numeric target, which spec.max_classes = 0 asks for
-    classes: whether it draws tables with classes
-    raw: whether its columns and targets are tables as they are, in this order and on this scale
-    kind_of_units: what `units` are: tables, families of tables, or rows
+    Attributes
+    ----------
+    numeric_targets : bool
+        Whether it also draws tables with a numeric target, which ``spec.max_classes = 0`` asks for.
+    classes : bool
+        Whether it draws tables with classes.
+    raw : bool
+        Whether its columns and targets are tables as they are, in this order and on this scale.
     """
 
     numeric_targets: ClassVar[bool] = False
     classes: ClassVar[bool] = True
     raw: ClassVar[bool] = False
-    kind_of_units: ClassVar[str] = "tables"
+    realism = Realism()  # nothing; see Realistic
 
     def problems(self) -> list[str]:
         """Everything wrong with the options, as messages for the user."""
@@ -68,58 +72,33 @@ class Prior:
             raise PriorError("only mixtures have shares (prior=mix_scm)")
         return self
 
-    def sources(self) -> dict[Source, int]:
-        """If training draws real tables: these with their numbers of rows, and the components of synthetic tables that
-        are mixed with them, with 0 rows."""
-        return {}
-
-    def for_validation(self) -> Prior:
-        """The prior that validation draws from; of real tables, those that training never draws."""
-        return self
-
-    def for_answer(self) -> Prior:
-        """The prior whose draws tell at the end what a training has gained; of real tables or rows, those that neither
-        training nor validation draws."""
-        return self
-
-    def parts(self, mixes: Collection[Mapping[str, float]] = ()) -> dict[str, Prior]:
-        """The priors of the synthetic tables and of those drawn from real ones, which are scored apart, by name.
-
-        mixes: the shares of stages; if no component of a part has a weight, those that a stage draws from have the same
-        """
-        return {SYNTHETIC if self.fingerprint() is None else OWN: self}
-
-    def units(self, table: Table) -> list[Hashable] | None:
-        """What each query row of a table belongs to, for means and intervals: a real row or table that several draws
-        may share. None if the table is a unit of its own, as every synthetic one is."""
-        return None
-
-    def unfit(self, max_classes: int) -> list[str]:
-        """Why the prior's real table cannot train a network with so many classes (0: that predicts numbers)."""
-        return []
-
-    def usable(self, rows: int, numeric: bool) -> tuple[int, int] | None:
-        """Of real tables, how many are long enough for a draw of so many rows, and how many there are."""
-        return None
-
-    def fingerprint(self) -> str | None:
-        """A hash of the real tables, with which a run is continued on the same ones only."""
-        return None
-
-    def about(self, most: int = 3) -> list[str]:
-        """What the real tables are and what is left out, in lines for the user; most: names in each of them."""
-        return []
-
     def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:
-        """A table with its plan; seed: its address and the number of the attempt. Raises Rejected."""
-        plan = self.plan(spec, seed)
-        columns, target, num_classes = self.execute(plan)
+        """Draw a table with its plan.
+
+        Parameters
+        ----------
+        spec : TableSpec
+            What is asked for.
+        seed : tuple of int
+            The table's address and the number of the attempt.
+
+        Raises
+        ------
+        Rejected
+            If the draw cannot become a table.
+        """
+        changes = self.realism.draw(spec, seed)
+        plan = self.plan(changes.planned, seed)
+        columns, target, num_classes = changes.change(*self.execute(plan))
         if self.raw:
             table = Table(columns, target, spec.train_size, num_classes)
         else:
             table = finish(columns, target, num_classes, spec.train_size, rng_at(seed, "finish"))
+        missing = changes.fill_missing(table)
         self.accept(table, seed)
-        table.plan = plan
+        if missing is not None and spec.keeps_missing:
+            table.X[missing] = torch.nan
+        table.plan = changes.describe(plan)
         return table
 
     @one_thread()
@@ -147,6 +126,17 @@ class Prior:
         raise PriorError(
             f"{MAX_REJECTIONS} draws in a row were rejected for {spec} ({reasons}); {explain(rejections, spec)}"
         )
+
+
+@dataclass
+class Realistic(Prior):
+    """A prior of synthetic tables, which may be made more like real ones."""
+
+    realism: Realism = field(default_factory=Realism, kw_only=True)
+    """What tables may have in common with real ones."""
+
+    def problems(self) -> list[str]:
+        return self.realism.problems()
 
 
 def explain(rejections: Counter[str], spec: TableSpec) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 Seed = int | tuple[int, ...]
+LASTING_ATTEMPTS = 100  # at a table, before its hyperparameters are drawn again
 
 STREAM_VERSION = 2
 """Version of the stream of tables; it is raised with every change that alters the tables of a seed."""
@@ -25,6 +26,18 @@ def rng_at(*address: Seed | str) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, dtype="<u8")))
 
 
+def lasting_rng(address: Seed, name: str, seed: tuple[int, ...]) -> np.random.Generator:
+    """Generator that is the same for 100 attempts at a table.
+
+    A rejected table is drawn again with the same hyperparameters and number of classes, as in tabicl 2.2.0; otherwise
+    settings that are often rejected would become rare. After 100 attempts they are drawn anew, since some
+    hyperparameters never make a valid table.
+
+    seed: the one that Prior.plan gets, which ends with the number of the attempt
+    """
+    return rng_at(address, name, seed[-1] // LASTING_ATTEMPTS)
+
+
 def normals(rng: np.random.Generator, *shape: int) -> torch.Tensor:
     """Standard normal float32 tensor of this shape; 1 ns per value (rng.standard_normal: 9 ns)."""
     return torch.from_numpy(normal_array(rng, *shape))
@@ -32,7 +45,7 @@ def normals(rng: np.random.Generator, *shape: int) -> torch.Tensor:
 
 def normal_array(rng: np.random.Generator, *shape: int) -> np.ndarray:
     """`normals` as an array."""
-    from priors.graph.floats import fill_normals
+    from priors.floats import fill_normals  # numba takes a second, which estimators need not spend
 
     out = np.empty(shape, np.float32)
     fill_normals(out.reshape(-1), random_key(rng))

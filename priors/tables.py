@@ -12,20 +12,21 @@ import numpy as np
 
 from priors.prior import Prior
 from priors.random import rng_at
+from priors.real.interface import RealTables
 from priors.table import PriorError, Source, Table, TableSpec
 
 if TYPE_CHECKING:  # pandas and scikit-learn take two seconds, which runs without real tables need not spend
     from priors.real.draws import TableCache
     from priors.real.index import Entry
-    from priors.real.tasks import Task
-
+    from priors.real.tasks import RealTask
 
 NAME = "tables"
-TRAINING, VALIDATION, ANSWER = "training", "validation", "answer"  # what a table is drawn for
+TRAINING, VALIDATION, TEST = "training", "validation", "test"  # what a table is drawn for
+CACHE_BYTES = 2**30  # of the tables that were drawn last, in each process that draws
 
 
 @dataclass
-class Tables(Prior):
+class Tables(Prior, RealTables):
     """Real tables: each draw takes some rows and columns of one of them.
 
     Only tables with enough rows for a draw take part in it, each with a probability proportional to the square root of
@@ -33,30 +34,25 @@ class Tables(Prior):
     """
 
     numeric_targets = True
-    side = TRAINING  # see for_validation, for_answer
+    side = TRAINING  # see for_validation, for_test
 
     folder: str = ""
     """Folder with .csv, .parquet, .arrow or .feather files, in subfolders too, and perhaps a tasks.csv that names
     their targets."""
-    held_out: float = 0.1
-    """Share of the tables, chosen by a hash of their values or family, that are never drawn in training: one half of
-    them is drawn in validation, the other one for the answer at the end."""
-    own_target: float = 0.5
-    """Probability that a draw predicts the table's own target; the others predict another column of it."""
-    cache_gib: float = 1.0
-    """Memory in GiB for the tables that were drawn last, in each process that draws."""
+    validation_fraction: float = 0.05
+    """Share of the tables, chosen by a hash of their values or family, that validation draws and training never
+    does."""
+    test_fraction: float = 0.05
+    """Share of the tables, chosen in the same way, that neither training nor validation draws: they tell at the end
+    what the training has gained."""
 
     def problems(self) -> list[str]:
+        fractions = {"validation_fraction": self.validation_fraction, "test_fraction": self.test_fraction}
         problems = [
-            f"{name} is {share}; it must lie in {bounds}"
-            for name, share, bounds in (
-                ("held_out", self.held_out, "[0, 1)"),
-                ("own_target", self.own_target, "0..1"),
-            )
-            if not 0 <= share <= 1 or (share == 1 and bounds == "[0, 1)")
+            f"{name} is {share}; it must lie in [0, 1)" for name, share in fractions.items() if not 0 <= share < 1
         ]
-        if not self.cache_gib > 0:
-            problems.append(f"cache_gib is {self.cache_gib}; it must be positive")
+        if not problems and sum(fractions.values()) >= 1:
+            problems.append("validation_fraction and test_fraction leave no tables for training; lower one of them")
         if not self.folder:
             return [*problems, "folder is not set; it is a folder of tables"]
         if not Path(self.folder).is_dir():
@@ -74,12 +70,12 @@ class Tables(Prior):
 
                 problems.append(where + f"no file in it can be used: {reasons(left_out)}")
             else:
-                problems.append(where + "all of its tables are held out; lower held_out")
+                problems.append(where + "no table is for training; lower validation_fraction or test_fraction")
         return problems
 
     @cached_property
-    def contents(self) -> tuple[dict[str, Entry], list[Task], dict[str, str]]:
-        """The files by path, the tables of both sides, and why other files are left out; raises PriorError."""
+    def contents(self) -> tuple[dict[str, Entry], list[RealTask], dict[str, str]]:
+        """The files by path, the tables of all sides, and why other files are left out; raises PriorError."""
         from priors.real.index import index_folder
         from priors.real.tasks import find_tasks
 
@@ -87,20 +83,20 @@ class Tables(Prior):
         return entries, *find_tasks(Path(self.folder), entries)
 
     @cached_property
-    def tasks(self) -> list[Task]:
+    def tasks(self) -> list[RealTask]:
         """The tables that are drawn, in the order of their content."""
         return self.sides[self.side]
 
     @cached_property
-    def sides(self) -> dict[str, list[Task]]:
-        """The tables by what they are drawn for. If one half of those that are held out is empty, validation has the
-        other one."""
-        sides: dict[str, list[Task]] = {TRAINING: [], VALIDATION: [], ANSWER: []}
+    def sides(self) -> dict[str, list[RealTask]]:
+        """The tables by what they are drawn for. If validation would have none, it has those of the test."""
+        sides: dict[str, list[RealTask]] = {TRAINING: [], VALIDATION: [], TEST: []}
         for task in self.contents[1]:
-            held_out = VALIDATION if task.place < self.held_out / 2 * 2**64 else ANSWER
-            sides[held_out if task.place < self.held_out * 2**64 else TRAINING].append(task)
-        if not sides[VALIDATION]:
-            sides[VALIDATION], sides[ANSWER] = sides[ANSWER], []
+            place = task.place / 2**64
+            fractions = self.validation_fraction, self.validation_fraction + self.test_fraction
+            sides[VALIDATION if place < fractions[0] else TEST if place < fractions[1] else TRAINING].append(task)
+        if self.validation_fraction > 0 and not sides[VALIDATION]:
+            sides[VALIDATION], sides[TEST] = sides[TEST], []
         return sides
 
     @cached_property
@@ -116,7 +112,7 @@ class Tables(Prior):
     def cache(self) -> TableCache:
         from priors.real.draws import TableCache
 
-        return TableCache(Path(self.folder), self.cache_gib * 2**30)
+        return TableCache(Path(self.folder), CACHE_BYTES)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the tables in memory, for worker processes."""
@@ -125,8 +121,8 @@ class Tables(Prior):
     def for_validation(self) -> Tables:
         return self.drawing_for(VALIDATION)
 
-    def for_answer(self) -> Tables:
-        return self.drawing_for(ANSWER)
+    def for_test(self) -> Tables:
+        return self.drawing_for(TEST)
 
     def drawing_for(self, side: str) -> Tables:
         other = replace(self)
@@ -134,17 +130,17 @@ class Tables(Prior):
         return other
 
     @property
-    def kind_of_units(self) -> str:  # type: ignore[override]
+    def kind_of_clusters(self) -> str:  # type: ignore[override]
         return "families" if any(task.family for task in self.tasks) else "tables"
 
-    def units(self, table: Table) -> list[Hashable]:
+    def clusters(self, table: Table) -> list[Hashable]:
         """The family of the table, or its file, for each query row."""
-        return [table.plan.task.unit] * (len(table.y) - table.train_size)
+        return [table.plan.task.cluster] * (len(table.y) - table.train_size)
 
     def sources(self) -> dict[Source, int]:
         return {(NAME, task.entry.path): task.entry.rows for task in self.sides[TRAINING]}
 
-    def usable(self, rows: int, numeric: bool) -> tuple[int, int]:
+    def eligible(self, rows: int, numeric: bool) -> tuple[int, int]:
         return int((self.most_rows[numeric] >= rows).sum()), len(self.tasks)
 
     def fingerprint(self) -> str:
@@ -152,19 +148,17 @@ class Tables(Prior):
 
         return fingerprint(self.contents[1])
 
-    def about(self, most: int = 3) -> list[str]:
+    def describe(self, most: int = 3) -> list[str]:
         from priors.real.tasks import RULE, columns_left_out, reasons, shortened
 
         entries, tasks, left_out = self.contents
-        held_out = {
-            f"{verb} {side}": sorted({task.entry.path for task in self.sides[side]})
-            for side, verb in ((VALIDATION, "drawn in"), (ANSWER, "kept for the"))
-        }
         rows = sum(task.entry.rows for task in tasks)
         lines = [f"{self.folder}: {len(tasks)} tables with {rows:,} rows, from {len(entries)} files"]
-        lines += [f"{len(paths)} held out, {use}: {shortened(paths, most)}" for use, paths in held_out.items() if paths]
-        if self.sides[VALIDATION] and not self.sides[ANSWER]:
-            lines.append("none is held out for the answer at the end: raise held_out, or add tables")
+        for side in (VALIDATION, TEST):
+            if paths := sorted({task.entry.path for task in self.sides[side]}):
+                lines.append(f"{len(paths)} for {side}: {shortened(paths, most)}")
+        if self.sides[VALIDATION] and not self.sides[TEST]:
+            lines.append("none for the final test: raise test_fraction, or add tables")
         if guessed := [f"{task.entry.path} ({task.target})" for task in tasks if task.is_guessed]:
             lines.append(f"{len(guessed)} not in tasks.csv, so their target is {RULE}: {shortened(guessed, most)}")
         if left_out:
@@ -181,6 +175,6 @@ class Tables(Prior):
             raise PriorError(f"no table has {spec.num_rows} rows with a target; the longest one has {longest}")
         rng = rng_at(seed, "table")
         task = self.tasks[np.searchsorted(chances, rng.random() * chances[-1], side="right")]
-        table = draw_table(task, self.cache.columns(task.entry), self.own_target, spec, rng)
+        table = draw_table(task, self.cache.columns(task.entry), spec, rng)
         table.source = (NAME, task.entry.path)
         return table

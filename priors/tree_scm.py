@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from priors.prior import Realistic
 from priors.random import normals, rng_at
-from priors.realism.prior import Realistic
 from priors.scm.causes import CAUSE_SAMPLINGS, Causes, plan_causes, sample_causes
 from priors.scm.discretization import Discretization, discretize, plan_discretization
 from priors.scm.hyperparameters import choose, group_rng, scaled_normal

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from priors import Prior, Table, TableSpec
+from priors.real import real_tables
 from priors.table import Source
 from tabicl_train.config.schema import CurriculumConfig
 from tabicl_train.curriculum import plan_step
@@ -27,7 +28,7 @@ class StepItem:
     tables: number of tables of the step over all ranks, over which the loss is averaged
     rejections: number of draws that the prior rejected, by reason
     sources: number of tables of real ones and of mixtures, by where they come from and their rows
-    units: of the tables of all packs, see Prior.units; only if the stream keeps them
+    units: of the tables of all packs, see RealTables.clusters; only if the stream keeps them
     seconds: that drawing took
     """
 
@@ -76,7 +77,8 @@ class StepStream:
             tables.sort(key=lambda table: (len(table.y), table.train_size, table.X.shape[1]))  # equal shapes together
             item.packs.append(pack(tables))
             if self.keeps_units:
-                item.units += map(self.prior.units, tables)
+                real = real_tables(self.prior)
+                item.units += [None if real is None else real.clusters(table) for table in tables]
         item.seconds = time.perf_counter() - started
         return item
 

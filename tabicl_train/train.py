@@ -19,19 +19,20 @@ from lightning.fabric.plugins.environments import LightningEnvironment, TorchEla
 from lightning.fabric.strategies import DDPStrategy
 
 from priors import Prior
+from priors.real import real_tables
 from tabicl_train import compiling
-from tabicl_train.callbacks import diagnostics, metrics
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.checkpoints import CheckpointFiles, Checkpoints, load_training
 from tabicl_train.callbacks.diagnostics import Diagnostics
+from tabicl_train.callbacks.final_test import FinalTest
 from tabicl_train.callbacks.guard import Guard
-from tabicl_train.callbacks.held_out.answer import Answer
-from tabicl_train.callbacks.held_out.selection import out_of_patience
 from tabicl_train.callbacks.loggers import Logger, Loggers
-from tabicl_train.callbacks.metrics import Metrics
+from tabicl_train.callbacks.metrics import LoggedSteps, Metrics
 from tabicl_train.callbacks.profile import Profile
+from tabicl_train.callbacks.progress import Progress
 from tabicl_train.callbacks.tensorboard_logger import TensorBoardLogger
 from tabicl_train.callbacks.validation import Validation
+from tabicl_train.callbacks.validation_tables import final_test_streams, validation_streams
 from tabicl_train.callbacks.wandb_logger import WandbLogger
 from tabicl_train.config.schema import RunConfig, StreamConfig, TrainerConfig, build_prior
 from tabicl_train.console import counted, first_line, info
@@ -43,8 +44,8 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.model.kernels import memory
 from tabicl_train.module import Pretraining
 from tabicl_train.optimizer import MuonAdamW
-from tabicl_train.planning.run_plan import run_plan
-from tabicl_train.precision import policy, set_up_gpu, uses_cuda
+from tabicl_train.planning.run_plan import expected_work, run_plan
+from tabicl_train.precision import choose, policy, set_up_gpu, uses_cuda
 from tabicl_train.resume import Start, find_start, initial_weights
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.lock import RunLock
@@ -52,6 +53,7 @@ from tabicl_train.run_dir.outputs import make_folder
 from tabicl_train.run_dir.provenance import describe_machine, describe_origin, record_start
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import RunStatus
+from tabicl_train.run_dir.tables_seen import TablesSeen
 from tabicl_train.stream import StepStream
 from tabicl_train.workers import Loader
 
@@ -79,6 +81,7 @@ def train(config: RunConfig) -> str:
     ranks, records, lock = Ranks(launch), Records(folder), RunLock(folder)
     device = device_of(config.trainer, launch)
     prior = build_prior(config.prior)
+    fingerprint = None if (real := real_tables(prior)) is None else real.fingerprint()
     with watch_signals() as stop, contextlib.ExitStack() as stack:
         if config.trainer.max_hours is not None:
             stop.limit = 3600 * config.trainer.max_hours
@@ -92,12 +95,17 @@ def train(config: RunConfig) -> str:
         loader = stack.enter_context(build_loader(stream, config.stream, device, launch, has_steps))
         status, loggers, averages = RunStatus(records), Loggers(), Averages(config.averages)
         files = CheckpointFiles(config.checkpoint, lambda step: status.write(saved=step))
-        validation = Validation(config, records, ranks, averages, stop, loggers.log_metrics)
-        if has_steps:
-            stack.enter_context(validation.drawing())
-        metric = Metrics(config, records, loader, ranks, loggers.log_metrics)
-        guard = Guard(config, records, files, ranks, averages, metric)
-        callbacks = build_callbacks(config, guard, metric, averages, status, loggers)
+        parts, log, values = config.curriculum.parts(prior), loggers.log_metrics, dataclasses.asdict(config)
+        streams = validation_streams(config.validation, parts, config.model)
+        validation = Validation(
+            config.validation, values, config.total_steps, streams, records, ranks, stop, averages, log
+        )
+        logged = LoggedSteps(config.trainer.log_every, config.total_steps)
+        progress = Progress(config.curriculum, config.total_steps, lambda stage: expected_work(config, stage)[1])
+        seen = TablesSeen(config, records)
+        metrics = Metrics(config.curriculum, logged, records, loader, ranks, seen, progress, log)
+        guard = Guard(config.guard, stream, logged, records, files, ranks, averages, metrics)
+        callbacks = build_callbacks(config, guard, metrics, Diagnostics(records, logged, log), averages, status)
         fabric = open_fabric(config.trainer, launch, ranks, callbacks)
         ranks.raise_on_all_ranks(
             [
@@ -112,16 +120,17 @@ def train(config: RunConfig) -> str:
             lock.acquire()
             checkpoint.sweep(folder)
             checkpoint.sweep(folder / "checkpoints")
-            return find_start(config, prior.fingerprint())
+            return find_start(config, fingerprint)
 
         stack.callback(lock.release)
         start, content = ranks.from_first(open_run_dir)
-        ranks.raise_on_all_ranks(start.problems(config.seed, prior.fingerprint()))
-        answer = Answer(config, records, device, ranks, stop)
-        validation.has_ended = ranks.from_first(lambda: has_ended(config, records, start))
+        ranks.raise_on_all_ranks(start.problems(config.seed, fingerprint))
+        streams = final_test_streams(config.validation, parts, config.model)
+        test = FinalTest(config.validation, streams, choose(config.trainer), device, records, ranks, stop)
+        validation.has_ended = ranks.from_first(lambda: validation.history(start.steps).ended is not None)
         last = start.steps if validation.has_ended else config.total_steps
         is_complete = last == start.steps and not ranks.from_first(
-            lambda: validation.is_missing(start.steps) or answer.is_missing(start.steps)
+            lambda: validation.is_missing(start.steps) or test.is_missing(start.steps)
         )
         if is_complete:
             info(f"{folder}: finished already, {start.steps} steps are done")
@@ -137,7 +146,8 @@ def train(config: RunConfig) -> str:
             memory.keep_freed_memory()
         origin = describe_origin()
         facts = {"real_tables": start.real_tables, "ranks": ranks.size, "device": device_name(device), **origin}
-        checkpoints = Checkpoints(folder / "checkpoints", files, config, facts, callbacks, ranks.rank)
+        saves = folder / "checkpoints"
+        checkpoints = Checkpoints(saves, files, config.curriculum, values, facts, callbacks, ranks.rank)
         if content is not None:
             checkpoints.load(content, module, optimizer)
         elif config.init_weights is not None:
@@ -149,7 +159,7 @@ def train(config: RunConfig) -> str:
             loggers.loggers = build_loggers(config, folder, start.steps)
             status.values |= {"step": start.steps, "saved": start.steps}
             status.write()
-            rewind(records, start.steps, validation)
+            rewind(records, start.steps)
             if last > start.steps:
                 records.replace("config.yaml", yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
                 record_start(records, start.steps, origin, machines)
@@ -158,7 +168,7 @@ def train(config: RunConfig) -> str:
             step = fit(fabric, module, optimizer, loader, checkpoints, validation, ranks, stop, start.steps, last)
             unavailable = ranks.any(loader.unavailable)
             is_whole = (validation.has_ended or step >= config.total_steps) and not ranks.any(validation.postponed)
-            is_whole = answer.give(step) and is_whole
+            is_whole = test.run(step) and is_whole
         except BaseException as error:
             fabric.call("on_exception", error=error, module=module)
             if ranks.rank == 0:
@@ -296,35 +306,21 @@ def newest_step(folder: Path) -> int:
     return max(map(checkpoint.step_of, checkpoint.saved(folder / "checkpoints")), default=0)
 
 
-def has_ended(config: RunConfig, records: Records, start: Start) -> bool:
-    """Whether the validations of the run so far have ended it; see validation.patience."""
-    rows = records.rows("validation.csv")
-    return start.steps > 0 and out_of_patience(config.validation, rows, start.steps) is not None
-
-
-def rewind(records: Records, step: int, validation: Validation) -> None:
+def rewind(records: Records, step: int) -> None:
     """Drop the rows of steps that are done again."""
-    for name, columns in (
-        ("metrics.csv", metrics.COLUMNS),
-        ("batches.csv", diagnostics.BATCHES),
-        ("scaling.csv", diagnostics.SCALING),
-        ("incidents.jsonl", ()),
-    ):
-        records.rewind(name, step, columns)
-    if validation.settings.every:  # at the beginning of a run, without rows of what it starts from
-        records.rewind("validation.csv", step or -1, validation.columns)
-        if step == 0:
-            validation.forget()
+    for name in ("metrics.csv", "scaling.csv", "incidents.jsonl"):
+        records.rewind(name, step)
+    records.rewind("validation.csv", step or -1)  # at the beginning of a run, without rows of what it starts from
 
 
 def build_callbacks(
-    config: RunConfig, guard: Guard, metric: Metrics, averages: Averages, status: RunStatus, loggers: Loggers
+    config: RunConfig, guard: Guard, metrics: Metrics, diagnostics: Diagnostics, averages: Averages, status: RunStatus
 ) -> list[Any]:
     """What watches or keeps a run, in the order in which it is called: the guard may change the weights."""
     if guard.ranks.rank > 0:
-        return [guard, metric]
+        return [guard, metrics]
     profile = [Profile(config.profile, guard.records.folder)] if config.profile.step is not None else []
-    return [guard, metric, Diagnostics(guard.records, loggers.log_metrics), *profile, averages, status]
+    return [guard, metrics, diagnostics, *profile, averages, status]
 
 
 def build_loggers(config: RunConfig, folder: Path, step: int) -> list[Logger]:
@@ -406,7 +402,8 @@ def introduce(config: RunConfig, prior: Prior, fabric: Fabric, module: Pretraini
     info(f"run       {config.run_dir}" + (f", resumed at step {start.steps}" if start.steps else ""))
     workers = counted(drawers, "Ray actor" if config.stream.name == "ray" else "worker")
     info(f"prior     {config.prior['name']}, seed {config.seed}, {workers}")
-    for line in [*prior.about(), *config.curriculum.usable_tables(prior, config.model.is_regression)]:
+    described = real.describe() if (real := real_tables(prior)) else []
+    for line in [*described, *config.curriculum.eligible_tables(prior, config.model.is_regression)]:
         info(f"          {line}")
     has_compiled = config.trainer.compile and next(module.model.blocks(), None) is not None
     compiled = ", compiled blocks (the first steps take long)" if has_compiled else ""

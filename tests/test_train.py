@@ -17,15 +17,12 @@ import torch.distributed as dist
 from forked import exit_code, run_ranks, start, train
 from lightning.fabric import Fabric
 from runs import assert_same_end, last, metrics, read, run
-from tqdm import tqdm
 
 from priors.dummy import Dummy
 from tabicl_train import train as training
 from tabicl_train.callbacks import checkpoints
 from tabicl_train.callbacks.metrics import COLUMNS
-from tabicl_train.callbacks.progress import Progress
 from tabicl_train.config.compose import compose
-from tabicl_train.planning.run_plan import expected_work
 from tabicl_train.prediction.export import load_model
 from tabicl_train.run_dir.checkpoint import saved
 from tabicl_train.run_dir.records import Records
@@ -270,29 +267,6 @@ def test_bf16_stays_near_fp32(smoke_run, tmp_path):
         assert float(b["loss"]) == pytest.approx(float(a["loss"]), rel=0.03)
     weights = last(tmp_path / "run")["state_dict"].values()
     assert all(w.dtype == torch.float32 for w in weights)
-
-
-def test_time_left_counts_the_work_of_later_stages(monkeypatch):
-    config = compose(["experiment=demo", "curriculum=mini_v2"])
-    progress = Progress(config, 0)
-    one, two, three = (expected_work(config, stage)[1] for stage in config.curriculum.stages.values())
-    progress.started, passed = 0.0, 600.5  # half a second beyond what is shown, so that no rounding matters
-    monkeypatch.setattr("tabicl_train.callbacks.metrics.time.perf_counter", lambda: passed)
-    seconds = passed * (0.5 * one + two + three) / (0.5 * one)
-    assert progress.time_left({"step": 1500, "stage": "stage1"}) == (
-        f"{tqdm.format_interval(seconds)} left (10:00 of stage1)"
-    )
-    assert progress.time_left({"step": config.total_steps, "stage": "stage3"}) == "00:00 left"
-
-
-def test_progress_forgets_a_loss_that_is_not_finite(capsys):
-    progress = Progress(compose(["experiment=smoke"]), 0)
-    row = {"stage": "smoke", "tables_per_s": 1.0, "data_wait": 0.0, "memory_gb": 1.0}
-    for step, loss in enumerate((math.inf, math.nan, 2.0, math.nan, -math.inf, 1.0), 1):
-        progress.last_line = -math.inf  # so that there is a line
-        progress.show(row | {"step": step, "loss": loss})
-    losses = [line.split("loss ")[1].split(",")[0] for line in capsys.readouterr().err.splitlines()]
-    assert losses == ["inf", "nan", "2.000", "2.000", "2.000", "1.900"]
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """CPU loops compiled by numba: random weights, mixture points, kernel matrices, rows of norm one.
 
 A table needs some hundred of these, most of them small: a call takes 1 to 5 us, with numpy 25 to 100 us.
-`key` is a random uint64; a call makes all its random numbers from the counters that start there (priors.graph.floats).
+`key` is a random uint64; a call makes all its random numbers from the counters that start there (priors.floats).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numba import njit
 
-from priors.graph.floats import (
+from priors.floats import (
     FASTMATH,
     SUMS,
     exp2_minus_1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from priors.graph.floats import FASTMATH, accurate_exponential, accurate_power, exp2_minus_1, log1p_exp, log2_of
+from priors.floats import FASTMATH, accurate_exponential, accurate_power, exp2_minus_1, log1p_exp, log2_of
 
 SMOOTH = (
     *("tanh", "elu", "selu", "silu", "softplus", "gauss", "exp", "sin", "log_abs", "sigmoid", "logsigmoid"),

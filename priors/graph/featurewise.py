@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from priors.floats import FASTMATH, SUMS, accurate_power, exponential, log1p_exp, scramble, uniform
 from priors.graph.elementwise import apply
-from priors.graph.floats import FASTMATH, SUMS, accurate_power, exponential, log1p_exp, scramble, uniform
 
 
 @njit("UniTuple(f4, 2)(f4[::1])", cache=True, fastmath=SUMS, error_model="numpy")

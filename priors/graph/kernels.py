@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from priors.floats import FASTMATH, exponential, fill_normals, power, scramble, uniform
 from priors.graph.featurewise import moments
-from priors.graph.floats import FASTMATH, exponential, fill_normals, power, scramble, uniform
 
 BLOCK = 512  # rows
 HEAD = 8  # features on which all centers are compared before most of them are ruled out

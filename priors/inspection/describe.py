@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from priors.realism.gaps import fill
+from priors.realism import fill
 from priors.table import Table
 
 FEW_VALUES = 32  # columns with at most 32 distinct values count as categorical

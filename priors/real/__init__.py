@@ -1,4 +1,8 @@
-"""From the columns of any data frame to the numbers that a network reads.
+"""Real tables: what their priors offer, and from the columns of any data frame to the numbers that a network reads.
 
-Used by the estimators and by priors of real tables; like the rest of `priors`, it knows nothing of networks.
+The latter is used by the estimators too; like the rest of `priors`, it knows nothing of networks.
 """
+
+from priors.real.interface import OWN, SYNTHETIC, RealTables, parts, real_tables
+
+__all__ = ["OWN", "SYNTHETIC", "RealTables", "parts", "real_tables"]

@@ -19,10 +19,11 @@ from priors.finish import Rejected, split_rows, standardize_target
 from priors.real.features import FeatureEncoder
 from priors.real.files import Column
 from priors.real.index import Entry, read_table
-from priors.real.tasks import FEW_VALUES, Task
+from priors.real.tasks import FEW_VALUES, RealTask
 from priors.real.views import Normalizer
 from priors.table import PriorError, Table, TableSpec
 
+OWN_TARGET = 0.5  # probability that a draw predicts the table's own target, if it can; else another column of it
 NORM_METHODS = ("none", "power")  # those of an estimator by default
 MIN_CLASS_ROWS = 4  # of a drawn table: with fewer, a class often misses among the labeled or the query rows
 
@@ -88,7 +89,7 @@ class TablePlan:
     target: the column, and what was made of it
     """
 
-    task: Task
+    task: RealTask
     rows: np.ndarray
     features: list[str]
     target: str
@@ -100,14 +101,9 @@ class TablePlan:
         return f"tables {self.task.entry.path}: {rows}, {columns}, normalization {self.norm_method}; {self.target}"
 
 
-def draw_table(
-    task: Task, columns: dict[str, Column], own_target: float, spec: TableSpec, rng: np.random.Generator
-) -> Table:
-    """A table of spec.num_rows rows of a task; raises Rejected.
-
-    own_target: probability of the task's own target, if it can be one
-    """
-    target = draw_target(task, own_target, spec, rng)
+def draw_table(task: RealTask, columns: dict[str, Column], spec: TableSpec, rng: np.random.Generator) -> Table:
+    """A table of spec.num_rows rows of a task; raises Rejected."""
+    target = draw_target(task, spec, rng)
     values = columns[target]
     rows = rng.choice(known_rows(values), spec.num_rows, replace=False)
     train_size = spec.train_size
@@ -135,7 +131,7 @@ def known_rows(values: Column) -> np.ndarray:
     return np.flatnonzero(values.codes >= 0 if isinstance(values, pd.Categorical) else ~np.isnan(values))
 
 
-def frame_of(task: Task, columns: dict[str, Column], features: list[str], rows: np.ndarray) -> pd.DataFrame:
+def frame_of(task: RealTask, columns: dict[str, Column], features: list[str], rows: np.ndarray) -> pd.DataFrame:
     """Some columns and rows of a table as an estimator takes them."""
     return pd.DataFrame(
         {
@@ -145,11 +141,11 @@ def frame_of(task: Task, columns: dict[str, Column], features: list[str], rows: 
     )
 
 
-def draw_target(task: Task, own_target: float, spec: TableSpec, rng: np.random.Generator) -> str:
-    """The name of a column: the task's own target with the given probability, or any other, each as likely."""
+def draw_target(task: RealTask, spec: TableSpec, rng: np.random.Generator) -> str:
+    """The name of a column: the task's own target or any other, each as likely."""
     targets = task.targets(spec.num_rows, spec.max_classes == 0)
     others = [name for name in targets if name != task.target]
-    takes_own = rng.random() < own_target
+    takes_own = rng.random() < OWN_TARGET
     if task.target in targets and (takes_own or not others):
         return task.target
     return others[rng.integers(len(others))]

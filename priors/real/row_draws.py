@@ -19,7 +19,7 @@ from priors.real.features import as_numbers, reads_as_numbers
 from priors.real.files import Column
 from priors.real.index import mixed, value_hashes
 from priors.real.target_scale import TargetScale
-from priors.real.tasks import Task
+from priors.real.tasks import RealTask
 from priors.real.views import View
 from priors.table import MIN_ROWS, PriorError, Table
 
@@ -205,7 +205,7 @@ class OwnRows:
     sides: tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def own_rows(task: Task, columns: dict[str, Column], numeric: bool, selection: float, answer: float) -> OwnRows:
+def own_rows(task: RealTask, columns: dict[str, Column], numeric: bool, selection: float, answer: float) -> OwnRows:
     """numeric: whether the target is a number; raises what split_by_content raises."""
     values = columns[task.target]
     numbers = known_rows(values)

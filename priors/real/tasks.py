@@ -33,7 +33,7 @@ FEW_VALUES = 10  # numbers with at most so many different values are classes as 
 
 
 @dataclass(frozen=True)
-class Task:
+class RealTask:
     """A table and what may be predicted in it.
 
     target: the column that tasks.csv names, or that is guessed
@@ -50,7 +50,7 @@ class Task:
     family: str = ""
 
     @property
-    def unit(self) -> str:
+    def cluster(self) -> str:
         """The family, or the file."""
         return self.family or self.entry.path
 
@@ -105,7 +105,7 @@ class Task:
         return "it has no column beside its target" if len(self.columns) < 2 else None
 
 
-def find_tasks(folder: Path, entries: dict[str, Entry]) -> tuple[list[Task], dict[str, str]]:
+def find_tasks(folder: Path, entries: dict[str, Entry]) -> tuple[list[RealTask], dict[str, str]]:
     """The tables of a folder in the order of their content, and why other files are left out, by path.
 
     Of tables with the same content in several files one is used: the one that tasks.csv lists, or the first one.
@@ -114,7 +114,7 @@ def find_tasks(folder: Path, entries: dict[str, Entry]) -> tuple[list[Task], dic
     left_out = {path: entry.reason for path, entry in entries.items() if entry.reason is not None}
     given = listed(folder, entries)
     guessed = [path for path in entries if path not in {task.entry.path for task in given}]
-    tasks: list[Task] = []
+    tasks: list[RealTask] = []
     first: dict[str, str] = {}  # the file that holds some content
     for task in [*given, *(guess(entries[path]) for path in guessed if path not in left_out)]:
         entry = task.entry
@@ -129,13 +129,13 @@ def find_tasks(folder: Path, entries: dict[str, Entry]) -> tuple[list[Task], dic
     return sorted(tasks, key=lambda task: (task.entry.content, task.entry.hash, task.target)), left_out
 
 
-def guess(entry: Entry) -> Task:
+def guess(entry: Entry) -> RealTask:
     names = [*(facts.name for facts in entry.columns), *entry.left_out]
     usual = [name for wanted in USUAL_NAMES for name in names if name.strip().lower() == wanted]
-    return Task(entry, usual[0] if usual else entry.last, is_guessed=True)
+    return RealTask(entry, usual[0] if usual else entry.last, is_guessed=True)
 
 
-def listed(folder: Path, entries: dict[str, Entry]) -> list[Task]:
+def listed(folder: Path, entries: dict[str, Entry]) -> list[RealTask]:
     """The tasks of tasks.csv, in its order; none if there is no such file. Raises PriorError with all its faults."""
     path = folder / TASKS
     if not path.exists():
@@ -153,7 +153,8 @@ def listed(folder: Path, entries: dict[str, Entry]) -> list[Task]:
         raise PriorError(f"{path} gives several families to {shortened(split)}")
     family_of = dict(families)
     return [
-        Task(entries[row["item"]], row["target"], *named_columns(row), family=family_of[row["item"]]) for row in rows
+        RealTask(entries[row["item"]], row["target"], *named_columns(row), family=family_of[row["item"]])
+        for row in rows
     ]
 
 
@@ -183,13 +184,13 @@ def split_names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in names if name.strip())
 
 
-def fingerprint(tasks: Iterable[Task]) -> str:
+def fingerprint(tasks: Iterable[RealTask]) -> str:
     """A hash of tables and of what is predicted in them."""
     values = [(task.entry.hash, task.target, task.drop, task.categorical, task.family) for task in tasks]
     return blake2b(json.dumps([VERSION, values]).encode(), digest_size=8).hexdigest()
 
 
-def columns_left_out(tasks: Iterable[Task], most: int) -> list[str]:
+def columns_left_out(tasks: Iterable[RealTask], most: int) -> list[str]:
     """The columns that are not used, in a line for the user; [] if there are none."""
     columns = {
         f"{name!r} of {task.entry.path}": reason

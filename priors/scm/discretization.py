@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from priors.finish import Rejected, clamp_and_standardize
-from priors.random import normals, rng_at
-from priors.scm.hyperparameters import lasting_rng
+from priors.random import lasting_rng, normals, rng_at
 from priors.table import TableSpec
 
 CATEGORICAL_SHARE = 0.2  # share of the tables in which some columns become categories

@@ -10,22 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from priors.random import Seed, as_seed, rng_at
+from priors.random import as_seed, lasting_rng
 from priors.table import TableSpec
-
-ATTEMPTS = 100  # at a table, before its hyperparameters are drawn again
-
-
-def lasting_rng(address: Seed, name: str, seed: tuple[int, ...]) -> np.random.Generator:
-    """Generator that is the same for 100 attempts at a table.
-
-    A rejected table is drawn again with the same hyperparameters and number of classes, as in tabicl 2.2.0; otherwise
-    settings that are often rejected would become rare. After 100 attempts they are drawn anew, since some
-    hyperparameters never make a valid table.
-
-    seed: the one that Prior.plan gets, which ends with the number of the attempt
-    """
-    return rng_at(address, name, seed[-1] // ATTEMPTS)
 
 
 def group_rng(spec: TableSpec, seed: tuple[int, ...]) -> np.random.Generator:

@@ -5,17 +5,34 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tabicl_train.config.schema import AveragesConfig
+from tabicl_train.config.monitoring import AveragesConfig
 from tabicl_train.module import Pretraining
+
+__all__ = ["Averages"]
 
 
 class Averages:
-    """Kept by rank 0 and in its checkpoints, so that a resumed run has bit-identical averages.
+    """Average the weights on rank 0, and keep the averages in its checkpoints: a resumed run has bit-identical ones.
 
-    ema: its decay after t steps is (1 + t) / (10 + t), at most the configured one, so that the initial weights are
-        soon forgotten
-    since: the number of steps done before the first one in the EMA
-    points: the weights after the most recent multiples of `every` steps, oldest first
+    Parameters
+    ----------
+    config : AveragesConfig
+        The section `averages` of the configuration.
+
+    Attributes
+    ----------
+    ema : dict of Tensor
+        Exponential moving average by name of the weight. Its decay after t steps is (1 + t) / (10 + t), at most the
+        configured one, so that the initial weights are soon forgotten.
+    since : int
+        Optimizer steps done before the first one in the EMA.
+    points : list of dict of Tensor
+        The weights after the most recent multiples of `averages.every` steps, oldest first, as in [1]_.
+
+    References
+    ----------
+    .. [1] J. Kaddour, "Stop Wasting My Time! Saving Days of ImageNet and BERT Training with Latest Weight Averaging",
+       arXiv 2209.14981, section 2.
     """
 
     def __init__(self, config: AveragesConfig) -> None:
@@ -28,8 +45,8 @@ class Averages:
         return {"ema": self.ema, "since": self.since, "points": self.points}
 
     def load_state_dict(self, state: dict) -> None:
-        """An average that is switched off is dropped, so that it starts anew when it is switched on again."""
-        self.ema, self.since = state["ema"] if self.config.ema else {}, state.get("since", 0)
+        """Load averages; one that is switched off is dropped, so that it starts anew when it is switched on again."""
+        self.ema, self.since = state["ema"] if self.config.ema else {}, state["since"]
         self.points = state["points"] if self.config.last else []
 
     def on_train_batch_end(self, step: int, module: Pretraining, **_) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,7 +12,8 @@ from typing import Any
 import torch
 
 from priors.random import STREAM_VERSION
-from tabicl_train.config.schema import CheckpointConfig, RunConfig
+from tabicl_train.config.monitoring import CheckpointConfig
+from tabicl_train.config.stages import CurriculumConfig
 from tabicl_train.console import first_line
 from tabicl_train.curriculum import last_of_stage, stage_at
 from tabicl_train.module import Pretraining
@@ -21,13 +21,15 @@ from tabicl_train.optimizer import MuonAdamW
 from tabicl_train.run_dir.atomic import save_atomically, sync_folder
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, DamagedCheckpoint, saved, step_of, verify
 
+__all__ = ["CheckpointFiles", "Checkpoints", "SaveFailed"]
+
 
 class SaveFailed(Exception):
-    """A checkpoint could not be written."""
+    """Raised if a checkpoint could not be written."""
 
 
 class CheckpointFiles:
-    """Writes copies of checkpoints in a thread, one at a time, and removes old ones once a new one is on disk.
+    """Write copies of checkpoints in a thread, one at a time, and remove old ones once a new one is on disk.
 
     Parameters
     ----------
@@ -100,7 +102,7 @@ class CheckpointFiles:
 
 
 class Checkpoints:
-    """What a checkpoint of a run holds: one dictionary, made and loaded here.
+    """Make and load what a checkpoint of a run holds: one dictionary.
 
     Parameters
     ----------
@@ -108,8 +110,10 @@ class Checkpoints:
         Where checkpoints are saved, by rank 0.
     files : CheckpointFiles
         Writes them.
-    config : RunConfig
-        Saved with each checkpoint.
+    curriculum : CurriculumConfig
+        The stages, at whose ends the run is saved too.
+    config : dict
+        The whole configuration, which is saved with each checkpoint.
     facts : dict
         Also saved: the origin of the run's code, its world size and device, and the hash of its real tables.
     callbacks : list
@@ -119,33 +123,42 @@ class Checkpoints:
     """
 
     def __init__(
-        self, folder: Path, files: CheckpointFiles, config: RunConfig, facts: dict, callbacks: list[Any], rank: int
+        self,
+        folder: Path,
+        files: CheckpointFiles,
+        curriculum: CurriculumConfig,
+        config: dict[str, Any],
+        facts: dict[str, Any],
+        callbacks: list[Any],
+        rank: int,
     ) -> None:
-        self.folder, self.files, self.config, self.facts, self.rank = folder, files, config, facts, rank
+        self.folder, self.files, self.curriculum, self.config = folder, files, curriculum, config
+        self.facts, self.rank = facts, rank
         self.stateful = {type(callback).__name__: callback for callback in callbacks if hasattr(callback, "state_dict")}
         self.saved_step: int | None = None
 
     def is_due(self, step: int) -> bool:
         """Whether the run is saved after this many steps."""
-        return step % self.config.checkpoint.every == 0 or last_of_stage(self.config.curriculum, step - 1) is not None
+        return step % self.files.config.every == 0 or last_of_stage(self.curriculum, step - 1) is not None
 
     def save(self, step: int, module: Pretraining, optimizer: MuonAdamW) -> None:
         """Save the run after `step` steps, at the end of a stage under its name too."""
         content = self.content(step, module, optimizer)
         self.saved_step = step
         if self.rank == 0:
-            stage = last_of_stage(self.config.curriculum, step - 1) if step else None
+            stage = last_of_stage(self.curriculum, step - 1) if step else None
             second_name = self.folder / f"stage-{stage}.ckpt" if stage else None
             self.files.save(content, self.folder / f"step-{step:08d}.ckpt", second_name)
 
     def content(self, step: int, module: Pretraining, optimizer: MuonAdamW) -> dict[str, Any]:
         """The dictionary after `step` steps."""
-        stage, _, stage_step = stage_at(self.config.curriculum, min(step, self.config.total_steps - 1))
+        steps = sum(stage.steps for stage in self.curriculum.stages.values())
+        stage, _, stage_step = stage_at(self.curriculum, min(step, steps - 1))
         run = {
             "step": step,
             "stage": stage,
             "stage_step": stage_step,
-            "address": [self.config.seed, step],  # of the next step's tables
+            "address": [self.config["seed"], step],  # of the next step's tables
             "stream_version": STREAM_VERSION,
             **self.facts,
         }
@@ -155,7 +168,7 @@ class Checkpoints:
             "state_dict": module.state_dict(),
             "optimizer_states": [optimizer.state_dict()],
             "callbacks": {name: callback.state_dict() for name, callback in self.stateful.items()},
-            "config": dataclasses.asdict(self.config),
+            "config": self.config,
             "run": run,
         }
         module.on_save_checkpoint(content)

@@ -2,6 +2,8 @@
 
 If loss or gradient norm is non-finite on any rank, all ranks skip the step: the module does, and the guard records it.
 The two limits are those that worked in a published run of 500,000 steps on one GPU; see GuardConfig.
+
+incidents.jsonl has a line for each incident, with the address of the step and the shapes of its tables.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ import torch
 
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.checkpoints import CheckpointFiles
-from tabicl_train.callbacks.metrics import Metrics, is_logged
-from tabicl_train.config.schema import RunConfig
+from tabicl_train.callbacks.metrics import LoggedSteps, Metrics
+from tabicl_train.config.monitoring import GuardConfig
 from tabicl_train.console import counted, info
 from tabicl_train.curriculum import plan_step
 from tabicl_train.distributed.ranks import Ranks
@@ -25,7 +27,9 @@ from tabicl_train.module import Pretraining
 from tabicl_train.optimizer import MuonAdamW
 from tabicl_train.run_dir.checkpoint import DamagedCheckpoint, read, saved, step_of
 from tabicl_train.run_dir.records import Records
-from tabicl_train.stream import StepItem
+from tabicl_train.stream import StepItem, StepStream
+
+__all__ = ["Diverged", "Guard"]
 
 MEMORY = 0.99  # decay of the moving average of the loss: half of its weight is on the last 69 steps
 LOW_MEMORY = 0.999  # decay of its low: the distance to an average that stays higher halves within 693 steps
@@ -35,53 +39,73 @@ STATE = ("average", "low", "skipped", "in_a_row", "abandoned")
 
 
 class Diverged(Exception):
-    """A run that was stopped because it no longer learns; the message says why and what to try."""
+    """Raised to end a run that no longer learns; the message says why and what to try."""
 
 
 class Guard:
-    """At logged steps and before a save, reads loss and gradient norm of the steps since the last time.
+    """Watch loss, gradient norm and multiplier on all ranks: at logged steps and before a save.
 
-    incidents.jsonl: a line per incident, with the address of the step and the shapes of its tables.
+    Parameters
+    ----------
+    limits : GuardConfig
+        The section `guard` of the configuration.
+    stream : StepStream
+        The steps of the run, which incidents name.
+    logged : LoggedSteps
+        The steps after which the limits are compared.
+    records : Records
+        The files of the run.
+    files : CheckpointFiles
+        Writes the checkpoints to which a rewind goes back.
+    ranks : Ranks
+        The ranks of the run.
+    averages, metrics : Averages, Metrics
+        Callbacks whose states a rewind takes back too.
     """
 
     def __init__(
         self,
-        config: RunConfig,
+        limits: GuardConfig,
+        stream: StepStream,
+        logged: LoggedSteps,
         records: Records,
         files: CheckpointFiles,
         ranks: Ranks,
         averages: Averages,
         metrics: Metrics,
     ) -> None:
-        self.config, self.limits, self.files, self.ranks = config, config.guard, files, ranks
-        self.averages, self.metrics = averages, metrics  # which a rewind takes back too
-        self.records, self.checkpoints = records, records.folder / "checkpoints"
-        self.writes = ranks.rank == 0
-        self.unread: list[tuple[int, torch.Tensor]] = []
+        self.limits, self.stream, self.logged, self.records = limits, stream, logged, records
+        self.files, self.ranks, self.averages, self.metrics = files, ranks, averages, metrics
+        self.unread: list[tuple[int, torch.Tensor]] = []  # of the steps since the last call of `read_steps`
         self.average: float | None = None  # of the loss
         self.low: float | None = None  # follows the average down immediately, and up slowly
         self.skipped = self.in_a_row = 0  # non-finite steps: all of them, and the last consecutive ones
-        self.longest = 0  # most consecutive ones since the last call of `judge`, which resets it; not in checkpoints
+        self.longest = 0  # most consecutive ones since the limits were last compared; not in checkpoints
         self.abandoned: list[list[int]] = []  # per rewind: the step of its checkpoint, and the steps done before it
-        self.warned: str | None = None
+        self.warned = False  # of the limit that is passed at present
 
     def state_dict(self) -> dict:
-        self.look()
+        self.read_steps()
         return {key: getattr(self, key) for key in STATE}
 
     def load_state_dict(self, state: dict) -> None:
         for key in STATE:
-            setattr(self, key, state.get(key, getattr(self, key)))
+            setattr(self, key, state[key])
 
     def on_train_batch_end(self, step: int, item: StepItem, module: Pretraining, optimizer: MuonAdamW, **_) -> None:
         scale = module.loss_scale.scale if module.loss_scale.enabled else module.loss.new_zeros(())
         self.unread.append((item.step, torch.stack([module.loss, module.grad_norm, scale])))
-        if is_logged(self.config, step):
-            self.look()
-            self.judge(step, module, optimizer)
+        if step in self.logged:
+            self.read_steps()
+            self.stop_if_skipped(step)
+            reason = self.passed_limit(module.model, self.average) if step >= self.limits.after else None
+            if reason is None:
+                self.warned = False
+            else:
+                self.act(step, reason, module, optimizer)
 
-    def look(self) -> None:
-        """Evaluate the steps since the last call."""
+    def read_steps(self) -> None:
+        """Read what the device has computed in the steps since the last call."""
         if not self.unread:
             return
         values = torch.stack([v for _, v in self.unread]).tolist()
@@ -102,9 +126,9 @@ class Guard:
 
     def report(self, step: int, reason: str, **facts) -> None:
         """Write a line of incidents.jsonl: the step's address, the shapes of its tables, and facts."""
-        if not self.writes:
+        if self.ranks.rank > 0:
             return
-        plan = plan_step(self.config.curriculum, self.config.model, self.config.seed, step)
+        plan = plan_step(self.stream.curriculum, self.stream.model, self.stream.seed, step)
         groups = [
             {
                 "tables": list(group.tables),
@@ -114,40 +138,37 @@ class Guard:
             }
             for group in plan.groups
         ]
-        line = {"step": step, "stage": plan.stage, "seed": self.config.seed, "reason": reason, **facts}
-        command = shlex.join(["tabicl-replay", f"run_dir={self.config.run_dir}", f"step={step}"])
+        line = {"step": step, "stage": plan.stage, "seed": self.stream.seed, "reason": reason, **facts}
+        command = shlex.join(["tabicl-replay", f"run_dir={self.records.folder}", f"step={step}"])
         line |= {"replay": command, "groups": groups}
         self.records.append_line("incidents.jsonl", {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **line})
 
-    def judge(self, step: int, module: Pretraining, optimizer: MuonAdamW) -> None:
-        limits = self.limits
+    def stop_if_skipped(self, step: int) -> None:
+        """Raise Diverged if too many steps were skipped; those that were counted before do not stop the run again."""
+        longest, self.longest = self.longest, 0
         for count, most, what in (
-            (self.longest, limits.skipped_in_a_row, "steps in a row"),
-            (self.skipped, limits.skipped, "steps"),
+            (longest, self.limits.skipped_in_a_row, "steps in a row"),
+            (self.skipped, self.limits.skipped, "steps"),
         ):
-            if self.longest and count >= most:  # steps that were judged before do not stop the run again
+            if longest and count >= most:
                 raise Diverged(
                     f"loss or gradient norm was not finite in {count} {what}, the last ones before step "
                     f"{step}; {self.records.folder}/incidents.jsonl names them. Lower the learning "
                     "rate or use trainer.precision=fp32, and begin a new run from an earlier checkpoint "
                     "(init_weights=CHECKPOINT run_dir=...); tabicl-replay shows the tables of a step"
                 )
-        self.longest = 0
-        reason = self.passed_limit(module.model, self.average) if step >= limits.after else None
-        if reason is None:
-            self.warned = None
-            return
-        action, good, facts = limits.action, None, {}
-        if action == "rewind" and len(self.abandoned) >= limits.rewinds:
+
+    def act(self, step: int, reason: str, module: Pretraining, optimizer: MuonAdamW) -> None:
+        """Warn, stop or rewind, as configured, since a limit is passed."""
+        action, good = self.limits.action, None
+        if action == "rewind" and len(self.abandoned) >= self.limits.rewinds:
             action, reason = "stop", f"{reason}, after {counted(len(self.abandoned), 'rewind')}"
         elif action == "rewind" and (good := self.last_good(step, module.model)) is None:
             action, reason = "stop", f"{reason}, and there is no checkpoint from before that to go back to"
-        elif action == "rewind":
-            facts["back_to"] = good["global_step"]
-        if action == "warn" and self.warned is not None:
+        if action == "warn" and self.warned:
             return
-        self.warned = reason
-        self.report(step - 1, reason, action=action, **facts)
+        self.warned = True
+        self.report(step - 1, reason, action=action, **({"back_to": good["global_step"]} if good else {}))
         info(f"guard     step {step}: {reason}; {action}")
         if action == "stop":
             raise Diverged(
@@ -181,7 +202,7 @@ class Guard:
         for callback in (self.averages, self.metrics):
             callback.load_state_dict(good["callbacks"].get(type(callback).__name__, {}))
         state = good["callbacks"]["Guard"]
-        self.average, self.low = state["average"], state.get("low")
+        self.average, self.low = state["average"], state["low"]
         self.abandoned.append([good["global_step"], step])
         info(f"guard     back to the weights of step {good['global_step']}; steps up to {step} are skipped")
 
@@ -199,7 +220,7 @@ class Guard:
         In a good one no limit is passed, the average of the loss has risen less than halfway from its low to its limit,
         and it was not saved during a rise that a rewind has abandoned.
         """
-        for path in reversed(saved(self.checkpoints)):
+        for path in reversed(saved(self.records.folder / "checkpoints")):
             done = step_of(path)
             # A checkpoint saved right after a rewind has the weights that the rewind has restored.
             if done > step - HORIZON or any(good < done < rewound for good, rewound in self.abandoned):
@@ -210,8 +231,7 @@ class Guard:
                 info(f"warning   {error}; trying an older checkpoint")
                 continue
             state = content["callbacks"]["Guard"]
-            average, low = state["average"], state.get("low", state["average"])
-            if average is not None and average > (low + self.limits.loss) / 2:
+            if (average := state["average"]) is not None and average > (state["low"] + self.limits.loss) / 2:
                 continue
             model.load_state_dict({k.removeprefix("model."): v for k, v in content["state_dict"].items()})
             if self.passed_limit(model, average) is None:

@@ -1,18 +1,32 @@
-"""What a run measures about itself: a row of metrics.csv per logged step, and the progress line."""
+"""What a run measures about itself: a row of metrics.csv for each logged step, and the progress line.
+
+step, stage                of optimizer steps done, with this one; stage of the curriculum
+loss, grad_norm, lr        of this step: mean loss of the tables, gradient norm before clipping, learning rate
+guess_loss                 mean loss of guessing the tables of this step from labels alone
+tables_per_s, cells_per_s  of all ranks, since the previous row
+data_wait                  share of the time spent waiting for tables since the previous row, on rank 0
+accept_rate                share of the prior's draws that were accepted since the previous row, on all ranks
+skipped                    steps with a non-finite loss or gradient norm so far
+clipped                    share of the steps since the previous row whose gradient was clipped
+tflops_per_s               of the model on all ranks, 10^12 operations per second, without recomputed activations
+peak_share                 share of the peak performance of the devices, where that is known
+memory_gb                  peak of rank 0 so far, on its device or, on a CPU, resident
+"""
 
 from __future__ import annotations
 
 import resource
 import sys
 import time
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tabicl_train.callbacks.loggers import Log, training_values
+from tabicl_train.callbacks.loggers import Log
 from tabicl_train.callbacks.progress import Progress
 from tabicl_train.compiling import count_graphs, too_many_graphs
-from tabicl_train.config.schema import RunConfig
+from tabicl_train.config.stages import CurriculumConfig
 from tabicl_train.console import counted, info
 from tabicl_train.curriculum import stage_at
 from tabicl_train.distributed.ranks import Ranks
@@ -27,68 +41,100 @@ from tabicl_train.schedules import learning_rate
 from tabicl_train.stream import StepItem
 from tabicl_train.workers import Loader
 
+__all__ = ["LoggedSteps", "Metrics"]
+
 SEEN_EVERY = 600.0  # seconds between lines about the real tables that were drawn
 SECONDS = 10.0  # of training or drawing, before the two are compared
 
 COLUMNS = (
-    "step", "stage", "loss", "grad_norm", "lr", "tables_per_s", "cells_per_s", "data_wait", "accept_rate", "skipped",
-    "clipped", "tflops_per_s", "peak_share", "memory_gb",
+    "step", "stage", "loss", "guess_loss", "grad_norm", "lr", "tables_per_s", "cells_per_s", "data_wait",
+    "accept_rate", "skipped", "clipped", "tflops_per_s", "peak_share", "memory_gb",
 )  # fmt: skip
 
 
-class Metrics:
-    """Writes metrics.csv and shows progress, on rank 0; of runs on real tables also tables_seen.csv.
+@dataclass(frozen=True)
+class LoggedSteps:
+    """The steps after which the files of a run get rows, as in ``step in logged``.
 
-    step                       optimizer steps done
-    loss, grad_norm, lr        of that step
-    tables_per_s, cells_per_s  of all ranks, since the previous row
-    data_wait, accept_rate     since the previous row: share of the time spent waiting for tables, and of the prior's
-                               draws that were accepted (this rank)
-    skipped                    steps with a non-finite loss or gradient norm so far
-    clipped                    share of the steps since the previous row whose gradient was clipped
-    tflops_per_s               of the model on all ranks, 10^12 operations per second, without recomputed activations
-    peak_share                 share of the device's peak performance, where that is known
-    memory_gb                  peak of this process so far, on the device or, on a CPU, resident
+    Parameters
+    ----------
+    every : int
+        `trainer.log_every`.
+    last : int
+        Optimizer steps of the run.
     """
 
-    def __init__(self, config: RunConfig, records: Records, loader: Loader, ranks: Ranks, log: Log) -> None:
-        self.config, self.records, self.loader, self.ranks, self.log = config, records, loader, ranks, log
+    every: int
+    last: int
+
+    def __contains__(self, step: int) -> bool:
+        return step % self.every == 0 or step == self.last
+
+
+class Metrics:
+    """Write metrics.csv and show progress on rank 0, and count the real tables that all ranks draw.
+
+    Parameters
+    ----------
+    curriculum : CurriculumConfig
+        The stages of training.
+    logged : LoggedSteps
+        The steps after which there are rows.
+    records : Records
+        The files of the run.
+    loader : Loader
+        What draws the tables.
+    ranks : Ranks
+        The ranks of the run; all of them call this callback.
+    seen : TablesSeen
+        Counts the real tables.
+    progress : Progress
+        The progress line.
+    log : callable
+        Logs values by name, after a number of steps.
+    """
+
+    def __init__(
+        self,
+        curriculum: CurriculumConfig,
+        logged: LoggedSteps,
+        records: Records,
+        loader: Loader,
+        ranks: Ranks,
+        seen: TablesSeen,
+        progress: Progress,
+        log: Log,
+    ) -> None:
+        self.curriculum, self.logged, self.records, self.loader, self.ranks = curriculum, logged, records, loader, ranks
+        self.seen, self.seen_printed, self.progress, self.log = seen, time.perf_counter(), progress, log
         self.feeding = Feeding()
-        self.seen, self.told_seen = TablesSeen(config, records), time.perf_counter()
         self.step = 0
 
     def state_dict(self) -> dict:
         """The tables that were seen, added up over all ranks."""
         if not self.seen.sizes:
             return {}
-        self.keep_seen()
+        self.add_seen()
         return {"tables_seen": self.seen.text()}
 
     def load_state_dict(self, state: dict) -> None:
         """Also called with an earlier state, to which the guard goes back."""
         self.seen.load(state.get("tables_seen", "[]"))
 
-    def keep_seen(self, is_end: bool = False) -> None:
-        """Add up and write what was drawn, on all ranks alike, and print it every ten minutes and at the end."""
+    def add_seen(self, is_end: bool = False) -> None:
+        """Add up what was drawn, on all ranks alike, and print it every ten minutes and at the end."""
         self.seen.merge(self.ranks.sum)
-        if self.ranks.rank == 0:
-            self.seen.write()
-            now = time.perf_counter()
-            if (is_end or now - self.told_seen >= SEEN_EVERY) and (line := self.seen.line(self.step)):
-                self.told_seen = now
-                info(f"seen      {line}")
-
-    def on_train_batch_start(self, item: StepItem, **_) -> None:
-        self.seen.add(item.sources)  # before the guard, after the step, may go back to earlier counts
+        now = time.perf_counter()
+        is_due = self.ranks.rank == 0 and (is_end or now - self.seen_printed >= SEEN_EVERY)
+        if is_due and (line := self.seen.line(self.step)):
+            self.seen_printed = now
+            info(f"seen      {line}")
 
     def on_train_start(self, step: int, **_) -> None:
-        self.step = step
-        self.graphs, self.many_graphs = count_graphs(), False
+        self.step, self.graphs, self.many_graphs = step, count_graphs(), False
         self.start_window()
         if self.ranks.rank == 0:
-            self.progress = Progress(self.config, step)
-            if self.seen.sizes:
-                self.seen.write()  # without the steps that are done again
+            self.progress.start(step)
 
     def start_window(self) -> None:
         self.started, self.waited = time.perf_counter(), self.loader.waited
@@ -96,64 +142,72 @@ class Metrics:
         self.flops = self.drawing = 0.0
         self.clipped: Tensor | int = 0
 
+    def on_train_batch_start(self, item: StepItem, **_) -> None:
+        self.seen.add(item.sources)  # before the guard, after the step, may go back to earlier counts
+
     def on_train_batch_end(self, step: int, item: StepItem, module: Pretraining, **_) -> None:
         self.step = step
+        self.steps += 1
         self.tables += item.tables
         self.drawing += item.seconds
-        self.cells += sum(pack.cells for pack in item.packs) * self.ranks.size
+        self.cells += sum(pack.cells for pack in item.packs)
         self.drawn += sum(map(len, item.packs))
         self.rejected += item.rejections.total()
-        self.flops += sum(step_flops(self.config.model, pack) for pack in item.packs) * self.ranks.size
-        _, stage, stage_step = stage_at(self.config.curriculum, item.step)
+        self.flops += sum(step_flops(module.model.config, pack) for pack in item.packs)
+        _, stage, stage_step = stage_at(self.curriculum, item.step)
         self.clipped = self.clipped + (module.grad_norm > stage.clip)  # stays on the device
-        self.steps += 1
-        if is_logged(self.config, step):
-            seconds = time.perf_counter() - self.started
-            peak = peak_flops(module.device, module.precision.name)
-            row = {
-                "step": step,
-                "stage": item.stage,
-                "loss": module.loss.item(),
-                "grad_norm": module.grad_norm.item(),
-                "lr": learning_rate(stage, stage_step),
-                "tables_per_s": self.tables / seconds,
-                "cells_per_s": self.cells / seconds,
-                "data_wait": (self.loader.waited - self.waited) / seconds,
-                "accept_rate": self.drawn / (self.drawn + self.rejected),
-                "skipped": int(module.skipped),
-                "clipped": int(self.clipped) / self.steps,
-                "tflops_per_s": self.flops / seconds / 1e12,
-                "peak_share": "" if peak is None else self.flops / seconds / (peak * self.ranks.size),
-                "memory_gb": peak_memory(module.device) / 1e9,
-            }
+        if step in self.logged:
+            row = self.row(step, item, module) | {"lr": learning_rate(stage, stage_step)}
             if self.ranks.rank == 0:
-                self.records.append_rows("metrics.csv", {column: row[column] for column in COLUMNS})
-                self.log(training_values(row), step)
+                row = {column: row[column] for column in COLUMNS}
+                self.records.append_rows("metrics.csv", row)
+                self.log({column: value for column, value in row.items() if column != "step" and value != ""}, step)
                 self.progress.show(row)
-                busy = seconds * (1 - row["data_wait"])
-                self.feeding.add(item.stage, self.tables, busy, self.drawing, self.loader.drawers)
                 self.watch_graphs()
             self.start_window()
 
+    def row(self, step: int, item: StepItem, module: Pretraining) -> dict[str, object]:
+        """The row of a logged step; all ranks call this."""
+        seconds = time.perf_counter() - self.started
+        guess = sum(guess_losses(module, item))
+        own = torch.tensor([self.cells, self.flops, self.drawn, self.rejected, guess], dtype=torch.float64)
+        cells, flops, drawn, rejected, guess = self.ranks.sum(own).tolist()
+        peak = peak_flops(module.device, module.precision.name)
+        data_wait = (self.loader.waited - self.waited) / seconds
+        if self.ranks.rank == 0:
+            self.feeding.add(item.stage, self.tables, seconds * (1 - data_wait), self.drawing, self.loader.drawers)
+        return {
+            "step": step,
+            "stage": item.stage,
+            "loss": module.loss.item(),
+            "guess_loss": guess / item.tables,
+            "grad_norm": module.grad_norm.item(),
+            "tables_per_s": self.tables / seconds,
+            "cells_per_s": cells / seconds,
+            "data_wait": data_wait,
+            "accept_rate": drawn / (drawn + rejected),
+            "skipped": int(module.skipped),
+            "clipped": int(self.clipped) / self.steps,
+            "tflops_per_s": flops / seconds / 1e12,
+            "peak_share": "" if peak is None else flops / seconds / (peak * self.ranks.size),
+            "memory_gb": peak_memory(module.device) / 1e9,
+        }
+
     def watch_graphs(self) -> None:
-        if self.config.trainer.compile and not self.many_graphs:
-            line = too_many_graphs(count_graphs() - self.graphs)
-            self.many_graphs = line is not None
-            if line is not None:
-                info(line)
+        """Warn once of more compiled graphs than a run needs; there are none without trainer.compile."""
+        if not self.many_graphs and (line := too_many_graphs(count_graphs() - self.graphs)) is not None:
+            self.many_graphs = True
+            info(line)
 
     def on_train_end(self, **_) -> None:
         if self.seen.sizes:
-            self.keep_seen(is_end=True)
+            self.add_seen(is_end=True)
         if self.ranks.rank == 0:
             self.progress.close()
 
 
 class Feeding:
-    """Compares, once in a stage, the tables that its workers draw with those that training takes.
-
-    On rank 0, which speaks for all ranks: their shares of a step are about the same work.
-    """
+    """Compares, once in a stage, the tables that the workers of a rank draw with those that training takes."""
 
     def __init__(self) -> None:
         self.stage: str | None = None
@@ -166,25 +220,32 @@ class Feeding:
         drawing: seconds of drawing, over all `drawers` processes that draw tables for a rank
         """
         if stage != self.stage:
-            self.stage, self.told = stage, drawers == 0
+            self.stage, self.is_printed = stage, drawers == 0
             self.tables, self.training, self.drawing = 0, 0.0, 0.0
             return
         self.tables += tables
         self.training += training
         self.drawing += drawing / max(1, drawers)
-        if not self.told and max(self.training, self.drawing) >= SECONDS:
-            self.told = True
-            self.tell(self.tables / self.drawing, self.tables / self.training, drawers)
-
-    def tell(self, drawn: float, taken: float, drawers: int) -> None:
-        """drawn, taken: tables/s"""
+        if self.is_printed or max(self.training, self.drawing) < SECONDS:
+            return
+        self.is_printed = True
+        drawn, taken = self.tables / self.drawing, self.tables / self.training
         workers = f"{counted(drawers, 'worker')} {'draws' if drawers == 1 else 'draw'}"
-        info(f"feeding   {workers} {drawn:.3g} tables/s, training takes {taken:.3g} ({self.stage})")
+        info(f"feeding   {workers} {drawn:.3g} tables/s, training takes {taken:.3g} ({stage})")
         if drawn < taken:
             info(
                 "warning   training waits for tables; more cores for more workers (stream.num_workers), other machines "
                 "(stream=ray), or tables drawn beforehand (tabicl-prior dump, prior=disk) make it faster"
             )
+
+
+def guess_losses(module: Pretraining, item: StepItem) -> list[float]:
+    """The loss of guessing each table of this rank from labels alone; waits for the device once for each pack."""
+    return [
+        module.model.guess_loss(y, n)
+        for pack in item.packs
+        for (_, n, _), y in zip(pack.shapes, pack.y.cpu().split([N for N, _, _ in pack.shapes]), strict=True)
+    ]
 
 
 def step_flops(config: NetworkConfig, pack: Pack) -> float:
@@ -197,8 +258,3 @@ def peak_memory(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def is_logged(config: RunConfig, step: int) -> bool:
-    """Whether the files of a run get rows after this many steps."""
-    return step % config.trainer.log_every == 0 or step == config.total_steps

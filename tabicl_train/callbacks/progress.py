@@ -5,25 +5,32 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Callable
 
 from tqdm import tqdm
 
-from tabicl_train.config.schema import RunConfig
+from tabicl_train.config.stages import CurriculumConfig, StageConfig
 from tabicl_train.console import info
-from tabicl_train.planning.run_plan import expected_work
 
 PLAIN_LINE_EVERY = 10.0  # seconds between progress lines where the output is not a terminal
 
 
 class Progress:
-    """A bar on a terminal; elsewhere a plain line every ten seconds, so that logs stay readable."""
+    """A bar on a terminal; elsewhere a plain line every ten seconds, so that logs stay readable.
 
-    def __init__(self, config: RunConfig, step: int) -> None:
-        self.config, self.total, self.started = config, config.total_steps, time.perf_counter()
-        # A step of a later stage takes longer, so the remaining work is counted in FLOPs.
-        self.step_work = {n: expected_work(config, s)[1] / s.steps for n, s in config.curriculum.stages.items()}
+    total: optimizer steps of the run
+    flops: the expected FLOPs of a stage; a step of a later stage takes longer, so the remaining work is counted in them
+    """
+
+    def __init__(self, curriculum: CurriculumConfig, total: int, flops: Callable[[StageConfig], float]) -> None:
+        self.curriculum, self.total, self.flops = curriculum, total, flops
+        self.smooth = math.nan
+
+    def start(self, step: int) -> None:
+        stages = self.curriculum.stages.items()
+        self.step_flops = {name: self.flops(stage) / stage.steps for name, stage in stages}
+        self.started = self.last_line = time.perf_counter()
         self.first_work = self.work(step)
-        self.last_line, self.smooth = self.started, math.nan
         layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
         self.bar = None
         if sys.stderr.isatty():
@@ -32,8 +39,8 @@ class Progress:
     def work(self, step: int, until_stage: str | None = None) -> float:
         """Expected FLOPs of the run up to a step, or to the end of a stage if that comes first."""
         work = 0.0
-        for name, stage in self.config.curriculum.stages.items():
-            work += min(step, stage.steps) * self.step_work[name]
+        for name, stage in self.curriculum.stages.items():
+            work += min(step, stage.steps) * self.step_flops[name]
             step -= min(step, stage.steps)
             if name == until_stage:
                 break
@@ -48,6 +55,7 @@ class Progress:
         return text if stage >= run else f"{text} ({tqdm.format_interval(pace * stage)} of {row['stage']})"
 
     def show(self, row: dict) -> None:
+        """Show a row of metrics.csv."""
         # Single steps are noisy, as their tables may be easy or hard: half of the weight is on the last 7 rows.
         if not math.isfinite(self.smooth):
             self.smooth = row["loss"]
@@ -58,10 +66,8 @@ class Progress:
         if self.bar is not None:
             self.bar.set_postfix_str(f"{row['stage']}, {text}", refresh=False)
             self.bar.update(row["step"] - self.bar.n)
-            return
-        now = time.perf_counter()
-        if now - self.last_line >= PLAIN_LINE_EVERY or row["step"] == self.total:
-            self.last_line = now
+        elif time.perf_counter() - self.last_line >= PLAIN_LINE_EVERY or row["step"] == self.total:
+            self.last_line = time.perf_counter()
             info(f"{row['stage']} step {row['step']}/{self.total}: {text}")
 
     def close(self) -> None:

@@ -1,63 +1,144 @@
-"""What a validation measures on held-out tables, synthetic or real, of classes and of numbers."""
+"""Scores of a network on tables: on packs of classes or numbers, on items of a stream, and on public real data."""
 
 from __future__ import annotations
 
+import functools
+import math
 import statistics
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tabicl_train.config.monitoring import INTERVAL, QUERY_SHARE
+from tabicl_train.console import first_line, info
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.quantiles import pinball
-from tabicl_train.module import Pretraining
+from tabicl_train.precision import Precision
 from tabicl_train.prediction.predict import predict
+from tabicl_train.stream import StepItem
 
-Scored = tuple[dict[str, float], list[Tensor]]  # scores by name, and the losses of the query rows of each pack
-
-
-def score_classes(network: Network, module: Pretraining, packs: list[Pack]) -> Scored:
-    """The columns loss, accuracy and guess_loss of CLASS_SCORES, means over the tables."""
-    losses, accuracies, row_losses = [], [], []
-    for pack in packs:
-        with module.precision.autocast(module.device.type):
-            logits = predict(network, pack).float()  # (query rows, C)
-        row_losses.append(network.row_losses(logits, pack))
-        losses += network.means(row_losses[-1], pack).tolist()
-        accuracies += network.means((logits.argmax(-1) == network.targets(pack)).float(), pack).tolist()
-    scores = {"loss": statistics.fmean(losses), "accuracy": statistics.fmean(accuracies)}
-    return scores | {"guess_loss": mean_guess(network, packs)}, row_losses
+__all__ = ["Scored", "score_network", "score_packs"]
 
 
-def score_numbers(network: Network, module: Pretraining, packs: list[Pack]) -> Scored:
-    """The columns of NUMBER_SCORES, over the tables with equal weight.
+@dataclass(frozen=True)
+class Scored:
+    """Scores of a network on one set of tables.
 
-    loss is of the quantiles as the network predicts them, all others of the sorted ones: crps (twice the pinball loss),
-    rmse and r2 of their mean, and coverage, the share of targets in the interval between two of them. A network that
-    predicts the number itself has no crps and no coverage.
+    Attributes
+    ----------
+    data : str
+        Name of the set: of a part of the prior, or of a public real table.
+    rows : int
+        Rows of a table.
+    scores : dict
+        Scores by column of validation.csv; None where a column does not apply.
+    losses : list of (hashable, float)
+        Loss of each query row or table, with the cluster that it belongs to; empty for public real tables.
     """
-    measures, row_losses = [], []  # measures (tables, 6)
-    for pack in packs:
-        with module.precision.autocast(module.device.type):
-            quantiles = predict(network, pack).float()  # (query rows, Q)
-        y = network.targets(pack)
-        row_losses.append(network.row_losses(quantiles, pack))
-        in_order = quantiles.sort(1).values
-        low, high = (in_order[:, place(level, in_order.shape[1])] for level in INTERVAL)
-        rows = (
-            *(row_losses[-1], 2 * pinball(in_order, y), (in_order.mean(1) - y).square()),
-            *(y, y.square(), ((low <= y) & (y <= high)).float()),
-        )
-        measures.append(torch.stack([network.means(values, pack) for values in rows], 1).double())
-    loss, crps, error, mean, square, coverage = torch.cat(measures).unbind(1)  # (tables,)
-    variance = (square - mean.square()).mean()
-    scores = (loss.mean(), crps.mean(), error.mean().sqrt(), 1 - error.mean() / variance, coverage.mean())
-    names = ("loss", "crps", "rmse", "r2", "coverage")
-    found = {name: score.item() for name, score in zip(names, scores, strict=True)}
-    if not network.predicts_quantiles:
-        found = {name: found[name] for name in ("loss", "rmse", "r2")}
-    return found | {"guess_loss": mean_guess(network, packs)}, row_losses
+
+    data: str
+    rows: int
+    scores: dict[str, float | None]
+    losses: list[tuple[Hashable, float]] = field(default_factory=list)
+
+
+def score_network(
+    network: Network,
+    items: Iterable[tuple[str, StepItem]],
+    real_rows: int,
+    precision: Precision,
+    before_each: Callable[[], None] = lambda: None,
+) -> list[Scored]:
+    """Score a network on drawn tables and on public real ones.
+
+    Parameters
+    ----------
+    network : Network
+        In evaluation mode.
+    items : iterable of (str, StepItem)
+        Drawn tables of equal numbers of rows, each item with the name of its part of the prior.
+    real_rows : int
+        Most rows of a public real table; 0 leaves these tables out.
+    precision : Precision
+        Number format of the matrix products.
+    before_each : callable
+        Called before each set of tables; it may raise an exception to interrupt.
+
+    Returns
+    -------
+    list of Scored
+        One for each item and each public real table, in this order.
+    """
+    found = []
+    for part, item in items:
+        before_each()
+        found.append(score_item(network, part, item, precision))
+    for task in real_tasks(network.config.is_regression, real_rows):
+        before_each()
+        found.append(score_real(network, task, precision))
+    return found
+
+
+def score_packs(
+    network: Network, packs: list[Pack], precision: Precision
+) -> tuple[dict[str, float | None], list[Tensor]]:
+    """Score a network on packs, every table with equal weight.
+
+    The loss of numbers is of the quantiles as the network predicts them, all other scores are of the sorted ones: crps
+    (twice the pinball loss), rmse and r2 of their mean, and coverage, the share of targets in the interval between two
+    of them. A network that predicts the number itself has no crps and no coverage.
+
+    Parameters
+    ----------
+    network : Network
+        In evaluation mode.
+    packs : list of Pack
+        The tables, on any device.
+    precision : Precision
+        Number format of the matrix products.
+
+    Returns
+    -------
+    dict
+        Scores by column of validation.csv.
+    list of Tensor
+        Losses of the query rows of each pack, (query rows,).
+    """
+    device = next(network.parameters()).device
+    measure = measure_numbers if network.config.is_regression else measure_classes
+    measures, row_losses = [], []
+    for pack in (pack.to(device) for pack in packs):
+        with precision.autocast(device.type):
+            predictions = predict(network, pack).float()  # (query rows, outputs)
+        row_losses.append(network.row_losses(predictions, pack))
+        values = (row_losses[-1], *measure(predictions, network.targets(pack)))
+        measures.append(torch.stack([network.means(value, pack) for value in values], 1).double())
+    columns = torch.cat(measures).unbind(1)  # each (tables,)
+    guess = statistics.fmean(network.guess_loss(y.cpu(), n) for pack in packs for _, y, n in pack.tables())
+    if not network.config.is_regression:
+        loss, accuracy = (statistics.fmean(column.tolist()) for column in columns)
+        return {"loss": loss, "accuracy": accuracy, "guess_loss": guess}, row_losses
+    loss, crps, error, coverage = (columns[number].mean().item() for number in (0, 1, 2, 5))
+    variance = (columns[4] - columns[3].square()).mean().item()
+    scores = {"loss": loss, "rmse": math.sqrt(error), "r2": 1 - error / variance, "guess_loss": guess}
+    return (scores | {"crps": crps, "coverage": coverage} if network.predicts_quantiles else scores), row_losses
+
+
+def measure_classes(logits: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Whether each row is predicted correctly."""
+    return ((logits.argmax(-1) == y).float(),)
+
+
+def measure_numbers(quantiles: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """CRPS, squared error, target, its square, and whether it lies in the interval, of each row."""
+    in_order = quantiles.sort(1).values
+    low, high = (in_order[:, place(level, in_order.shape[1])] for level in INTERVAL)
+    error = (in_order.mean(1) - y).square()
+    return 2 * pinball(in_order, y), error, y, y.square(), ((low <= y) & (y <= high)).float()
 
 
 def place(level: float, num_quantiles: int) -> int:
@@ -65,13 +146,46 @@ def place(level: float, num_quantiles: int) -> int:
     return min(max(round(level * (num_quantiles + 1)) - 1, 0), num_quantiles - 1)
 
 
-def mean_guess(network: Network, packs: list[Pack]) -> float:
-    return statistics.fmean(network.guess_loss(y.cpu(), n) for pack in packs for _, y, n in pack.tables())
+def score_item(network: Network, part: str, item: StepItem, precision: Precision) -> Scored:
+    scores, row_losses = score_packs(network, item.packs, precision)
+    losses: list[tuple[Hashable, float]] = []
+    clusters = enumerate(item.units)
+    for pack, of_rows in zip(item.packs, row_losses, strict=True):
+        end, of_tables = 0, network.means(of_rows, pack.to(of_rows.device)).tolist()
+        for (rows, labeled, _), of_table in zip(pack.shapes, of_tables, strict=True):
+            number, of_table_rows = next(clusters)
+            start, end = end, end + rows - labeled
+            if of_table_rows is None:  # the table is a cluster of its own
+                losses.append(((item.step, number), of_table))
+            else:
+                losses += zip(of_table_rows, of_rows[start:end].tolist(), strict=True)
+    return Scored(part, item.packs[0].shapes[0][0], scores, losses)
+
+
+def cluster_means(found: Iterable[Scored], part: str) -> dict[Hashable, float]:
+    """The mean loss of each cluster of a part of the prior."""
+    by_cluster: dict[Hashable, list[float]] = {}
+    for scored in found:
+        for cluster, loss in scored.losses if scored.data == part else ():
+            by_cluster.setdefault(cluster, []).append(loss)
+    return {cluster: statistics.fmean(losses) for cluster, losses in by_cluster.items()}
+
+
+@functools.cache
+def real_tasks(is_regression: bool, rows: int) -> list[Any]:
+    """The public real tables, as `score_real` takes them."""
+    if rows == 0:
+        return []
+    if is_regression:
+        return [diabetes(rows)]
+    from tabicl_train.evaluation.suites import load_suite  # scikit-learn and pandas, a second or two
+
+    return list(load_suite("sklearn", None, rows))
 
 
 def diabetes(rows: int) -> Pack:
     """scikit-learn's set diabetes, at most so many rows of it, standardized by its labeled rows."""
-    from sklearn.datasets import load_diabetes  # a second or two
+    from sklearn.datasets import load_diabetes
 
     X, y = (torch.from_numpy(values) for values in load_diabetes(return_X_y=True))
     chosen = torch.randperm(len(X), generator=torch.Generator().manual_seed(0))[:rows]
@@ -79,3 +193,20 @@ def diabetes(rows: int) -> Pack:
     n = len(table) - round(QUERY_SHARE * len(table))
     table = ((table - table[:n].mean(0)) / table[:n].std(0)).float()
     return Pack.of([(table[:, :-1], table[:, -1], n)])
+
+
+def score_real(network: Network, task: Any, precision: Precision) -> Scored:
+    """Scores on a public real table; of classes, as a TabICLClassifier with one ensemble member, in fp32."""
+    if isinstance(task, Pack):
+        return Scored("diabetes", task.shapes[0][0], score_packs(network, [task], precision)[0])
+    from tabicl_train.evaluation.evaluate import score_task
+    from tabicl_train.prediction.classifier import TabICLClassifier
+
+    classifier = TabICLClassifier(network, n_estimators=1, device=str(next(network.parameters()).device))
+    try:
+        (scores,) = score_task(task, {"": lambda: classifier}, splits=1)
+    except (ValueError, torch.OutOfMemoryError) as error:  # for example probabilities that are not numbers
+        info(f"warning   {task.name} could not be scored: {first_line(error)}")
+        scores = dict.fromkeys(("log_loss", "accuracy", "roc_auc"), math.nan)
+    found = {"loss": scores["log_loss"], "accuracy": scores["accuracy"], "roc_auc": scores["roc_auc"]}
+    return Scored(task.name, len(task.y), found)

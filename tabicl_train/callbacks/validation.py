@@ -1,15 +1,16 @@
-"""Scores the network during training: on held-out tables of the prior and on public real data.
+"""Scores the network during training, keeps the best weights, and ends the run when there are no better ones any more.
 
 validation.csv has a row per validation and set of tables:
 
 step            optimizer steps done
 data            "synthetic", "own" for tables that the prior draws from real ones, or the name of a public real table
 rows            rows of a table
-loss, accuracy  of the query rows: mean cross entropy, share of correct predictions; means over held-out tables
+loss, accuracy  of the query rows: mean cross entropy, share of correct predictions; means over validation tables
 roc_auc         one versus rest, for public real tables
-guess_loss      of guessing the frequencies of the labels, for held-out tables; see diagnostics.guess_loss
+guess_loss      of guessing the frequencies of the labels, for validation tables
+is_best         1 if the weights of this step became the best ones, otherwise 0
 
-Of regression, in units of the target's standard deviation (see scores.score_numbers):
+Of regression, in units of the target's standard deviation (see scores.score_packs):
 
 loss, crps      pinball loss, continuous ranked probability score
 rmse, r2        of the mean of the quantiles: root of the mean squared error, share of the variance that is explained
@@ -19,271 +20,218 @@ guess_loss      of guessing the quantiles of the labeled rows
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import dataclasses
-import itertools
 import math
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from functools import cached_property
+from typing import Any
 
-import torch
+import numpy as np
 
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.checkpoints import to_host
-from tabicl_train.callbacks.held_out import answer
-from tabicl_train.callbacks.held_out.draws import Losses, held_out_streams, score_item, unit_losses
-from tabicl_train.callbacks.held_out.selection import (
-    BEST,
-    START,
-    is_better,
-    out_of_patience,
-    paired,
+from tabicl_train.callbacks.loggers import Log
+from tabicl_train.callbacks.scores import Scored, cluster_means, score_network
+from tabicl_train.callbacks.validation_history import (
+    History,
+    falling,
+    is_improvement,
+    read_history,
     read_scores,
     real_score,
-    start_weights,
 )
-from tabicl_train.callbacks.loggers import Log, validation_values
-from tabicl_train.callbacks.scores import diabetes, score_numbers
-from tabicl_train.config.monitoring import CLASS_SCORES, NUMBER_SCORES, OWN, REAL, SYNTHETIC
-from tabicl_train.config.schema import RunConfig, StreamConfig
-from tabicl_train.console import first_line, info
+from tabicl_train.config.monitoring import CLASS_SCORES, NUMBER_SCORES, OWN, REAL, SYNTHETIC, ValidationConfig, kind_of
+from tabicl_train.console import info
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.distributed.signals import Stop
 from tabicl_train.model.family import Network
 from tabicl_train.module import Pretraining
+from tabicl_train.prediction.export import load_checkpoint
 from tabicl_train.run_dir.atomic import save_atomically
-from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, DamagedCheckpoint, read
+from tabicl_train.run_dir.checkpoint import FORMAT_VERSION
 from tabicl_train.run_dir.records import Records
-from tabicl_train.stream import StepItem
-from tabicl_train.workers import Loader, Stopped
+from tabicl_train.statistics import paired_gain
+from tabicl_train.stream import StepItem, StepStream
+from tabicl_train.workers import Stopped
 
-COLUMNS = ("step", "data", "rows", *CLASS_SCORES)
-NUMBER_COLUMNS = ("step", "data", "rows", *NUMBER_SCORES)  # of regression
-TABLES = ("rows", "tables", "features", "real_rows")  # the settings that decide which tables are scored
-FALLS = 3  # consecutive falls of the mean score on real data after which there is a warning
+__all__ = ["Validation"]
 
-Row = tuple[str, int, *tuple[float | None, ...]]  # the columns without the step
-Result = tuple[Row, Losses]  # without losses for public real data
+START, BEST = "checkpoints/start.ckpt", "checkpoints/best.ckpt"  # in the run directory
+COLUMNS = ("step", "data", "rows", *CLASS_SCORES, "is_best")
+NUMBER_COLUMNS = ("step", "data", "rows", *NUMBER_SCORES, "is_best")  # of regression
 
 
 class Validation:
-    """Validates on rank 0; the others wait for up to 24 hours, longer than for an exchange of gradients.
+    """Validate on rank 0, while the other ranks wait for up to 24 hours.
 
     It computes on a copy of the network and leaves all random states unchanged, so a run is bit-identical with and
     without it. A stop signal to any rank interrupts it, and the next start of the run begins with it.
 
-    checkpoints/best.ckpt holds the best weights and averages so far, and their scores. It is written before the rows:
-    a run that is killed in between validates again, and no best weights are lost. Of a run with `init_weights` the
-    first ones are those that it starts from, which checkpoints/start.ckpt keeps.
+    checkpoints/best.ckpt holds the best weights and averages so far. It is written before the rows: a run that is
+    killed in between validates again. Of a run that starts from weights, these are the first best ones, which
+    checkpoints/start.ckpt keeps. With `best` own or synthetic, later ones take their place only if the mean of the
+    differences to the start, cluster by cluster, exceeds its standard error.
 
-    start_losses: of the weights that the run started from, by units, see held_out/draws.py
-    has_ended: whether there was no better score for as long as validation.patience allows
+    Parameters
+    ----------
+    settings : ValidationConfig
+        The section `validation` of the configuration.
+    config : dict
+        The whole configuration, which best.ckpt holds.
+    total_steps : int
+        Optimizer steps of the run, after which there is a last validation.
+    streams : dict of StepStream
+        The validation tables by part of the prior.
+    records : Records
+        The files of the run.
+    ranks : Ranks
+        The ranks of the run.
+    stop : Stop
+        Whether this process was asked to stop.
+    averages : Averages
+        Averages of the weights, which best.ckpt holds too.
+    log : callable
+        Logs values by name, after a number of steps.
+
+    Attributes
+    ----------
+    postponed : bool
+        Whether the last validation was left to the next start of the run.
+    has_ended : bool
+        Whether there was no better score for as long as `validation.patience` allows.
     """
 
-    def __init__(self, config: RunConfig, records: Records, ranks: Ranks, averages: Averages, stop: Stop, log: Log):
-        self.config, self.settings = config, config.validation
-        self.records, self.best = records, records.folder / BEST
-        self.ranks, self.averages, self.stop, self.log = ranks, averages, stop, log
-        self.postponed = False  # whether the last validation was left to the next start of the run
-        self.has_ended = False
-        self.is_paired = config.init_weights is not None and config.validation.best != REAL
-        self.start_losses: dict[Hashable, float] | None = None
-        self.drawn: dict[str, Loader] | None = None
-        self.columns = NUMBER_COLUMNS if config.model.is_regression else COLUMNS
+    def __init__(
+        self,
+        settings: ValidationConfig,
+        config: dict[str, Any],
+        total_steps: int,
+        streams: dict[str, StepStream],
+        records: Records,
+        ranks: Ranks,
+        stop: Stop,
+        averages: Averages,
+        log: Log,
+    ) -> None:
+        self.settings, self.config, self.total_steps, self.streams = settings, config, total_steps, streams
+        self.records, self.ranks, self.stop, self.averages, self.log = records, ranks, stop, averages, log
+        self.start, self.best = records.folder / START, records.folder / BEST
+        self.postponed = self.has_ended = False
+        self.start_losses: dict[Hashable, float] | None = None  # by cluster
 
-    @contextlib.contextmanager
-    def drawing(self) -> Iterator[None]:
-        """Within the context workers draw the tables of the first validation, while the run trains."""
-        if self.ranks.rank > 0 or not self.settings.every:
-            yield
-            return
-        settings = self.config.stream.local()
-        num_workers, prefetch = min(1, settings.workers), max(1, len(self.settings.rows))
-        workers = dataclasses.replace(settings, num_workers=num_workers, prefetch=prefetch)
-        with contextlib.ExitStack() as stack:
-            streams = held_out_streams(self.config)
-            self.drawn = {part: stack.enter_context(Loader(stream, workers)) for part, stream in streams.items()}
-            for loader in self.drawn.values():
-                loader.start(stop=self.stop)
-            yield
+    def history(self, step: int) -> History:
+        """The validations after up to so many steps."""
+        return read_history(self.records.rows("validation.csv"), self.settings, step)
 
-    @cached_property
-    def items(self) -> list[tuple[str, StepItem]]:
-        """The validation tables, each item with the name of the prior's part; raises Stopped."""
-        if self.drawn is None:
-            streams = held_out_streams(self.config)
-            self.drawn = {part: Loader(stream, StreamConfig(num_workers=0)) for part, stream in streams.items()}
-            for loader in self.drawn.values():
-                loader.start(stop=self.stop)
-        return [(part, item) for part, loader in self.drawn.items() for item in loader.items]
+    def is_missing(self, step: int) -> bool:
+        """Whether the validation after so many steps is due, and has not been done."""
+        return self.is_due(step) and step not in self.history(step).scores
 
-    @cached_property
-    def tasks(self) -> list:
-        """Real tables, as score_real takes them."""
-        if self.config.model.is_regression:
-            return [("diabetes", diabetes(self.settings.real_rows))] if self.settings.real_rows else []
-        from tabicl_train.evaluation.suites import load_suite  # scikit-learn and pandas, a second or two
-
-        return list(load_suite("sklearn", None, self.settings.real_rows)) if self.settings.real_rows else []
-
-    @cached_property
-    def best_scores(self) -> dict[str, float] | None:
-        """The scores of the weights in best.ckpt, unless they are from other tables than the configured ones."""
-        try:
-            content = read(self.best)
-        except FileNotFoundError:
-            return None
-        except (DamagedCheckpoint, OSError, MemoryError) as error:
-            info(f"warning   {first_line(error)}; the next validation replaces {self.best.name}")
-            return None
-        settings = content["config"]["validation"]
-        if any(settings.get(key) != value for key, value in vars(self.settings).items() if key in TABLES):
-            return None
-        return content.get("scores") or read_scores(self.records.rows("validation.csv")).get(content["global_step"])
-
-    def forget(self) -> None:
-        """At the beginning of a run, remove what belongs to an earlier one."""
-        self.best_scores = None
-        for name in (START, answer.NAME):
-            (self.records.folder / name).unlink(missing_ok=True)
+    def is_due(self, step: int) -> bool:
+        """Whether there is a validation after so many steps; before the first one, only of weights to start from."""
+        if not self.settings.every or (step == 0 and self.config["init_weights"] is None):
+            return False
+        return step % self.settings.every == 0 or step == self.total_steps
 
     def validate_if_due(self, step: int, module: Pretraining) -> None:
-        """Validate after this many steps, if that is due and has not been done; all ranks call this."""
+        """Validate after so many steps, if that is due and has not been done; all ranks call this."""
         if not self.is_due(step):
             return
         if self.ranks.rank > 0:
             self.has_ended = self.ranks.wait_for_first(lambda: self.stop.asked)
             return
         if self.is_missing(step):
-            self.validate(step, module, {"Averages": self.averages.state_dict()})
-        if reason := out_of_patience(self.settings, self.records.rows("validation.csv"), step):
-            info(f"validation step {step}: {reason}; the run ends")
-        self.has_ended = self.ranks.finish(reason is not None)
+            try:
+                self.validate(step, module)
+            except Stopped:
+                self.postponed = True
+                info(f"validation step {step}: left to the next start, since the run was asked to stop")
+        ended = None if self.postponed else self.history(step).ended
+        if ended is not None:
+            info(f"validation step {step}: {ended}; the run ends")
+        self.has_ended = self.ranks.finish(ended is not None)
 
-    def is_due(self, step: int) -> bool:
-        """Whether there is a validation after this many steps; before the first one, only of weights to start from."""
-        if not self.settings.every or (step == 0 and self.config.init_weights is None):
-            return False
-        return step % self.settings.every == 0 or step == self.config.total_steps
-
-    def is_missing(self, step: int) -> bool:
-        """Whether the validation after this many steps is due, and has not been done."""
-        return self.is_due(step) and step not in read_scores(self.records.rows("validation.csv"))
-
-    def validate(self, step: int, module: Pretraining, averages: dict) -> None:
+    def validate(self, step: int, module: Pretraining) -> None:
+        """Score the network, keep its weights if they are the best ones, and write the rows; raises Stopped."""
         started = time.perf_counter()
-        network = copy.deepcopy(module.model).eval()
-        results = None
-        with contextlib.suppress(Stopped):  # while tables are drawn
-            parts = [(self.score_drawn, item) for item in self.items]
-            results = self.scored(network, module, [*parts, *((self.score_real, task) for task in self.tasks)])
-        self.postponed = results is None or not self.know_start(step, module)
-        if results is None or self.postponed:
-            info(f"validation step {step}: left to the next start, since the run was asked to stop")
-            return
-        rows = [dict(zip(self.columns, (step, *row), strict=True)) for row, _ in results]
-        scores = read_scores(rows)[step]
-        if self.is_best(step, scores, results):
-            self.keep(step, module, averages, scores)
+        found = self.score(copy.deepcopy(module.model).eval(), module)
+        columns = NUMBER_COLUMNS if module.model.config.is_regression else COLUMNS
+        rows = [{"step": step, "data": one.data, "rows": one.rows, **one.scores, "is_best": 0} for one in found]
+        rows = [{column: row.get(column) for column in columns} for row in rows]
+        if self.is_best(step, rows, cluster_means(found, self.settings.best), module):
+            rows = [row | {"is_best": 1} for row in rows]
+            self.save(step, module)
         self.records.append_rows("validation.csv", *rows)
+        scores = read_scores(rows)[step]
         self.log(validation_values(rows, scores), step)
         means = [f"loss {scores[kind]:.4f} on {kind} tables" for kind in (OWN, SYNTHETIC) if kind in scores]
         means += [f"{real_score(rows)} on real data {scores[REAL]:.4f}"] if REAL in scores else []
         info(f"validation step {step}: {', '.join(means)} ({time.perf_counter() - started:.1f} s)")
-        history = read_scores(self.records.rows("validation.csv"))
-        if step in history and (fall := falling(history, real_score(rows))) is not None:
+        if (fall := falling(self.history(step).scores, real_score(rows))) is not None:
             info(f"warning   step {step}: {fall}")
             line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "step": step - 1, "reason": fall}
             self.records.append_line("incidents.jsonl", line)
 
-    def scored(self, network: Network, module: Pretraining, parts: list) -> list[Result] | None:
-        """The results of all parts; None if the run is asked to stop meanwhile."""
-        results = []
-        for score, part in parts:
-            if self.ranks.still_working(self.stop.asked):
-                return None
-            results.append(score(network, module, part))
-        return results
+    def score(self, network: Network, module: Pretraining) -> list[Scored]:
+        return score_network(network, self.items, self.settings.real_rows, module.precision, self.check_stop)
 
-    def know_start(self, step: int, module: Pretraining) -> bool:
-        """Score the weights that the run started from, if later ones are compared with them and this process has not
-        done so; False if the run is asked to stop meanwhile."""
-        if not self.is_paired or step == 0 or self.start_losses is not None:
-            return True
-        if (weights := start_weights(self.config)) is None:
-            info("warning   the weights that the run started from are gone; the best ones are not compared with them")
-            self.is_paired = False
-            return True
-        network = copy.deepcopy(module.model).eval()
-        network.load_state_dict(weights)
-        items = [item for item in self.items if item[0] == self.settings.best]
-        results = self.scored(network, module, [(self.score_drawn, item) for item in items])
-        self.start_losses = None if results is None else self.deciding(results)
-        return results is not None
+    @cached_property
+    def items(self) -> list[tuple[str, StepItem]]:
+        """The validation tables, each item with the name of the prior's part; raises Stopped."""
+        return [(part, stream.draw(k, self.check_stop)) for part, stream in self.streams.items() for k in stream.steps]
 
-    def deciding(self, results: list[Result]) -> dict[Hashable, float]:
-        """The losses of the units on which the choice of the best weights depends."""
-        return unit_losses([loss for row, losses in results if row[0] == self.settings.best for loss in losses])
+    def check_stop(self, _: int = 0) -> None:
+        if self.ranks.still_working(self.stop.asked):
+            raise Stopped
 
-    def is_best(self, step: int, scores: dict[str, float], results: list[Result]) -> bool:
+    def is_best(self, step: int, rows: list[dict], losses: dict[Hashable, float], module: Pretraining) -> bool:
         """Whether weights are the best so far: the first ones that are validated before the first step, and later ones
-        with a better score that is no luck, if it is a loss that can be compared unit by unit with the first ones',
-        which are finite."""
+        with a better score that is no luck; losses: of the clusters of the kind that decides."""
         if step == 0:
-            self.start_losses = self.deciding(results) if self.is_paired else None
-            if self.start_losses is not None and len(self.start_losses) < 2:
+            self.start_losses = losses
+            if len(losses) < 2 and self.settings.best != REAL:
                 info(
-                    "warning   a single held-out table, family or row cannot show a gain, so the weights of the start "
-                    "stay the best ones; hold out more (prior.held_out)"
+                    "warning   a single validation table or cluster cannot show a gain, so the weights of the start "
+                    "stay the best ones; raise prior.validation_fraction"
                 )
             return True
-        if not is_better(scores, self.best_scores, self.settings.best):
+        written = self.records.rows("validation.csv") if self.best.exists() else []
+        if not is_improvement(rows, written, self.settings):
             return False
-        if self.start_losses is None or not all(map(math.isfinite, self.start_losses.values())):
+        start = self.losses_of_start(module)
+        if start is None or not all(map(math.isfinite, start.values())):
             return True
-        return paired(self.start_losses, self.deciding(results)).exceeds_error
+        return paired_gain(np.array(list(start.values())), np.array([losses[key] for key in start])).exceeds_error
 
-    def score_drawn(self, network: Network, module: Pretraining, part: tuple[str, StepItem]) -> Result:
-        name, item = part
-        scores, losses = score_item(network, module, item)
-        return (name, item.packs[0].shapes[0][0], *map(scores.get, self.columns[3:])), losses
+    def losses_of_start(self, module: Pretraining) -> dict[Hashable, float] | None:
+        """The losses of the weights that the run started from, if later ones are compared with them."""
+        if self.settings.best == REAL or not self.start.exists():
+            return None
+        if self.start_losses is None:  # the run was resumed
+            network = copy.deepcopy(module.model).eval()
+            network.load_state_dict(load_checkpoint(str(self.start))[1])
+            self.start_losses = cluster_means(self.score(network, module), self.settings.best)
+        return self.start_losses
 
-    def score_real(self, network: Network, module: Pretraining, task) -> Result:
-        if network.config.is_regression:
-            name, pack = task
-            scores, _ = score_numbers(network, module, [pack.to(module.device)])
-            return (name, pack.shapes[0][0], *map(scores.get, self.columns[3:])), []
-        from tabicl_train.evaluation.evaluate import score_task
-        from tabicl_train.prediction.classifier import TabICLClassifier
-
-        classifier = TabICLClassifier(network, n_estimators=1, device=str(module.device))
-        try:
-            (scores,) = score_task(task, {"": lambda: classifier}, splits=1)
-        except (ValueError, torch.OutOfMemoryError) as error:  # for example probabilities that are not numbers
-            info(f"warning   {task.name} could not be scored: {first_line(error)}")
-            scores = dict.fromkeys(("log_loss", "accuracy", "roc_auc"), math.nan)
-        return (task.name, len(task.y), scores["log_loss"], scores["accuracy"], scores["roc_auc"], None), []
-
-    def keep(self, step: int, module: Pretraining, averages: dict, scores: dict[str, float]) -> None:
+    def save(self, step: int, module: Pretraining) -> None:
         content = {
             "state_dict": module.state_dict(),
             "global_step": step,
             "format_version": FORMAT_VERSION,
-            "config": dataclasses.asdict(self.config),
-            "callbacks": averages,
-            "scores": scores,
+            "config": self.config,
+            "callbacks": {"Averages": self.averages.state_dict()},
         }
-        if step == 0:
-            save_atomically(to_host(content), self.records.folder / START)
-        save_atomically(to_host(content), self.best)
-        self.best_scores = scores
+        for path in (self.start, self.best) if step == 0 else (self.best,):
+            save_atomically(to_host(content), path)
 
 
-def falling(scores: dict[int, dict[str, float]], name: str) -> str | None:
-    """The warning if the score on real data, which has this name, fell in each of the last validations."""
-    last = [score.get(REAL, math.nan) for score in scores.values()][-FALLS - 1 :]
-    if len(last) <= FALLS or not all(a > b for a, b in itertools.pairwise(last)):
-        return None
-    return f"the mean {name} on real data fell {FALLS} times in a row: {', '.join(f'{v:.4f}' for v in last)}"
+def validation_values(rows: list[dict[str, Any]], means: dict[str, float]) -> dict[str, float]:
+    """Values to log of the rows and mean scores of a validation: validation/DATA_ROWS/SCORE of validation tables,
+    validation/NAME/SCORE of public real data, and validation/mean/KIND."""
+    values = {f"validation/mean/{kind}": mean for kind, mean in means.items()}
+    for row in rows:
+        name = row["data"] if kind_of(row["data"]) == REAL else f"{row['data']}_{row['rows']}"
+        scores = {score: row[score] for score in list(row)[3:-1] if row[score] is not None}
+        values |= {f"validation/{name}/{score}": value for score, value in scores.items()}
+    return values

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 GUARD_ACTIONS = ("warn", "stop", "rewind")
 
-# What tables of validation are: of a prior, computed or drawn from real ones (as in priors/prior.py), or public data.
+# What tables of validation are: of a prior, computed or drawn from real ones (as in priors/real), or public data.
 SYNTHETIC, OWN, REAL = "synthetic", "own", "real"
 BEST = (REAL, SYNTHETIC, OWN)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import priors
-from priors.realism.options import Realism
+from priors.realism import Realism
 from tabicl_train.config.documentation import class_doc, default_of, field_docs, type_text, value_text
 from tabicl_train.config.folders import CONFIG_DIR
 from tabicl_train.config.schema import RunConfig, StageConfig

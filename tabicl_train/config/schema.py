@@ -248,6 +248,7 @@ class RunConfig:
         """List what is wrong with the prior, or contradicts it. It is built here, anew, for the whole process."""
         from priors import PriorError
         from priors.mix_scm import MixSCM
+        from priors.real import real_tables
 
         last_prior.cache_clear()  # the files behind it may have changed
         try:
@@ -265,12 +266,14 @@ class RunConfig:
             problems.append(f"prior={name} draws classes only, but model.max_classes=0 is regression")
         if not is_regression and not prior.classes:
             problems.append(f"prior={name} draws numbers only, which needs model.max_classes=0")
-        problems += [f"prior {name}: {line}" for line in prior.unfit(self.model.max_classes)]
+        if real := real_tables(prior):
+            problems += [f"prior {name}: {line}" for line in real.ineligible(self.model.max_classes)]
         problems += [f"curriculum.{line}" for line in self.curriculum.unserved(prior, is_regression)]
         if validates:
             rows = max(self.validation.rows)
             for part in parts.values():
-                problems += long_enough("validation.rows", rows, part.for_validation(), is_regression)
+                drawn = real.for_validation() if (real := real_tables(part)) else part
+                problems += long_enough("validation.rows", rows, drawn, is_regression)
             if (best := self.validation.best) != REAL and best not in parts:
                 problems.append(f"validation.best is {best!r}, but all tables of the prior are {next(iter(parts))}")
         return problems

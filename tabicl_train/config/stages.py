@@ -155,8 +155,10 @@ class CurriculumConfig:
         return problems
 
     def parts(self, prior: Prior) -> dict[str, Prior]:
-        """The parts of a prior, see Prior.parts, from which the stages draw."""
-        return prior.parts([stage.mix for stage in self.stages.values()])
+        """The parts of a prior, see priors.real.parts, from which the stages draw."""
+        from priors.real import parts
+
+        return parts(prior, [stage.mix for stage in self.stages.values()])
 
     def unserved(self, prior: Prior, is_regression: bool) -> list[str]:
         """What the stages ask of a prior that it does not have: shares of components, and real tables that are long
@@ -174,11 +176,14 @@ class CurriculumConfig:
                 problems += long_enough(f"stages.{name}.{key}", max(rows), mixed, is_regression)
         return problems
 
-    def usable_tables(self, prior: Prior, is_regression: bool) -> list[str]:
+    def eligible_tables(self, prior: Prior, is_regression: bool) -> list[str]:
         """For each stage, how many real tables are long enough, in a line; [] if the prior has no real tables."""
+        from priors.real import real_tables
+
         lines = []
         for name, stage in self.stages.items():
-            few, many = (prior.mixed(stage.mix).usable(rows, is_regression) for rows in stage.rows)
+            real = real_tables(prior.mixed(stage.mix))
+            few, many = (real.eligible(rows, is_regression) if real else None for rows in stage.rows)
             if few and many:
                 low, high = stage.rows
                 lines.append(
@@ -195,9 +200,13 @@ class CurriculumConfig:
 
 def long_enough(name: str, rows: int, prior: Prior, is_regression: bool) -> list[str]:
     """The problem with a number of rows that none of a prior's real tables has."""
-    usable = prior.usable(rows, is_regression)
-    if usable is None or usable[0] > 0:
+    from priors.real import real_tables
+
+    real = real_tables(prior)
+    eligible = None if real is None else real.eligible(rows, is_regression)
+    if eligible is None or eligible[0] > 0:
         return []
-    if usable[1] == 0:  # in validation only: a prior of which no table is drawn in training has a problem of its own
-        return [f"{name} asks for real tables, but none is held out; raise the prior's held_out, or choose {name}=[]"]
-    return [f"{name} has tables of {rows} rows; none of the {usable[1]} real tables for it is that long"]
+    if eligible[1] == 0:  # in validation only: a prior of which no table is drawn in training has a problem of its own
+        advice = f"raise the prior's validation_fraction, or choose {name}=[]"
+        return [f"{name} asks for real tables, but none is for validation; {advice}"]
+    return [f"{name} has tables of {rows} rows; none of the {eligible[1]} real tables for it is that long"]

@@ -12,6 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from priors import PriorError, Table
+from priors.real import real_tables
 from tabicl_train.config.arguments import help_text, parse
 from tabicl_train.config.compose import compose
 from tabicl_train.config.options import PriorOptions
@@ -44,8 +45,9 @@ def describe(config: RunConfig, args: Any) -> None:
     from priors.inspection.describe import describe as format_distributions
 
     prior = build_prior(config.prior)
-    for line in [*prior.about(most=100), *config.curriculum.usable_tables(prior, config.model.is_regression)]:
-        print(line)
+    if real := real_tables(prior):
+        lines = config.curriculum.eligible_tables(prior, config.model.is_regression)
+        print("\n".join([*real.describe(most=100), *lines]))
     print(format_distributions(table for _, table in run_tables(config, args.tables or 200)))
 
 

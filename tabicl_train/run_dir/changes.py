@@ -9,6 +9,7 @@ from typing import Any
 
 import priors
 from priors.random import STREAM_VERSION
+from priors.real import real_tables
 from tabicl_train.config.documentation import default_of
 from tabicl_train.config.schema import RunConfig, StageConfig, build_prior, flatten
 from tabicl_train.console import info
@@ -16,7 +17,7 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.model.families import settings_of
 
 HARMLESS = (
-    "run_dir", "resume.allow_changes", "preflight", "preflight_steps", "init_weights", "tensorboard", "prior.cache_gib",
+    "run_dir", "resume.allow_changes", "preflight", "preflight_steps", "init_weights", "tensorboard",
     *(f"trainer.{name}" for name in ("max_steps", "devices", "nodes", "timeout", "max_hours", "requeue")),
 )  # fmt: skip
 FREE_TO_CHANGE = ("dropout", "checkpoint_rows", "col_attention_fp32", "scaling_bound")  # of a model; its weights fit
@@ -99,7 +100,9 @@ def refuse_changes(config: RunConfig, content: dict, steps: int) -> None:
     saved = content["config"]
     before, now = compared(saved), compared(dataclasses.asdict(config))
     before[STREAM], now[STREAM] = content["run"].get("stream_version", 1), STREAM_VERSION
-    before[REAL_TABLES], now[REAL_TABLES] = content["run"].get("real_tables"), build_prior(config.prior).fingerprint()
+    real = real_tables(build_prior(config.prior))
+    before[REAL_TABLES] = content["run"].get("real_tables")
+    now[REAL_TABLES] = None if real is None else real.fingerprint()
     changed = [key for key in sorted(before | now) if differs(key, before, now) and key not in HARMLESS]
     started = started_stages(saved["curriculum"]["stages"], steps)
     stages = list(config.curriculum.stages)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 import torch
 
 from priors.mix_scm import MixSCM
+from priors.real import real_tables
 from priors.table import Source
 from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.run_dir.records import Records, csv_text
@@ -40,7 +41,8 @@ class TablesSeen:
     def load(self, text: str) -> None:
         """Go on from the counts in a checkpoint, as `text` returns them."""
         entries: list[Entry] = json.loads(text)
-        self.sizes = self.prior.sources()
+        real = real_tables(self.prior)
+        self.sizes = {} if real is None else real.sources()
         if self.sizes:  # tables that are gone, as resume.allow_changes allows, still count
             self.sizes = {(component, table): size for component, table, size, _, _ in entries} | self.sizes
         counted = {(component, table): counts for component, table, _, *counts in entries}

@@ -89,7 +89,14 @@ def write_tables(some: list[Source], folder: Path) -> None:
 def train(start: str, run: Path, tables: Path, share: float, settings: list[str]) -> None:
     component = "prior.components.tables"
     prior = [f"{component}.folder={tables}", f"{component}.weight={1e6 if share == 1 else share / (1 - share)}"]
-    command = ["experiment=own_tables", *prior, f"{component}.held_out=0", "validation.every=0", *settings]
+    command = [
+        "experiment=own_tables",
+        *prior,
+        f"{component}.validation_fraction=0",
+        f"{component}.test_fraction=0",
+        "validation.every=0",
+        *settings,
+    ]
     command += [f"init_weights={start}", f"run_dir={run}"]
     subprocess.run([sys.executable, "-m", "tabicl_train", *command], check=True)
 

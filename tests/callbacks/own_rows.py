@@ -1,4 +1,4 @@
-"""A prior of one real table, kept in memory: the rows that training labels, and query rows of three sides."""
+"""A prior of one real table, kept in memory: the rows that training labels, and query rows of three kinds."""
 
 import contextlib
 from dataclasses import dataclass, replace
@@ -11,6 +11,7 @@ from short_runs import beside
 import priors
 from priors.prior import Prior
 from priors.random import rng_at
+from priors.real import RealTables
 from priors.table import Table
 from tabicl_train import train as training
 from tabicl_train.config.compose import compose
@@ -24,17 +25,17 @@ SETTINGS = [
 
 
 @dataclass
-class OwnRows(Prior):
+class OwnRows(Prior, RealTables):
     """Query rows have numbers of which the remainder by 4 is `side`: 1 in training, 2 in validation, 3 for the answer;
     those with remainder 0 are labeled. The first column is the row's number by 100."""
 
-    kind_of_units = "rows"
+    kind_of_clusters = "rows"
     side = 1
 
     def for_validation(self) -> Prior:
         return self.of(2)
 
-    def for_answer(self) -> Prior:
+    def for_test(self) -> Prior:
         return self.of(3)
 
     def of(self, side: int) -> Prior:
@@ -42,10 +43,13 @@ class OwnRows(Prior):
         other.side = side
         return other
 
+    def sources(self) -> dict:
+        return {(NAME, "rows"): ROWS}
+
     def fingerprint(self) -> str:
         return "own rows"
 
-    def units(self, table: Table) -> list:
+    def clusters(self, table: Table) -> list:
         return table.plan
 
     def attempt(self, spec, seed) -> Table:
@@ -55,7 +59,7 @@ class OwnRows(Prior):
                                ((0, spec.train_size), (self.side, spec.num_rows - spec.train_size))])  # fmt: skip
         X = torch.from_numpy(np.stack([rows / 100, labels[rows]], 1)).float()
         y = torch.from_numpy(labels[rows].astype(int))
-        return Table(X, y, spec.train_size, 2, rows[spec.train_size :].tolist())
+        return Table(X, y, spec.train_size, 2, rows[spec.train_size :].tolist(), source=(NAME, "rows"))
 
 
 @contextlib.contextmanager

@@ -10,8 +10,9 @@ from unittest import mock
 import pytest
 from runs import read
 
-from tabicl_train.callbacks.loggers import Loggers, multiplier_values, training_values, validation_values
+from tabicl_train.callbacks.loggers import Loggers
 from tabicl_train.callbacks.tensorboard_logger import TensorBoardLogger
+from tabicl_train.callbacks.validation import validation_values
 from tabicl_train.callbacks.wandb_logger import WandbLogger
 from tabicl_train.config.compose import compose
 from tabicl_train.config.monitoring import WandbConfig
@@ -33,7 +34,6 @@ def no_account(tmp_path, monkeypatch):
     wandb.teardown()
 
 
-@pytest.mark.multi_process
 def test_a_resumed_run_continues_its_wandb_run_offline(tmp_path, no_account, capsys):
     folder = tmp_path / "my run"
     folder.mkdir()
@@ -163,28 +163,21 @@ def test_neither_package_is_imported_before_the_first_values(tmp_path, monkeypat
 
 
 def test_names_of_values():
-    row = {"step": 4, "stage": "smoke", "loss": 1.0, "skipped": 0, "peak_share": ""}
-    assert training_values(row) == {"stage": "smoke", "loss": 1.0, "skipped": 0}
-    assert multiplier_values([{"layer": "icl.0", "at_largest": 2.0}]) == {"multiplier/icl.0": 2.0}
     rows = [
-        {"step": 4, "data": "synthetic", "rows": 40, "loss": 1.0, "accuracy": 0.5, "roc_auc": None},
-        {"step": 4, "data": "own", "rows": 60, "loss": 2.0, "accuracy": 0.4, "roc_auc": None},
-        {"step": 4, "data": "iris", "rows": 50, "loss": 0.5, "accuracy": 0.9, "roc_auc": 0.8},
+        {"step": 4, "data": "own", "rows": 60, "loss": 2.0, "accuracy": 0.4, "roc_auc": None, "is_best": 0},
+        {"step": 4, "data": "iris", "rows": 50, "loss": 0.5, "accuracy": 0.9, "roc_auc": 0.8, "is_best": 0},
     ]
-    assert validation_values(rows, {"synthetic": 1.0, "real": 0.8}) == {
-        "validation/synthetic_40/loss": 1.0,
-        "validation/synthetic_40/accuracy": 0.5,
+    assert validation_values(rows, {"own": 2.0, "real": 0.8}) == {
         "validation/own_60/loss": 2.0,
         "validation/own_60/accuracy": 0.4,
         "validation/iris/loss": 0.5,
         "validation/iris/accuracy": 0.9,
         "validation/iris/roc_auc": 0.8,
-        "validation/mean/synthetic": 1.0,
+        "validation/mean/own": 2.0,
         "validation/mean/real": 0.8,
     }
 
 
-@pytest.mark.slow
 def test_a_run_logs_what_its_files_hold(tmp_path):
     pytest.importorskip("tensorboard")
     train(compose([

@@ -1,51 +1,150 @@
-"""What a run says about itself while it trains."""
+"""What a run measures about itself while it trains."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
+import torch
+from tqdm import tqdm
 
-from tabicl_train.callbacks import metrics
-from tabicl_train.callbacks.metrics import SECONDS, Feeding, Metrics
+from tabicl_train.callbacks import metrics, progress
+from tabicl_train.callbacks.metrics import SECONDS, Feeding, LoggedSteps, Metrics
+from tabicl_train.callbacks.progress import Progress
 from tabicl_train.config.compose import compose
 from tabicl_train.distributed.ranks import Ranks
+from tabicl_train.model.families import family_of
+from tabicl_train.model.pack import Pack
+from tabicl_train.model.quantiles import guess_loss
+from tabicl_train.run_dir.records import Records
+from tabicl_train.stream import StepItem
 
 
 @pytest.fixture
-def said(monkeypatch) -> list[str]:
+def printed(monkeypatch) -> list[str]:
     lines: list[str] = []
     monkeypatch.setattr(metrics, "info", lines.append)
+    monkeypatch.setattr(progress, "info", lines.append)
     return lines
 
 
-def test_tables_drawn_and_taken_are_compared_once_a_stage_without_the_first_steps(said):
+def watch(config, folder, ranks: Ranks | None = None) -> Metrics:
+    """Metrics of steps of which the even ones are logged."""
+    loader, line = SimpleNamespace(waited=0.0, drawers=0), SimpleNamespace(show=lambda row: None, start=lambda step: 0)
+    logged, seen = LoggedSteps(2, 100), SimpleNamespace(sizes={})
+    return Metrics(config.curriculum, logged, Records(folder), loader, ranks or Ranks(), seen, line, lambda *_: None)
+
+
+class TwoRanks(Ranks):
+    """Two ranks, of which the other one reports these values."""
+
+    def __init__(self, other: list[float]) -> None:
+        super().__init__()
+        self.size, self.other = 2, other
+
+    def sum(self, values):
+        return values + torch.tensor(self.other, dtype=values.dtype)
+
+
+def tables(*shapes: tuple[int, int, int]) -> Pack:
+    return Pack.of((torch.zeros(rows, features), torch.arange(rows) % 2, n) for rows, n, features in shapes)
+
+
+def test_rates_are_those_of_all_ranks_over_the_time_since_the_previous_row(tmp_path, monkeypatch):
+    """Two steps of 8 tables each in 4 seconds; this rank computes 3 of them, the other one 5 larger ones."""
+    clock = iter([0.0, 10.0, 14.0, 14.0])
+    monkeypatch.setattr(metrics.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(metrics, "peak_flops", lambda *_: 1e12)
+    config = compose(["experiment=smoke"])
+    packs = [tables((40, 20, 3), (40, 20, 3)), tables((60, 30, 5))]
+    own_cells = 2 * (2 * 40 * 3 + 60 * 5)
+    forward = family_of(config.model).forward_flops
+    own_flops = 2 * 3 * (2 * forward(config.model, 40, 20, 3) + forward(config.model, 60, 30, 5))
+    other_cells, other_flops, other_guess = 10_000, 5e12, 3.5  # the sum of five losses
+    watching = watch(config, tmp_path, TwoRanks([other_cells, other_flops, 10, 14, other_guess]))
+    watching.on_train_start(step=0)
+    module = SimpleNamespace(
+        device=torch.device("cpu"), precision=SimpleNamespace(name="fp32"), loss=torch.tensor(1.0),
+        grad_norm=torch.tensor(2.0), skipped=torch.tensor(0),
+        model=SimpleNamespace(config=config.model, guess_loss=family_of(config.model).guess_loss),
+    )  # fmt: skip
+    for step in (0, 1):
+        item = StepItem(step, "smoke", 8, packs)
+        item.rejections["split"] = 1
+        watching.on_train_batch_end(step=step + 1, item=item, module=module)
+    (row,) = Records(tmp_path).rows("metrics.csv")
+    assert float(row["tables_per_s"]) == 2 * 8 / 4
+    assert float(row["cells_per_s"]) == (own_cells + other_cells) / 4
+    assert float(row["tflops_per_s"]) == pytest.approx((own_flops + other_flops) / 4 / 1e12)
+    assert float(row["peak_share"]) == pytest.approx((own_flops + other_flops) / 4 / 1e12 / 2)
+    assert float(row["accept_rate"]) == 16 / (16 + 16)
+    guesses = [module.model.guess_loss(y, n) for pack in packs for _, y, n in pack.tables()]
+    assert float(row["guess_loss"]) == pytest.approx((sum(guesses) + other_guess) / 8)
+
+
+def test_guessing_the_frequencies_of_the_labels():
+    y = torch.tensor([0, 0, 1, 0, 1, 2, 0])  # four labeled rows; class 2 is not among them
+    assert guess_loss(y, 4) == pytest.approx(-(math.log(2 / 7) + math.log(1 / 7) + math.log(4 / 7)) / 3)
+    assert guess_loss(torch.tensor([1, 1, 1, 0, 1, 1, 1]), 4) == pytest.approx(-math.log(4 / 6))
+    assert guess_loss(torch.tensor([3, 3, 1, 3]), 3) == pytest.approx(-math.log(3 / 5))  # of two classes
+
+
+def test_guessing_the_quantiles_of_numbers():
+    y = torch.randn(60, generator=torch.Generator().manual_seed(0))
+    a = torch.arange(1, 1000).double() / 1000
+    error = y[40:, None].double() - y[:40].double().quantile(a)
+    assert guess_loss(y, 40) == pytest.approx(torch.maximum(a * error, (a - 1) * error).mean().item(), rel=1e-6)
+    assert guess_loss(torch.tensor([2.0, 2.0, 5.0, 2.0]), 2) == pytest.approx(3 / 4)  # half of 3, and 0
+
+
+def test_tables_drawn_and_taken_are_compared_once_a_stage_without_the_first_steps(printed):
     feeding = Feeding()
     feeding.add("stage1", 640, 1000.0, 1000.0, 3)  # while kernels are made
     feeding.add("stage1", 100, SECONDS / 2, 7.5, 3)
-    assert not said
+    assert not printed
     for _ in range(3):
         feeding.add("stage1", 100, SECONDS / 2, 7.5, 3)
-    assert said == ["feeding   3 workers draw 40 tables/s, training takes 20 (stage1)"]
+    assert printed == ["feeding   3 workers draw 40 tables/s, training takes 20 (stage1)"]
     feeding.add("stage2", 1, 500.0, 1.0, 1)
     feeding.add("stage2", 50, 1.0, 4 * SECONDS, 1)  # training waits: its own time is short
-    assert said[1] == "feeding   1 worker draws 1.25 tables/s, training takes 50 (stage2)"
-    assert said[2].startswith("warning   training waits for tables") and "stream.num_workers" in said[2]
-    assert len(said) == 3
+    assert printed[1] == "feeding   1 worker draws 1.25 tables/s, training takes 50 (stage2)"
+    assert printed[2].startswith("warning   training waits for tables") and "stream.num_workers" in printed[2]
+    for stage in ("stage3", "stage3"):
+        feeding.add(stage, 10, SECONDS, SECONDS, 0)  # a process that draws its own tables
+    assert len(printed) == 3
 
 
-def test_a_process_that_draws_its_own_tables_is_not_compared(said):
-    feeding = Feeding()
-    for _ in range(3):
-        feeding.add("stage1", 10, SECONDS, SECONDS, 0)
-    assert not said
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_many_graphs_are_told_once(compiled, said, monkeypatch):
-    config = compose(["experiment=smoke", f"trainer.compile={str(compiled).lower()}"])
+def test_many_graphs_are_a_warning_once(tmp_path, printed, monkeypatch):
     graphs = iter([100, 124, 125, 130])
     monkeypatch.setattr(metrics, "count_graphs", lambda: next(graphs))
-    watching = Metrics(config, None, SimpleNamespace(waited=0.0), Ranks(), lambda values, step: None)
+    watching = watch(compose(["experiment=smoke"]), tmp_path)
     watching.on_train_start(step=0)  # 100 graphs of other runs of this process
     for _ in range(3):
         watching.watch_graphs()
-    assert [line[:19] for line in said] == (["warning   25 graphs"] if compiled else [])
+    assert [line[:19] for line in printed] == ["warning   25 graphs"]
+
+
+def test_time_left_counts_the_work_of_later_stages(monkeypatch):
+    curriculum = compose(["experiment=demo", "curriculum=mini_v2"]).curriculum
+    work = {id(stage): float(number) for number, stage in enumerate(curriculum.stages.values(), 1)}
+    total = sum(stage.steps for stage in curriculum.stages.values())
+    line = Progress(curriculum, total, lambda stage: work[id(stage)])
+    line.start(0)
+    line.started, passed = 0.0, 600.5  # half a second beyond what is shown, so that no rounding matters
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: passed)
+    half = next(iter(curriculum.stages.values())).steps // 2
+    seconds = passed * (0.5 + 2 + 3) / 0.5
+    assert line.time_left({"step": half, "stage": "stage1"}) == (
+        f"{tqdm.format_interval(seconds)} left (10:00 of stage1)"
+    )
+    assert line.time_left({"step": total, "stage": "stage3"}) == "00:00 left"
+
+
+def test_progress_forgets_a_loss_that_is_not_finite(printed):
+    line = Progress(compose(["experiment=smoke"]).curriculum, 20, lambda stage: 1.0)
+    line.start(0)
+    row = {"stage": "smoke", "tables_per_s": 1.0, "data_wait": 0.0, "memory_gb": 1.0}
+    for step, loss in enumerate((math.inf, math.nan, 2.0, math.nan, -math.inf, 1.0), 1):
+        line.last_line = -math.inf  # so that there is a line
+        line.show(row | {"step": step, "loss": loss})
+    losses = [text.split("loss ")[1].split(",")[0] for text in printed]
+    assert losses == ["inf", "nan", "2.000", "2.000", "2.000", "1.900"]

@@ -4,18 +4,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from runs import assert_same_end, run
+from runs import assert_same_end
+from short_runs import run
 
 from tabicl_train.callbacks.profile import Profile
-from tabicl_train.config.schema import ProfileConfig
+from tabicl_train.config.monitoring import ProfileConfig
 
 
-@pytest.mark.slow
-def test_the_trace_holds_the_operations_of_its_steps_and_changes_nothing(tmp_path):
-    run(tmp_path / "plain", "trainer.max_steps=5")
-    stderr = run(tmp_path / "run", "trainer.max_steps=5", "profile.step=2", "profile.steps=2")
-    path = tmp_path / "run" / "profile" / "steps-2-3.json.gz"
-    assert f"profile   {path}" in stderr
+def test_the_trace_holds_the_operations_of_its_steps_and_changes_nothing(tmp_path, capsys):
+    run(tmp_path / "plain", "trainer.max_steps=3")
+    run(tmp_path / "run", "trainer.max_steps=3", "profile.step=1", "profile.steps=1")
+    path = tmp_path / "run" / "profile" / "steps-1-1.json.gz"
+    assert f"profile   {path}" in capsys.readouterr().err
     with gzip.open(path) as file:
         names = {event.get("name") for event in json.load(file)["traceEvents"]}
     assert "aten::mm" in names or "aten::addmm" in names

@@ -27,7 +27,6 @@ def run_dir(tmp_path, monkeypatch):
     return folder
 
 
-@pytest.mark.multi_process
 def test_a_folder_and_a_file_are_logged_to_the_run_offline(run_dir, tmp_path):
     result = command("export", f"checkpoint={run_dir}", f"output={tmp_path}/hub", "artifact=true")
     assert result.returncode == 0, result.stderr

@@ -43,7 +43,7 @@ def draw(case: str, seed):
 def build(name: str) -> Prior:
     folder = own_tables.shared()
     options: dict[str, dict] = {
-        "tables": {"folder": folder, "held_out": 0.0},
+        "tables": {"folder": folder, "validation_fraction": 0.0, "test_fraction": 0.0},
         "one_table": {"file": f"{folder}/table3.csv", "target": "size"},  # five numbers, which can be classes too
     }
     return build_prior(name, **options.get(name, {}))

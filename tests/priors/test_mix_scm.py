@@ -184,11 +184,11 @@ def test_wrong_shares_are_reported(mix, message):
 def test_a_stage_without_real_tables_needs_no_long_one(tmp_path):
     folder = own_tables.write(tmp_path / "tables", 2)
     real = ["+prior.components.tables.weight=1", f"+prior.components.tables.folder={folder}"]
-    real += ["+prior.components.tables.held_out=0", f"{STAGE}.rows=[40,500]"]
+    real += ["+prior.components.tables.validation_fraction=0", f"{STAGE}.rows=[40,500]"]
     with pytest.raises(ConfigError, match=r"smoke.rows has tables of 500 rows; none of the 2 real tables"):
         compose(["experiment=smoke", "prior=mix_scm", *real])
     config = compose(["experiment=smoke", "prior=mix_scm", *real, f"{STAGE}.mix={{mlp_scm:1}}"])
-    assert config.curriculum.usable_tables(build_configured(config.prior), False) == []
+    assert config.curriculum.eligible_tables(build_configured(config.prior), False) == []
 
 
 @pytest.mark.parametrize("name", ["tables", "one_table"])
@@ -198,7 +198,7 @@ def test_real_tables_that_only_a_stage_draws_are_validated(tmp_path, name):
     real = [f"+prior.components.{name}.weight=0", f"+prior.components.{name}.{place}", "validation.every=5"]
     real += ["validation.rows=[60]", "validation.best=own"]
     if name == "tables":
-        real += ["+prior.components.tables.held_out=0.5"]
+        real += [f"+prior.components.tables.{name}_fraction=0.25" for name in ("validation", "test")]
     with pytest.raises(ConfigError, match=r"best is 'own', but all tables of the prior are synthetic"):
         compose(["experiment=smoke", "prior=mix_scm", *real])
     real += [f"{STAGE}.mix={{{name}:3,mlp_scm:1}}"]
@@ -210,8 +210,8 @@ def test_real_tables_that_only_a_stage_draws_are_validated(tmp_path, name):
     (item,) = held_out_streams(config)["own"]
     assert {source[0] for source, _ in item.sources} == {name}
     if name == "tables":
-        with pytest.raises(ConfigError, match="none is held out"):
-            compose(["experiment=smoke", "prior=mix_scm", *real, "prior.components.tables.held_out=0"])
+        with pytest.raises(ConfigError, match="none is for validation"):
+            compose(["experiment=smoke", "prior=mix_scm", *real, "prior.components.tables.validation_fraction=0"])
 
 
 def test_the_shares_of_a_stage_may_change_until_it_starts():

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from priors import PriorError, TableSpec, build_prior
+from priors.real import real_tables
 from tabicl_train.config.compose import compose
 from tabicl_train.errors import ConfigError
 
@@ -32,18 +33,18 @@ def test_rows_that_are_held_out_are_never_drawn_in_training(spec, file):
     frame = pd.read_csv(file).fillna(-1).to_numpy()
     training = build_prior("one_table", file=file, target="label" if spec.max_classes else "price")
     drawn: list[set[int]] = []
-    for prior in (training, training.for_validation(), training.for_answer()):
+    for prior in (training, training.for_validation(), training.for_test()):
         own = prior.rows(numeric=spec.max_classes == 0)
         drawn.append(set())
         for seed in range(60):
             table = prior.sample(spec, seed)
-            assert prior.units(table) == own.numbers[table.plan.queries].tolist()
-            drawn[-1].update(prior.units(table))
+            assert prior.clusters(table) == own.numbers[table.plan.queries].tolist()
+            drawn[-1].update(prior.clusters(table))
             context = set(own.numbers[table.plan.labeled].tolist())
             if prior is training:
                 drawn[0] |= context
             else:  # every held-out row, from at most num_rows training rows
-                assert set(prior.units(table)) == drawn[-1] and len(prior.units(table)) == len(drawn[-1])
+                assert set(prior.clusters(table)) == drawn[-1] and len(prior.clusters(table)) == len(drawn[-1])
                 assert context <= drawn[0] and len(context) == 60 == table.train_size
     assert sorted(number for side in drawn for number in side) == list(range(200))
     values = [{tuple(frame[number]) for number in side} for side in drawn]
@@ -59,7 +60,7 @@ def test_views_of_the_held_out_rows_differ_and_are_those_of_their_address(file):
     for seed, table in reversed(list(enumerate(drawn))):
         again = other.sample(SPEC, seed)
         assert torch.equal(again.X, table.X) and torch.equal(again.y, table.y)
-    assert prior.fingerprint() == other.fingerprint() == prior.for_answer().fingerprint()
+    assert prior.fingerprint() == other.fingerprint() == prior.for_test().fingerprint()
     assert prior.fingerprint() != build_prior("one_table", file=file, target="price").fingerprint()
 
 
@@ -69,7 +70,7 @@ def test_a_short_table_gives_all_of_its_rows_and_a_wide_one_some_of_its_features
     count = len(prior.rows(False).sides[0])
     assert table.X.shape == (count, 3) and table.train_size == round(0.8 * count)
     assert prior.for_validation().sample(TableSpec(1000, 800, 3), 0).X.shape[1] == 7
-    assert prior.usable(10**6, False) is None  # so no curriculum is too long for it
+    assert prior.eligible(10**6, False) is None  # so no curriculum is too long for it
 
 
 def test_options_choose_the_target_and_the_features(file):
@@ -77,13 +78,13 @@ def test_options_choose_the_target_and_the_features(file):
     rows = prior.rows(False).rows
     assert list(rows.X) == ["gaps", "flag", "size", "price", "label"] and rows.num_classes == 3
     assert rows.X["size"].dtype == "category"
-    assert prior.about() == [
+    assert prior.describe() == [
         f"{file}: 200 rows, 5 features, target 'group'",
-        "rows that training never sees: 10% for selection, 10% for the answer",
+        "10% of the rows for validation, 10% for the final test",
     ]
     assert (
         build_prior("one_table", file=file)
-        .about()[0]
+        .describe()[0]
         .endswith("target 'label' (a column called target, class, label or y, else the last one)")
     )
 
@@ -100,8 +101,9 @@ def test_it_may_be_part_of_a_mixture(file):
     components = {"dummy": {"weight": 1}, "one_table": {"weight": 1, "file": file}}
     mix = build_prior("mix_scm", components=components)
     assert {mix.sample(SPEC, seed).X.shape[1] == 7 for seed in range(20)} == {True, False}
-    assert mix.priors["one_table"].fingerprint() == mix.fingerprint() and mix.unfit(10) == []
-    assert mix.unfit(0)[0].startswith("component one_table: the target 'label' of")
+    real = real_tables(mix)
+    assert mix.priors["one_table"].fingerprint() == real.fingerprint() and real.ineligible(10) == []
+    assert real.ineligible(0)[0].startswith("component one_table: the target 'label' of")
 
 
 def test_a_changed_file_stops_the_draws(file):
@@ -152,8 +154,16 @@ LABELS = {
         ("text", ["prior.target=z"], "text.csv: the prior names the columns z, which it does not have"),
         ("text", ["prior.drop=[label]"], "text.csv: the prior drops its target label"),
         ("text", ["prior.drop=[x]"], "text.csv: it has no column beside its target"),
-        ("text", ["prior.selection=0"], r"prior one_table: selection is 0(.0)?; it must lie in \(0, 1\)"),
-        ("text", ["prior.selection=0.6", "prior.answer=0.5"], "selection and answer leave no rows for training"),
+        (
+            "text",
+            ["prior.validation_fraction=0"],
+            r"prior one_table: validation_fraction is 0(.0)?; it must lie in \(0, 1\)",
+        ),
+        (
+            "text",
+            ["prior.validation_fraction=0.6", "prior.test_fraction=0.5"],
+            "and test_fraction leave no rows for training",
+        ),
         ("text", ["prior.file=nowhere.csv"], "nowhere.csv cannot be read: No such file or directory"),
         ("text", ["prior.file=a.xlsx"], "a.xlsx must be one of .csv, .parquet, .arrow, .feather files"),
         ("text", ["prior.file="], "file is not set; it is the table to train on"),
@@ -169,6 +179,6 @@ def test_what_cannot_be_used_is_told_in_one_sentence(name, settings, message, tm
 def test_a_class_of_one_row_is_labeled_only(tmp_path):
     own_tables.frame(0, 100).assign(label=["a", *"bc" * 49, "b"]).to_csv(tmp_path / "rare.csv", index=False)
     prior = build_prior("one_table", file=str(tmp_path / "rare.csv"))
-    for each in (prior, prior.for_validation(), prior.for_answer()):
+    for each in (prior, prior.for_validation(), prior.for_test()):
         tables = [each.sample(SPEC, seed) for seed in range(20)]
         assert all(0 in table.plan.labeled and 0 not in table.plan.queries for table in tables)

@@ -12,10 +12,11 @@ import torch
 
 from priors import PriorError, TableSpec, build_prior
 from priors.finish import Rejected
+from priors.real import real_tables
 from priors.real.draws import NORM_METHODS, TableCache, draw_classes, merge_rare, prepare
 from priors.real.features import FeatureEncoder
 from priors.real.views import Normalizer
-from tabicl_train.config.checks import long_enough
+from tabicl_train.config.stages import long_enough
 from tabicl_train.prediction.classifier import TabICLClassifier
 
 SPEC = TableSpec(60, 40, 5, max_classes=4)
@@ -28,7 +29,7 @@ def folder(tmp_path):
 
 
 def prior_of(folder, **options):
-    return build_prior("tables", folder=str(folder), **{"held_out": 0.0, **options})
+    return build_prior("tables", folder=str(folder), **{"validation_fraction": 0.0, "test_fraction": 0.0, **options})
 
 
 def same(a, b) -> bool:
@@ -89,7 +90,7 @@ def test_draws_do_not_depend_on_paths_formats_of_others_nor_on_what_was_drawn_be
     for number in range(4):
         (moved / f"deep/{9 - number}.csv").write_bytes((folder / f"table{number}.csv").read_bytes())
     (moved / "broken.csv").write_text("a,b\n1\n")
-    other = pickle.loads(pickle.dumps(prior_of(moved, cache_gib=1e-9)))
+    other = pickle.loads(pickle.dumps(prior_of(moved)))
     for seed, table in reversed(list(enumerate(drawn))):
         again = other.sample(SPEC, seed)
         assert torch.equal(again.X, table.X) and torch.equal(again.y, table.y)
@@ -133,13 +134,13 @@ def test_rows_columns_and_tables_are_drawn_uniformly(folder):
 
 def test_only_long_enough_tables_are_drawn(folder):
     prior = prior_of(folder)
-    assert [prior.usable(rows, False) for rows in (150, 151, 300, 301)] == [(4, 4), (3, 4), (1, 4), (0, 4)]
+    assert [prior.eligible(rows, False) for rows in (150, 151, 300, 301)] == [(4, 4), (3, 4), (1, 4), (0, 4)]
     paths = {prior.sample(TableSpec(220, 100, 3, 3), seed).plan.task.entry.path for seed in range(20)}
     assert paths == {"table2.csv", "table3.csv"}
     with pytest.raises(PriorError, match="no table has 301 rows with a target; the longest one has 300"):
         prior.sample(TableSpec(301, 100, 3, 3), 0)
     (problem,) = long_enough("validation.rows", 100, prior.for_validation(), False)
-    assert problem.startswith("validation.rows asks for real tables, but none is held out; raise the prior's held_out")
+    assert problem.startswith("validation.rows asks for real tables, but none is for validation; raise")
 
 
 def test_numbers_are_cut_at_quantiles():
@@ -188,42 +189,46 @@ def test_rare_classes_are_merged(counts, most, expected):
 def test_held_out_tables_are_never_drawn(folder):
     for number in range(10, 22):
         own_tables.frame(number, 80).to_csv(folder / f"more{number}.csv", index=False)
-    training = prior_of(folder, held_out=0.5)
-    priors = (training, training.for_validation(), training.for_answer())
+    training = prior_of(folder, validation_fraction=0.25, test_fraction=0.25)
+    priors = (training, training.for_validation(), training.for_test())
     sides = [paths_of(prior) for prior in priors]
     assert set().union(*sides) == {path.name for path in folder.glob("*.csv")} and sum(map(len, sides)) == 16
     for prior, side in zip(priors, sides, strict=True):
         place = [int(task.entry.content, 16) / 2**64 for task in prior.tasks]
-        low, high = {"training": (0.5, 1), "validation": (0, 0.25), "answer": (0.25, 0.5)}[prior.side]
+        low, high = {"training": (0.5, 1), "validation": (0, 0.25), "test": (0.25, 0.5)}[prior.side]
         assert place and low <= min(place) and max(place) < high
         tables = [prior.sample(SPEC, seed) for seed in range(60)]
         assert {table.plan.task.entry.path for table in tables} <= side
-        assert all(prior.units(table) == [table.plan.task.entry.path] * 20 for table in tables)
+        assert all(prior.clusters(table) == [table.plan.task.entry.path] * 20 for table in tables)
     for path in sides[1] | sides[2]:  # a copy is on the side of the original
         pd.read_csv(folder / path).sample(frac=1, random_state=0).to_parquet(folder / f"{path}.parquet")
-    again = prior_of(folder, held_out=0.5)
-    copies = (again, again.for_validation(), again.for_answer())
+    again = prior_of(folder, validation_fraction=0.25, test_fraction=0.25)
+    copies = (again, again.for_validation(), again.for_test())
     assert [{path.removesuffix(".parquet") for path in paths_of(prior)} for prior in copies] == sides
     mix = build_prior("mix_scm", components={"dummy": {"weight": 1}, "tables": {"weight": 1, "folder": str(folder)}})
-    of_mix = [prior.priors["tables"].side for prior in (mix, mix.for_validation(), mix.for_answer())]
-    assert of_mix == ["training", "validation", "answer"]
+    real = real_tables(mix)
+    of_mix = [prior.priors["tables"].side for prior in (mix, real.for_validation(), real.for_test())]
+    assert of_mix == ["training", "validation", "test"]
     table = next(t for t in (mix.sample(SPEC, seed) for seed in range(99)) if t.source[0] == "tables")
-    assert mix.units(table) == [table.source[1]] * 20 and mix.units(mix.priors["dummy"].sample(SPEC, 0)) is None
-    assert mix.fingerprint() and mix.usable(100, False) == mix.priors["tables"].usable(100, False)
+    assert real.clusters(table) == [table.source[1]] * 20 and real.clusters(mix.priors["dummy"].sample(SPEC, 0)) is None
+    assert real.fingerprint() and real.eligible(100, False) == mix.priors["tables"].eligible(100, False)
 
 
 def paths_of(prior) -> set[str]:
     return {task.entry.path for task in prior.tasks}
 
 
-def test_a_half_that_is_empty_is_that_of_the_answer(folder):
+def test_tables_that_are_few_are_for_validation(folder):
     lowest = min(prior_of(folder).tasks, key=lambda task: task.place)
-    prior = prior_of(folder, held_out=lowest.place / 2**64 + 1e-9)  # it alone, and in the upper half
+    half = lowest.place / 2**65 + 1e-9
+    prior = prior_of(folder, validation_fraction=half, test_fraction=half)  # it alone, and it would be for the test
     assert paths_of(prior.for_validation()) == {lowest.entry.path} and len(prior.tasks) == 3
-    assert prior.for_answer().tasks == [] and prior.for_answer().usable(60, False) == (0, 0)
-    assert f"1 held out, drawn in validation: {lowest.entry.path}" in prior.about()
-    assert "none is held out for the answer at the end: raise held_out, or add tables" in prior.about()
-    assert not any("held out" in line for line in prior_of(folder).about())
+    assert prior.for_test().tasks == [] and prior.for_test().eligible(60, False) == (0, 0)
+    assert f"1 for validation: {lowest.entry.path}" in prior.describe()
+    assert "none for the final test: raise test_fraction, or add tables" in prior.describe()
+    only = prior_of(folder, validation_fraction=0.0, test_fraction=2 * half)
+    assert only.for_validation().tasks == [] and paths_of(only.for_test()) == {lowest.entry.path}
+    assert not any("validation" in line for line in prior_of(folder).describe())
 
 
 def test_families_stay_together(folder):
@@ -231,15 +236,15 @@ def test_families_stay_together(folder):
         own_tables.frame(number, 60).to_csv(folder / f"more{number}.csv", index=False)
     listed = [f"more{number}.csv,label,study {number % 10}" for number in range(10, 40)]
     (folder / "tasks.csv").write_text("\n".join(["item,target,family", *listed, "table0.csv,label,"]))
-    prior = prior_of(folder, held_out=0.5)
-    priors = (prior, prior.for_validation(), prior.for_answer())
+    prior = prior_of(folder, validation_fraction=0.25, test_fraction=0.25)
+    priors = (prior, prior.for_validation(), prior.for_test())
     for number in range(10):
         family = {f"more{10 * i + number}.csv" for i in (1, 2, 3)}
         assert sum(family <= paths_of(side) for side in priors) == 1
     alone = {task.entry.path: task.place for task in prior_of(folder).contents[1] if not task.family}
     assert alone.keys() == {f"table{number}.csv" for number in range(4)} and len(set(alone.values())) == 4
     table = next(t for t in (prior.sample(SPEC, seed) for seed in range(99)) if t.plan.task.family)
-    assert prior.units(table) == [table.plan.task.family] * 20
+    assert prior.clusters(table) == [table.plan.task.family] * 20
     before = prior.fingerprint()
     (folder / "tasks.csv").write_text("\n".join(["item,target", *(line.rpartition(",")[0] for line in listed)]))
     assert prior_of(folder).fingerprint() != before
@@ -304,8 +309,9 @@ def test_memory_for_tables_is_bounded(folder):
         ({"folder": "/nowhere/at/all"}, "there is no such folder"),
         ({"folder": "{empty}"}, "there are no .csv, .parquet, .arrow or .feather files in it"),
         ({"folder": "{broken}"}, r"no file in it can be used: a.csv \(line 2 has 1 values, but there are 2 columns\)"),
-        ({"held_out": 0.9999}, "all of its tables are held out"),
-        ({"held_out": 1.0, "own_target": -0.5, "cache_gib": 0.0}, "held_out is 1.0.*own_target is -0.5.*cache_gib is"),
+        ({"validation_fraction": 0.9999, "test_fraction": 0.0}, "no table is for training"),
+        ({"validation_fraction": 1.0, "test_fraction": -0.5}, "validation_fraction is 1.0.*test_fraction is -0.5"),
+        ({"validation_fraction": 0.5, "test_fraction": 0.5}, "leave no tables for training"),
     ],
 )
 def test_problems_are_reported(options, message, folder, tmp_path):
@@ -322,7 +328,7 @@ def test_the_folder_is_described(folder):
     (folder / "broken.csv").write_text("a,b\n1\n")
     own_tables.frame(9, 30).assign(none=None).to_csv(folder / "none.csv", index=False)
     (folder / "tasks.csv").write_text("item,target\ntable0.csv,label\nnone.csv,label\n")
-    assert prior_of(folder).about() == [
+    assert prior_of(folder).describe() == [
         f"{folder}: 5 tables with 930 rows, from 6 files",
         "3 not in tasks.csv, so their target is a column called target, class, label or y, else the last one: "
         + ", ".join(f"table{task}.csv (label)" for task in order(folder)),

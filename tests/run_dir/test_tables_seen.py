@@ -26,7 +26,13 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def mixture(folder):
     """tables and dummy, three to one in the first two steps and equally often in the others."""
-    parts = ("dummy.weight=1", "tables.weight=1", f"tables.folder={folder}", "tables.held_out=0")
+    parts = (
+        "dummy.weight=1",
+        "tables.weight=1",
+        f"tables.folder={folder}",
+        "tables.validation_fraction=0",
+        "tables.test_fraction=0",
+    )
     return [
         "prior=mix_scm", "prior.components.mlp_scm.weight=0", "prior.components.tree_scm.weight=0",
         *(f"+prior.components.{part}" for part in parts), f"{SMOKE}.steps=2", f"{SMOKE}.mix={{dummy:1,tables:3}}",

@@ -8,8 +8,8 @@ import torch
 from graph_draws import draw_scalars
 from scipy.stats import kstest
 
+from priors.floats import fill_normals
 from priors.graph.activations import PlainActivation
-from priors.graph.floats import fill_normals
 from priors.graph.functions import Linear
 from priors.graph.matrices import KINDS as MATRIX_KINDS
 from priors.graph.matrices import Matrix, MixturePoints

@@ -10,7 +10,7 @@ import torch
 from priors import PriorError, TableSpec, build_prior
 from priors.inspection.describe import describe
 from priors.random import rng_at
-from priors.realism.gaps import HIGHEST_RATE, LOWEST_RATE, MECHANISMS, draw_gaps, fill
+from priors.realism import MECHANISMS, RATES, draw_missing, fill
 
 SPEC = TableSpec(num_rows=120, train_size=70, num_features=6, max_classes=4)
 X = rng_at("gaps").standard_normal((2000, 6)).astype(np.float32)
@@ -18,12 +18,12 @@ X[:, 5] = rng_at("few values").integers(0, 3, 2000)
 
 
 def drawn_by(mechanism: str, number: int = 40, strength: float = 0.7) -> list[np.ndarray]:
-    drawn = (draw_gaps(X, 1000, strength, rng_at("draw", seed)) for seed in range(4 * number))
+    drawn = (draw_missing(X, 1000, strength, rng_at("draw", seed)) for seed in range(4 * number))
     return [gaps for gaps, text in drawn if text.endswith(mechanism)][:number]
 
 
 def test_every_mechanism_is_as_likely():
-    texts = [draw_gaps(X[:50], 30, 0.5, rng_at("kinds", seed))[1] for seed in range(600)]
+    texts = [draw_missing(X[:50], 30, 0.5, rng_at("kinds", seed))[1] for seed in range(600)]
     counts = [sum(text.endswith(mechanism) for text in texts) for mechanism in MECHANISMS]
     assert sum(counts) == 600 and min(counts) > 115
 
@@ -33,7 +33,7 @@ def test_every_mechanism_is_as_likely():
 def test_columns_with_gaps_have_the_rate_of_the_strength(mechanism, strength):
     tables = drawn_by(mechanism, 30, strength)
     rates = np.concatenate([gaps.mean(0)[gaps.any(0)] for gaps in tables])
-    rate = HIGHEST_RATE if strength else LOWEST_RATE
+    rate = RATES[1] if strength else RATES[0]
     assert rates.mean() == pytest.approx(rate, rel=0.08) and rates.min() > 0.2 * rate and rates.max() < 1.9 * rate
     assert {gaps.any(0).all() for gaps in tables} == {True, False}
 
@@ -70,7 +70,7 @@ def test_blocks_are_runs_of_rows():
         starts = (np.diff(gaps.astype(int), axis=0, prepend=0) == 1).sum(0)
         assert 1 <= starts.max() <= 3 and gaps.sum() / max(1, starts.sum()) > 20
     strongest = np.array([gaps.mean(0).max() for gaps in drawn_by(MECHANISMS[3], strength=1.0)])
-    assert 0.25 < strongest.mean() < HIGHEST_RATE and strongest.max() <= 1.5 * HIGHEST_RATE
+    assert 0.25 < strongest.mean() < RATES[1] and strongest.max() <= 1.5 * RATES[1]
 
 
 @pytest.mark.parametrize("name", ["graph_scm", "mlp_scm", "tree_scm", "mix_scm"])
@@ -103,7 +103,7 @@ def filterless(name: str) -> dict:
 
 def test_no_column_loses_all_labeled_rows():
     for seed in range(300):
-        gaps, _ = draw_gaps(X[:12], 1 + seed % 3, 1.0, rng_at(seed))
+        gaps, _ = draw_missing(X[:12], 1 + seed % 3, 1.0, rng_at(seed))
         assert not gaps[: 1 + seed % 3].all(0).any()
 
 

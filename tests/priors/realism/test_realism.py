@@ -11,10 +11,7 @@ from hypothesis import strategies as st
 from priors import TableSpec, build_prior
 from priors.finish import Rejected
 from priors.random import rng_at
-from priors.realism.options import Realism
-from priors.realism.raw import Raw, ranks
-from priors.realism.rows import duplicate, shift, unbalance
-from priors.realism.values import make_tails_heavy, round_numbers
+from priors.realism import Raw, Realism, duplicate, make_tails_heavy, ranks, round_numbers, shift, unbalance
 
 OPTIONS = [field.name for field in fields(Realism) if field.name != "strength"]
 SYNTHETIC = ["graph_scm", "mlp_scm", "tree_scm", "mix_scm"]

@@ -1,0 +1,337 @@
+"""What synthetic tables may share with real ones: missing values, and odd values and rows; off by default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from priors.finish import SPLIT_ATTEMPTS, Rejected, clamp_and_standardize, is_valid_split
+from priors.random import lasting_rng, rng_at
+from priors.table import Table, TableSpec
+
+DRAWN_ROWS = 2  # times the rows of the table, of which imbalance keeps some
+DEPTHS = (1.0, 4.0)  # of the classes' log weights: that of the commonest minus that of the rarest, by strength
+KEPT_CLASS_ROWS = 4  # of each class at least, as otherwise most draws would have no valid split
+COPIED_SHARES = (0.02, 0.4)  # of the rows
+SLOPES = (1.0, 10.0)  # of the log weight of becoming a query row, from the lowest rank to the highest
+DIRECTION_COLUMNS = 5  # of a direction, at most
+LOOKED_AT = 50  # rows by which numbers are told from categories
+STRETCHES = (0.5, 2.0)  # factors in the hyperbolic sine, by strength; near the mean it changes little
+LOG_STDS = (0.4, 1.6)  # standard deviations of the logarithm
+STEPS = (0.03, 1.0)  # between rounded values, in standard deviations
+HEAP = 5  # steps from one heaped value to the next
+TIES = 1e-6  # values closer than this, in standard deviations, have random ranks
+RATES = (0.02, 0.5)  # mean share of missing cells, by strength, in a column that lacks some; in blocks, at most
+MECHANISMS = ("at random", "by its own value", "by another value", "in blocks")
+STEEPEST = 4.0  # exponent of the rank at which the chance of a missing value rises
+MOST_BLOCKS = 3
+
+Change = Callable[[np.ndarray, float, np.random.Generator], np.ndarray]
+
+
+@dataclass
+class Realism:
+    """What synthetic tables may have in common with real ones; priors/README.md explains and shows it."""
+
+    missing: float = 0.0
+    """Probability that cells of a table are missing: at random, by value, or in blocks."""
+    tails: float = 0.0
+    """Probability that numeric columns of a table have heavy tails, on both sides or on one."""
+    rounding: float = 0.0
+    """Probability that numeric columns of a table are rounded: to a step, to digits, or to heaped values."""
+    shift: float = 0.0
+    """Probability that the query rows of a table lie toward one end of a column, or of a direction in several."""
+    imbalance: float = 0.0
+    """Probability that the classes of a table become more unequal; twice the rows are drawn for it."""
+    duplicates: float = 0.0
+    """Probability that rows of a table are copies of others, also across labeled and query rows."""
+    strength: float | None = None
+    """How strong all of it is, from 0 (weak) to 1; null draws the strength for each table."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, as messages for the user."""
+        return [
+            f"realism.{name} is {value!r}; it must lie in 0..1"
+            for name, value in vars(self).items()
+            if not (value is None and name == "strength") and (type(value) not in (int, float) or not 0 <= value <= 1)
+        ]
+
+    def draw(self, spec: TableSpec, seed: tuple[int, ...]) -> Changes:
+        """Draw which changes a table gets, and how strong they are.
+
+        Each has a generator of its own, so that none changes the others. A rejected table keeps what it gets, as
+        otherwise what is often rejected would become rare.
+        """
+        strengths = {}
+        for name, probability in vars(self).items():
+            if name == "strength" or not probability or (name == "imbalance" and spec.max_classes == 0):
+                continue
+            rng = lasting_rng(seed[:-1], f"realism {name}", seed)
+            if rng.random() < probability:
+                strengths[name] = rng.random() if self.strength is None else self.strength
+        return Changes(strengths, spec, seed)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The changes of one table, which Prior.attempt makes at three places; often there are none.
+
+    strengths: in 0..1, by option
+    applied: what was done, in lines
+    """
+
+    strengths: dict[str, float]
+    spec: TableSpec
+    seed: tuple[int, ...]
+    applied: list[str] = field(default_factory=list)
+
+    @property
+    def planned(self) -> TableSpec:
+        """What the prior is to plan and compute."""
+        rows = self.spec.num_rows * (DRAWN_ROWS if "imbalance" in self.strengths else 1)
+        return replace(self.spec, num_rows=rows)
+
+    def change(
+        self, columns: torch.Tensor, target: torch.Tensor, num_classes: int
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Change what Prior.execute returns."""
+        if not self.strengths.keys() & CHANGES.keys():
+            return columns, target, num_classes
+        raw = Raw(columns.numpy(), target.numpy(), num_classes, self.spec.num_rows, self.spec.train_size)
+        for name, change in CHANGES.items():
+            if name in self.strengths:
+                self.applied.append(change(raw, self.strengths[name], rng_at(self.seed, f"realism {name}")))
+        return torch.from_numpy(raw.columns), torch.from_numpy(raw.target), num_classes
+
+    def fill_missing(self, table: Table) -> torch.Tensor | None:
+        """Give missing cells of a finished table the mean of their column, and return which they are: bool (N, M)."""
+        if "missing" not in self.strengths:
+            return None
+        X = table.X.numpy()
+        rng = rng_at(self.seed, "realism missing")
+        missing, text = draw_missing(X, table.train_size, self.strengths["missing"], rng)
+        fill(X, missing, table.train_size)
+        table.missing = float(missing.mean())
+        self.applied.append(text)
+        return torch.from_numpy(missing)
+
+    def describe(self, plan: Any) -> Any:
+        """The plan of the table, with what was done to it."""
+        return RealisticPlan(plan, tuple(self.applied)) if self.strengths else plan
+
+
+@dataclass(frozen=True)
+class RealisticPlan:
+    """The plan of a table, and what was done to the table, in lines."""
+
+    plan: Any
+    applied: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([str(self.plan), *(f"realism: {line}" for line in self.applied)])
+
+
+@dataclass
+class Raw:
+    """Columns and target as a prior computes them, and what the finished table needs.
+
+    columns: float32 (N, M)
+    target: (N,), labels int64 in 0..num_classes-1, or numbers float32 if num_classes is 0
+    num_rows: of the finished table, N or fewer
+    train_size: of them, the labeled ones, which come first
+    """
+
+    columns: np.ndarray
+    target: np.ndarray
+    num_classes: int
+    num_rows: int
+    train_size: int
+
+    def take(self, rows: np.ndarray) -> None:
+        """Keep these rows, in this order."""
+        self.columns, self.target = self.columns[rows], self.target[rows]
+
+
+def some_columns(number: int, share: float, rng: np.random.Generator) -> np.ndarray:
+    """Indices of about this share of the columns, at least one."""
+    picked = np.flatnonzero(rng.random(number) < share)
+    return picked if len(picked) else rng.integers(number, size=1)
+
+
+def ranks(values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Ranks in (0, 1), float32 (K, N), within each row of standardized values (K, N); ties are broken at random."""
+    order = np.argsort(values + TIES * rng.random(values.shape), axis=1)
+    ranks = np.empty(values.shape, np.float32)
+    places = (np.arange(values.shape[1], dtype=np.float32) + 0.5) / values.shape[1]
+    np.put_along_axis(ranks, order, np.broadcast_to(places, values.shape), 1)
+    return ranks
+
+
+def unbalance(raw: Raw, strength: float, rng: np.random.Generator) -> str:
+    """Keep num_rows of the rows, so that rare classes become rarer."""
+    depth = DEPTHS[0] + (DEPTHS[1] - DEPTHS[0]) * strength
+    places = np.sort(rng.random(raw.num_classes))
+    log_weights = np.empty(raw.num_classes)
+    by_size = np.argsort(np.bincount(raw.target, minlength=raw.num_classes))
+    log_weights[by_size] = depth * (places - places[-1]) / np.ptp(places)
+    keys = log_weights[raw.target] + rng.gumbel(size=len(raw.target))  # the largest ones: a draw without replacement
+    for label in range(raw.num_classes):
+        keys[np.flatnonzero(raw.target == label)[:KEPT_CLASS_ROWS]] = np.inf
+    raw.take(np.sort(np.argpartition(-keys, raw.num_rows)[: raw.num_rows]))
+    return f"rows kept by class in the ratio {', '.join(f'{w:.2g}' for w in np.exp(log_weights))}"
+
+
+def duplicate(raw: Raw, strength: float, rng: np.random.Generator) -> str:
+    """Put copies of other rows in the place of some, with the target; part of them with one value changed."""
+    rows, features = raw.columns.shape
+    share = between(COPIED_SHARES, strength)
+    number = max(1, round(share * rows))
+    order = rng.permutation(rows)
+    copies = order[:number]
+    originals = rng.choice(order[number:], number)
+    raw.columns[copies], raw.target[copies] = raw.columns[originals], raw.target[originals]
+    changed = copies[rng.random(number) < rng.random()]
+    columns = rng.integers(features, size=len(changed))
+    raw.columns[changed, columns] = raw.columns[rng.integers(rows, size=len(changed)), columns]
+    return f"{number} rows are copies, {len(changed)} of them with one value changed"
+
+
+def shift(raw: Raw, strength: float, rng: np.random.Generator) -> str:
+    """Reorder the rows so that the last ones, the query rows, tend to lie high in one column, as those of a later time,
+    or along a direction in several columns.
+
+    Raises Rejected("split") if labeled and query rows hold different classes in each of 11 draws.
+    """
+    slope = between(SLOPES, strength)
+    varying = np.flatnonzero((raw.columns != raw.columns[0]).any(0))
+    if len(varying) == 0:
+        raise Rejected("constant")
+    for _ in range(1 + SPLIT_ATTEMPTS):
+        number = 1 if rng.random() < 0.5 else DIRECTION_COLUMNS
+        picked = rng.permutation(varying)[:number]
+        z = clamp_and_standardize(torch.from_numpy(raw.columns[:, picked])).numpy()
+        score = z @ rng.standard_normal(len(picked))
+        keys = slope * ranks(score[None], rng)[0] + rng.gumbel(size=len(score))
+        order = np.argpartition(keys, raw.train_size)
+        order = np.concatenate([np.sort(order[: raw.train_size]), np.sort(order[raw.train_size :])])
+        if raw.num_classes == 0 or is_valid_split(raw.target[order], raw.num_classes, raw.train_size):
+            raw.take(order)
+            return f"query rows lie toward one end of columns {', '.join(map(str, picked))}, with slope {slope:.1f}"
+    raise Rejected("split")
+
+
+def make_tails_heavy(raw: Raw, strength: float, rng: np.random.Generator) -> str:
+    """Stretch numeric columns far from their mean, on both sides, or on one as in a log-normal distribution."""
+    return change_columns(raw, strength, rng, (stretch_both_tails, stretch_one_tail))
+
+
+def round_numbers(raw: Raw, strength: float, rng: np.random.Generator) -> str:
+    """Round numeric columns to a step, to one or two significant digits, or in some rows to multiples of five steps."""
+    return change_columns(raw, strength, rng, (round_to_step, round_to_digits, round_to_heaps))
+
+
+def change_columns(raw: Raw, strength: float, rng: np.random.Generator, changes: tuple[Change, ...]) -> str:
+    """Apply one of the changes to each of some numeric columns, standardized; the others stay as they are."""
+    picked = some_columns(raw.columns.shape[1], rng.uniform(0.2, 1.0), rng)
+    kinds = rng.integers(len(changes), size=len(picked))
+    first = np.sort(raw.columns[:LOOKED_AT, picked], axis=0)
+    is_numeric = (np.diff(first, axis=0) > 0).sum(0) >= len(first) // 2
+    picked, kinds = picked[is_numeric], kinds[is_numeric]
+    values = clamp_and_standardize(torch.from_numpy(raw.columns[:, picked])).numpy()  # (N, K)
+    texts = []
+    for kind, change in enumerate(changes):
+        own = kinds == kind
+        if own.any():
+            raw.columns[:, picked[own]] = change(values[:, own], strength, rng)
+            texts.append(f"{change.__name__.replace('_', ' ')}: columns {', '.join(map(str, picked[own]))}")
+    return "; ".join(texts) or "no numeric column changed"
+
+
+def between(bounds: tuple[float, float], strength: float) -> float:
+    """The geometric interpolation between two positive numbers."""
+    return bounds[0] * (bounds[1] / bounds[0]) ** strength
+
+
+def stretch_both_tails(z: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    return np.sinh(np.float32(between(STRETCHES, strength)) * z)
+
+
+def stretch_one_tail(z: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    sides = np.where(rng.random(z.shape[1]) < 0.7, 1, -1).astype(np.float32)  # most long tails are on the right
+    return sides * np.exp(sides * np.float32(between(LOG_STDS, strength)) * z)
+
+
+def round_to_step(z: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    step = np.float32(between(STEPS, strength) * rng.uniform(0.7, 1.4))
+    return np.rint(z / step) * step
+
+
+def round_to_digits(z: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    digits = 2 if strength < 0.5 else 1
+    scale = np.float32(10) ** rng.random(z.shape[1], dtype=np.float32)  # where the powers of ten lie
+    x = (z + rng.uniform(0, 2, (z.shape[1],)).astype(np.float32)) * scale
+    unit = np.float32(10) ** (np.floor(np.log10(np.maximum(np.abs(x), 1e-3))) - np.float32(digits - 1))
+    return np.rint(x / unit) * unit
+
+
+def round_to_heaps(z: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    step = np.float32(between(STEPS, strength))
+    is_heaped = rng.random(z.shape, dtype=np.float32) < rng.uniform(0.3, 0.9)
+    fine = step / HEAP
+    return np.where(is_heaped, np.rint(z / step) * HEAP, np.rint(z / fine)) * fine
+
+
+def draw_missing(X: np.ndarray, train_size: int, strength: float, rng: np.random.Generator) -> tuple[np.ndarray, str]:
+    """Draw which cells of X (N, M) are missing: bool (N, M), and a text about them.
+
+    Each column has a labeled row, one of the first train_size, that is not missing.
+    """
+    rate = between(RATES, strength)
+    mechanism = MECHANISMS[rng.integers(len(MECHANISMS))]
+    column_share = rng.uniform(0.2, 1.0)
+    missing = np.zeros(X.shape, bool)
+    if mechanism == "in blocks":
+        blocks = rng.integers(1, MOST_BLOCKS + 1)
+        for _ in range(blocks):
+            length = max(1, round(len(X) * rate / blocks * rng.uniform(0.5, 1.5)))
+            start = rng.integers(len(X) - length + 1)
+            missing[start : start + length, some_columns(X.shape[1], column_share, rng)] = True
+    else:
+        columns = some_columns(X.shape[1], column_share, rng)
+        rates = (rate * rng.uniform(0.5, 1.5, (len(columns), 1))).astype(np.float32)
+        if mechanism != "at random":
+            drivers = columns if mechanism == "by its own value" else rng.integers(X.shape[1], size=len(columns))
+            rates = chances(X[:, drivers].T, rates, rng)
+        missing[:, columns] = (rng.random((len(columns), len(X)), dtype=np.float32) < rates).T
+    for column in np.flatnonzero(missing[:train_size].all(0)):
+        missing[rng.integers(train_size), column] = False
+    return missing, f"{missing.mean():.1%} of the cells missing {mechanism}"
+
+
+def chances(values: np.ndarray, rates: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Chance (K, N) that a value is missing: it rises or falls with the rank of values (K, N); means: rates (K, 1)."""
+    places: np.ndarray = ranks(values, rng)
+    falls = rng.random(rates.shape) < 0.5
+    places = np.where(falls, 1 - places, places)
+    exponent = np.minimum(STEEPEST, 1 / rates - 1)
+    return rates * (1 + exponent) * places**exponent
+
+
+def fill(X: np.ndarray, missing: np.ndarray, train_size: int) -> None:
+    """Give missing cells of X (N, M), in place, the mean of the labeled rows of their column that are not missing."""
+    known = ~missing[:train_size]
+    means = np.where(known, X[:train_size], 0.0).sum(0, dtype=np.float64) / known.sum(0)
+    np.copyto(X, means.astype(X.dtype), where=missing)
+
+
+CHANGES = {  # of a raw table, in this order
+    "imbalance": unbalance,
+    "tails": make_tails_heavy,
+    "rounding": round_numbers,
+    "duplicates": duplicate,
+    "shift": shift,
+}

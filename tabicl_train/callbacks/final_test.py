@@ -1,0 +1,140 @@
+"""What a run that started from given weights has gained, on tables that took no part in training and validation.
+
+test.json:
+
+step, best_step  optimizer steps done; those after which the best weights were saved, 0 if no later ones were better
+sentences        what `tabicl-train` prints and `tabicl-report` shows
+parts            by part of the prior, "own" and "synthetic": mean loss of the clusters at the start and of the best
+                 weights, the gain with its standard error and 95 % confidence interval (null for a single cluster, or
+                 if not finite), the number of clusters, and what they are: rows, tables or families of tables
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import statistics
+from typing import Any
+
+import numpy as np
+import torch
+
+from priors import PriorError
+from priors.real import real_tables
+from tabicl_train.callbacks.scores import cluster_means, score_network
+from tabicl_train.callbacks.validation import BEST, START
+from tabicl_train.callbacks.validation_history import read_history
+from tabicl_train.config.monitoring import ValidationConfig
+from tabicl_train.console import first_line, info
+from tabicl_train.distributed.ranks import Ranks
+from tabicl_train.distributed.signals import Stop
+from tabicl_train.model.family import Network
+from tabicl_train.precision import Precision
+from tabicl_train.prediction.export import load_network
+from tabicl_train.run_dir.records import Records
+from tabicl_train.statistics import gain_in_words, paired_gain
+from tabicl_train.stream import StepStream
+from tabicl_train.workers import Stopped
+
+__all__ = ["FinalTest"]
+
+NAME = "test.json"
+NO_GAIN = "no gain found: the weights you started from stay the best ones"
+
+
+class FinalTest:
+    """Compare the best weights of a run with those it started from, on rank 0, if validation has kept both.
+
+    Parameters
+    ----------
+    settings : ValidationConfig
+        The section `validation` of the configuration.
+    streams : dict of StepStream
+        The test tables by part of the prior.
+    precision : Precision
+        Number format of the matrix products.
+    device : torch.device
+        Where the networks compute.
+    records : Records
+        The files of the run.
+    ranks : Ranks
+        The ranks of the run.
+    stop : Stop
+        Whether this process was asked to stop.
+    """
+
+    def __init__(
+        self,
+        settings: ValidationConfig,
+        streams: dict[str, StepStream],
+        precision: Precision,
+        device: torch.device,
+        records: Records,
+        ranks: Ranks,
+        stop: Stop,
+    ) -> None:
+        self.settings, self.streams, self.precision, self.device = settings, streams, precision, device
+        self.records, self.ranks, self.stop = records, ranks, stop
+        self.start, self.best = records.folder / START, records.folder / BEST
+
+    def is_missing(self, step: int) -> bool:
+        """Whether there shall be a test, and the one after so many steps is not there."""
+        return self.settings.every > 0 and self.start.exists() and (self.records.json(NAME) or {}).get("step") != step
+
+    def run(self, step: int) -> bool:
+        """Score, print and write the test after so many steps; False if a stop signal came before it was there.
+
+        All ranks call this; a time limit does not prevent it, while after a signal there may be only seconds left.
+        """
+        if self.ranks.rank > 0:
+            return self.ranks.wait_for_first(lambda: self.stop.first is not None)
+        try:
+            if self.is_missing(step):
+                self.write(step)
+        except Stopped:
+            info("test      left to the next start, since the run was asked to stop")
+            return self.ranks.finish(False)
+        return self.ranks.finish(True)
+
+    def write(self, step: int) -> None:
+        best_step = read_history(self.records.rows("validation.csv"), self.settings, step).best_step
+        parts: dict[str, dict[str, Any]] = {}
+        best = load_network(str(self.best)).to(self.device)
+        sentences = [self.compare(part, best, parts) for part in self.streams] if best_step else [NO_GAIN]
+        content = {"step": step, "best_step": best_step, "sentences": sentences, "parts": parts}
+        self.records.replace(NAME, json.dumps(content, indent=2) + "\n")
+        for sentence in sentences:
+            info(f"test      {sentence}")
+        folder = self.records.folder
+        output = folder / ("best.ckpt" if best.predicts_real_tables else "best")
+        # Without weights=best it would export those of the last step.
+        command = shlex.join(["tabicl-export", f"checkpoint={folder}", f"output={output}", "weights=best"])
+        info(f"          the best weights are those of step {best_step}: {command}")
+
+    def compare(self, part: str, best: Network, parts: dict[str, dict[str, Any]]) -> str:
+        """A sentence about a part of the prior, whose numbers are added to `parts`; raises Stopped."""
+        stream = self.streams[part]
+        try:
+            items = [(part, stream.draw(k, self.check_stop)) for k in stream.steps]
+        except PriorError as error:
+            return f"{part} tables: none, since they cannot be drawn: {first_line(error)}"
+        if not items:
+            return f"{part} tables: none, since the prior has no test tables; raise prior.test_fraction"
+        start = load_network(str(self.start)).to(self.device)
+        losses = {
+            name: cluster_means(score_network(network, items, 0, self.precision, self.check_stop), part)
+            for name, network in (("start", start), ("best", best))
+        }
+        before, after = (np.array([of[key] for key in losses["start"]]) for of in losses.values())
+        real = real_tables(stream.prior)
+        found, clusters = paired_gain(before, after), real.kind_of_clusters if real else "tables"
+        values = {name: statistics.fmean(of.values()) for name, of in losses.items()}
+        values |= {"gain": found.mean, "error": found.error, "low": found.low, "high": found.high}
+        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        parts[part] = {"clusters": len(before), "of": clusters, **finite}
+        return f"{part} {'rows' if clusters == 'rows' else 'tables'}: {gain_in_words(found, len(before), clusters)}"
+
+    def check_stop(self, _: int = 0) -> None:
+        if self.ranks.still_working(self.stop.first is not None):
+            raise Stopped

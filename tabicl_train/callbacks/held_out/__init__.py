@@ -1,1 +1,0 @@
-"""Tables of a run's prior that training never sees: what a network loses on them, and what follows from it."""

@@ -1,0 +1,117 @@
+"""What the rows of validation.csv say: the scores of each validation, the best weights, and whether the run ends."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tabicl_train.config.monitoring import REAL, REAL_SCORES, ValidationConfig, judged_by, kind_of
+from tabicl_train.console import counted
+
+__all__ = ["History", "read_history"]
+
+FALLS = 3  # consecutive falls of the mean score on real data after which there is a warning
+
+Row = Mapping[str, Any]  # cells of validation.csv by column, as text or as numbers
+
+
+@dataclass(frozen=True)
+class History:
+    """The validations of a run so far.
+
+    Attributes
+    ----------
+    scores : dict
+        By optimizer steps done, and by kind of data: mean loss on validation tables (`synthetic`, `own`), mean ROC AUC
+        or R2 on public real data (`real`).
+    best_step : int or None
+        Steps after which the best weights were saved; None if there are none yet.
+    ended : str or None
+        Why the run ends by `validation.patience`; None if it goes on.
+    """
+
+    scores: dict[int, dict[str, float]]
+    best_step: int | None
+    ended: str | None
+
+
+def read_history(rows: Iterable[Row], settings: ValidationConfig, until: int | None = None) -> History:
+    """Read the rows of validation.csv.
+
+    Parameters
+    ----------
+    rows : iterable of mapping
+        Cells by column.
+    settings : ValidationConfig
+        Which score decides, and the patience.
+    until : int, optional
+        Rows of later steps are ignored.
+
+    Returns
+    -------
+    History
+    """
+    rows = [row for row in rows if until is None or int(row["step"]) <= until]
+    scores = read_scores(rows)
+    best, since, without = math.nan, "", 0
+    for step, of_step in scores.items():
+        if settings.best not in of_step:
+            continue
+        if is_better(of_step[settings.best], best, settings.best):
+            best, since, without = of_step[settings.best], f" since that of step {step}", 0
+        else:
+            without += 1
+    ended = None
+    if 0 < settings.patience <= without:
+        without_better = f"no better score in {counted(without, 'validation')}{since}"
+        ended = f"{without_better} (validation.patience={settings.patience})"
+    return History(scores, max((int(row["step"]) for row in rows if int(row["is_best"])), default=None), ended)
+
+
+def read_scores(rows: Iterable[Row]) -> dict[int, dict[str, float]]:
+    """The scores of a History."""
+    by_step: dict[int, dict[str, list[float]]] = {}
+    for row in rows:
+        kind = kind_of(row["data"])
+        score = float(row[judged_by(row) if kind == REAL else "loss"])
+        by_step.setdefault(int(row["step"]), {}).setdefault(kind, []).append(score)
+    return {
+        step: {kind: statistics.fmean(values) for kind, values in scores.items()} for step, scores in by_step.items()
+    }
+
+
+def is_better(score: float, best: float, kind: str) -> bool:
+    """Whether a score beats the best one so far: a lower loss, or a higher score on real data."""
+    if not math.isfinite(score) or not math.isfinite(best):
+        return math.isfinite(score)
+    return score > best if kind == REAL else score < best
+
+
+def is_improvement(rows: list[Row], written: list[Row], settings: ValidationConfig) -> bool:
+    """Whether the rows of a validation beat those of the best weights so far, if these are about the same tables."""
+    best_step = read_history(written, settings).best_step
+    of_best = [row for row in written if int(row["step"]) == best_step]
+
+    def tables(some: list[Row]) -> set[tuple[str, int, float]]:
+        # the loss of guessing tells other tables of the same size apart
+        return {(row["data"], int(row["rows"]), float(row["guess_loss"] or 0)) for row in some}
+
+    score, best = (next(iter(read_scores(some).values()), {}).get(settings.best, math.nan) for some in (rows, of_best))
+    return is_better(score, best if tables(rows) == tables(of_best) else math.nan, settings.best)
+
+
+def real_score(rows: list[Row]) -> str:
+    """The name of the score by which these rows judge real data."""
+    return REAL_SCORES[judged_by(rows[0])]
+
+
+def falling(scores: dict[int, dict[str, float]], name: str) -> str | None:
+    """The warning if the score on real data, which has this name, fell in each of the last validations."""
+    last = [score.get(REAL, math.nan) for score in scores.values()][-FALLS - 1 :]
+    if len(last) <= FALLS or not all(a > b for a, b in itertools.pairwise(last)):
+        return None
+    return f"the mean {name} on real data fell {FALLS} times in a row: {', '.join(f'{v:.4f}' for v in last)}"

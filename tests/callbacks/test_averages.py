@@ -1,0 +1,55 @@
+"""Averages of the weights against their formulas."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tabicl_train.callbacks.averages import Averages
+from tabicl_train.config.monitoring import AveragesConfig
+
+
+def train(averages: Averages, steps: range) -> Averages:
+    """Steps (counted with each one) of a network whose weight after step t is t."""
+    network = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    module = SimpleNamespace(model=network, device=torch.device("cpu"))
+    for step in steps:
+        with torch.no_grad():
+            network.weight.fill_(step)
+        averages.on_train_batch_end(step=step, module=module)
+    return averages
+
+
+def resumed(averages: Averages, config: AveragesConfig) -> Averages:
+    other = Averages(config)
+    other.load_state_dict(averages.state_dict())
+    return other
+
+
+@pytest.mark.parametrize("stopped", [None, 104, 107])
+def test_an_ema_that_starts_late_resumes_its_start(stopped):
+    """Switched on at step 101, of which the weight after it is the start: its decay counts from there."""
+    averages = Averages(AveragesConfig(ema=0.9))
+    if stopped is not None:
+        averages = resumed(train(averages, range(101, stopped)), AveragesConfig(ema=0.9))
+    train(averages, range(stopped or 101, 111))
+    expected = 101.0
+    for steps, weight in enumerate(range(101, 111), 1):
+        decay = min(0.9, (1 + steps) / (10 + steps))
+        expected = decay * expected + (1 - decay) * weight
+    assert averages.ema["weight"].item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_last_points_are_those_of_multiples():
+    averages = train(Averages(AveragesConfig(last=2, every=3)), range(1, 12))
+    assert [point["weight"].item() for point in averages.points] == [6.0, 9.0]
+
+
+def test_an_average_that_was_switched_off_is_gone_and_starts_anew():
+    on = AveragesConfig(ema=0.9, last=9, every=1)
+    off = resumed(train(Averages(on), range(1, 5)), AveragesConfig())
+    train(off, range(5, 7))
+    assert off.state_dict() == {"ema": {}, "since": 0, "points": []}
+    again = train(resumed(off, on), range(7, 9))
+    assert [point["weight"].item() for point in again.points] == [7.0, 8.0]
+    assert again.ema["weight"].item() == pytest.approx(3 / 12 * 7 + 9 / 12 * 8)

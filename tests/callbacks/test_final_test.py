@@ -1,0 +1,228 @@
+"""Runs that start from weights: the best ones are never below the start, and the run says what they have gained."""
+
+import json
+import math
+import signal
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import own_rows
+import pytest
+import torch
+from forked import run_ranks
+from own_rows import OwnRows, configured, installed, run
+from runs import assert_same_state, read
+from scipy import stats
+
+from priors.table import TableSpec
+from tabicl_train.callbacks import final_test, validation
+from tabicl_train.callbacks.final_test import FinalTest
+from tabicl_train.callbacks.validation import Validation
+from tabicl_train.callbacks.validation_tables import final_test_streams
+from tabicl_train.config.schema import build_prior
+from tabicl_train.distributed.signals import watch_signals
+from tabicl_train.model.pack import Pack
+from tabicl_train.prediction.export import load_checkpoint, load_network
+from tabicl_train.run_dir.records import Records
+from tabicl_train.run_dir.status import read_status
+
+GAINS = ["curriculum.stages.smoke.learning_rate=0.01", "curriculum.stages.smoke.steps=6"]
+NO_GAIN = "no gain found: the weights you started from stay the best ones"
+
+
+class Killed(BaseException):
+    pass
+
+
+class At:
+    """Does something with the run's Stop after a step."""
+
+    def __init__(self, step: int, action) -> None:
+        self.step, self.action = step, action
+
+    def on_train_batch_end(self, step, **_) -> None:
+        if step == self.step:
+            with watch_signals() as stop:  # that of the run
+                self.action(stop)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A run from which the others start, and one that gains."""
+    folder = tmp_path_factory.mktemp("final_test")
+    run(folder / "start", "trainer.max_steps=2", "validation.every=0", name="dummy")
+    run(folder / "gains", *GAINS, f"init_weights={folder}/start")
+    return folder
+
+
+def found_in(run_dir: Path) -> dict:
+    return json.loads((run_dir / "test.json").read_text())
+
+
+def streams_of(config):
+    with installed():
+        return final_test_streams(config.validation, config.curriculum.parts(build_prior(config.prior)), config.model)
+
+
+def test_a_gain_is_reported_with_the_interval_of_its_rows(folder):
+    found = found_in(folder / "gains")
+    start, best = load_network(str(folder / "start")), load_network(str(folder / "gains/checkpoints/best.ckpt"))
+    losses: dict[int, list[tuple[float, float]]] = {}
+    items = list(streams_of(configured(folder))["own"])
+    for X, y, n in (table for item in items for pack in item.packs for table in pack.tables()):
+        one = Pack.of([(X, y, n)])
+        with torch.no_grad():
+            before, after = (-model(one).log_softmax(1)[range(len(y) - n), y[n:]] for model in (start, best))
+        for number, *pair in zip((100 * X[n:, 0]).round().int().tolist(), before, after, strict=True):
+            losses.setdefault(number, []).append([float(loss) for loss in pair])
+    assert {number % 4 for number in losses} == {3}  # no row of validation or training
+    means = np.array([np.mean(pairs, 0) for pairs in losses.values()])
+    gains = means[:, 0] - means[:, 1]
+    low, high = stats.t.interval(0.95, len(gains) - 1, gains.mean(), stats.sem(gains))
+    own = found["parts"]["own"]
+    assert (own["clusters"], own["of"]) == (len(losses), "rows") and len(losses) > 40
+    assert [own[key] for key in ("start", "best")] == pytest.approx(means.mean(0), rel=1e-5)
+    assert [own[key] for key in ("gain", "low", "high")] == pytest.approx([gains.mean(), low, high], rel=1e-3)
+    assert low > 0 and found["best_step"] > 0 and found["step"] == 6
+    (sentence,) = found["sentences"]
+    assert sentence.startswith(f"own rows: better by {gains.mean():.4f} [{low:.4f}, {high:.4f}] on {len(losses)} rows")
+
+
+def test_a_run_that_gets_worse_keeps_the_weights_it_started_from(folder, tmp_path, capfd):
+    worse = "curriculum.stages.smoke.learning_rate=0.5"
+    assert run(tmp_path / "run", worse, "trainer.max_steps=4", f"init_weights={folder}/start") == "finished"
+    losses = [float(row["loss"]) for row in read(tmp_path / "run/validation.csv")]
+    assert losses[-1] > losses[0]
+    _, start = load_checkpoint(str(folder / "start"))
+    for name in ("best", "start"):
+        assert_same_state(load_checkpoint(str(tmp_path / f"run/checkpoints/{name}.ckpt"))[1], start)
+    assert found_in(tmp_path / "run") == {"step": 4, "best_step": 0, "sentences": [NO_GAIN], "parts": {}}
+    export = f"tabicl-export checkpoint={tmp_path}/run output={tmp_path}/run/best.ckpt weights=best"
+    assert capfd.readouterr().err.splitlines()[-2:] == [
+        f"test      {NO_GAIN}", f"          the best weights are those of step 0: {export}"
+    ]  # fmt: skip
+
+
+def test_a_run_that_is_killed_finds_the_same_to_the_bit(folder, tmp_path):
+    """Killed between best.ckpt and the rows of step 0 and of step 4, after which it has only its copy of the start."""
+    torn, whole = tmp_path / "torn", folder / "gains"
+    settings, append = [*GAINS, f"init_weights={folder}/start"], Records.append_rows
+
+    def killed(self, name, *rows):
+        if name == "validation.csv" and rows[0]["step"] == step:
+            raise Killed
+        append(self, name, *rows)
+
+    for step in (0, 4):
+        with mock.patch.object(Records, "append_rows", killed), pytest.raises(Killed):
+            run(torn, *settings)
+    (folder / "start").rename(folder / "moved")
+    try:
+        assert run(torn, *settings) == "finished"
+    finally:
+        (folder / "moved").rename(folder / "start")
+    for name in ("validation.csv", "test.json"):
+        assert (torn / name).read_bytes() == (whole / name).read_bytes()
+    for name in ("best", "start"):
+        one, other = (torch.load(at / f"checkpoints/{name}.ckpt", weights_only=True) for at in (torn, whole))
+        assert_same_state(one["state_dict"], other["state_dict"])
+        assert one["global_step"] == other["global_step"]
+
+
+def test_only_a_gain_above_its_standard_error_replaces_a_start_whose_loss_is_finite(folder, tmp_path):
+    short = ["trainer.max_steps=2", *GAINS, f"init_weights={folder}/start"]
+    by_cluster, is_start = validation.cluster_means, iter([True])
+
+    def spread(found, part):
+        """Losses that fall by less than their standard error: by -1 and by 1.01."""
+        later = not next(is_start, False)
+        return {key: 10 + later * (0.99 - 2 * (i % 2)) for i, key in enumerate(by_cluster(found, part))}
+
+    with mock.patch.object(validation, "cluster_means", spread):
+        run(tmp_path / "lucky", *short)
+    losses = [float(row["loss"]) for row in read(tmp_path / "lucky/validation.csv")]
+    assert min(losses) < losses[0] and found_in(tmp_path / "lucky")["best_step"] == 0
+
+    start = iter([math.inf])
+
+    def first_infinite(found, part):
+        return dict.fromkeys(by_cluster(found, part), next(start, 1.0))
+
+    def not_finite(found, part):
+        return dict.fromkeys(by_cluster(found, part), math.nan)
+
+    with (
+        mock.patch.object(validation, "cluster_means", first_infinite),
+        mock.patch.object(final_test, "cluster_means", not_finite),
+    ):
+        run(tmp_path / "infinite", *short)
+    found = found_in(tmp_path / "infinite")
+    assert found["best_step"] == 2
+    assert found["sentences"] == ["own rows: none, since the mean loss before or after the training is not finite"]
+    assert found["parts"]["own"]["gain"] is found["parts"]["own"]["start"] is found["parts"]["own"]["low"] is None
+
+
+def test_a_time_limit_allows_the_test_and_a_signal_leaves_it_to_the_next_start(folder, tmp_path):
+    settings = [*GAINS, f"init_weights={folder}/start"]
+    limit = At(3, lambda stop: setattr(stop, "limit", 0.0))
+    assert run(tmp_path / "run", *settings, callbacks=(limit,)) == "preempted"
+    assert found_in(tmp_path / "run")["step"] == 3
+    signaled = At(6, lambda stop: stop.handle(signal.SIGTERM))
+    assert run(tmp_path / "run", *settings, "validation.every=5", callbacks=(signaled,)) == "preempted"
+    assert found_in(tmp_path / "run")["step"] == 3 and read_status(tmp_path / "run")["status"] == "preempted"
+    assert run(tmp_path / "run", *settings) == "finished"
+    assert found_in(tmp_path / "run")["step"] == 6
+
+
+def test_a_run_says_that_the_prior_has_no_test_tables(folder, tmp_path):
+    with mock.patch.object(OwnRows, "usable", lambda self, rows, numeric: (0 if self.side == 3 else 1, 1)):
+        run(tmp_path / "run", *GAINS, "trainer.max_steps=2", f"init_weights={folder}/start")
+    sentence = "own tables: none, since the prior has no test tables; raise prior.test_fraction"
+    assert found_in(tmp_path / "run")["sentences"] == [sentence] and not found_in(tmp_path / "run")["parts"]
+
+
+def test_the_parts_of_a_mixture_are_scored_apart(folder, tmp_path):
+    prior = {"name": "mix_scm", "components": {"dummy": {"weight": 1}, own_rows.NAME: {"weight": 3}}}
+    run(tmp_path / "run", *GAINS, "trainer.max_steps=2", f"init_weights={folder}/start", **prior)
+    rows = read(tmp_path / "run/validation.csv")
+    assert [(row["data"], row["rows"]) for row in rows[:4]] == [
+        ("synthetic", "40"), ("synthetic", "60"), ("own", "40"), ("own", "60")
+    ]  # fmt: skip
+    streams = streams_of(configured(tmp_path, **prior))
+    for part, is_own in (("own", True), ("synthetic", False)):
+        tables = [streams[part].prior.sample(TableSpec(40, 20, 3, 4), (-2, 0, number)) for number in range(20)]
+        assert {isinstance(table.plan, list) for table in tables} == {is_own}
+    found = found_in(tmp_path / "run")
+    assert list(found["parts"]) == ["synthetic", "own"] and found["parts"]["synthetic"]["clusters"] == 12
+    assert [sentence.split(":")[0] for sentence in found["sentences"]] == ["synthetic tables", "own rows"]
+
+
+def train(run_dir: Path, start: Path, owner: type, method: str, at: int) -> None:
+    """A run of which rank 1 gets SIGTERM when it begins to wait for rank 0 after `at` steps."""
+    import os
+
+    original = getattr(owner, method)
+
+    def call(self, step, *arguments):
+        if (os.environ["RANK"], step) == ("1", at):
+            signal.raise_signal(signal.SIGTERM)
+        return original(self, step, *arguments)
+
+    with mock.patch.object(owner, method, call):
+        run(run_dir, *GAINS, f"init_weights={start}", best="synthetic", name="dummy")
+
+
+@pytest.mark.slow
+def test_a_stop_signal_to_another_rank_ends_a_validation_and_the_test(folder, tmp_path):
+    def outcome(*signaled) -> tuple[str, int, list[str]]:
+        codes = run_ranks(train, tmp_path / "run", folder / "start", *signaled, folder=tmp_path)
+        assert codes == [0, 0], (tmp_path / "stderr.0").read_text()
+        status = read_status(tmp_path / "run")
+        return status["status"], status["step"], sorted({row["step"] for row in read(tmp_path / "run/validation.csv")})
+
+    assert outcome(Validation, "validate_if_due", 2) == ("preempted", 2, ["0"])
+    assert outcome(FinalTest, "run", 6) == ("preempted", 6, ["0", "2", "4", "6"])
+    assert found_in(tmp_path / "run")["step"] == 2
+    assert outcome(FinalTest, "run", -1) == ("finished", 6, ["0", "2", "4", "6"])
+    assert found_in(tmp_path / "run")["step"] == 6
