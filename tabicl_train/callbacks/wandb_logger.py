@@ -89,7 +89,6 @@ def open_run(options: WandbConfig, folder: Path, config: dict[str, Any], finish_
         return wandb.init(
             project=options.project,
             group=options.group,
-            tags=options.tags or None,
             id=run_id(folder),
             name=config["name"],
             dir=folder,

@@ -87,13 +87,11 @@ class GuardConfig:
     """Limit of the softmax multiplier of the first in-context block at 512 labeled rows; inf switches it off."""
     multiplier_loss: float = 0.65
     """The multiplier's limit applies only while the moving average of the loss is above this."""
-    rewinds: int = 3
-    """Rewinds after which the run stops instead of rewinding once more."""
 
     def problems(self) -> list[str]:
         problems = at_least(1, skipped_in_a_row=self.skipped_in_a_row, skipped=self.skipped)
         problems += one_of("action", self.action, GUARD_ACTIONS)
-        return problems + at_least(0, after=self.after, rewinds=self.rewinds)
+        return problems + at_least(0, after=self.after)
 
 
 @dataclass
@@ -187,8 +185,6 @@ class WandbConfig:
     """Project of the wandb run, which has the name of the setting `name` there."""
     group: str | None = None
     """Group of the wandb run, such as a sweep."""
-    tags: list[str] = field(default_factory=list)
-    """Tags of the wandb run."""
 
     def problems(self) -> list[str]:
         problems = one_of("mode", self.mode, WANDB_MODES)
@@ -196,8 +192,6 @@ class WandbConfig:
         if len(self.project) > 128 or set(WANDB_FORBIDDEN) & set(self.project):
             rule = f"at most 128 characters, and none of {' '.join(WANDB_FORBIDDEN)}"
             problems.append(f"project is {self.project!r}; it must have {rule}")
-        wrong_tags = [tag for tag in self.tags if not 1 <= len(tag) <= 64]
-        problems += [f"tags has {tag!r}; a tag must have 1 to 64 characters" for tag in wrong_tags]
         if self.mode != "disabled" and not is_installed("wandb"):
             problems.append(f"mode is {self.mode!r}, but wandb is not installed: {install('wandb', 'wandb')}")
         return problems

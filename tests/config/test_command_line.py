@@ -174,10 +174,10 @@ def test_an_error_of_another_pipe_is_not_hidden(monkeypatch):
 
 
 def test_a_value_that_must_be_a_list_is_told_so():
-    assert problems("experiment=smoke", "validation.rows=5", "optimizer.betas={a: 1}", "wandb.tags=night") == [
+    assert problems("experiment=smoke", "validation.rows=5", "optimizer.betas={a: 1}", "seed=[1]") == [
         "validation.rows: it must be a list, such as [1,2]",
         "optimizer.betas: it must be a list, such as [1,2]",
-        "wandb.tags: it must be a list, such as [1,2]",
+        "seed: Value '[1]' of type 'list' could not be converted to Integer",
     ]
     assert command("prior", "show", "rows=5").stderr.splitlines()[0] == "error: rows: it must be a list, such as [1,2]"
     (problem,) = problems("experiment=smoke", "model=[1]")
