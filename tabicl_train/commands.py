@@ -1,11 +1,11 @@
 """The commands. Each checks its arguments, reports everything wrong with them, and exits with 2 if anything is.
 
-What takes long to import is imported where it is used: Hydra 0.3 s, Lightning 3 s. Only tabicl-train, tabicl-sweep,
-tabicl-submit, tabicl-prior and tabicl-replay need Hydra.
+What takes long to import is imported where it is used: torch 2 s, Lightning 3 s. Help needs none of it.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import select
@@ -14,19 +14,13 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
+from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from priors import PriorError
-from tabicl_train.config.arguments import help_text, parse
-from tabicl_train.config.options import (
-    EvaluateOptions,
-    ExportOptions,
-    ReplayOptions,
-    ReportOptions,
-    SubmitOptions,
-)
-from tabicl_train.config.schema import RunConfig
+import yaml
+
 from tabicl_train.console import first_line, is_first, is_first_here, print_line
 from tabicl_train.distributed.launch import (
     PREEMPTED,
@@ -39,6 +33,10 @@ from tabicl_train.distributed.launch import (
 from tabicl_train.distributed.signals import watch_signals
 from tabicl_train.errors import ConfigError, install, is_installed, require_matplotlib
 from tabicl_train.run_dir.outputs import make_folder
+
+if TYPE_CHECKING:
+    from tabicl_train.config.options import SubmitOptions
+    from tabicl_train.config.schema import RunConfig
 
 # Exit codes. 0: the command has done its work; 1: an error; 128 + N: a second stop signal N ended it at once, or its
 # output is no longer read (SIGPIPE).
@@ -74,100 +72,76 @@ def closed_output() -> Iterator[None]:
 def train() -> None:
     """tabicl-train experiment=NAME run_dir=DIR key=value ..."""
     die_with_launcher()
-    from tabicl_train.config.compose import prepare, register
-    from tabicl_train.config.folders import CONFIG_DIR
-    from tabicl_train.config.hydra_internals import get_args_parser, hydra_main
+    args = train_arguments("tabicl-train")
+    files = (args.config_name, args.config_path, args.config_dir)
+    if args.help and not args.multirun:
+        from tabicl_train.config.arguments import train_help
 
-    if version_printed():
+        with config_errors():
+            print(train_help(*files[1:]))
         return
-    parser = get_args_parser()
-    args = parser.parse_args()
     if not sys.argv[1:]:  # 500,000 steps that nobody has asked for
         with config_errors(is_first()):
             raise ConfigError([NOTHING_CHOSEN])
     if args.multirun:
         run_sweep(args)
         return
-    args.config_name = args.config_name or "train"
-    if args.config_path is not None:  # to Hydra it is relative to this file, to a user to the working directory
-        args.config_path = os.path.abspath(args.config_path)
-    config = None
-    if args.hydra_help or args.shell_completion:
-        sys.argv[0] = "tabicl-train"  # completion works for the installed command, not for python -m tabicl_train
-        with config_errors():
-            register()
-    else:
-        config = check(args)
-    if args.help:
-        return
-    devices = 1 if config is None else config.trainer.devices or 1
-    if config is not None and devices > 1 and not (args.cfg or args.info or is_rank()):
-        sys.exit(launch_ranks(devices, Path(config.run_dir)))
-    args.overrides = prepare(args.overrides)
-    # Signals are watched from here on since it takes seconds before the run begins; a preflight has nothing to save.
-    with contextlib.nullcontext() if config is None or config.preflight else watch_signals():
-        hydra_main(args, parser, run_job, CONFIG_DIR, "train")
-    if args.cfg == "job" and config:  # Hydra has printed the configuration and run nothing
-        from tabicl_train.planning import run_plan
-
-        print("\n".join(run_plan(config)), file=sys.stderr)
-
-
-def version_printed() -> bool:
-    """Print the version if it is asked for: Hydra's parser would print its own."""
-    if "--version" not in sys.argv[1:]:
-        return False
-    from tabicl_train.run_dir.provenance import versions
-
-    print(f"tabicl-train {versions()['tabicl-train']}")
-    return True
-
-
-def check(args: Any) -> RunConfig:
-    """The configuration of the run. With --help, prints the help.
-
-    Exits with all problems: those that every process of a run has are printed by the first process, those of a machine
-    by the first one there.
-    """
     from tabicl_train.config.compose import compose
-    from tabicl_train.config.help import print_help
 
-    files = (args.config_name, args.config_path, args.config_dir)
     with config_errors(is_first()):
         config = compose(args.overrides, *files)
-        if args.help:
-            print_help(*files)
-    if args.cfg or args.help or args.info:
-        return config
+    if args.cfg:
+        from tabicl_train.planning import run_plan
+
+        print(yaml.safe_dump(asdict(config), sort_keys=False), end="")
+        print("\n".join(run_plan(config)), file=sys.stderr)
+        return
+    check_start(config)
+    if (devices := config.trainer.devices or 1) > 1 and not is_rank():
+        sys.exit(launch_ranks(devices, Path(config.run_dir)))
+    run(config)
+
+
+def train_arguments(program: str) -> argparse.Namespace:
+    """The arguments of tabicl-train or tabicl-sweep; exits with 2 if there is an option that they do not have."""
+    parser = argparse.ArgumentParser(program, f"{program} key=value ... [--help]", add_help=False, allow_abbrev=False)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--config-name", "-cn", default="train")
+    parser.add_argument("--config-path", "-cp")
+    parser.add_argument("--config-dir", "-cd")
+    parser.add_argument("--cfg", "-c", choices=["job"])
+    parser.add_argument("--multirun", "-m", action="store_true")
+    parser.add_argument("--help", "-h", action="store_true")
+    parser.add_argument("--version", action="store_true")
+    args = parser.parse_intermixed_args()
+    if args.version:
+        print(f"tabicl-train {version('tabicl-train')}")
+        sys.exit(0)
+    return args
+
+
+def check_start(config: RunConfig) -> None:
+    """Exit with what keeps a run from starting here, printed by the first process of the machine; make its folder."""
     with config_errors(is_first_here()):
         if problems := [*start_problems(), *config.start_problems()]:
             raise ConfigError(problems)
         if not config.preflight and is_first():
             make_folder("run_dir", Path(config.run_dir))
-    return config
-
-
-def run_job(tree: Any) -> None:
-    """A run from the configuration that Hydra has composed."""
-    from tabicl_train.config.compose import to_config
-
-    with config_errors():
-        config = to_config(tree)
-        if config.preflight:
-            from tabicl_train.debugging.preflight import preflight
-
-            with run_errors(None):
-                preflight(config)
-        else:
-            run(config)
 
 
 def run(config: RunConfig) -> None:
-    """Train; exits with 1 and one line if the run fails, with 75 if it was preempted (a rank with 0)."""
-    from tabicl_train.train import train as run_training
+    """Train, or do the preflight; exits with 1 and one line if it fails, with 75 if preempted (a rank with 0)."""
+    folder, status = None if config.preflight else Path(config.run_dir), "finished"
+    # Signals are watched from here on since the imports take seconds; a preflight has nothing to save.
+    with config_errors(), contextlib.nullcontext() if config.preflight else watch_signals(), run_errors(folder):
+        if config.preflight:
+            from tabicl_train.debugging.preflight import preflight
 
-    with run_errors(Path(config.run_dir)), watch_signals():
-        status = run_training(config)
+            preflight(config)
+        else:
+            from tabicl_train.train import train as run_training
+
+            status = run_training(config)
     if status == "preempted" and not is_rank():
         sys.exit(PREEMPTED)
 
@@ -176,39 +150,39 @@ def run(config: RunConfig) -> None:
 def submit() -> None:
     """tabicl-submit experiment=NAME run_dir=DIR key=value ... submit.nodes=2 ..."""
     with config_errors():
-        if {"-h", "--help"} & set(sys.argv[1:]):
-            print(help_text(SubmitOptions, "submit."))
-            return
+        settings = [text for text in sys.argv[1:] if not text.startswith("submit.")]
+        if {"-h", "--help"} & set(settings):
+            arguments("SubmitOptions", "submit.")
         if not is_installed("submitit"):
             raise ConfigError([f"submitting needs submitit: {install('submitit', 'slurm')}"])
-        own = [text for text in sys.argv[1:] if text.startswith("submit.")]
-        settings = [text for text in sys.argv[1:] if text not in own]
         if not settings:
             raise ConfigError(["there are no settings of the run, such as experiment=tabicl_v2 or run_dir=runs/mine"])
         from tabicl_train.config.schema import with_workers
         from tabicl_train.distributed.submit import GPU_WORKERS
         from tabicl_train.distributed.submit import submit as submit_job
 
-        options, config = check_submission(own, settings)
+        options, config = check_submission(settings)
         folder = Path(config.run_dir, "jobs").absolute()
-        config, arguments = with_workers(config, GPU_WORKERS if options.gpus else 1)
-        job = submit_job([*settings, *arguments, f"run_dir={folder.parent}"], options, folder, config.cores)
+        config, workers = with_workers(config, GPU_WORKERS if options.gpus else 1)
+        job = submit_job([*settings, *workers, f"run_dir={folder.parent}"], options, folder, config.cores)
     print(f"job       {job.job_id}, started again at its time limit until the run is finished")
     print(f"messages  {shlex.join(['tail', '-F', str(job.paths.stdout)])}")
     if options.cluster == "slurm":
         print(f"watch     squeue -j {job.job_id}\nend       scancel {job.job_id}, which saves a checkpoint first")
 
 
-def check_submission(own: list[str], settings: list[str]) -> tuple[SubmitOptions, RunConfig]:
-    """The options of a job, from arguments of the form submit.KEY=VALUE, and the configuration of its run.
+def check_submission(settings: list[str]) -> tuple[SubmitOptions, RunConfig]:
+    """The options of a job, from the arguments submit.KEY=VALUE, and the configuration of its run from the others.
 
     Raises ConfigError with the problems of both.
     """
+    from tabicl_train.config.arguments import parse
     from tabicl_train.config.compose import compose
+    from tabicl_train.config.options import SubmitOptions
 
     problems, options, config = [], None, None
     try:
-        options = parse(SubmitOptions, [text.removeprefix("submit.") for text in own])
+        options = parse(SubmitOptions, [text[7:] for text in sys.argv[1:] if text.startswith("submit.")])
         problems += [f"submit.{problem}" for problem in options.problems()]
     except ConfigError as error:
         problems += [f"submit.{problem}" for problem in error.problems]
@@ -229,24 +203,22 @@ def check_submission(own: list[str], settings: list[str]) -> tuple[SubmitOptions
 @closed_output()
 def sweep() -> None:
     """tabicl-sweep sweep=NAME run_dir=DIR key=value ..."""
-    from tabicl_train.config.hydra_internals import get_args_parser
-
-    if not version_printed():
-        run_sweep(get_args_parser().parse_args())
+    run_sweep(train_arguments("tabicl-sweep"))
 
 
-def run_sweep(args: Any) -> None:
+def run_sweep(args: argparse.Namespace) -> None:
     """A sweep; with --help its settings, with --cfg its runs. Exits as `run` does."""
-    from tabicl_train.config.help import print_sweep_help
-    from tabicl_train.config.sweep import require_sweep_packages
+    from tabicl_train.config.arguments import sweep_help
 
-    files = (args.config_name or "train", args.config_path, args.config_dir)
+    files = (args.config_name, args.config_path, args.config_dir)
     with config_errors():
         if args.help:
-            print_sweep_help(*files)
+            print(sweep_help(*files[1:]))
             return
-        if not args.overrides and args.config_name is None:
+        if not args.overrides and args.config_name == "train":
             raise ConfigError([NOTHING_VARIES])
+        from tabicl_train.config.sweep import require_sweep_packages
+
         require_sweep_packages()
         from tabicl_train.sweep.plan import make_plan
 
@@ -264,7 +236,7 @@ def run_sweep(args: Any) -> None:
 @closed_output()
 def export() -> None:
     with config_errors():
-        args = arguments(ExportOptions)
+        args = arguments("ExportOptions")
         from tabicl_train.prediction.export import export as write
         from tabicl_train.prediction.export import read_weights
 
@@ -281,7 +253,7 @@ def export() -> None:
 @closed_output()
 def replay() -> None:
     with config_errors():
-        args = arguments(ReplayOptions)
+        args = arguments("ReplayOptions")
         from tabicl_train.debugging.replay import replay as run_again
 
         run_again(args.run_dir, args.step)
@@ -290,7 +262,7 @@ def replay() -> None:
 @closed_output()
 def evaluate() -> None:
     with config_errors():
-        args = arguments(EvaluateOptions)
+        args = arguments("EvaluateOptions")
         from tabicl_train.evaluation.evaluate import evaluate as score
 
         score(**vars(args))
@@ -299,7 +271,7 @@ def evaluate() -> None:
 @closed_output()
 def report() -> None:
     with config_errors():
-        args = arguments(ReportOptions)
+        args = arguments("ReportOptions")
         require_matplotlib()
         from tabicl_train.report.page import write_report
 
@@ -335,12 +307,18 @@ def lab() -> None:
             sys.exit(f"error: {error}")
 
 
-def arguments(options: type) -> Any:
-    """The arguments of the command line; prints the help and exits if it is asked for."""
+def arguments(name: str, prefix: str = "") -> Any:
+    """The arguments of a command, whose options have this name; prints the help and exits if it is asked for.
+
+    prefix: of the options in the help
+    """
+    from tabicl_train.config import options
+    from tabicl_train.config.arguments import help_text, parse
+
     if {"-h", "--help"} & set(sys.argv[1:]):
-        print(help_text(options))
+        print(help_text(getattr(options, name), prefix))
         sys.exit(0)
-    return parse(options, sys.argv[1:])
+    return parse(getattr(options, name), sys.argv[1:])
 
 
 @contextlib.contextmanager
@@ -351,6 +329,7 @@ def run_errors(folder: Path | None) -> Iterator[None]:
     """
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
+    from priors import PriorError
     from tabicl_train.callbacks.checkpoints import SaveFailed
     from tabicl_train.callbacks.guard import Diverged
     from tabicl_train.workers import WorkerDied

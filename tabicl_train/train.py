@@ -89,7 +89,7 @@ def train(config: RunConfig) -> str:
     """
     folder, launch = Path(config.run_dir), read_launch()
     ranks, records, lock = Ranks(launch), Records(folder), RunLock(folder)
-    device, prior, values = device_of(config.trainer, launch), build_prior(config), dataclasses.asdict(config)
+    device, prior, values = device_of(config.trainer, launch), build_prior(config.prior), dataclasses.asdict(config)
     model, curriculum, seed, total = config.model, config.curriculum, config.seed, config.total_steps
     parts, real = curriculum.parts(prior), real_tables(prior)
     fingerprint = None if real is None else real.fingerprint()

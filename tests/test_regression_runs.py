@@ -66,7 +66,7 @@ def test_validation_scores_are_those_of_their_definitions(folder):
     ]
     network = load_model(str(folder / "numbers"))
     config = compose(["experiment=smoke", "prior=mlp_scm_causal", *NUMBERS, *VALIDATED])
-    stream = validation_streams(config.validation, {"synthetic": build_prior(config)}, config.model)["synthetic"]
+    stream = validation_streams(config.validation, {"synthetic": build_prior(config.prior)}, config.model)["synthetic"]
     for row, item in zip(rows[3:5], stream, strict=True):
         expected = scores_of(network, [table for pack in item.packs for table in pack.tables()])
         assert {key: float(row[key]) for key in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)

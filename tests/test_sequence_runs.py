@@ -61,7 +61,7 @@ def test_validation_scores_are_those_of_their_definitions(folder):
     for task in TASKS:
         row = read(folder / task / "validation.csv")[-1]
         config = compose(["experiment=smoke", *settings(task), *VALIDATED])
-        streams = validation_streams(config.validation, {"synthetic": build_prior(config)}, config.model)
+        streams = validation_streams(config.validation, {"synthetic": build_prior(config.prior)}, config.model)
         network, (item,) = load_network(str(folder / task)), list(streams["synthetic"])
         losses, hits, squares = [], [], []
         spreads = [y.double().var(correction=0) for pack in item.packs for _, y, _ in pack.tables()]

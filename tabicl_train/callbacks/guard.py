@@ -35,6 +35,7 @@ MEMORY = 0.99  # decay of the moving average of the loss: half of its weight is 
 LOW_MEMORY = 0.999  # decay of its low: the distance to an average that stays higher halves within 693 steps
 HORIZON = 100  # steps; a rise shows in the moving average that late, so a good checkpoint must be older
 MULTIPLIER_AT = 512  # labeled rows for which the limit of the multiplier was published
+REWINDS = 3  # after which the run stops instead of rewinding once more
 STATE = ("average", "low", "skipped", "in_a_row", "abandoned")
 
 
@@ -164,7 +165,7 @@ class Guard:
     def act(self, step: int, reason: str, module: Pretraining, optimizer: MuonAdamW) -> None:
         """Warn, stop or rewind, as configured, since a limit is passed."""
         action, good = self.limits.action, None
-        if action == "rewind" and len(self.abandoned) >= self.limits.rewinds:
+        if action == "rewind" and len(self.abandoned) >= REWINDS:
             action, reason = "stop", f"{reason}, after {counted(len(self.abandoned), 'rewind')}"
         elif action == "rewind" and (good := self.last_good(step, module.model)) is None:
             action, reason = "stop", f"{reason}, and there is no checkpoint from before that to go back to"

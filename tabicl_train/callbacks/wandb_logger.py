@@ -14,6 +14,8 @@ from tabicl_train.run_dir.atomic import write_atomically
 
 __all__ = ["WandbLogger"]
 
+TIMEOUT = 30.0  # seconds after which wandb gives up connecting to its server, and uploading at the end of the run
+
 
 class WandbLogger:
     """Log to a wandb run, which a resumed run continues: its id is in the run directory's wandb.json.
@@ -39,7 +41,7 @@ class WandbLogger:
     def log_metrics(self, values: dict[str, Any], step: int) -> None:
         """Log values over our step; wandb's own step only counts the calls; see `Loggers.log_metrics`."""
         if self.run is None:
-            self.run = open_run(self.options, self.folder, self.config, self.options.timeout)
+            self.run = open_run(self.options, self.folder, self.config, TIMEOUT)
             self.run.define_metric("step")
             self.run.define_metric("*", step_metric="step")
         self.run.log({"step": step, **values})
@@ -72,13 +74,12 @@ def open_run(options: WandbConfig, folder: Path, config: dict[str, Any], finish_
     that the upload may take at the end, without a limit if 0."""
     import wandb
 
-    settings = wandb.Settings(silent=True, console="off", init_timeout=options.timeout, finish_timeout=finish_timeout)
+    settings = wandb.Settings(silent=True, console="off", init_timeout=TIMEOUT, finish_timeout=finish_timeout)
 
     def init(mode: str) -> Any:
         return wandb.init(
             project=options.project,
             group=options.group,
-            tags=options.tags or None,
             id=run_id(folder),
             name=config["name"],
             dir=folder,

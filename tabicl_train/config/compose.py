@@ -1,83 +1,44 @@
-"""From a command line to a checked configuration."""
+"""From a command line to a checked configuration, which Hydra composes once.
+
+Hydra composes the files that the choices of groups name (experiment=demo). Single values (seed=1) are then set here one
+after the other, as Hydra would set them, so that everything wrong with a command line is found in one pass.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import dataclasses
 import functools
+import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import field
 from pathlib import Path
+from typing import Any
 
 from hydra import compose as hydra_compose
-from hydra.core.config_search_path import ConfigSearchPath
+from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.core.plugins import Plugins
+from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException
-from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import priors
-from tabicl_train.config.folders import CONFIG_DIR, installed_folders
-from tabicl_train.config.hydra_internals import file_exists, searching
-from tabicl_train.config.mistakes import (
-    COMPOSE_ERRORS,
-    STAGES,
-    Diagnosis,
-    diagnose,
-    diagnose_sweep,
-    find_problems,
-    sweep_problems,
-    to_dataclasses,
-)
-from tabicl_train.config.schema import RunConfig
-from tabicl_train.config.suggestions import first_lines
-from tabicl_train.config.sweep import SweepConfig, SweepRoot, hydra_sweep_problems
+from tabicl_train.config.checks import first_lines, unknown_key, wrong_type
+from tabicl_train.config.folders import CONFIG_DIR, file_of, group_choices, search_folders
+from tabicl_train.config.schema import RunConfig, flatten
+from tabicl_train.config.sweep import SweepConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.families import FAMILIES, FIRST, family_name, settings_of
 
+__all__ = ["CONFIG_DIR", "Composer", "compose", "from_values"]
 
-class InstalledConfigs(SearchPathPlugin):
-    """Hydra searches the folders that other packages register, after the folder of this package."""
+STAGES = "curriculum.stages"
 
-    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        for name, folder in installed_folders().items():
-            search_path.append(f"tabicl_train.configs:{name}", f"file://{folder}")
-
-
-def register() -> None:
-    """Make known to Hydra the schema of a run, that of each prior (the prior's own fields), and installed folders.
-
-    Raises ConfigError for a package whose entry points are broken.
-    """
-    installed_folders()
-    Plugins.instance().register(InstalledConfigs)
-    try:
-        store_schemas(tuple((name, priors.prior_class(name)) for name in priors.prior_names()), tuple(FAMILIES))
-    except priors.PriorError as error:
-        raise ConfigError([str(error)]) from error
-
-
-@functools.lru_cache(maxsize=1)  # a quarter of the time of a composition, of which a sweep makes hundreds
-def store_schemas(classes: tuple[tuple[str, type], ...], families: tuple[type, ...]) -> None:
-    store = ConfigStore.instance()
-    run = OmegaConf.structured(RunConfig)
-    run.model = MISSING  # its schema is that of a family, which a file of the group `model` may replace by another
-    store.store(name="run", node=run)
-    store.store(name="run_schema", node={"defaults": ["run", {"model/schema@model": FIRST}, "_self_"]})
-    for settings in families:
-        store.store(group="model/schema", name=family_name(settings), node=settings)
-    store.store(name="sweep_schema", node=SweepRoot)
-    store.store(name="sweep_root", node={"defaults": ["sweep_schema", {"sweep": None}, "_self_"]})
-    for name, cls in classes:
-        schema = dataclasses.make_dataclass(cls.__name__, [("name", str, field(default=name))], bases=(cls,))
-        store.store(group="prior/schema", name=name, node=schema, package="prior")
+# Limits that inf switches off. Anywhere else inf is a mistake. nan always is: comparisons with it never fail.
+UNLIMITED = (".clip", "guard.loss", "guard.multiplier", "guard.multiplier_loss", "stream.prefetch_gib")
 
 
 def compose(
@@ -87,68 +48,215 @@ def compose(
     config_dir: str | None = None,
     also: Collection[str] = (),
 ) -> RunConfig:
-    """The checked configuration of a command line; raises ConfigError with every problem.
+    """Compose and check the configuration of a command line.
 
-    config_name, config_path, config_dir: Hydra's options of these names
-    also: keys that the command takes beside the settings of a run, to be suggested for a misspelled one
+    Parameters
+    ----------
+    overrides : list of str
+        GROUP=CHOICE and KEY=VALUE, as they follow `tabicl-train`.
+    config_name, config_path, config_dir : str, optional
+        The options --config-name, --config-path and --config-dir.
+    also : collection of str, optional
+        Keys that the command takes beside the settings of a run, to be suggested for a misspelled one.
+
+    Returns
+    -------
+    RunConfig
+        The configuration, without problems.
+
+    Raises
+    ------
+    ConfigError
+        With everything that is wrong.
     """
-    with config_files(config_name, config_path, config_dir):
-        problems = hydra_sweep_problems(overrides)
-        problems += [
-            f"{text}: a setting of tabicl-sweep, and of tabicl-train -m" for text in filter(is_of_sweep, overrides)
-        ]
+    return Composer(config_name, config_path, config_dir).compose(overrides, also)
+
+
+def from_values(values: dict[str, Any]) -> RunConfig:
+    """Check the configuration that a checkpoint keeps.
+
+    Parameters
+    ----------
+    values : dict
+        Plain values, as `dataclasses.asdict` makes them of a RunConfig.
+
+    Returns
+    -------
+    RunConfig
+        The configuration, without problems.
+
+    Raises
+    ------
+    ConfigError
+        If the values do not fit the schema, or contradict each other.
+    """
+    try:
+        tree = OmegaConf.merge(OmegaConf.structured(RunConfig(model=settings_of(values["model"])())), values)
+        config, problems = to_config(tree)
+    except OmegaConfBaseException as error:
+        raise ConfigError([first_lines(error)]) from None
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+class Composer:
+    """Composes configurations from the folders that are searched.
+
+    Parameters
+    ----------
+    config_name, config_path, config_dir : str, optional
+        The options --config-name, --config-path and --config-dir.
+
+    Raises
+    ------
+    ConfigError
+        If a file or folder does not exist, or the entry points of an installed package are broken.
+    """
+
+    def __init__(
+        self, config_name: str = "train", config_path: str | None = None, config_dir: str | None = None
+    ) -> None:
+        self.name, self.folders = config_name, search_folders(config_path, config_dir)
+        if not file_of(self.folders, config_name).is_file():
+            raise ConfigError([f"--config-name is {config_name!r}; there is no such file in the folders searched"])
+        self.choices = group_choices(self.folders)
+        try:
+            self.priors = tuple((name, priors.prior_class(name)) for name in priors.prior_names())
+        except priors.PriorError as error:
+            raise ConfigError([str(error)]) from error
+
+    def compose(self, overrides: list[str], also: Collection[str] = ()) -> RunConfig:
+        """Compose and check the configuration of a run; see the function `compose`."""
+        problems: list[str] = []
+        groups, values, wrong_groups = [], [], set[str]()
+        for text, override in self.read(overrides, problems):
+            key, value = override.key_or_group, override.value()
+            if is_of_sweep(text):
+                problems.append(f"{text}: a setting of tabicl-sweep, and of tabicl-train -m")
+            elif override.is_sweep_override():
+                hint = f"plain text needs quotes: \"{key}='...'\""
+                problems.append(f"{text!r} has several values, which needs -m; {hint}")
+                wrong_groups |= {key} & self.choices.keys()
+            elif key not in self.choices:
+                values.append((text, override))
+            elif value in self.choices[key] or (key == "experiment" and value is None):
+                groups.append(text)
+            else:
+                problems.append(f"{text}: there is no such choice; there are {', '.join(self.choices[key])}")
+                wrong_groups.add(key)
+        # What may be wrong only because a choice is: an experiment decides about the stages and the prior.
+        doubtful = tuple({STAGES, "prior"} if "experiment" in wrong_groups else wrong_groups)
+        try:
+            tree = self.compose_groups(groups)
+            content: Any = OmegaConf.to_container(tree)
+            keys = list(flatten(content))
+            found = [set_value(tree, text, override, keys, also) for text, override in values]
+            config, contradictions = to_config(tree)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ConfigError([*problems, first_lines(error)]) from None
+        problems += [line for line in [*filter(None, found), *contradictions] if not line.startswith(doubtful)]
+        if problems:
+            raise ConfigError(list(dict.fromkeys(problems)))
+        return config
+
+    def compose_groups(self, groups: list[str]) -> DictConfig:
+        """Compose the choices of groups."""
+        files = [path for folder in self.folders for path in folder.rglob("*.yaml")]
+        written = max(path.stat().st_mtime_ns for path in files)
+        first = file_of(self.folders, self.name).parent  # where Hydra must find the file that it begins with
+        folders = (first, *(folder for folder in self.folders if folder != first))
+        tree = hydra_tree(self.name, folders, tuple(groups), self.priors, written)
+        if OmegaConf.get_type(tree) is not RunConfig:
+            raise ConfigError(["the configuration has no schema; its file must begin with defaults: [run_schema, ...]"])
+        return copy.deepcopy(tree)
+
+    def compose_sweep(self, overrides: list[str]) -> SweepConfig:
+        """Compose the settings of a sweep, from overrides of them alone; raises ConfigError with every problem."""
+        problems: list[str] = []
+        read, names = self.read(overrides, problems), self.choices["sweep"]
+        tree = OmegaConf.create({"sweep": OmegaConf.structured(SweepConfig)})
+        for text, name in [(text, override.value()) for text, override in read if override.key_or_group == "sweep"]:
+            if name not in names:
+                problems.append(f"{text}: there is no such choice; there are {', '.join(names)}")
+                continue
+            try:
+                tree.sweep = OmegaConf.merge(tree.sweep, OmegaConf.load(file_of(self.folders, f"sweep/{name}")))
+            except OmegaConfBaseException as error:
+                problems.append(f"{text}: {first_lines(error)}")
+        for text, override in read:
+            if override.key_or_group.startswith("sweep.space"):
+                form = "KEY=VALUE,VALUE or KEY=interval(LOW,HIGH)"
+                problems.append(f"{text}: on the command line, {form} says what varies")
+            elif override.is_sweep_override():
+                hint = "this setting of the sweep has one value; a list needs brackets: [VALUE,VALUE]"
+                problems.append(f"{text}: {hint}")
+            elif override.key_or_group != "sweep":
+                problems += filter(None, [set_value(tree, text, override)])
+        sweep = OmegaConf.to_object(tree.sweep)
+        assert isinstance(sweep, SweepConfig)
+        problems += [f"sweep.{problem}" for problem in sweep.problems()]
         if problems:
             raise ConfigError(problems)
-        return compose_one(config_name, prepare(overrides), also)
+        return sweep
+
+    def read(self, overrides: list[str], problems: list[str]) -> list[tuple[str, Override]]:
+        """Return overrides as texts and as Hydra reads them; add to the problems those that it cannot read.
+
+        A value that it cannot read is put in quotes, such as run_dir=runs/it's(1), unless it may be meant as more than
+        text: one with a comma, a backslash, or a bracket at the start.
+        """
+        read = []
+        for text in overrides:
+            key, equals, value = text.partition("=")
+            override = parse(text)
+            if override is None and equals and not re.search(r"[,\\]|^[\[{'\"]", value):
+                text = f"{key}='" + value.replace("'", "\\'") + "'"
+                override = parse(text)
+            if override is None:
+                hint = f"cannot be read; if the value is plain text, put it in quotes: \"{key}='...'\""
+                problems.append(f"{text!r} {hint if equals else 'is not of the form key=value'}")
+            elif re.match(r"[+~]*hydra[./=]", text):
+                problems.append(f"{text}: settings of Hydra are not used; see tabicl-train --help, tabicl-sweep --help")
+            elif override.is_delete():
+                problems.append(f"{text}: a setting cannot be removed")
+            elif isinstance(glob := override.value(), Glob):  # Hydra itself would not see the folder of --config-dir
+                text = f"{key}={','.join(glob.filter(self.choices.get(key, [])))}"
+                read.append((text, OverridesParser.create().parse_override(text)))
+            else:
+                read.append((text, override))
+        return read
 
 
-def compose_jobs(config_name: str, points: list[list[str]], seeds: list[int]) -> list[RunConfig]:
-    """The checked configurations of the runs of a sweep, for each of the lists of overrides with each of the seeds; to
-    be used inside `config_files`.
+@functools.lru_cache(maxsize=8)  # it takes 0.15 s, and a sweep makes hundreds that differ in values only
+def hydra_tree(
+    name: str, folders: tuple[Path, ...], groups: tuple[str, ...], classes: tuple[tuple[str, type], ...], written: int
+) -> DictConfig:
+    """Return what Hydra composes; not to be changed."""
+    store_schemas(classes)
+    paths = ",".join("'file://" + str(folder).replace("'", "\\'") + "'" for folder in folders[1:])
+    with initialize_config_dir(str(folders[0]), job_name="tabicl-train", version_base="1.3"):
+        tree = hydra_compose(name, [*groups, f"hydra.searchpath=[{paths}]"])
+    OmegaConf.set_struct(tree, None)  # which Hydra has set, so that only + could add to a dictionary
+    return tree
 
-    Raises ConfigError with their problems, each once. A diagnosis takes a second, so an override is diagnosed in the
-    first job that has it: a wrong value is left out of later jobs, and a job with a wrong choice of a group is skipped.
+
+@functools.lru_cache(maxsize=1)
+def store_schemas(classes: tuple[tuple[str, type], ...]) -> None:
+    """Make known to Hydra the schema of a run, and those of each prior (its own fields) and family of networks.
+
+    That of `model` is a family's, which a file of the group may replace by another.
     """
-    configs: list[RunConfig] = []
-    problems: dict[str, None] = {}
-    wrong_values: set[str] = set()
-    wrong_choices: set[str] = set()
-    for point in map(prepare, points):
-        if wrong_choices.intersection(point):
-            continue
-        try:
-            tree = compose_tree(config_name, [text for text in point if text not in wrong_values])
-            for seed in seeds:  # setting it takes a tenth of the time of composing again
-                OmegaConf.update(tree, "seed", seed)
-                configs.append(to_config(tree))
-        except InvalidOverrides as error:
-            problems |= dict.fromkeys(error.problems)
-            wrong_values |= error.diagnosis.wrong_values
-            wrong_choices |= error.diagnosis.wrong_choices
-        except ConfigError as error:
-            problems |= dict.fromkeys(error.problems)
-    if problems:
-        raise ConfigError(list(problems))
-    return configs
-
-
-def compose_sweep(overrides: list[str]) -> SweepConfig:
-    """The settings of a sweep from overrides of them alone; to be used inside `config_files`.
-
-    Raises ConfigError with every problem.
-    """
-    if wrong := [text for text in overrides if re.match(r"[+~]*sweep\.space", text)]:
-        advice = "on the command line, KEY=VALUE,VALUE or KEY=interval(LOW,HIGH) says what varies"
-        raise ConfigError([f"{text}: {advice}" for text in wrong])
-    try:
-        tree = hydra_compose("sweep_root", overrides)
-    except COMPOSE_ERRORS as error:
-        raise ConfigError(diagnose_sweep("sweep_root", overrides) or [first_lines(error)]) from None
-    if problems := sweep_problems(tree):
-        raise ConfigError(problems)
-    root = OmegaConf.to_object(tree)
-    assert isinstance(root, SweepRoot)
-    return root.sweep
+    store = ConfigStore.instance()
+    run = OmegaConf.structured(RunConfig)
+    run.model = MISSING
+    store.store(name="run", node=run)
+    store.store(name="run_schema", node={"defaults": ["run", {"model/schema@model": FIRST}, "_self_"]})
+    for settings in FAMILIES:
+        store.store(group="model/schema", name=family_name(settings), node=settings)
+    for prior, cls in classes:
+        schema = dataclasses.make_dataclass(cls.__name__, [("name", str, field(default=prior))], bases=(cls,))
+        store.store(group="prior/schema", name=prior, node=schema, package="prior")
 
 
 def is_of_sweep(override: str) -> bool:
@@ -156,125 +264,57 @@ def is_of_sweep(override: str) -> bool:
     return re.match(r"[+~]*sweep[.=@]", override) is not None
 
 
-def split_values(overrides: list[str]) -> list[tuple[str, Override | None]]:
-    """Overrides by their text with what Hydra reads in them, None if it cannot; inside `config_files`."""
-    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-    parsed: list[tuple[str, Override | None]] = []
-    for text in map(quote, overrides):
-        try:
-            parsed.append((text, parser.parse_overrides([text])[0]))  # which alone knows the files that glob() names
-        except HydraException:  # it is reported when its job is composed
-            parsed.append((text, None))
-    return parsed
-
-
-@contextlib.contextmanager
-def config_files(
-    config_name: str = "train", config_path: str | None = None, config_dir: str | None = None
-) -> Iterator[None]:
-    """Inside the context, Hydra composes from the folders that its options name; raises ConfigError without them."""
-    for option, folder in (("--config-path", config_path), ("--config-dir", config_dir)):
-        if folder is not None and not Path(folder).is_dir():
-            raise ConfigError([f"{option} is {folder!r}; there is no such folder"])
-    register()
-    with searching(config_path or CONFIG_DIR, config_dir):
-        if not file_exists(config_name):
-            raise ConfigError([f"--config-name is {config_name!r}; there is no such file in the folders searched"])
-        yield
-
-
-def group_choices() -> dict[str, list[str]]:
-    """The groups of configuration files and the choices of each, those of sweeps too; inside `config_files`."""
-    loader = GlobalHydra.instance().config_loader()
-    groups = [name for name in loader.get_group_options("", ObjectType.GROUP) if name != "hydra"]
-    return {group: sorted(loader.get_group_options(group)) for group in groups}
-
-
-def prepare(overrides: list[str]) -> list[str]:
-    """The overrides of a user as Hydra understands them: values quoted where needed, and stages added."""
-    return [STAGE_MIX.sub("++", text) for text in add_stages([quote(text) for text in overrides])]
-
-
-# settings that are text, whatever they look like
-NAMES = ("name", "run_dir", "init_weights", "prior.folder", "prior.file", "prior.target")
-NUMBER = r"[-+]?[\d._]+(e[-+]?\d+)?"
-
-
-def quote(override: str) -> str:
-    """KEY=VALUE with quotes around a value that Hydra's grammar cannot read, such as run_dir=runs/it's(1).
-
-    Also around a name that looks like a number: run_dir=2024_10 would become the folder 202410.
-    Values with commas, brackets at the start or backslashes stay as they are, as they may be meant as more than text.
-    """
-    key, equals, value = override.partition("=")
-    is_name = key in NAMES and re.fullmatch(NUMBER, value)
-    if not equals or (is_readable(override) and not is_name):
-        return override
-    if "," in value or "\\" in value or value.startswith(("[", "{", "'", '"')):
-        return override
-    quoted = f"{key}='" + value.replace("'", "\\'") + "'"
-    return quoted if is_readable(quoted) else override
-
-
-def is_readable(override: str) -> bool:
+def parse(text: str) -> Override | None:
     try:
-        OverridesParser.create().parse_override(override)
+        return OverridesParser.create().parse_override(text)
     except HydraException:
-        return False
-    return True
+        return None
 
 
-STAGE_MIX = re.compile(r"(?=curriculum\.stages\.[^.=]+\.mix[.=])")  # with any keys, which Hydra adds after ++ only
-NEW_STAGE = re.compile(r"\+{1,2}(curriculum\.stages\.([^.=]+)[.=].*)", re.DOTALL)
+def set_value(
+    tree: DictConfig, text: str, override: Override, all_keys: Collection[str] = (), also: Collection[str] = ()
+) -> str | None:
+    """Set a value in the configuration; returns what is wrong with it, for an unknown key with the nearest one.
 
-
-def add_stages(overrides: list[str]) -> list[str]:
-    """+curriculum.stages.NAME.KEY=VALUE as Hydra understands it: a new stage with its defaults, and values of it.
-
-    Hydra cannot add to a typed dictionary key by key, but it merges an entry into it.
+    Keys can be added to dictionaries, after a plus unless they are of a `mix`.
     """
-    matches = [NEW_STAGE.fullmatch(text) for text in overrides]
-    if not any(matches):
-        return overrides
-    names = dict.fromkeys(match[2] for match in matches if match)
-    first = next(index for index, match in enumerate(matches) if match)
-    plain = [match[1] if match else text for match, text in zip(matches, overrides, strict=True)]
-    return [*plain[:first], f"+{STAGES}={{{','.join(f'{name}:{{}}' for name in names)}}}", *plain[first:]]
-
-
-class InvalidOverrides(ConfigError):
-    """Overrides that Hydra cannot compose."""
-
-    def __init__(self, diagnosis: Diagnosis) -> None:
-        super().__init__(diagnosis.problems)
-        self.diagnosis = diagnosis
-
-
-def compose_one(config_name: str, overrides: list[str], also: Collection[str] = ()) -> RunConfig:
-    return to_config(compose_tree(config_name, overrides, also))
-
-
-def compose_tree(config_name: str, overrides: list[str], also: Collection[str] = ()) -> DictConfig:
+    key, value = override.key_or_group, override.value()
+    node: Any = tree
+    parts = key.split(".")
+    for depth, part in enumerate(parts):
+        known, prefix = list(node) if isinstance(node, DictConfig) else [], ".".join(parts[:depth])
+        is_open = isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict
+        can_add = is_open and (text.startswith("+") or prefix.endswith(".mix"))
+        if part not in known and not can_add:
+            is_stage = prefix == STAGES and depth + 1 < len(parts)
+            hint = f" (+{STAGES}.{part}.KEY=VALUE adds a stage)" if is_stage else ""
+            elsewhere = () if is_open else (parts[-1], all_keys)
+            return unknown_key(prefix, part, [*known, *(() if depth else also)], *elsewhere) + hint
+        if part not in known and prefix == STAGES:
+            OmegaConf.update(tree, STAGES, {part: {}})  # with the defaults of a stage
+        elif part not in known:
+            break
+        node = None if OmegaConf.is_missing(node, part) else node[part]
     try:
-        return hydra_compose(config_name, overrides)
-    except COMPOSE_ERRORS as error:
-        diagnosis = diagnose(config_name, overrides, also)
-        diagnosis.problems = diagnosis.problems or [first_lines(error)]
-        raise InvalidOverrides(diagnosis) from None
-
-
-def to_config(tree: DictConfig) -> RunConfig:
-    """The composed tree as checked dataclasses; raises ConfigError."""
-    if problems := find_problems(tree):
-        raise ConfigError(problems)
-    return to_dataclasses(tree)
-
-
-def from_values(values: dict) -> RunConfig:
-    """The configuration that a checkpoint keeps as plain values; raises ConfigError if it does not fit the schema."""
-    try:
-        tree = OmegaConf.merge(OmegaConf.structured(RunConfig(model=settings_of(values["model"])())), values)
+        OmegaConf.update(tree, key, value)
+        if isinstance(value, int | float) and isinstance(OmegaConf.select(tree, key), str):
+            OmegaConf.update(tree, key, text.partition("=")[2])  # the folder 2024_10 is not 202410
     except OmegaConfBaseException as error:
-        raise ConfigError([first_lines(error)]) from None
-    assert isinstance(tree, DictConfig)
-    return to_config(tree)
+        return wrong_type(key, error)
+    return None
+
+
+def to_config(tree: Any) -> tuple[RunConfig, list[str]]:
+    """Return a composed tree as dataclasses, and what is wrong: numbers that are not finite, and contradictions."""
+    config: Any = OmegaConf.to_object(tree)
+    config.curriculum.drop_skipped()
+    config.prior = OmegaConf.to_container(tree.prior, resolve=True) if tree.prior is not None else None
+    not_finite = {}
+    for key, value in flatten(dataclasses.asdict(config)).items():
+        for number in value if isinstance(value, list) else [value]:
+            if not isinstance(number, float) or math.isfinite(number):
+                continue
+            if number != math.inf or not key.endswith(UNLIMITED):
+                not_finite[key] = f"{key} is {value}; it must be a finite number"
+    problems = [line for line in config.problems() if not line.startswith(tuple(f"{key} " for key in not_finite))]
+    return config, [*not_finite.values(), *problems]

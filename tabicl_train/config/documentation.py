@@ -1,4 +1,4 @@
-"""Reads the documentation of options: the string literal under each field of a dataclass."""
+"""Reads the documentation of options: the string under each field of a dataclass."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import itertools
 import json
 import re
 import textwrap
-import types
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 
 def class_doc(cls: type) -> str:
@@ -40,15 +39,9 @@ def field_docs(cls: type) -> dict[str, str]:
 
 def type_text(cls: type, name: str) -> str:
     """The type of a field as a reader of YAML knows it: `int or null` for `int | None`."""
-    return hint_text(get_type_hints(cls)[name])
-
-
-def hint_text(hint: Any) -> str:
-    if isinstance(hint, types.UnionType):
-        return " or ".join(hint_text(part) for part in get_args(hint))
-    if hint is types.NoneType:
-        return "null"
-    return re.sub(r"\w+\.", "", str(hint)) if get_origin(hint) else getattr(hint, "__name__", str(hint))
+    hint = get_type_hints(cls)[name]
+    text = re.sub(r"\w+\.", "", hint.__name__ if isinstance(hint, type) and not get_origin(hint) else str(hint))
+    return text.replace(" | ", " or ").replace("None", "null")
 
 
 def default_of(field: dataclasses.Field) -> Any:

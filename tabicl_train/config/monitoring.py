@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from priors.real import OWN, SYNTHETIC
-from priors.table import MIN_ROWS
 from tabicl_train.config.checks import at_least, one_of, ordered_pair
 from tabicl_train.errors import install, is_installed
-from tabicl_train.model.families import family_of
-from tabicl_train.model.family import NetworkConfig
+
+if TYPE_CHECKING:
+    from tabicl_train.model.family import NetworkConfig
 
 GUARD_ACTIONS = ("warn", "stop", "rewind")
 
-REAL = "real"  # public data, as opposed to validation tables of the prior, synthetic or drawn from real ones
+# What tables of validation are: of a prior, computed or drawn from real ones (as in priors/real), or public data.
+SYNTHETIC, OWN, REAL = "synthetic", "own", "real"
 BEST = (REAL, SYNTHETIC, OWN)
 
 CLASS_SCORES = ("loss", "accuracy", "roc_auc", "guess_loss")  # columns of validation.csv; of regression, the next ones
@@ -86,13 +87,11 @@ class GuardConfig:
     """Limit of the softmax multiplier of the first in-context block at 512 labeled rows; inf switches it off."""
     multiplier_loss: float = 0.65
     """The multiplier's limit applies only while the moving average of the loss is above this."""
-    rewinds: int = 3
-    """Rewinds after which the run stops instead of rewinding once more."""
 
     def problems(self) -> list[str]:
         problems = at_least(1, skipped_in_a_row=self.skipped_in_a_row, skipped=self.skipped)
         problems += one_of("action", self.action, GUARD_ACTIONS)
-        return problems + at_least(0, after=self.after, rewinds=self.rewinds)
+        return problems + at_least(0, after=self.after)
 
 
 @dataclass
@@ -134,6 +133,8 @@ class ValidationConfig:
     """Validations without a better score, in a row, after which the run ends; 0 never ends it."""
 
     def problems(self) -> list[str]:
+        from priors.table import MIN_ROWS
+
         problems = at_least(0, every=self.every) + at_least(1, tables=self.tables) + one_of("best", self.best, BEST)
         problems += ordered_pair("features", self.features, 1)
         problems += [problem for rows in self.rows for problem in at_least(MIN_ROWS, rows=rows)]
@@ -151,6 +152,8 @@ class ValidationConfig:
         """What a validation asks of a network that its family cannot do."""
         if not self.every:
             return []
+        from tabicl_train.model.families import family_of
+
         family = family_of(model)
         sizes = (family.size_problem(model, rows, self.features[-1]) for rows in self.rows if self.features)
         problems = [f"rows is {list(self.rows)}; {line}" for line in sizes if line]
@@ -169,7 +172,7 @@ class ProfileConfig:
     """Number of steps to profile."""
 
     def problems(self) -> list[str]:
-        return at_least(1, steps=self.steps) + (at_least(0, step=self.step) if self.step is not None else [])
+        return at_least(1, steps=self.steps) + at_least(0, step=self.step)
 
 
 @dataclass
@@ -182,19 +185,13 @@ class WandbConfig:
     """Project of the wandb run, which has the name of the setting `name` there."""
     group: str | None = None
     """Group of the wandb run, such as a sweep."""
-    tags: list[str] = field(default_factory=list)
-    """Tags of the wandb run."""
-    timeout: float = 30.0
-    """Seconds after which wandb gives up connecting to its server, and uploading at the end of the run."""
 
     def problems(self) -> list[str]:
-        problems = one_of("mode", self.mode, WANDB_MODES) + at_least(1, timeout=self.timeout)
+        problems = one_of("mode", self.mode, WANDB_MODES)
         # wandb itself would refuse these once the run has begun.
         if len(self.project) > 128 or set(WANDB_FORBIDDEN) & set(self.project):
             rule = f"at most 128 characters, and none of {' '.join(WANDB_FORBIDDEN)}"
             problems.append(f"project is {self.project!r}; it must have {rule}")
-        wrong_tags = [tag for tag in self.tags if not 1 <= len(tag) <= 64]
-        problems += [f"tags has {tag!r}; a tag must have 1 to 64 characters" for tag in wrong_tags]
         if self.mode != "disabled" and not is_installed("wandb"):
             problems.append(f"mode is {self.mode!r}, but wandb is not installed: {install('wandb', 'wandb')}")
         return problems

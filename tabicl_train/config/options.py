@@ -6,10 +6,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from omegaconf import MISSING
-
-from priors.table import MIN_ROWS
 from tabicl_train.config.checks import at_least, one_of, ordered_pair
+
+MISSING: Any = "???"  # OmegaConf's mark of an option that must be given
 
 
 @dataclass
@@ -166,7 +165,8 @@ class PriorOptions:
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one line each."""
-        problems = at_least(1, steps=self.steps, processes=self.processes, rounds=self.rounds)
-        problems += at_least(1, tables=self.tables) if self.tables is not None else []
+        from priors.table import MIN_ROWS
+
+        problems = at_least(1, steps=self.steps, processes=self.processes, rounds=self.rounds, tables=self.tables)
         problems += [problem for rows in self.rows for problem in at_least(MIN_ROWS, rows=rows)]
         return problems + ordered_pair("features", self.features, 1)

@@ -12,6 +12,7 @@ from tabicl_train.config.documentation import class_doc, default_of, field_docs,
 from tabicl_train.config.folders import CONFIG_DIR
 from tabicl_train.config.schema import RunConfig, StageConfig
 from tabicl_train.config.sweep import SweepConfig
+from tabicl_train.console import markdown_table
 from tabicl_train.model.families import FAMILIES, family_name
 
 INTRODUCTION = """\
@@ -36,22 +37,30 @@ or always if an installed package registers it. The same package can bring prior
 
 def reference() -> str:
     """The whole page, in Markdown."""
-    sections = [INTRODUCTION, groups_section()]
+    files = [file for folder in sorted(CONFIG_DIR.iterdir()) for file in sorted(folder.glob("*.yaml"))]
+    choices = [(f"`{file.parent.name}={file.stem}`", first_sentence(file)) for file in files]
+    groups = markdown_table(("choice", "what it is"), choices)
+    sections = [INTRODUCTION, f"## Groups\n\nThe files of values that come with the project.\n\n{groups}\n"]
     top = [field for field in dataclasses.fields(RunConfig) if not is_part(field) and field.name != "prior"]
-    sections.append(section("The run", class_doc(RunConfig), table(RunConfig, top)))
+    sections.append(section("## The run", RunConfig, fields=top))
     for field in dataclasses.fields(RunConfig):
+        title, prefix = f"## `{field.name}`", f"{field.name}."
         if field.name == "prior":
-            sections.append(priors_section())
+            sections.append(f"{title}\n\nThe distribution that tables are drawn from.\n")
+            own = {
+                name: cls
+                for name in priors.prior_names()
+                if (cls := priors.prior_class(name)).__module__[:7] == "priors."
+            }
+            sections += [section(f"### `prior={name}`", cls, prefix) for name, cls in own.items()]
+            sections.append(section("### `prior.realism`", Realism, "prior.realism."))
+        elif field.name == "model":
+            sections += [section(f"{title} of the family {family_name(cls)}", cls, prefix) for cls in FAMILIES]
         elif is_part(field):
-            for cls in FAMILIES if field.name == "model" else [default_of(field).__class__]:
-                title = f"`{field.name}`" + (f" of the family {family_name(cls)}" if field.name == "model" else "")
-                rows = table(cls, dataclasses.fields(cls), f"{field.name}.")
-                sections.append(section(title, class_doc(cls), rows))
+            sections.append(section(title, type(default_of(field)), prefix))
         if field.name == "curriculum":
-            rows = table(StageConfig, dataclasses.fields(StageConfig), "curriculum.stages.NAME.")
-            sections.append(section("`curriculum.stages.NAME`", class_doc(StageConfig), rows))
-    rows = table(SweepConfig, dataclasses.fields(SweepConfig), "sweep.")
-    sections.append(section("`sweep`, for `tabicl-sweep`", class_doc(SweepConfig), rows))
+            sections.append(section("## `curriculum.stages.NAME`", StageConfig, "curriculum.stages.NAME."))
+    sections.append(section("## `sweep`, for `tabicl-sweep`", SweepConfig, "sweep."))
     return "\n".join(sections)
 
 
@@ -59,25 +68,15 @@ def is_part(field: dataclasses.Field) -> bool:
     return dataclasses.is_dataclass(default_of(field))
 
 
-def section(title: str, description: str, rows: str) -> str:
-    return f"## {title}\n\n{description}\n\n{rows}"
-
-
-def table(cls: type, fields: Iterable[dataclasses.Field], prefix: str = "") -> str:
-    """A row for each field: key, type, default and meaning."""
-    lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
-    for field in fields:
+def section(title: str, cls: type, prefix: str = "", fields: Iterable[dataclasses.Field] | None = None) -> str:
+    """The description of a dataclass, and a row for each field: key, type, default and meaning."""
+    rows = []
+    for field in dataclasses.fields(cls) if fields is None else fields:
         default = "{}" if is_part(field) else value_text(default_of(field)) or '""'
-        meaning = field_docs(cls).get(field.name, "").replace("|", "\\|")
-        lines.append(f"| `{prefix}{field.name}` | {type_text(cls, field.name)} | `{default}` | {meaning} |")
-    return "\n".join(lines) + "\n"
-
-
-def groups_section() -> str:
-    lines = ["| choice | what it is |", "|---|---|"]
-    for folder in sorted(path for path in CONFIG_DIR.iterdir() if path.is_dir()):
-        lines += [f"| `{folder.name}={file.stem}` | {first_sentence(file)} |" for file in sorted(folder.glob("*.yaml"))]
-    return section("Groups", "The files of values that come with the project.", "\n".join(lines) + "\n")
+        meaning = field_docs(cls).get(field.name, "")
+        rows.append((f"`{prefix}{field.name}`", type_text(cls, field.name), f"`{default}`", meaning))
+    table = markdown_table(("key", "type", "default", "meaning"), rows) if rows else "It has no options."
+    return f"{title}\n\n{class_doc(cls)}\n\n{table}\n"
 
 
 def first_sentence(file: Path) -> str:
@@ -88,23 +87,7 @@ def first_sentence(file: Path) -> str:
             break
         if "@package" not in line:
             comment.append(line.removeprefix("#").strip())
-    text = " ".join(comment).replace("|", "\\|")
-    return text.partition(". ")[0].rstrip(".") + "." if text else ""
-
-
-def priors_section() -> str:
-    """The options of the priors of this package."""
-    sections = [section("`prior`", "The distribution that tables are drawn from.", "").rstrip() + "\n"]
-    for name in priors.prior_names():
-        cls = priors.prior_class(name)
-        if not cls.__module__.startswith("priors."):
-            continue  # of another package that happens to be installed
-        fields = dataclasses.fields(cls)
-        rows = table(cls, fields, "prior.") if fields else "It has no options.\n"
-        sections.append(f"### `prior={name}`\n\n{class_doc(cls)}\n\n{rows}")
-    rows = table(Realism, dataclasses.fields(Realism), "prior.realism.")
-    sections.append(f"### `prior.realism`\n\n{class_doc(Realism)}\n\n{rows}")
-    return "\n".join(sections)
+    return " ".join(comment).partition(". ")[0].rstrip(".") + "."
 
 
 if __name__ == "__main__":

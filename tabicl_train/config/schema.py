@@ -2,27 +2,23 @@
 
 Hydra composes `configs/` over these dataclasses, so an option is declared here and nowhere else. The string under each
 field documents it: `tabicl-train --help` and `configs/README.md` are made from these strings. `problems()` of each
-dataclass lists everything wrong with its values; `compose` reports all of it at once, before anything heavy is
-imported.
+dataclass lists everything wrong with its values; `compose` reports all of it at once. What takes long to import, such
+as torch, is imported where values are checked, so that the help needs none of it.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 import os
 import re
 import socket
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-import priors
-from priors.disk import Disk
-from priors.mix_scm import MixSCM
-from priors.real import real_tables
-from tabicl_train.config.checks import at_least, long_enough, one_of
+from tabicl_train.config.checks import at_least, one_of, positive
 from tabicl_train.config.monitoring import (
     REAL,
     SYNTHETIC,
@@ -34,10 +30,13 @@ from tabicl_train.config.monitoring import (
     ValidationConfig,
     WandbConfig,
 )
-from tabicl_train.config.stages import SCHEDULES, CurriculumConfig, OptimizerConfig, StageConfig
+from tabicl_train.config.stages import SCHEDULES, CurriculumConfig, OptimizerConfig, StageConfig, long_enough
 from tabicl_train.console import is_first
 from tabicl_train.errors import install, is_installed, unusable_folder
 from tabicl_train.model.config import TabICLConfig
+
+if TYPE_CHECKING:
+    from priors import Prior
 
 __all__ = [
     "SCHEDULES",
@@ -103,16 +102,14 @@ class TrainerConfig:
     """Ask SLURM to start the job again when the run is preempted."""
 
     def problems(self) -> list[str]:
+        """List what is wrong with the values."""
         problems = one_of("precision", self.precision, PRECISIONS)
         problems += one_of("accelerator", self.accelerator, ACCELERATORS)
-        problems += at_least(1, cpu_threads=self.cpu_threads)
-        problems += at_least(1, devices=self.devices) if self.devices is not None else []
-        problems += at_least(1, log_every=self.log_every, timeout=self.timeout)
+        problems += at_least(1, max_steps=self.max_steps, devices=self.devices, cpu_threads=self.cpu_threads)
+        problems += at_least(1, log_every=self.log_every, timeout=self.timeout) + positive(max_hours=self.max_hours)
         if 1e9 < self.timeout < math.inf:  # the clocks of torch and Python overflow beyond
             problems.append(f"timeout is {self.timeout}; it must be at most 1e9")
-        if self.max_hours is not None and not self.max_hours > 0:
-            problems.append(f"max_hours is {self.max_hours}; it must be positive")
-        return problems + (at_least(1, max_steps=self.max_steps) if self.max_steps is not None else [])
+        return problems
 
 
 @dataclass
@@ -133,6 +130,7 @@ class StreamConfig:
     """Ray cluster to draw on: HOST:PORT of its head; null starts Ray on this machine until the run ends."""
 
     def problems(self) -> list[str]:
+        """List what is wrong with the values."""
         problems = one_of("name", self.name, STREAMS)
         if self.num_workers is not None:
             problems += at_least(int(self.name == "ray"), num_workers=self.num_workers)
@@ -140,9 +138,7 @@ class StreamConfig:
                 problems.append(f"num_workers is {self.num_workers}; it must be at most {MOST_WORKERS}")
         elif self.name == "ray":
             problems.append("num_workers is null; stream=ray needs a number")
-        problems += at_least(1, prefetch=self.prefetch)
-        if not self.prefetch_gib > 0:
-            problems.append(f"prefetch_gib is {self.prefetch_gib}; it must be positive")
+        problems += at_least(1, prefetch=self.prefetch) + positive(prefetch_gib=self.prefetch_gib)
         if self.address is not None and self.name != "ray":
             problems.append(f"address is {self.address!r}, which only stream=ray uses")
         elif self.address is not None and not re.fullmatch(r"[^\s:/]+:\d+", self.address):
@@ -150,6 +146,7 @@ class StreamConfig:
         return problems
 
     def start_problems(self) -> list[str]:
+        """List what keeps tables from being drawn here and now."""
         if self.name != "ray":
             return []
         if not is_installed("ray"):
@@ -169,7 +166,7 @@ class StreamConfig:
         return self.num_workers
 
     def local(self, processes: int = 1) -> StreamConfig:
-        """The same with a number of workers of this machine, whose cores this number of processes share."""
+        """Return the same for workers of this machine, whose cores this number of processes share."""
         if self.num_workers == 0:
             return self
         from joblib import cpu_count
@@ -231,6 +228,7 @@ class RunConfig:
     """What may change when a run is continued."""
 
     def problems(self) -> list[str]:
+        """List what is wrong with the values."""
         problems = at_least(0, seed=self.seed) + at_least(2, preflight_steps=self.preflight_steps)
         if not self.run_dir.strip():
             problems.append("run_dir is empty; name the folder of the run")
@@ -239,31 +237,7 @@ class RunConfig:
                 problems += [f"{name}.{problem}" for problem in part.problems()]
         if self.tensorboard and not is_installed("tensorboard"):
             problems.append(f"tensorboard is true, but it is not installed: {install('tensorboard', 'tensorboard')}")
-        try:
-            prior = build_prior(self)
-        except priors.PriorError as error:
-            problems.append(str(error) if str(error).startswith("prior ") else f"prior: {error}")
-        else:
-            parts = self.curriculum.parts(prior)
-            mixtures = [part for part in parts.values() if isinstance(part, MixSCM)]
-            has_disk = self.prior["name"] == "disk" or any("disk" in mixture.priors for mixture in mixtures)
-            if has_disk and self.validation.every and self.validation.rows:
-                problems.append("validation.rows must be [] with prior=disk, which only has the tables of steps")
-            if self.model.is_regression and not prior.numeric_targets:
-                problems.append(f"prior={self.prior['name']} draws classes only, but model.max_classes=0 is regression")
-            if not self.model.is_regression and not prior.classes:
-                problems.append(f"prior={self.prior['name']} draws numbers only, which needs model.max_classes=0")
-            is_regression = self.model.is_regression
-            if real := real_tables(prior):
-                problems += [f"prior {self.prior['name']}: {line}" for line in real.ineligible(self.model.max_classes)]
-            problems += [f"curriculum.{line}" for line in self.curriculum.unserved(prior, is_regression)]
-            if self.validation.every and self.validation.rows:
-                rows = max(self.validation.rows)
-                for part in parts.values():
-                    drawn = real.for_validation() if (real := real_tables(part)) else part
-                    problems += long_enough("validation.rows", rows, drawn, is_regression)
-                if (best := self.validation.best) != REAL and best not in parts:
-                    problems.append(f"validation.best is {best!r}, but all tables of the prior are {next(iter(parts))}")
+        problems += self.prior_problems()
         no_start = self.init_weights is not None and not Path(self.init_weights).exists() and not self.has_checkpoint
         if no_start and is_first():  # which reads it for all
             problems.append(f"init_weights is {self.init_weights!r}; there is no such file or run directory")
@@ -273,7 +247,42 @@ class RunConfig:
             problems.append(f"trainer.compile is true, which needs model.dropout=0; it is {self.model.dropout}")
         return problems + self.too_few_tables(self.trainer.devices or 1)
 
+    def prior_problems(self) -> list[str]:
+        """List what is wrong with the prior, or contradicts it. It is built here, anew, for the whole process."""
+        from priors import PriorError
+        from priors.mix_scm import MixSCM
+        from priors.real import real_tables
+
+        last_prior.cache_clear()  # the files behind it may have changed
+        try:
+            prior = build_prior(self.prior)
+        except PriorError as error:
+            return [str(error) if str(error).startswith("prior ") else f"prior: {error}"]
+        parts, name, is_regression = self.curriculum.parts(prior), self.prior["name"], self.model.is_regression
+        problems = []
+        mixtures = [part for part in parts.values() if isinstance(part, MixSCM)]
+        has_disk = name == "disk" or any("disk" in mixture.priors for mixture in mixtures)
+        validates = self.validation.every > 0 and bool(self.validation.rows)
+        if has_disk and validates:
+            problems.append("validation.rows must be [] with prior=disk, which only has the tables of steps")
+        if is_regression and not prior.numeric_targets:
+            problems.append(f"prior={name} draws classes only, but model.max_classes=0 is regression")
+        if not is_regression and not prior.classes:
+            problems.append(f"prior={name} draws numbers only, which needs model.max_classes=0")
+        if real := real_tables(prior):
+            problems += [f"prior {name}: {line}" for line in real.ineligible(self.model.max_classes)]
+        problems += [f"curriculum.{line}" for line in self.curriculum.unserved(prior, is_regression)]
+        if validates:
+            rows = max(self.validation.rows)
+            for part in parts.values():
+                drawn = real.for_validation() if (real := real_tables(part)) else part
+                problems += long_enough("validation.rows", rows, drawn, is_regression)
+            if (best := self.validation.best) != REAL and best not in parts:
+                problems.append(f"validation.best is {best!r}, but all tables of the prior are {next(iter(parts))}")
+        return problems
+
     def too_few_tables(self, processes: int) -> list[str]:
+        """List the stages with fewer tables in a step than there are processes."""
         return [
             f"curriculum.stages.{name}.tables is {stage.tables}, fewer than the {processes} processes"
             for name, stage in self.curriculum.stages.items()
@@ -281,7 +290,9 @@ class RunConfig:
         ]
 
     def start_problems(self) -> list[str]:
-        """What keeps the run from starting here and now; `problems` are the same on every machine."""
+        """List what keeps the run from starting here and now; `problems` are the same on every machine."""
+        import torch
+
         problems = []
         if is_first() and (problem := unusable_folder(Path(self.run_dir))):  # it need not be shared
             problems.append(f"run_dir is {self.run_dir!r}; {problem}")
@@ -298,8 +309,11 @@ class RunConfig:
         return problems + self.missing_steps()
 
     def missing_steps(self) -> list[str]:
-        """The steps whose tables a prior=disk lacks, alone or in a mixture."""
-        prior, stages = build_prior(self), self.curriculum.stages.values()
+        """List the steps whose tables a prior=disk lacks, alone or in a mixture."""
+        from priors.disk import Disk
+        from priors.mix_scm import MixSCM
+
+        prior, stages = build_prior(self.prior), self.curriculum.stages.values()
         disk, key, tables = prior, "prior", [stage.tables for stage in stages]
         if isinstance(prior, MixSCM):
             disk, key = prior.priors.get("disk", prior), "prior.components.disk"
@@ -330,8 +344,10 @@ class RunConfig:
 
 
 def with_workers(config: RunConfig, number: int) -> tuple[RunConfig, list[str]]:
-    """The configuration of a job that shares its machine with others, and arguments of its command that belong to it:
-    with a number of workers, since by default a run takes all cores."""
+    """Return the configuration of a job that shares its machine, and arguments of its command that belong to it.
+
+    They set the number of workers, since by default a run takes all cores.
+    """
     if config.stream.num_workers is not None:
         return config, []
     return replace(config, stream=replace(config.stream, num_workers=number)), [f"stream.num_workers={number}"]
@@ -352,8 +368,36 @@ def flatten(values: dict, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def build_prior(config: RunConfig) -> priors.Prior:
-    if not isinstance(config.prior, dict) or "name" not in config.prior:
+def build_prior(settings: dict[str, Any] | None) -> Prior:
+    """Build the prior of a run, or return the one that was built last for the same settings.
+
+    Checking a configuration builds its prior anew; all who ask for it later in the same process get that one.
+
+    Parameters
+    ----------
+    settings : dict
+        The section `prior` of a RunConfig: the name of a prior and its options.
+
+    Returns
+    -------
+    Prior
+        The prior.
+
+    Raises
+    ------
+    PriorError
+        With everything wrong with the settings.
+    """
+    import priors
+
+    if not isinstance(settings, dict) or "name" not in settings:
         raise priors.PriorError(f"none is chosen; set prior=NAME to one of {', '.join(priors.prior_names())}")
-    options = dict(config.prior)
+    return last_prior(json.dumps(settings))
+
+
+@functools.lru_cache(maxsize=1)
+def last_prior(settings: str) -> Prior:
+    import priors
+
+    options = json.loads(settings)
     return priors.build_prior(options.pop("name"), **options)

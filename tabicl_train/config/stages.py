@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from priors import Prior, PriorError
-from priors.real import parts, real_tables
-from priors.table import MIN_ROWS
-from tabicl_train.config.checks import at_least, long_enough, one_of, ordered_pair
-from tabicl_train.model.families import family_of
-from tabicl_train.model.family import NetworkConfig
+from tabicl_train.config.checks import at_least, one_of, ordered_pair, positive, within
+
+if TYPE_CHECKING:
+    from priors import Prior
+    from tabicl_train.model.family import NetworkConfig
 
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
 
@@ -39,9 +39,7 @@ class OptimizerConfig:
             problems.append(f"momentum is {self.momentum}; it must lie in [0, 1)")
         if len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas):
             problems.append(f"betas is {list(self.betas)}; it must be two numbers in [0, 1)")
-        if not self.eps > 0:
-            problems.append(f"eps is {self.eps}; it must be positive")
-        return problems
+        return problems + positive(eps=self.eps)
 
 
 @dataclass
@@ -101,35 +99,22 @@ class StageConfig:
         return {name: rows for name, rows in ranges.items() if rows}
 
     def problems(self) -> list[str]:
+        from priors.table import MIN_ROWS
+
         problems = at_least(1, steps=self.steps, tables=self.tables, group_size=self.group_size)
-        problems += at_least(1, pack_tokens=self.pack_tokens)
-        problems += ordered_pair("rows", self.rows, MIN_ROWS)
-        problems += ordered_pair("small_rows", self.small_rows, MIN_ROWS)
+        problems += at_least(1, pack_tokens=self.pack_tokens) + at_least(0, checkpoint_rows=self.checkpoint_rows)
+        problems += ordered_pair("rows", self.rows, MIN_ROWS) + ordered_pair("small_rows", self.small_rows, MIN_ROWS)
         problems += ordered_pair("features", self.features, 1)
         problems += one_of("row_distribution", self.row_distribution, ROW_DISTRIBUTIONS)
         problems += one_of("schedule", self.schedule, SCHEDULES)
         share = self.train_share
         if len(share) != 2 or not 0 < share[0] <= share[1] < 1:
-            problems.append(
-                f"train_share is {list(share)}; it must be [lowest, highest] inside (0, 1), 0 and 1 excluded"
-            )
-        if not 0 <= self.small_share <= 1:
-            problems.append(f"small_share is {self.small_share}; it must lie in 0..1")
-        if self.checkpoint_rows is not None:
-            problems += at_least(0, checkpoint_rows=self.checkpoint_rows)
-        return problems + self.schedule_problems()
-
-    def schedule_problems(self) -> list[str]:
-        problems = []
-        for name in ("warmup", "decay"):
-            if not 0 <= (share := getattr(self, name)) <= 1:
-                problems.append(f"{name} is {share}; it is a share of the steps, 0..1")
-        if not self.learning_rate > 0:
-            problems.append(f"learning_rate is {self.learning_rate}; it must be positive")
-        elif not 0 <= self.final_learning_rate <= self.learning_rate:
+            rule = "[lowest, highest] inside (0, 1), 0 and 1 excluded"
+            problems.append(f"train_share is {list(share)}; it must be {rule}")
+        problems += within(0, 1, small_share=self.small_share, warmup=self.warmup, decay=self.decay)
+        problems += positive(learning_rate=self.learning_rate, clip=self.clip)
+        if self.learning_rate > 0 and not 0 <= self.final_learning_rate <= self.learning_rate:
             problems.append(f"final_learning_rate is {self.final_learning_rate}; it must lie in 0..learning_rate")
-        if not self.clip > 0:
-            problems.append(f"clip is {self.clip}; it must be positive")
         return problems + at_least(0, weight_decay=self.weight_decay)
 
 
@@ -150,6 +135,8 @@ class CurriculumConfig:
 
     def unfit(self, model: NetworkConfig) -> list[str]:
         """What the stages ask of a network that its family cannot do."""
+        from tabicl_train.model.families import family_of
+
         family, problems = family_of(model), list[str]()
         for name, stage in self.stages.items():
             found = [line for part in stage.frozen for line in one_of("frozen", part, tuple(family.parts))]
@@ -163,11 +150,15 @@ class CurriculumConfig:
 
     def parts(self, prior: Prior) -> dict[str, Prior]:
         """The parts of a prior, see priors.real.parts, from which the stages draw."""
+        from priors.real import parts
+
         return parts(prior, [stage.mix for stage in self.stages.values()])
 
     def unserved(self, prior: Prior, is_regression: bool) -> list[str]:
         """What the stages ask of a prior that it does not have: shares of components, and real tables that are long
         enough for the longest tables."""
+        from priors import PriorError
+
         problems = []
         for name, stage in self.stages.items():
             try:
@@ -181,6 +172,8 @@ class CurriculumConfig:
 
     def eligible_tables(self, prior: Prior, is_regression: bool) -> list[str]:
         """For each stage, how many real tables are long enough, in a line; [] if the prior has no real tables."""
+        from priors.real import real_tables
+
         lines = []
         for name, stage in self.stages.items():
             real = real_tables(prior.mixed(stage.mix))
@@ -197,3 +190,17 @@ class CurriculumConfig:
         if self.start in self.stages:
             names = list(self.stages)
             self.stages = {name: self.stages[name] for name in names[names.index(self.start) :]}
+
+
+def long_enough(name: str, rows: int, prior: Prior, is_regression: bool) -> list[str]:
+    """The problem with a number of rows that none of a prior's real tables has."""
+    from priors.real import real_tables
+
+    real = real_tables(prior)
+    eligible = None if real is None else real.eligible(rows, is_regression)
+    if eligible is None or eligible[0] > 0:
+        return []
+    if eligible[1] == 0:  # in validation only: a prior of which no table is drawn in training has a problem of its own
+        advice = f"raise the prior's validation_fraction, or choose {name}=[]"
+        return [f"{name} asks for real tables, but none is for validation; {advice}"]
+    return [f"{name} has tables of {rows} rows; none of the {eligible[1]} real tables for it is that long"]

@@ -1,4 +1,4 @@
-"""The settings of a sweep, and what tabicl-sweep has in place of Hydra's launchers and sweepers."""
+"""The settings of a sweep."""
 
 from __future__ import annotations
 
@@ -47,8 +47,7 @@ class SweepConfig:
     def problems(self) -> list[str]:
         """What is wrong with the values, one line each."""
         problems = one_of("sampler", self.sampler, SAMPLERS) + one_of("pruner", self.pruner, PRUNERS)
-        problems += at_least(1, trials=self.trials)
-        problems += at_least(1, jobs=self.jobs) if self.jobs is not None else []
+        problems += at_least(1, trials=self.trials, jobs=self.jobs)
         problems += [f"seeds holds {seed}; a seed must be at least 0" for seed in self.seeds if seed < 0]
         problems += [f"submit.{problem}" for problem in self.submit.problems()]
         if not self.seeds:
@@ -62,22 +61,7 @@ class SweepConfig:
         return problems
 
 
-@dataclass
-class SweepRoot:
-    """What Hydra composes a sweep into."""
-
-    sweep: SweepConfig = field(default_factory=SweepConfig)
-    """The sweep."""
-
-
 def require_sweep_packages() -> None:
     """Raise ConfigError if a package that sweeps need is not installed."""
     if missing := [name for name in ("optuna", "submitit", "matplotlib", "jinja2") if not is_installed(name)]:
         raise ConfigError([f"sweeps need {', '.join(missing)}: {install(' '.join(missing), 'sweep')}"])
-
-
-def hydra_sweep_problems(overrides: list[str]) -> list[str]:
-    """Refuses Hydra's own way to run several jobs."""
-    ours = ("hydra/launcher", "hydra/sweeper", "hydra.mode", "hydra.launcher", "hydra.sweep")
-    advice = "sweeps do not use Hydra's launchers and sweepers; tabicl-sweep --help lists what there is instead"
-    return [f"{text}: {advice}" for text in overrides if text.lstrip("+~").startswith(ours)]

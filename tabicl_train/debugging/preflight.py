@@ -58,7 +58,7 @@ def preflight(config: RunConfig) -> None:
     ranks, device = Ranks(launch), device_of(config.trainer, launch)
     set_up_process(config.trainer)
     steps = range(config.total_steps)
-    prior = build_prior(config)
+    prior = build_prior(config.prior)
     stream = StepStream(prior, config.curriculum, config.model, config.seed, steps, launch.rank, launch.size)
     with build_loader(stream, config.stream, device, launch.local_size) as loader:
         fabric = open_fabric(config.trainer, launch, ranks, [])

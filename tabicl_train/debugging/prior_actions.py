@@ -29,7 +29,7 @@ def run_tables(config: RunConfig, count: int, **changes: Any) -> Iterator[tuple[
 
     changes: of what is asked for, see TableSpec
     """
-    prior = build_prior(config)
+    prior = build_prior(config.prior)
     addresses = (
         (step, group)
         for step in range(config.total_steps)
@@ -44,7 +44,7 @@ def describe(config: RunConfig, args: Any) -> None:
     """Print what the real tables are, if there are any, and distributions over the run's first tables."""
     from priors.inspection.describe import describe as format_distributions
 
-    prior = build_prior(config)
+    prior = build_prior(config.prior)
     if real := real_tables(prior):
         lines = config.curriculum.eligible_tables(prior, config.model.is_regression)
         print("\n".join([*real.describe(most=100), *lines]))
@@ -72,7 +72,7 @@ def show(config: RunConfig, args: Any) -> None:
     spec = next((group.spec for group in plan.groups if args.table in group.tables), None)
     if spec is None:
         raise ConfigError([f"table is {args.table}; a step has the tables 0..{plan.tables - 1}"])
-    table = draw_table(build_prior(config), spec, config.seed, args.step, args.table)
+    table = draw_table(build_prior(config.prior), spec, config.seed, args.step, args.table)
     print(f"seed {config.seed}, step {args.step}, table {args.table} (stage {plan.stage}): {spec}")
     print(f"rejected draws before it: {dict(table.rejections) or 'none'}\n\n{table.plan}\n")
     for row, target in zip(table.X[:5].tolist(), table.y[:5].tolist(), strict=True):
@@ -94,7 +94,7 @@ def bench(config: RunConfig, args: Any) -> None:
     lines = []
     settings = {"seed": config.seed, "max_classes": config.model.max_classes}
     for rows in args.rows:
-        sources = [own_tables(build_prior(config), rows, *args.features, **settings)]
+        sources = [own_tables(build_prior(config.prior), rows, *args.features, **settings)]
         if args.tabicl:
             sources.append(released_tables(name, rows, *args.features, **settings))
         own, *others = measure(sources, args.tables or 10, args.rounds)
@@ -141,7 +141,7 @@ def dump(config: RunConfig, args: Any) -> None:
         for group in plan_step(config.curriculum, config.model, config.seed, step).groups
         for index in group.tables
     )
-    counts = write_tables(build_prior(config), requests, args.output, processes=args.processes, total=tables)
+    counts = write_tables(build_prior(config.prior), requests, args.output, processes=args.processes, total=tables)
     shards = ", ".join(f"{count} shard{'s' * (count > 1)} {outcome}" for outcome, count in sorted(counts.items()))
     print(f"{args.output}: {tables} tables of steps {steps[0]}..{steps[-1]}; {shards}")
 

@@ -36,7 +36,7 @@ def replay(run_dir: str, step: int) -> None:
     if not 0 <= step < config.total_steps:
         raise ConfigError([f"step is {step}; the run has steps 0..{config.total_steps - 1}"])
     steps = range(0 if content is None else content["global_step"], step + 1)
-    stream = StepStream(build_prior(config), config.curriculum, config.model, config.seed, steps)
+    stream = StepStream(build_prior(config.prior), config.curriculum, config.model, config.seed, steps)
     set_up_process(config.trainer)
     device = device_of(config.trainer, Launch())
     with build_loader(stream, config.stream, device, 1) as loader:

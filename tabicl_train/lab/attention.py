@@ -195,7 +195,7 @@ def table_at(checkpoint: str, step: int, index: int) -> Table:
     if spec is None:
         raise ConfigError([f"table is {index}; a step has the tables 0..{plan.tables - 1}"])
     try:
-        return draw_table(build_prior(config), spec, config.seed, step, index)
+        return draw_table(build_prior(config.prior), spec, config.seed, step, index)
     except PriorError as error:
         raise ConfigError([str(error)]) from None
 

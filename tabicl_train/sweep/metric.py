@@ -6,9 +6,9 @@ import math
 import statistics
 from pathlib import Path
 
+from tabicl_train.config.checks import closest
 from tabicl_train.config.monitoring import CLASS_SCORES, NUMBER_SCORES, REAL, kind_of
 from tabicl_train.config.schema import RunConfig, build_prior
-from tabicl_train.config.suggestions import closest
 from tabicl_train.run_dir.records import Records, number
 
 # Means over data sets or sets of held-out tables; `loss` is the mean training loss over the last tenth of the steps.
@@ -36,7 +36,7 @@ def problem(metric: str, config: RunConfig) -> str | None:
         return None if settings.real_rows else f"metric is {metric!r}, but validation.real_rows is 0"
     if not settings.rows:
         return f"metric is {metric!r}, but validation.rows is [], which leaves held-out tables out"
-    if kind not in config.curriculum.parts(build_prior(config)):
+    if kind not in config.curriculum.parts(build_prior(config.prior)):
         return f"metric is {metric!r}, but prior={config.prior['name']} draws no such tables"
     return None
 

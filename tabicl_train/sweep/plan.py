@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
-from tabicl_train.config.compose import compose_jobs, compose_sweep, config_files, is_of_sweep, split_values
+from tabicl_train.config.compose import Composer, is_of_sweep
 from tabicl_train.config.schema import HARMLESS, RunConfig
-from tabicl_train.config.sweep import SweepConfig, hydra_sweep_problems
+from tabicl_train.config.sweep import SweepConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.sweep.metric import problem as metric_problem
 from tabicl_train.sweep.space import (
@@ -37,7 +37,7 @@ class Plan:
 
     settings: overrides of every run
     own: those of the command line, which win over all others
-    files: Hydra's options --config-name, --config-path and --config-dir
+    files: the options --config-name, --config-path and --config-dir
     configs: what the points are composed into with the first seed; of ranges, only points that have both ends
     """
 
@@ -112,27 +112,25 @@ def make_plan(
 
     All points of a grid are checked; of a search, whose points are not known, points that have every value.
     """
-    files = (config_name, config_path, config_dir)
-    if problems := hydra_sweep_problems(overrides):
-        raise ConfigError(problems)
-    with config_files(*files):
+    files, problems = (config_name, config_path, config_dir), list[str]()
+    composer = Composer(*files)
+    try:
+        sweep = composer.compose_sweep([text for text in overrides if is_of_sweep(text)])
+    except ConfigError as error:
+        sweep, problems = SweepConfig(), list(error.problems)
+    plan = read_settings(sweep, [text for text in overrides if not is_of_sweep(text)], files, composer, problems)
+    searches = plan.sweep.sampler != "grid"
+    if searches and not plan.axes:
+        problems.append(f"sweep.sampler is {sweep.sampler!r}, but nothing varies; set sweep.space")
+    if not searches:
+        ranges = [axis.key for axis in plan.axes if not axis.settings]
+        problems += [f"{key} is a range; sweep.sampler=grid needs a list of values" for key in ranges]
+    for point in plan.points:
         try:
-            sweep = compose_sweep([text for text in overrides if is_of_sweep(text)])
-        except ConfigError as error:
-            sweep, problems = SweepConfig(), list(error.problems)
-        plan = read_settings(sweep, [text for text in overrides if not is_of_sweep(text)], files, problems)
-        searches = plan.sweep.sampler != "grid"
-        if searches and not plan.axes:
-            problems.append(f"sweep.sampler is {sweep.sampler!r}, but nothing varies; set sweep.space")
-        if not searches:
-            ranges = [axis.key for axis in plan.axes if not axis.settings]
-            problems += [f"{key} is a range; sweep.sampler=grid needs a list of values" for key in ranges]
-        try:
-            texts = [plan.overrides(point, plan.sweep.seeds[0]) for point in plan.points]
-            plan.configs = compose_jobs(config_name, texts, plan.sweep.seeds[:1])
+            plan.configs.append(composer.compose(plan.overrides(point, plan.sweep.seeds[0])))
         except ConfigError as error:
             problems += error.problems
-    if plan.configs:
+    if len(plan.configs) == len(plan.points):
         check_configs(plan, problems)
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
@@ -140,7 +138,11 @@ def make_plan(
 
 
 def read_settings(
-    sweep: SweepConfig, command_line: list[str], files: tuple[str, str | None, str | None], problems: list[str]
+    sweep: SweepConfig,
+    command_line: list[str],
+    files: tuple[str, str | None, str | None],
+    composer: Composer,
+    problems: list[str],
 ) -> Plan:
     """The plan without its configurations; adds to the problems."""
     axes: dict[str, Axis] = {}
@@ -153,19 +155,18 @@ def read_settings(
     settings: list[str] = []
     own: list[str] = []
     folder, seeds = f"runs/{sweep.name}", list(sweep.seeds)
-    for number, (text, override) in enumerate(split_values([*sweep.settings, *command_line])):
-        plain = settings if number < len(sweep.settings) else own
-        if override is None:  # it cannot be read, which is reported when it is composed
-            plain.append(text)
-            continue
-        key = override.key_or_group
+    read = composer.read(sweep.settings, problems)
+    number = len(read)
+    for index, (text, override) in enumerate(read + composer.read(command_line, problems)):
+        plain, key = settings if index < number else own, override.key_or_group
         try:
             axis = axis_of_override(override)
         except ValueError as error:
             problems.append(f"{text}: {error}")
             continue
         if key == "run_dir":
-            folder = str(override.value() or "")
+            value = override.value()  # the folder 2024_10 is not the number 202410
+            folder = text.partition("=")[2] if isinstance(value, int | float) else str(value or "")
             if axis is not None or not folder.strip():
                 problems.append(f"{text}: run_dir is the folder of the whole sweep; put a name with commas in quotes")
         elif key == "seed":

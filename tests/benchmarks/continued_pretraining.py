@@ -111,7 +111,7 @@ def score(some: list[Source], start: str, run: Path, path: Path, most_rows: int,
         rows += [row | {"family": family(source.name)} for row in scores]
     for prior in SYNTHETIC:
         config = compose(["experiment=demo_long", f"prior={prior}", f"validation.tables={tables}"])
-        streams = validation_streams(config.validation, {"synthetic": build_prior(config)}, config.model)
+        streams = validation_streams(config.validation, {"synthetic": build_prior(config.prior)}, config.model)
         items, precision = list(streams["synthetic"]), choose(config.trainer)
         rows += [
             {

@@ -50,7 +50,7 @@ def test_rows_hold_multiplier_and_gate_of_every_layer(tmp_path):
     assert [(row["step"], row["layer"]) for row in rows] == [
         (step, layer) for step in "24" for layer in ("column.0", "icl.0", "icl.1")
     ]
-    stream = StepStream(build_prior(config), config.curriculum, config.model, config.seed, [1, 3])
+    stream = StepStream(build_prior(config.prior), config.curriculum, config.model, config.seed, [1, 3])
     for item, of_step in zip(stream, (rows[:3], rows[3:]), strict=True):
         labeled = [n for pack in item.packs for _, n, _ in pack.shapes]
         assert {(int(row["n_smallest"]), int(row["n_largest"])) for row in of_step} == {(min(labeled), max(labeled))}

@@ -63,7 +63,7 @@ def found_in(run_dir: Path) -> dict:
 
 def streams_of(config, make=final_test_streams):
     with installed():
-        return make(config.validation, config.curriculum.parts(build_prior(config)), config.model)
+        return make(config.validation, config.curriculum.parts(build_prior(config.prior)), config.model)
 
 
 def query_rows(item) -> set[int]:

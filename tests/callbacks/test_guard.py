@@ -187,10 +187,12 @@ def test_a_loss_above_the_limit_warns_once_or_stops(config, tmp_path, capsys):
     assert [line["action"] for line in incidents(tmp_path)] == ["warn", "warn"]
     with pytest.raises(Diverged, match="step 3: the moving average of the loss"):
         feed(watch(config, tmp_path, after=3, loss=0.5, action="stop"), *[FINE] * 5)
-    for rewinds, reason in ((0, "after 0 rewinds"), (3, "there is no checkpoint from before that")):
-        limits = {"after": 3, "loss": 0.5, "action": "rewind", "rewinds": rewinds}
-        with pytest.raises(Diverged, match=reason):
-            feed(watch(config, tmp_path, **limits), *[FINE] * 5)
+    guard = watch(config, tmp_path, after=3, loss=0.5, action="rewind")
+    with pytest.raises(Diverged, match="there is no checkpoint from before that"):
+        feed(guard, *[FINE] * 5)
+    guard.abandoned = [(1, 2), (1, 3), (1, 4)]
+    with pytest.raises(Diverged, match="after 3 rewinds"):
+        feed(guard, FINE, first=6)
 
 
 def test_a_runaway_multiplier_counts_only_while_the_loss_is_high(config, tmp_path):

@@ -63,7 +63,7 @@ def run(run_dir: Path, *overrides: str, callbacks: tuple = ()) -> str:
 
 def streams_of(make, *overrides: str):
     config = compose([*SETTINGS, *VALIDATED, *overrides])
-    return make(config.validation, {SYNTHETIC: build_prior(config)}, config.model)[SYNTHETIC]
+    return make(config.validation, {SYNTHETIC: build_prior(config.prior)}, config.model)[SYNTHETIC]
 
 
 @pytest.fixture(scope="module")

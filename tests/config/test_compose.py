@@ -1,41 +1,56 @@
 import dataclasses
+from unittest import mock
 
 import pytest
-from omegaconf import OmegaConf
 
+import priors
+from tabicl_train.config import compose as composing
 from tabicl_train.config.compose import CONFIG_DIR, compose
-from tabicl_train.config.schema import StageConfig
+from tabicl_train.config.schema import StageConfig, build_prior
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig
 
-GROUPS = sorted(d.name for d in CONFIG_DIR.iterdir() if d.is_dir() and d.name != "sweep")  # in tests/sweep/test_plan.py
-CHOICES = [(g, f.stem) for g in GROUPS for f in sorted((CONFIG_DIR / g).glob("*.yaml"))]
+FILES = [file for file in sorted(CONFIG_DIR.glob("*/*.yaml")) if file.parent.name != "sweep"]  # in tests/sweep
+EXPERIMENTS = "".join(file.read_text() for file in FILES if file.parent.name == "experiment")
 # They do not compose without tables: their own tests have some.
-for choice in ("prior/disk", "prior/tables", "prior/one_table", "experiment/fine_tune", "experiment/own_tables"):
-    CHOICES.remove(tuple(choice.split("/")))
+NEED_TABLES = ("prior/disk", "prior/tables", "prior/one_table", "experiment/fine_tune", "experiment/own_tables")
+CHOICES = [
+    (group, choice)
+    for group, choice in ((file.parent.name, file.stem) for file in FILES)
+    if f"{group}/{choice}" not in NEED_TABLES and f"override /{group}: {choice}\n" not in EXPERIMENTS
+]
 NEEDS = {"sequence": "curriculum=sequences", "linear_functions": "model.max_classes=0"}  # by the start of a choice
 
 
 @pytest.mark.parametrize(("group", "choice"), CHOICES)
 def test_every_yaml_composes(group, choice):
+    """An experiment, with the files that it names; it says what it costs, and on which hardware."""
     needed = [setting for start, setting in NEEDS.items() if choice.startswith(start) and group in ("model", "prior")]
     config = compose([f"{group}={choice}", *needed])
-    values = OmegaConf.load(CONFIG_DIR / group / f"{choice}.yaml")
-    if group not in ("experiment", "task"):
-        part = config.prior if group == "prior" else dataclasses.asdict(getattr(config, group))
-        values.pop("defaults", None)
-        assert values.items() <= part.items() or group == "curriculum"
+    if group == "experiment":
+        comment = (CONFIG_DIR / group / f"{choice}.yaml").read_text().partition("defaults:")[0]
+        stages = config.curriculum.stages.values()
+        steps, tables = sum(s.steps for s in stages), sum(s.steps * s.tables for s in stages)
+        assert f"Cost: {steps:,} steps" in comment and "FLOPs" in comment and "Hardware: " in comment
+        assert f"{tables:,} tables" in comment or f"{tables / 1e6:.0f} million tables" in comment
     assert config.total_steps > 0
 
 
-@pytest.mark.parametrize("name", [choice for group, choice in CHOICES if group == "experiment"])
-def test_every_experiment_says_its_cost_and_hardware(name):
-    """The steps and tables are those of its curriculum."""
-    comment = (CONFIG_DIR / f"experiment/{name}.yaml").read_text().partition("defaults:")[0]
-    stages = compose([f"experiment={name}"]).curriculum.stages.values()
-    steps, tables = sum(s.steps for s in stages), sum(s.steps * s.tables for s in stages)
-    assert f"Cost: {steps:,} steps" in comment and "FLOPs" in comment and "Hardware: " in comment
-    assert f"{tables:,} tables" in comment or f"{tables / 1e6:.0f} million tables" in comment
+def test_a_run_composes_once_and_builds_its_prior_once():
+    with (
+        mock.patch.object(composing, "hydra_compose", wraps=composing.hydra_compose) as composed,
+        mock.patch.object(priors, "build_prior", wraps=priors.build_prior) as built,
+    ):
+        wrong = ["experiment=smoke", "prior=needle", "model.embed_dm=3", "trainer.devices=x", "seed=-1", "a=1"]
+        with pytest.raises(ConfigError) as caught:
+            compose(wrong)
+        assert len(caught.value.problems) == 4 and (composed.call_count, built.call_count) == (1, 1)
+        config = compose(["experiment=smoke", "prior=needle", "seed=3"])
+        config.start_problems()
+        prior = build_prior(config.prior)
+        assert prior.needles == config.prior["needles"] and (composed.call_count, built.call_count) == (1, 2)
+    assert build_prior(compose(["experiment=smoke", "prior=needle"]).prior) is not prior, "its files may have changed"
+    assert build_prior(config.prior | {"needles": 2}).needles == 2
 
 
 def test_overrides_reach_the_configuration():
@@ -75,15 +90,16 @@ def test_a_stage_is_added(overrides):
 
 
 def test_a_folder_of_own_configurations_is_searched_too(own_configs):
-    option, override = {"config_dir": str(own_configs)}, f"hydra.searchpath=[{own_configs}]"
-    for overrides, options in ((["experiment=own"], option), (["experiment=own", override], {})):
-        assert list(compose(overrides, **options).curriculum.stages) == ["only"]
-        with pytest.raises(ConfigError) as caught:
-            compose([*overrides, "model.embed_dm=3", "curriculum.stages.only.steps=4"], **options)
-        assert caught.value.problems == ["model.embed_dm: no such setting; did you mean model.embed_dim?"]
-        with pytest.raises(ConfigError, match="demo_regression, fine_tune, linear_functions, mini_v2, own"):
-            compose([*overrides, "experiment=ow"], **options)
+    option = {"config_dir": str(own_configs)}
+    assert list(compose(["experiment=own"], **option).curriculum.stages) == ["only"]
+    with pytest.raises(ConfigError) as caught:
+        compose(["experiment=own", "model.embed_dm=3", "curriculum.stages.only.steps=4"], **option)
+    assert caught.value.problems == ["model.embed_dm: no such setting; did you mean model.embed_dim?"]
+    with pytest.raises(ConfigError, match="demo_regression, fine_tune, linear_functions, mini_v2, own"):
+        compose(["experiment=ow"], **option)
     assert compose(["experiment=own"], "short", **option).total_steps == 2
+    (own_configs / "short.yaml").write_text("defaults: [train, _self_]\ntrainer: {max_steps: 1}\n")
+    assert compose(["experiment=own"], "short", **option).total_steps == 1, "the file as it was before"
     for arguments, words in (
         (("train", None, "nowhere"), "--config-dir is 'nowhere'; there is no such folder"),
         (("train", "nowhere", None), "--config-path is 'nowhere'; there is no such folder"),

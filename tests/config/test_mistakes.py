@@ -1,7 +1,9 @@
 import pytest
+from command_line import exit_code
 from problems import problems
 
 from tabicl_train.config.compose import compose
+from tabicl_train.sweep.plan import make_plan
 
 
 def test_all_problems_are_reported_at_once_with_the_nearest_name():
@@ -113,3 +115,40 @@ def test_text_that_cannot_be_quoted_for_the_user_gets_a_hint():
 def test_several_values_of_a_setting_get_a_hint():
     (problem,) = problems("experiment=smoke", "run_dir=a,b")
     assert problem == "'run_dir=a,b' has several values, which needs -m; plain text needs quotes: \"run_dir='...'\""
+
+
+def test_mistakes_of_different_runs_of_a_sweep_are_reported_at_once(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    wrong = ["name=a,b", "model.embed_dm=1", "optimizer=muon,sgd", "trainer.max_steps=range(0,3)", "seed=0,x"]
+    assert exit_code(monkeypatch, "train", "-m", "experiment=smoke", *wrong, "trainer.precision=choice(fp32,bf17)") == 2
+    assert sorted(capfd.readouterr().err.splitlines()) == [
+        "error: model.embed_dm: no such setting; did you mean model.embed_dim?",
+        "error: optimizer=sgd: there is no such choice; there are adamw, muon, muon_all",
+        "error: seed=0,x: a seed must be a whole number, at least 0",
+        "error: trainer.max_steps is 0; it must be at least 1",
+        "error: trainer.precision is 'bf17'; it must be one of auto, fp32, bf16, fp16",
+    ]
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_values_of_a_sweep_may_be_a_pattern(own_configs):
+    (own_configs / "prior").mkdir()
+    (own_configs / "prior/mix_own.yaml").write_text("defaults: [mix_scm]\n")
+    plan = make_plan(["experiment=smoke", "seed=1,2", "prior=glob(mix*)"], "train", None, str(own_configs))
+    assert plan.points == [{"prior": f"mix_{name}"} for name in ("own", "scm", "scm_causal")]
+    assert plan.sweep.seeds == [1, 2]
+
+
+@pytest.mark.parametrize("command", [("train", "-m"), ("sweep",)])
+def test_a_sweep_without_settings_does_not_start_the_default_run(command, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert exit_code(monkeypatch, *command) == 2
+    assert capfd.readouterr().err.startswith("error: there are no settings; tabicl-sweep ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_folder_of_a_sweep_is_not_taken_for_that_of_a_run(tmp_path, monkeypatch, capfd):
+    (tmp_path / "study.log").touch()
+    assert exit_code(monkeypatch, "train", "experiment=smoke", f"run_dir={tmp_path}") == 2
+    assert "it is the folder of a sweep" in capfd.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["study.log"]

@@ -1,13 +1,14 @@
 """A package outside this repository registers a prior and configuration files."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import command
 from problems import problems
-from runs import metrics
+
+from priors import TableSpec
+from tabicl_train.config.compose import compose
+from tabicl_train.config.schema import build_prior
 
 PAGE = Path(__file__).parents[2] / "priors/README.md"
 
@@ -31,22 +32,18 @@ def install(folder: Path, package: str, priors: str = "", configs: str = "") -> 
     )
 
 
-def test_an_installed_package_trains_with_its_prior_and_configurations(tmp_path):
-    site, run_dir = tmp_path / "site", tmp_path / "run"
-    install(site, "outside", "ring = outside.ring:Ring", "outside = outside.configs")
+def test_an_installed_package_brings_its_prior_and_configurations(tmp_path, monkeypatch):
+    install(tmp_path, "outside", "ring = outside.ring:Ring", "outside = outside.configs")
     for name, content in FILES.items():
-        (site / name).parent.mkdir(parents=True, exist_ok=True)
-        (site / name).write_text(content)
-    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
-    result = subprocess.run(
-        [sys.executable, "-m", "tabicl_train", "experiment=outside", f"run_dir={run_dir}",
-         "trainer.max_steps=2", "trainer.log_every=1", "stream.num_workers=1"],
-        capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path},
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    assert "prior     ring" in result.stderr and len(metrics(run_dir)) == 2
-    assert "radius: 1.5" in (run_dir / "config.yaml").read_text()
-    assert "embed_dim: 8" in (run_dir / "config.yaml").read_text()
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = compose(["experiment=outside", "prior.radius=3"])
+    assert config.model.embed_dim == 8 and config.prior == {"name": "ring", "radius": 3.0}
+    assert build_prior(config.prior).sample(TableSpec(200, 100, 2), 0).X.shape == (200, 2)
+    printed = command("train", "experiment=outside", "--cfg", "job").stdout
+    assert "  radius: 1.5\n" in printed and "  embed_dim: 8\n" in printed
+    assert "minute, sequence" in command("train", "--help").stdout
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def check_faults(folder: str) -> None:
     launch = read_launch()
     ranks, found = Ranks(launch), {}
     fabric = training.open_fabric(config.trainer, launch, ranks, [])
-    prior = build_prior(config)
+    prior = build_prior(config.prior)
     own = StepStream(prior, config.curriculum, config.model, config.seed, range(2), launch.rank, launch.size)
     for fault, patch in FAULTS.items():
         with mock.patch.object(*patch):

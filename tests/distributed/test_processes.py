@@ -113,7 +113,7 @@ def draw_for_ever(number: str) -> None:
 
     Dummy.plan = lambda *_: time.sleep(600)
     config = compose(["experiment=smoke", "prior=dummy"])
-    stream = StepStream(build_prior(config), config.curriculum, config.model, 0, range(8))
+    stream = StepStream(build_prior(config.prior), config.curriculum, config.model, 0, range(8))
     with Loader(stream, StreamConfig(num_workers=1)) as loader:
         loader.start()
         Path(number).write_text(str(loader.workers[0].process.pid))

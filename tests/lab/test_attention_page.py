@@ -8,7 +8,7 @@ from browser import BROWSER, browse
 from command_line import command
 from html_page import Page
 
-pytestmark = [pytest.mark.slow, pytest.mark.multi_process]
+pytestmark = [pytest.mark.slow, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module", params=["icl", "column"])

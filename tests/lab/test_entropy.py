@@ -63,7 +63,7 @@ def test_mistakes_are_named(settings, problem, run_dir, table, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.multi_process
+@pytest.mark.slow
 def test_the_command_writes_figure_table_and_page(run_dir, tmp_path):
     settings = ["prior=dummy", "rows=[100,20,50]", "small=true", "features=3"]
     result = command("lab", "entropy", f"folder={tmp_path}/entropy", f"checkpoint={run_dir}", *settings)

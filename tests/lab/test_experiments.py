@@ -57,7 +57,7 @@ def test_the_command_without_an_experiment_lists_them():
     assert result.returncode == 2 and "there is no experiment 'fadding'; there are fading, " in result.stderr
 
 
-@pytest.mark.multi_process  # git, for the page
+@pytest.mark.slow  # git, for the page
 def test_fading_writes_a_folder(tmp_path):
     folder = tmp_path / "new" / "fading"
     page = run("fading", folder, "small=true", "gap=3")
@@ -113,7 +113,7 @@ def test_a_bar_within_a_cell_ends_no_cell():
     assert markdown(pd.DataFrame({"a|b": ["c|d"]})) == "| a\\|b |\n| --- |\n| c\\|d |"
 
 
-@pytest.mark.multi_process
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_jobs")
 def test_needle_at_its_smallest_size_twice(tmp_path):
     page = run("needle", tmp_path, "small=true")
@@ -128,7 +128,7 @@ def test_needle_at_its_smallest_size_twice(tmp_path):
     assert lines == [1] * 4  # none was trained again
 
 
-@pytest.mark.multi_process
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_jobs")
 @pytest.mark.parametrize(("name", "columns"), [("linear", ["error"]), ("quantifiers", ["drawn", "undecided"])])
 def test_an_experiment_with_sequences_at_its_smallest_size(name, columns, tmp_path):
@@ -143,7 +143,7 @@ def test_an_experiment_with_sequences_at_its_smallest_size(name, columns, tmp_pa
     assert "load_network" in export(options.checkpoint, options.output, format=options.format)
 
 
-@pytest.mark.multi_process
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_jobs")
 def test_curriculum_at_its_smallest_size(tmp_path):
     page = run("curriculum", tmp_path, "small=true")
@@ -153,7 +153,7 @@ def test_curriculum_at_its_smallest_size(tmp_path):
     assert "| growing_rows | QASSMax | 3 |" in page and "Real tables" not in page.partition("## How")[0]
 
 
-@pytest.mark.multi_process  # git, for the page
+@pytest.mark.slow  # git, for the page
 def test_classes_at_its_smallest_size(tmp_path, run_dir):
     page = run("classes", tmp_path / "classes", "small=true", f"checkpoint={run_dir}", "queries=20")
     scores = pd.read_csv(tmp_path / "classes" / "classes.csv")

@@ -238,7 +238,7 @@ def test_a_synthetic_table_has_the_address_of_tabicl_prior(run_dir, tmp_path):
     config = compose(["experiment=smoke", "prior=dummy", f"run_dir={run_dir}"])
     plan = plan_step(config.curriculum, network.config, config.seed, 3)
     spec = next(group.spec for group in plan.groups if 2 in group.tables)
-    table = draw_table(build_prior(config), spec, config.seed, 3, 2)
+    table = draw_table(build_prior(config.prior), spec, config.seed, 3, 2)
     assert scene.row == len(table.y) - 1 and scene.labeled == list(range(table.train_size))
     data = explain(scene, Place("icl", -1, 0))
     with torch.no_grad():

@@ -115,7 +115,7 @@ def test_an_impossible_table_names_the_component():
 
 
 def configured(*overrides: str):
-    return build_configured(compose(["experiment=smoke", "prior=mix_scm", *overrides]))
+    return build_configured(compose(["experiment=smoke", "prior=mix_scm", *overrides]).prior)
 
 
 STAGE = "curriculum.stages.smoke"
@@ -170,7 +170,7 @@ def test_a_stage_without_real_tables_needs_no_long_one(tmp_path):
     with pytest.raises(ConfigError, match=r"smoke.rows has tables of 500 rows; none of the 2 real tables"):
         compose(["experiment=smoke", "prior=mix_scm", *real])
     config = compose(["experiment=smoke", "prior=mix_scm", *real, f"{STAGE}.mix={{mlp_scm:1}}"])
-    assert config.curriculum.eligible_tables(build_configured(config), False) == []
+    assert config.curriculum.eligible_tables(build_configured(config.prior), False) == []
 
 
 @pytest.mark.parametrize("name", ["tables", "one_table"])

@@ -36,7 +36,7 @@ def mixture(tmp_path_factory) -> list[str]:
 
 
 def seen_by(config, steps, rank: int = 0, ranks: int = 1) -> TablesSeen:
-    prior = build_prior(config)
+    prior = build_prior(config.prior)
     seen = TablesSeen(real_tables(prior).sources())
     for step in steps:
         (item,) = StepStream(prior, config.curriculum, config.model, 0, range(step, step + 1), rank, ranks)

@@ -99,7 +99,7 @@ def test_results_csv_has_a_row_for_each_run(sweep):
     assert sum(",failed," in row for row in rows) == 6
 
 
-@pytest.mark.multi_process  # the browser
+@pytest.mark.slow  # the browser
 def test_the_page_needs_no_network_and_has_the_tables_and_figures(sweep, tmp_path):
     write_page(sweep)
     page = Page(sweep.folder / "sweep.html")

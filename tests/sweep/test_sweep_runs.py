@@ -24,7 +24,7 @@ from tabicl_train.sweep import run as sweep_run
 from tabicl_train.sweep.results import Sweep
 from tabicl_train.sweep.study import load_study
 
-pytestmark = pytest.mark.multi_process
+pytestmark = pytest.mark.slow
 
 SETTINGS = ("experiment=smoke", "validation.every=5", "validation.rows=[]", "trainer.accelerator=cpu", "sweep.jobs=2")
 MOMENTUMS = (0.8, 0.85, 0.9, 0.95, 0.97, 0.99)
