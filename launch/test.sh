@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lint, format, types and tests. Usage: launch/test.sh [all|gpu] [pytest arguments]
+# Lint, format, docstrings, types and tests. Usage: launch/test.sh [all|gpu] [pytest arguments]
 # Without an argument, every test that a change needs; "all" adds whole demos, comparisons with the tabicl package and
 # other long variants; "gpu" runs only the tests that need a GPU.
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh" test
@@ -10,6 +10,8 @@ case "${1:-}" in
 esac
 ruff check priors tabicl_train tests  # only these folders: runs/ and others may hold code of users
 ruff format --check --quiet priors tabicl_train tests
+grep -rlZ --include='*.py' '^__all__' priors tabicl_train |  # what users import has numpydoc docstrings
+    xargs -0 ruff check --select D --config 'lint.pydocstyle.convention="numpy"'
 mypy --no-error-summary
 export OMP_NUM_THREADS=1  # two test processes share the cores
 # Compiled loops take 17 CPU seconds, which each test process would spend if it found none on disk.
