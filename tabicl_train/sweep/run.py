@@ -27,7 +27,6 @@ from tabicl_train.sweep.study import RUNS, ask, has_more, open_study
 
 POLL = 0.5  # seconds between looks at the jobs
 DRAW = 60.0  # seconds between pages while the sweep runs
-RETRIES = 3  # jobs of a run in a row without a further checkpoint, after which it has failed
 
 
 @dataclass(eq=False)
@@ -35,7 +34,6 @@ class ActiveRun:
     """A run of a trial.
 
     job, slot: while it runs
-    step: that of the newest checkpoint at the end of a job; stalls: jobs in a row without a further one
     value: the metric once it has ended, nan if it has failed
     reason: why it has failed
     """
@@ -44,8 +42,6 @@ class ActiveRun:
     arguments: list[str]
     job: jobs.Job | None = None
     slot: str | None = None
-    step: int = 0
-    stalls: int = 0
     value: float | None = None
     reason: str = ""
 
@@ -147,21 +143,16 @@ class Controller:
 
     def end(self, run: ActiveRun, error: str = "", was_asked: bool = False) -> None:
         """Decide what has become of a run whose job has ended: it has finished, has failed, or goes on later."""
-        status = read_status(run.folder) or {}
-        step = status.get("saved", 0)
-        run.stalls, run.step = 0 if step > run.step else run.stalls + 1, max(step, run.step)
-        if status.get("status") == "finished":
+        status = read_status(run.folder) or {"status": "killed"}
+        if status["status"] == "finished":
             value = last(run.folder, self.metric)
             if value is None or not math.isfinite(value):
                 run.value, run.reason = math.nan, f"{self.metric} is {value}"
             else:
                 run.value = value
                 info(f"finished  {run.folder.name}: {self.metric} {value:.4f}")
-        elif not was_asked and (status.get("status") == "failed" or error or run.stalls >= RETRIES):
-            run.value = math.nan
-            run.reason = (
-                error or status.get("cause") or f"it was killed or stopped {RETRIES} times without a further checkpoint"
-            )
+        elif not was_asked and (error or status["status"] != "preempted"):
+            run.value, run.reason = math.nan, error or status.get("cause") or "it was killed"
         if run.reason:
             info(f"failed    {run.folder.name}: {run.reason}")
 
@@ -220,6 +211,8 @@ def run_sweep(plan: Plan) -> str:
         lock.release()
     print(sweep.text())
     if not is_whole:
-        info(f"sweep     preempted; the same command continues it: {shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])}")
+        info(
+            f"sweep     preempted; the same command continues it: {shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])}"
+        )
         return "preempted"
     return "finished" if sweep.ranked else "failed"
