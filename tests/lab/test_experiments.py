@@ -146,7 +146,7 @@ def test_exit_codes_are_those_of_a_sweep(tmp_path, monkeypatch, error, code, tex
     assert files(tmp_path) == {"experiment.json"}  # the same command goes on
 
 
-@pytest.mark.parametrize("experiment, settings", [("classes", []), ("attention", ["table=0", "step=0"])])
+@pytest.mark.parametrize("experiment, settings", [("classes", []), ("attention", ["table=rows.csv"])])
 def test_classes_need_a_network_that_predicts_them(experiment, settings, tmp_path):
     make_run(tmp_path / "run", "prior=mlp_scm", "task=regression", "model.num_quantiles=9")
     result = command("lab", experiment, f"folder={tmp_path}/page", f"checkpoint={tmp_path}/run", *settings)

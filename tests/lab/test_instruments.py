@@ -7,7 +7,7 @@ import pytest
 import torch
 from small_networks import draw, small_network
 
-from tabicl_train.lab.instruments import INDUCING, LABELED, QUERY, logits, measure, multipliers, recorded, shape, sites
+from tabicl_train.lab.instruments import INDUCING, LABELED, QUERY, logits, measure, recorded, shape, sites
 from tabicl_train.model.attention import Attention
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.pack import Pack
@@ -134,21 +134,6 @@ def test_even_weights_and_a_single_key(monkeypatch):
         )
     single = shape(attention, torch.randn(3, 2, 8), torch.ones(1, 2, 8))
     assert single.top.eq(1).all() and single.gap.eq(0).all() and single.entropy.isnan().all()
-
-
-@pytest.mark.parametrize("rule", list(RULES)[1:])
-@torch.no_grad()
-def test_the_multipliers_explain_the_scaled_queries(rule):
-    network = small_network(col_scaling=rule, icl_scaling=rule).eval()
-    calls = []
-    with recorded({site: site.attention for site in sites(network)}, lambda *call: calls.append(call)):
-        logits = predictor(network)()
-    assert len(calls) == 4
-    for site, call in calls:
-        base, gate = multipliers(site.attention, call.projected, n)
-        scaled = call.projected * base * (1 if gate is None else gate)
-        torch.testing.assert_close(scaled, call.q, rtol=1e-5, atol=1e-6)
-    assert torch.equal(predictor(network)(), logits) and len(calls) == 4  # the hooks are gone
 
 
 def test_samples_of_queries_are_as_large_as_asked_for():

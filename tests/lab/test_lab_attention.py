@@ -7,27 +7,19 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from command_line import command
 from scipy.special import erf
 from small_networks import small_network
 
 from tabicl_train import TabICLClassifier
-from tabicl_train.config.compose import compose
-from tabicl_train.config.schema import build_prior
-from tabicl_train.curriculum import plan_step
-from tabicl_train.errors import ConfigError
 from tabicl_train.lab import attention as lab_attention
-from tabicl_train.lab.attention import Options, explain, layers_of, page, real_scene, run, synthetic_scene
-from tabicl_train.model.pack import Pack
+from tabicl_train.lab.attention import Options, explain, page, scene_of
 from tabicl_train.model.scaling import RULES
-from tabicl_train.prediction.export import load_model
-from tabicl_train.stream import draw_table
 
 
 def data_of(network, table, layer, head, **options):
     options = Options(folder="", checkpoint="", table=str(table), target="class", **options)
-    return json.loads(json.dumps(explain(real_scene(options, network), layer, head), allow_nan=False))
+    return json.loads(json.dumps(explain(scene_of(options, network), layer, head), allow_nan=False))
 
 
 def numpy_mlp(weights, name, x):
@@ -74,7 +66,7 @@ def test_every_number_is_what_numpy_computes(rule, layer, head, table, monkeypat
     network = small_network(col_scaling=rule, icl_scaling=rule, max_classes=4)
     data = data_of(network, table, layer, head, row=7)
     assert data["rule"] == rule and data["n"] == len(data["keys"]) == 11 and data["rest"] is None
-    attention = layers_of(network)[layer]
+    attention = network.icl_predictor.tf_icl["blocks"][layer].attn
     keys = np.array([key["token"] for key in data["keys"]])
     query = np.array(data["query"]["token"])
     q, k, v, base, gate, scaled, steps, w = numpy_attention(attention, rule, head, query, keys, len(data["hidden"]))
@@ -102,18 +94,6 @@ def test_every_number_is_what_numpy_computes(rule, layer, head, table, monkeypat
     for one in data["by_label"]:
         own = [key["weight"] for key in data["keys"] if key["label"] == one["label"]]
         assert one["rows"] == len(own) and math.isclose(one["weight"], sum(own), rel_tol=1e-12)
-
-
-@pytest.mark.parametrize("rule", ["qassmax_elementwise", "ssa_trainable"])
-def test_the_context_vector_is_what_the_layer_hands_on(rule, table):
-    network = small_network(icl_scaling=rule, max_classes=4)
-    scene = real_scene(Options("", "", str(table), row=7, target="class"), network)
-    outputs = []
-    attention = scene.network.icl_predictor.tf_icl["blocks"][1].attn
-    handle = attention.out_proj.register_forward_pre_hook(lambda _, x: outputs.append(x[0]))
-    data = explain(scene, -1, 2)
-    handle.remove()
-    np.testing.assert_allclose(data["context"], outputs[0][0].unflatten(0, (4, -1))[2].detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_rows_and_prediction_are_those_of_the_table(table):
@@ -162,51 +142,18 @@ def test_many_keys_are_the_largest_two_others_and_the_rest_together(table):
     assert data["rest"]["weight"] <= 64 * weights[9]
 
 
-def test_a_synthetic_table_has_the_address_of_tabicl_prior(run_dir, tmp_path):
-    network = load_model(str(run_dir))
-    options = Options("", str(run_dir), "2", step=3)
-    scene = synthetic_scene(options, network)
-    config = compose(["experiment=smoke", "prior=dummy", f"run_dir={run_dir}"])
-    plan = plan_step(config.curriculum, network.config, config.seed, 3)
-    spec = next(group.spec for group in plan.groups if 2 in group.tables)
-    table = draw_table(build_prior(config.prior), spec, config.seed, 3, 2)
-    assert scene.row == len(table.y) - 1 and scene.labeled == list(range(table.train_size))
-    data = explain(scene, -1, 0)
-    with torch.no_grad():
-        logits = network(Pack.of([(table.X, table.y, table.train_size)]))[-1, : int(table.y.max()) + 1]
-    np.testing.assert_allclose([one["p"] for one in data["prediction"]], torch.softmax(logits, 0), atol=1e-6)
-    assert data["query"]["label"] == f"class {table.y[-1]}"
-    assert data["query"]["cells"] == [f"{x:.4g}" for x in table.X[-1, :8].tolist()]
-    for key in data["keys"]:
-        assert key["label"] == f"class {table.y[key['row']]}" and key["row"] < table.train_size
-
-
 @pytest.mark.parametrize(
     "settings, problem",
     [
-        (["step=3", "table=999"], "table is 999; a step has the tables 0.."),
-        (["step=99999", "table=0"], "step is 99999; the run has steps 0.."),
-        (["step=3", "table=0", "row=0"], "row is 0; the query rows are"),
-        (["step=3", "table=FILE"], "with step, it is the number of a table in the step"),
         (["table=FILE", "row=80"], "has the rows 0..79"),
         (["table=FILE", "target=nothing"], "has the columns height, class, color, weight"),
         (["table=FILE", "target=height"], "76 labeled rows, classes among them: 76"),
         (["table=missing.csv"], "there is no such file"),
-        (["table=FILE", "head=2"], "the layer has the heads 0..1"),
-        (["table=FILE", "layer=2"], "the network has the layers 0..1"),
+        (["table=FILE", "target=class", "head=2"], "the layer has the heads 0..1"),
+        (["table=FILE", "target=class", "layer=2"], "the network has the layers 0..1"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named(settings, problem, run_dir, table, tmp_path):
     settings = [text.replace("FILE", str(table)) for text in settings]
     result = command("lab", "attention", f"folder={tmp_path}/page", f"checkpoint={run_dir}", *settings)
     assert result.returncode == 2 and problem in result.stderr and not (tmp_path / "page").exists()
-
-
-def test_only_a_run_knows_its_tables(table, tmp_path):
-    from tiny_network import TINY, tiny_network
-
-    from tabicl_train.prediction.public_format import save_public
-
-    save_public(TINY, tiny_network().state_dict(), f"{tmp_path}/tiny.ckpt")
-    with pytest.raises(ConfigError, match="only a run knows the tables of its steps"):
-        run(Options(f"{tmp_path}/page", f"{tmp_path}/tiny.ckpt", "0", step=0))

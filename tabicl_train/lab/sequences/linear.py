@@ -19,7 +19,7 @@ from tabicl_train.model.pack import Pack
 
 KNOWN = 2  # rows that tell a linear function; errors are of those after them
 WITH_MLP, WITHOUT = "with MLP", "without MLP"
-CLAIM = 0.5  # the paper's SSA has at most this share of softmax's squared error, from shared.SHIFT on
+CLAIM = 0.5  # the paper's SSA has at most this share of softmax's squared error, from SHIFT on
 PAPER = {  # squared errors at sigma 1 to 10, tables 1 and 4 of arXiv 2508.14685
     "softmax, with MLP": "8e-05 3e-04 6e-03 0.42 1.62 3.84 9.42 13.51 27.99 45.35",
     "SSA, with MLP": "4e-05 3e-04 1e-03 0.02 0.02 0.15 1.24 1.04 2.74 8.5",
