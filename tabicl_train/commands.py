@@ -295,8 +295,8 @@ def prior() -> None:
 @closed_output()
 def lab() -> None:
     """tabicl-lab EXPERIMENT key=value ..."""
+    from tabicl_train.lab import Failed, Preempted
     from tabicl_train.lab.experiments import run as run_experiment
-    from tabicl_train.lab.runs import Failed, Preempted
 
     with config_errors():
         try:

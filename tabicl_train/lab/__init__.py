@@ -15,3 +15,11 @@ EXPERIMENTS = {
     "linear": "whether softmax or SSA still predicts linear functions that are larger than in training",
     "quantifiers": "whether softmax or SSA still tells if all numbers are positive in longer sequences",
 }
+
+
+class Preempted(Exception):
+    """A signal has stopped an experiment; the same command continues it."""
+
+
+class Failed(Exception):
+    """A run of an experiment has failed."""

@@ -22,15 +22,14 @@ from priors.random import rng_at
 from tabicl_train.console import counted, info
 from tabicl_train.errors import install, is_installed
 from tabicl_train.evaluation.suites import Task, sources
-from tabicl_train.lab.folder import Folder, markdown
-from tabicl_train.lab.runs import trained_runs
-from tabicl_train.lab.scores import FEWEST_SEEDS, NO_CLAIM, Row, by_seed_and_table, score_all
+from tabicl_train.lab.folder import Folder
+from tabicl_train.lab.runs import FEWEST_SEEDS, NO_CLAIM, Row, by_seed_and_table, score_all, shown, trained_runs
 from tabicl_train.lab.tables import plain_classifier
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
 from tabicl_train.prediction.export import load_model
 from tabicl_train.prediction.predict import predict_logits
-from tabicl_train.statistics import Estimate, mean_interval
+from tabicl_train.statistics import mean_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -253,7 +252,7 @@ def section(kind: str, scores: pd.DataFrame) -> str:
 
 {verdict(found, FACTORS[-1]) if seeds >= FEWEST_SEEDS else NO_CLAIM}
 
-Log loss by labeled rows, with 95 % intervals from {counted(seeds, "seed")} and {tables} {what}:
+Log loss by labeled rows n, with 95 % intervals from {counted(seeds, "seed")} and {tables} {what}:
 
 {shown(found.means.reset_index())}
 
@@ -265,13 +264,6 @@ QASSMax minus SSMax; below zero, QASSMax is better:
 
 {shown(found.lead.rename_axis("").reset_index(), signed=True)}
 """.strip()
-
-
-def shown(frame: pd.DataFrame, signed: bool = False) -> str:
-    form = "+.3f" if signed else ".3f"
-    frame = frame.map(lambda cell: format(cell, form) if isinstance(cell, Estimate) else str(cell))
-    frame.columns = pd.Index([f"n = {name:,}" if isinstance(name, int) else name for name in frame.columns])
-    return markdown(frame)
 
 
 def verdict(found: Effects, factor: int) -> str:

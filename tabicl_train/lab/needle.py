@@ -17,10 +17,9 @@ from omegaconf import MISSING
 
 from priors import TableSpec, build_prior
 from tabicl_train.console import counted
-from tabicl_train.lab.folder import Folder, markdown
+from tabicl_train.lab.folder import Folder
 from tabicl_train.lab.instruments import QUERY, measure
-from tabicl_train.lab.runs import trained_runs
-from tabicl_train.lab.scores import FEWEST_SEEDS, NO_CLAIM, Row, by_seed_and_table, score_all
+from tabicl_train.lab.runs import FEWEST_SEEDS, NO_CLAIM, Row, by_seed_and_table, score_all, shown, trained_runs
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
 from tabicl_train.prediction.export import load_model
@@ -150,28 +149,22 @@ def findings(scores: pd.DataFrame) -> str:
 
 Accuracy, with 95 % intervals for other seeds of training and other test tables, from {seeds} and {tables}:
 
-{shown(means)}
+{shown(means.rename_axis("rule").reset_index())}
 
 Accuracy minus that of {first}, on the same tables:
 
-{shown(gaps, signed=True)}
+{shown(gaps.rename_axis("rule").reset_index(), signed=True)}
 
 {verdict(means, gaps, scores["seed"].nunique())}
 
 Entropy of the attention of the rows to be classified, over log n, mean over the layers and heads of in-context
 learning: 0 if it looks at one row, 1 if at all rows alike.
 
-{shown(entropies)}
+{shown(entropies.rename_axis("rule").reset_index())}
 
 How it was done: configs/sweep/needle.yaml has every setting of the training, which is the same for all rules;
 needle.csv has the scores of each run and table, and runs/ the runs.
 """
-
-
-def shown(means: pd.DataFrame, signed: bool = False) -> str:
-    frame = means.map(lambda mean: format(mean, "+.3f" if signed else ".3f"))
-    frame.columns = pd.Index([f"{negatives:,}" for negatives in means.columns])
-    return markdown(frame.rename_axis("rule").reset_index())
 
 
 def verdict(means: pd.DataFrame, gaps: pd.DataFrame, seeds: int) -> str:

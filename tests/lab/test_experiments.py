@@ -13,10 +13,9 @@ from made_run import make_run
 
 from tabicl_train.config.arguments import help_text, parse
 from tabicl_train.config.options import ExportOptions
-from tabicl_train.lab import EXPERIMENTS, needle
+from tabicl_train.lab import EXPERIMENTS, Failed, Preempted, needle
 from tabicl_train.lab.experiments import load
 from tabicl_train.lab.folder import markdown
-from tabicl_train.lab.runs import Failed, Preempted
 from tabicl_train.prediction.export import export
 from tabicl_train.sweep.results import Sweep
 

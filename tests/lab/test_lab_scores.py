@@ -13,11 +13,10 @@ import torch.nn.functional as F
 
 from tabicl_train.config.compose import compose
 from tabicl_train.errors import ConfigError
-from tabicl_train.lab import curriculum, needle, scores
+from tabicl_train.lab import Preempted, curriculum, needle, runs
 from tabicl_train.lab.classes import nodes
 from tabicl_train.lab.folder import Folder
-from tabicl_train.lab.runs import Preempted
-from tabicl_train.lab.scores import score_all
+from tabicl_train.lab.runs import score_all
 from tabicl_train.lab.sequences import linear, quantifiers, shared
 from tabicl_train.planning import expected_work
 
@@ -29,7 +28,7 @@ class Options:
 
 def test_scores_go_on_where_they_were_stopped(tmp_path, monkeypatch):
     stop, made = SimpleNamespace(asked=False), []
-    monkeypatch.setattr(scores, "watch_signals", lambda: contextlib.nullcontext(stop))
+    monkeypatch.setattr(runs, "watch_signals", lambda: contextlib.nullcontext(stop))
     folder, units = Folder("test", Options(str(tmp_path))), [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
 
     def score(name, table):

@@ -12,7 +12,7 @@ import pandas as pd
 
 from tabicl_train.console import counted
 from tabicl_train.lab.folder import Folder, markdown
-from tabicl_train.lab.scores import FEWEST_SEEDS, NO_CLAIM, Row
+from tabicl_train.lab.runs import FEWEST_SEEDS, NO_CLAIM, Row
 from tabicl_train.lab.sequences import shared
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack

@@ -15,7 +15,7 @@ from tabicl_train.config.checks import one_of
 from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.folder import Folder
-from tabicl_train.lab.scores import FEWEST_SEEDS, NO_CLAIM, Row
+from tabicl_train.lab.runs import FEWEST_SEEDS, NO_CLAIM, Row
 from tabicl_train.lab.sequences import shared
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack

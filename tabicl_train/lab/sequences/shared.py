@@ -15,8 +15,7 @@ from omegaconf import MISSING
 
 from priors import TableSpec, build_prior
 from tabicl_train.lab.folder import Folder, markdown
-from tabicl_train.lab.runs import trained_runs
-from tabicl_train.lab.scores import Row, by_seed_and_table, score_all
+from tabicl_train.lab.runs import Row, by_seed_and_table, score_all, trained_runs
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
 from tabicl_train.prediction.export import load_network
