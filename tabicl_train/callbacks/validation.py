@@ -162,11 +162,6 @@ class Validation:
         """Decide whether weights are the best so far: those of the start, and later ones that are better by no luck."""
         if step == 0:
             self.start_losses = losses
-            if len(losses) < 2 and self.settings.best != REAL:
-                info(
-                    "warning   a single validation table or cluster cannot show a gain, so the weights of the start "
-                    "stay the best ones; raise prior.validation_fraction"
-                )
             return True
         written = self.records.rows("validation.csv") if self.best.exists() else []
         if not is_improvement(rows, written, self.settings):
