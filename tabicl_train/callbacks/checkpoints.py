@@ -39,7 +39,6 @@ class CheckpointFiles:
         self.pending = self.thread.submit(self.write, to_host(content), path, second_name)
 
     def write(self, content: dict, path: Path, second_name: Path | None) -> None:
-        """Write a file, in the thread, and remove those that it replaces."""
         try:
             # The stage's name first, so that a kill in between leaves no stage without its file.
             for name in (second_name, path) if second_name else (path,):
@@ -91,7 +90,6 @@ class Checkpoints:
         self.saved_step: int | None = None
 
     def is_due(self, step: int) -> bool:
-        """Whether the run is saved after this many steps."""
         return step % self.files.config.every == 0 or last_of_stage(self.curriculum, step - 1) is not None
 
     def save(self, step: int, module: Pretraining, optimizer: MuonAdamW) -> None:
@@ -104,7 +102,6 @@ class Checkpoints:
             self.files.save(content, self.folder / f"step-{step:08d}.ckpt", second_name)
 
     def content(self, step: int, module: Pretraining, optimizer: MuonAdamW) -> dict[str, Any]:
-        """Return the dictionary after `step` steps."""
         steps = sum(stage.steps for stage in self.curriculum.stages.values())
         stage, _, stage_step = stage_at(self.curriculum, min(step, steps - 1))
         run = {
@@ -128,7 +125,6 @@ class Checkpoints:
         return content
 
     def load_callbacks(self, content: dict[str, Any]) -> None:
-        """Restore the callbacks from a checkpoint's dictionary."""
         for name, callback in self.stateful.items():
             if name in content["callbacks"]:
                 callback.load_state_dict(content["callbacks"][name])
@@ -136,7 +132,6 @@ class Checkpoints:
 
 
 def load_training(content: dict[str, Any], module: Pretraining, optimizer: MuonAdamW) -> None:
-    """Restore module and optimizer from a checkpoint's dictionary."""
     module.on_load_checkpoint(content)
     module.load_state_dict(content["state_dict"])
     for state in content["optimizer_states"]:

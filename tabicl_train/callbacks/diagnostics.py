@@ -34,7 +34,6 @@ class Diagnostics:
                 scaling.gate_sums = torch.zeros(3, device=module.device)
 
     def on_train_batch_end(self, step: int, item: StepItem, module: Pretraining, **_) -> None:
-        """Write the rows of a logged step."""
         if step not in self.logged:
             return
         smallest, largest = (f(n for pack in item.packs for _, n, _ in pack.shapes) for f in (min, max))

@@ -8,6 +8,7 @@ incidents.jsonl has a line for each incident, with the address of the step and t
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shlex
 import time
@@ -71,7 +72,6 @@ class Guard:
         return {key: getattr(self, key) for key in STATE}
 
     def load_state_dict(self, state: dict) -> None:
-        """Continue from a checkpoint."""
         for key in STATE:
             setattr(self, key, state[key])
 
@@ -112,15 +112,7 @@ class Guard:
         if self.ranks.rank > 0:
             return
         plan = plan_step(self.stream.curriculum, self.stream.model, self.stream.seed, step)
-        groups = [
-            {
-                "tables": list(group.tables),
-                "rows": group.spec.num_rows,
-                "train_size": group.spec.train_size,
-                "features": group.spec.num_features,
-            }
-            for group in plan.groups
-        ]
+        groups = [{"tables": list(group.tables), **dataclasses.asdict(group.spec)} for group in plan.groups]
         line = {"step": step, "stage": plan.stage, "seed": self.stream.seed, "reason": reason, **facts}
         command = shlex.join(["tabicl-replay", f"run_dir={self.records.folder}", f"step={step}"])
         line |= {"replay": command, "groups": groups}
@@ -142,7 +134,7 @@ class Guard:
         action, good = self.limits.action, None
         if action == "rewind" and len(self.abandoned) >= REWINDS:
             action, reason = "stop", f"{reason}, after {counted(len(self.abandoned), 'rewind')}"
-        elif action == "rewind" and (good := self.last_good(step, module.model)) is None:
+        elif action == "rewind" and (good := self.ranks.from_first(lambda: self.choose(step, module.model))) is None:
             action, reason = "stop", f"{reason}, and there is no checkpoint from before that to go back to"
         if action == "warn" and self.warned:
             return
@@ -185,20 +177,13 @@ class Guard:
         self.abandoned.append([good["global_step"], step])
         info(f"guard     back to the weights of step {good['global_step']}; steps up to {step} are skipped")
 
-    def last_good(self, step: int, model: Network) -> dict | None:
-        """Return the content of the checkpoint to go back to, which rank 0 chooses, reads, and sends to the others.
-
-        Leaves the model of rank 0 with arbitrary weights.
-        """
-        self.files.wait()
-        return self.ranks.from_first(lambda: self.choose(step, model))
-
     def choose(self, step: int, model: Network) -> dict | None:
-        """Return the content of the newest good checkpoint.
+        """Return the content of the newest good checkpoint; leaves arbitrary weights in the model.
 
         In a good one no limit is passed, the average of the loss has risen less than halfway from its low to its limit,
         and it was not saved during a rise that a rewind has abandoned.
         """
+        self.files.wait()
         for path in reversed(saved(self.records.folder / "checkpoints")):
             done = step_of(path)
             # A checkpoint saved right after a rewind has the weights that the rewind has restored.

@@ -42,7 +42,6 @@ from tabicl_train.workers import Loader
 
 __all__ = ["LoggedSteps"]
 
-SEEN_EVERY = 600.0  # seconds between lines about the real tables that were drawn
 
 COLUMNS = (
     "step", "stage", "loss", "guess_loss", "grad_norm", "lr", "tables_per_s", "cells_per_s", "data_wait",
@@ -84,36 +83,25 @@ class Metrics:
         log: Log,
     ) -> None:
         self.curriculum, self.logged, self.records, self.loader, self.ranks = curriculum, logged, records, loader, ranks
-        self.seen, self.seen_printed, self.progress, self.log = seen, time.perf_counter(), progress, log
+        self.seen, self.progress, self.log = seen, progress, log
 
     def state_dict(self) -> dict:
         """Return the counts of real tables, added up over all ranks."""
         if not self.seen.sizes:
             return {}
-        self.add_seen()
+        self.seen.merge(self.ranks.sum)
         return {"tables_seen": self.seen.text()}
 
     def load_state_dict(self, state: dict) -> None:
         """Also called with an earlier state, to which the guard goes back."""
         self.seen.load(state.get("tables_seen", "[]"))
 
-    def add_seen(self, is_end: bool = False) -> None:
-        """Add up what was drawn, on all ranks alike, and print it every ten minutes and at the end."""
-        self.seen.merge(self.ranks.sum)
-        now = time.perf_counter()
-        is_due = self.ranks.rank == 0 and (is_end or now - self.seen_printed >= SEEN_EVERY)
-        if is_due and (line := self.seen.line()):
-            self.seen_printed = now
-            info(f"seen      {line}")
-
     def on_train_start(self, step: int, **_) -> None:
-        """Start the clock and the progress line."""
         self.start_window()
         if self.ranks.rank == 0:
             self.progress.start(step)
 
     def start_window(self) -> None:
-        """Start to measure a row."""
         self.started, self.waited = time.perf_counter(), self.loader.waited
         self.tables = self.cells = self.drawn = self.rejected = self.steps = 0
         self.flops = 0.0
@@ -124,7 +112,6 @@ class Metrics:
         self.seen.add(item.sources)  # before the guard, after the step, may go back to earlier counts
 
     def on_train_batch_end(self, step: int, item: StepItem, module: Pretraining, **_) -> None:
-        """Measure a step; after a logged one, write its row."""
         self.steps += 1
         self.tables += item.tables
         self.cells += sum(pack.cells for pack in item.packs)
@@ -169,9 +156,11 @@ class Metrics:
     def on_train_end(self, **_) -> None:
         """Print which real tables were seen, and end the progress line."""
         if self.seen.sizes:
-            self.add_seen(is_end=True)
+            self.seen.merge(self.ranks.sum)
         if self.ranks.rank == 0:
             self.progress.close()
+            if line := self.seen.line():
+                info(f"seen      {line}")
 
 
 def guess_losses(module: Pretraining, item: StepItem) -> list[float]:

@@ -27,7 +27,6 @@ class Profile:
         self.profiler: profile | None = None
 
     def on_train_batch_start(self, step: int, module: Pretraining, **_) -> None:
-        """Start the trace before its first step."""
         if step == self.first:
             self.folder.mkdir(exist_ok=True)
             if module.device.type == "cuda":
@@ -37,7 +36,6 @@ class Profile:
             self.profiler.start()
 
     def on_train_batch_end(self, step: int, module: Pretraining, **_) -> None:
-        """Write the trace after its last step."""
         if self.profiler is None or step <= self.last:
             return
         self.profiler.stop()

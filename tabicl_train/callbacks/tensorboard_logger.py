@@ -19,7 +19,6 @@ class TensorBoardLogger:
         self.writer: Any = None
 
     def log_metrics(self, values: dict[str, Any], step: int) -> None:
-        """Write the values that are numbers; see `Loggers.log_metrics`."""
         if self.writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -29,6 +28,5 @@ class TensorBoardLogger:
                 self.writer.add_scalar(name, value, step)
 
     def close(self, exit_code: int = 0) -> None:
-        """Flush and close the event file; see `Loggers.close`."""
         if self.writer is not None:
             self.writer.close()

@@ -56,8 +56,6 @@ from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.workers import StopRequested
 
 START, BEST = "checkpoints/start.ckpt", "checkpoints/best.ckpt"  # in the run directory
-COLUMNS = ("step", "data", "rows", *CLASS_SCORES, "is_best")
-NUMBER_COLUMNS = ("step", "data", "rows", *NUMBER_SCORES, "is_best")  # of regression
 
 
 class Validation:
@@ -127,9 +125,11 @@ class Validation:
         """Score the network, keep its weights if they are the best ones, and write the rows; raises StopRequested."""
         started = time.perf_counter()
         found = self.score(copy.deepcopy(module.model).eval(), module)
-        columns = NUMBER_COLUMNS if module.model.config.is_regression else COLUMNS
-        rows = [{"step": step, "data": one.data, "rows": one.rows, **one.scores, "is_best": 0} for one in found]
-        rows = [{column: row.get(column) for column in columns} for row in rows]
+        columns = NUMBER_SCORES if module.model.config.is_regression else CLASS_SCORES
+        rows = [
+            {"step": step, "data": one.data, "rows": one.rows, **{c: one.scores.get(c) for c in columns}, "is_best": 0}
+            for one in found
+        ]
         if self.is_best(step, rows, cluster_means(found, self.settings.best), module):
             rows = [row | {"is_best": 1} for row in rows]
             self.save(step, module)
@@ -145,7 +145,6 @@ class Validation:
             self.records.append_line("incidents.jsonl", line)
 
     def score(self, network: Network, module: Pretraining) -> list[Scored]:
-        """Score a network; raises StopRequested."""
         return score_network(network, self.items, self.settings.real_rows, module.precision, self.check_stop)
 
     @cached_property
