@@ -202,9 +202,7 @@ def pretend_to_have_saved(config: RunConfig, folder: Path, states: dict[int, dic
         ({600: {}, 700: {}, 800: {}}, [[600, 900]], 600),  # saved in the rise of an earlier rewind
         ({600: {}, 700: {}, 800: {}}, [[600, 700], [700, 750]], 800),  # 700 and 800 are behind the rises
         ({600: {}, 800: {"average": 0.75}}, [], 600),  # more than half of the way from 0.5 to 0.9
-        ({600: {}, 800: {"average": 0.65}}, [], 800),
         ({600: {}, 800: {"average": 0.75, "low": 0.7}}, [], 800),  # no rise: the later tables are harder
-        ({600: {}, 800: {"average": 0.95, "low": 0.95}}, [], 600),
         ({600: {}, 800: {"average": 0.67}}, ["multiplier"], 600),
         ({700: {}, 800: {}}, [[600, 900]], None),
     ],
