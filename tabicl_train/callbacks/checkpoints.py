@@ -20,23 +20,13 @@ from tabicl_train.optimizer import MuonAdamW
 from tabicl_train.run_dir.atomic import save_atomically
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, saved, step_of
 
-__all__ = ["CheckpointFiles", "Checkpoints", "SaveFailed"]
-
 
 class SaveFailed(Exception):
     """Raised if a checkpoint could not be written."""
 
 
 class CheckpointFiles:
-    """Write copies of checkpoints in a thread, one at a time, and remove old ones once a new one is on disk.
-
-    Parameters
-    ----------
-    config : CheckpointConfig
-        Which checkpoints are kept.
-    on_saved : callable
-        Called in the thread with the step of a checkpoint that is on disk.
-    """
+    """Write copies of checkpoints in a thread, one at a time, and remove old ones once a new one is on disk."""
 
     def __init__(self, config: CheckpointConfig, on_saved: Callable[[int], None] = lambda step: None) -> None:
         self.config, self.on_saved = config, on_saved
@@ -49,7 +39,6 @@ class CheckpointFiles:
         self.pending = self.thread.submit(self.write, to_host(content), path, second_name)
 
     def write(self, content: dict, path: Path, second_name: Path | None) -> None:
-        """Write a file, in the thread, and remove those that it replaces."""
         try:
             # The stage's name first, so that a kill in between leaves no stage without its file.
             for name in (second_name, path) if second_name else (path,):
@@ -81,22 +70,8 @@ class CheckpointFiles:
 class Checkpoints:
     """Make and load what a checkpoint of a run holds: one dictionary.
 
-    Parameters
-    ----------
-    folder : Path
-        Where checkpoints are saved, by rank 0.
-    files : CheckpointFiles
-        Writes them.
-    curriculum : CurriculumConfig
-        The stages, at whose ends the run is saved too.
-    config : dict
-        The whole configuration, which is saved with each checkpoint.
-    facts : dict
-        Also saved: the origin of the run's code, its world size and device, and the hash of its real tables.
-    callbacks : list
-        Those with a `state_dict` are part of a checkpoint.
-    rank : int
-        All ranks call `save`, since states may be added up over the ranks; rank 0 writes.
+    `facts` are saved with it: the origin of the code, world size and device, and the hash of the real tables. All ranks
+    call `save`, since states may be added up over the ranks; rank 0 writes.
     """
 
     def __init__(
@@ -115,7 +90,6 @@ class Checkpoints:
         self.saved_step: int | None = None
 
     def is_due(self, step: int) -> bool:
-        """Whether the run is saved after this many steps."""
         return step % self.files.config.every == 0 or last_of_stage(self.curriculum, step - 1) is not None
 
     def save(self, step: int, module: Pretraining, optimizer: MuonAdamW) -> None:
@@ -128,7 +102,6 @@ class Checkpoints:
             self.files.save(content, self.folder / f"step-{step:08d}.ckpt", second_name)
 
     def content(self, step: int, module: Pretraining, optimizer: MuonAdamW) -> dict[str, Any]:
-        """Return the dictionary after `step` steps."""
         steps = sum(stage.steps for stage in self.curriculum.stages.values())
         stage, _, stage_step = stage_at(self.curriculum, min(step, steps - 1))
         run = {
@@ -152,7 +125,6 @@ class Checkpoints:
         return content
 
     def load_callbacks(self, content: dict[str, Any]) -> None:
-        """Restore the callbacks from a checkpoint's dictionary."""
         for name, callback in self.stateful.items():
             if name in content["callbacks"]:
                 callback.load_state_dict(content["callbacks"][name])
@@ -160,7 +132,6 @@ class Checkpoints:
 
 
 def load_training(content: dict[str, Any], module: Pretraining, optimizer: MuonAdamW) -> None:
-    """Restore module and optimizer from a checkpoint's dictionary."""
     module.on_load_checkpoint(content)
     module.load_state_dict(content["state_dict"])
     for state in content["optimizer_states"]:

@@ -18,23 +18,11 @@ from tabicl_train.module import Pretraining
 from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem
 
-__all__ = ["Diagnostics"]
-
 COLUMNS = ("step", "stage", "layer", "n_smallest", "n_largest", "at_smallest", "at_largest", "gate_mean", "gate_std")
 
 
 class Diagnostics:
-    """Write scaling.csv, on rank 0 alone, and log the multipliers.
-
-    Parameters
-    ----------
-    records : Records
-        The files of the run.
-    logged : LoggedSteps
-        The steps after which there are rows.
-    log : callable
-        Logs values by name, after a number of steps.
-    """
+    """Write scaling.csv, on rank 0 alone, and log the multipliers."""
 
     def __init__(self, records: Records, logged: LoggedSteps, log: Log) -> None:
         self.records, self.logged, self.log = records, logged, log
@@ -46,7 +34,6 @@ class Diagnostics:
                 scaling.gate_sums = torch.zeros(3, device=module.device)
 
     def on_train_batch_end(self, step: int, item: StepItem, module: Pretraining, **_) -> None:
-        """Write the rows of a logged step."""
         if step not in self.logged:
             return
         smallest, largest = (f(n for pack in item.packs for _, n, _ in pack.shapes) for f in (min, max))

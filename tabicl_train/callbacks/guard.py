@@ -8,6 +8,7 @@ incidents.jsonl has a line for each incident, with the address of the step and t
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shlex
 import time
@@ -29,14 +30,12 @@ from tabicl_train.run_dir.checkpoint import DamagedCheckpoint, read, saved, step
 from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem, StepStream
 
-__all__ = ["Diverged", "Guard"]
-
 MEMORY = 0.99  # decay of the moving average of the loss: half of its weight is on the last 69 steps
 LOW_MEMORY = 0.999  # decay of its low: the distance to an average that stays higher halves within 693 steps
 HORIZON = 100  # steps; a rise shows in the moving average that late, so a good checkpoint must be older
 MULTIPLIER_AT = 512  # labeled rows for which the limit of the multiplier was published
 REWINDS = 3  # after which the run stops instead of rewinding once more
-STATE = ("average", "low", "skipped", "in_a_row", "abandoned")
+STATE = ("average", "low", "in_a_row", "abandoned")
 
 
 class Diverged(Exception):
@@ -44,25 +43,7 @@ class Diverged(Exception):
 
 
 class Guard:
-    """Watch loss, gradient norm and multiplier on all ranks: at logged steps and before a save.
-
-    Parameters
-    ----------
-    limits : GuardConfig
-        The section `guard` of the configuration.
-    stream : StepStream
-        The steps of the run, which incidents name.
-    logged : LoggedSteps
-        The steps after which the limits are compared.
-    records : Records
-        The files of the run.
-    files : CheckpointFiles
-        Writes the checkpoints to which a rewind goes back.
-    ranks : Ranks
-        The ranks of the run.
-    averages, metrics : Averages, Metrics
-        Callbacks whose states a rewind takes back too.
-    """
+    """Watch loss, gradient norm and multiplier on all ranks: at logged steps and before a save."""
 
     def __init__(
         self,
@@ -80,8 +61,8 @@ class Guard:
         self.unread: list[tuple[int, torch.Tensor]] = []  # of the steps since the last call of `read_steps`
         self.average: float | None = None  # of the loss
         self.low: float | None = None  # follows the average down immediately, and up slowly
-        self.skipped = self.in_a_row = 0  # non-finite steps: all of them, and the last consecutive ones
-        self.longest = 0  # most consecutive ones since the limits were last compared; not in checkpoints
+        self.in_a_row = 0  # non-finite steps up to the last one
+        self.longest = 0  # most of them since the limits were last compared; not in checkpoints
         self.abandoned: list[list[int]] = []  # per rewind: the step of its checkpoint, and the steps done before it
         self.warned = False  # of the limit that is passed at present
 
@@ -91,7 +72,6 @@ class Guard:
         return {key: getattr(self, key) for key in STATE}
 
     def load_state_dict(self, state: dict) -> None:
-        """Continue from a checkpoint."""
         for key in STATE:
             setattr(self, key, state[key])
 
@@ -123,7 +103,6 @@ class Guard:
             self.longest = max(self.longest, self.in_a_row)
             if math.isfinite(loss) and scale >= 1:
                 continue  # fp16 is searching for its loss scale
-            self.skipped += 1
             what = "gradient norm" if math.isfinite(loss) else "loss"
             self.report(step, f"the {what} is not finite", loss=repr(loss), grad_norm=repr(norm))
         self.unread.clear()
@@ -133,41 +112,29 @@ class Guard:
         if self.ranks.rank > 0:
             return
         plan = plan_step(self.stream.curriculum, self.stream.model, self.stream.seed, step)
-        groups = [
-            {
-                "tables": list(group.tables),
-                "rows": group.spec.num_rows,
-                "train_size": group.spec.train_size,
-                "features": group.spec.num_features,
-            }
-            for group in plan.groups
-        ]
+        groups = [{"tables": list(group.tables), **dataclasses.asdict(group.spec)} for group in plan.groups]
         line = {"step": step, "stage": plan.stage, "seed": self.stream.seed, "reason": reason, **facts}
         command = shlex.join(["tabicl-replay", f"run_dir={self.records.folder}", f"step={step}"])
         line |= {"replay": command, "groups": groups}
         self.records.append_line("incidents.jsonl", {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **line})
 
     def stop_if_skipped(self, step: int) -> None:
-        """Raise Diverged if too many steps were skipped; those that were counted before do not stop the run again."""
+        """Raise Diverged if too many steps in a row were skipped since the last call."""
         longest, self.longest = self.longest, 0
-        for count, most, what in (
-            (longest, self.limits.skipped_in_a_row, "steps in a row"),
-            (self.skipped, self.limits.skipped, "steps"),
-        ):
-            if longest and count >= most:
-                raise Diverged(
-                    f"loss or gradient norm was not finite in {count} {what}, the last ones before step "
-                    f"{step}; {self.records.folder}/incidents.jsonl names them. Lower the learning "
-                    "rate or use trainer.precision=fp32, and begin a new run from an earlier checkpoint "
-                    "(init_weights=CHECKPOINT run_dir=...); tabicl-replay shows the tables of a step"
-                )
+        if longest >= self.limits.skipped_in_a_row:
+            raise Diverged(
+                f"loss or gradient norm was not finite in {longest} steps in a row, the last ones before step {step}; "
+                f"{self.records.folder}/incidents.jsonl names them. Lower the learning rate or use "
+                "trainer.precision=fp32, and begin a new run from an earlier checkpoint "
+                "(init_weights=CHECKPOINT run_dir=...); tabicl-replay shows the tables of a step"
+            )
 
     def act(self, step: int, reason: str, module: Pretraining, optimizer: MuonAdamW) -> None:
         """Warn, stop or rewind, as configured, since a limit is passed."""
         action, good = self.limits.action, None
         if action == "rewind" and len(self.abandoned) >= REWINDS:
             action, reason = "stop", f"{reason}, after {counted(len(self.abandoned), 'rewind')}"
-        elif action == "rewind" and (good := self.last_good(step, module.model)) is None:
+        elif action == "rewind" and (good := self.ranks.from_first(lambda: self.choose(step, module.model))) is None:
             action, reason = "stop", f"{reason}, and there is no checkpoint from before that to go back to"
         if action == "warn" and self.warned:
             return
@@ -210,20 +177,13 @@ class Guard:
         self.abandoned.append([good["global_step"], step])
         info(f"guard     back to the weights of step {good['global_step']}; steps up to {step} are skipped")
 
-    def last_good(self, step: int, model: Network) -> dict | None:
-        """Return the content of the checkpoint to go back to, which rank 0 chooses, reads, and sends to the others.
-
-        Leaves the model of rank 0 with arbitrary weights.
-        """
-        self.files.wait()
-        return self.ranks.from_first(lambda: self.choose(step, model))
-
     def choose(self, step: int, model: Network) -> dict | None:
-        """Return the content of the newest good checkpoint.
+        """Return the content of the newest good checkpoint; leaves arbitrary weights in the model.
 
         In a good one no limit is passed, the average of the loss has risen less than halfway from its low to its limit,
         and it was not saved during a rise that a rewind has abandoned.
         """
+        self.files.wait()
         for path in reversed(saved(self.records.folder / "checkpoints")):
             done = step_of(path)
             # A checkpoint saved right after a rewind has the weights that the rewind has restored.

@@ -55,7 +55,6 @@ class Progress:
         return text if stage >= run else f"{text} ({tqdm.format_interval(pace * stage)} of {row['stage']})"
 
     def show(self, row: dict) -> None:
-        """Show a row of metrics.csv."""
         # Single steps are noisy, as their tables may be easy or hard: half of the weight is on the last 7 rows.
         if not math.isfinite(self.smooth):
             self.smooth = row["loss"]

@@ -5,31 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-__all__ = ["TensorBoardLogger"]
-
 
 class TensorBoardLogger:
-    """Write event files, one for each start of the run, with the first values.
-
-    Parameters
-    ----------
-    folder : Path
-        Run directory.
-    step : int
-        The step at which the run is resumed; 0 at its beginning. TensorBoard discards what earlier event files hold of
-        the steps after it, which are done again.
-    """
+    """Write event files, one for each start of the run, with the first values."""
 
     name = "tensorboard"
 
     def __init__(self, folder: Path, step: int) -> None:
         self.folder = folder / "tensorboard"
-        # The validation of the resumed step is not done again, except the one before the first step.
+        # TensorBoard discards what earlier files hold of steps that are done again. The validation of the resumed step
+        # is not done again, except the one before the first step.
         self.purge_step = step + 1 if step else 0
         self.writer: Any = None
 
     def log_metrics(self, values: dict[str, Any], step: int) -> None:
-        """Write the values that are numbers; see `Loggers.log_metrics`."""
         if self.writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -39,6 +28,5 @@ class TensorBoardLogger:
                 self.writer.add_scalar(name, value, step)
 
     def close(self, exit_code: int = 0) -> None:
-        """Flush and close the event file; see `Loggers.close`."""
         if self.writer is not None:
             self.writer.close()

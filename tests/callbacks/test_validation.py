@@ -21,9 +21,10 @@ from tabicl_train import TabICLClassifier
 from tabicl_train import train as training
 from tabicl_train.callbacks import validation
 from tabicl_train.callbacks.scores import Scored, real_tasks
-from tabicl_train.callbacks.validation import COLUMNS, Validation
+from tabicl_train.callbacks.validation import Validation
 from tabicl_train.callbacks.validation_tables import final_test_streams, validation_streams
 from tabicl_train.config.compose import compose
+from tabicl_train.config.monitoring import CLASS_SCORES
 from tabicl_train.config.schema import SYNTHETIC, build_prior
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
@@ -85,7 +86,7 @@ def test_a_run_with_validation_is_the_run_without_to_the_bit(folder):
 
 def test_rows_are_loss_and_accuracy_of_the_network_at_that_step(folder):
     rows = read(folder / "validated/validation.csv")
-    assert tuple(rows[0]) == COLUMNS
+    assert tuple(rows[0]) == ("step", "data", "rows", *CLASS_SCORES, "is_best")
     assert [(row["step"], row["data"]) for row in rows] == [
         (str(step), data) for step in (4, 8) for data in (SYNTHETIC, SYNTHETIC, *REAL)
     ]

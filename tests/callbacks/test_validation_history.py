@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tabicl_train.callbacks.validation_history import falling, is_improvement, read_history
+from tabicl_train.callbacks.validation_history import is_improvement, read_history
 from tabicl_train.config.monitoring import ValidationConfig
 
 LOSSES = [1.0, 0.8, 0.9, 0.8, 0.85, 0.7, 0.6, 0.5]  # of steps 1 to 8: 3 without a better one end with step 5
@@ -36,11 +36,6 @@ def test_the_end_and_the_best_step_follow_from_the_rows_up_to_a_step(losses, end
     assert read_history(written, ValidationConfig(every=1, best="own")).ended is None
 
 
-def test_the_end_says_why():
-    ended = read_history(rows(LOSSES[:5]), ValidationConfig(every=1, best="own", patience=3)).ended
-    assert ended == "no better score in 3 validations since that of step 2 (validation.patience=3)"
-
-
 def test_only_scores_on_the_same_tables_are_compared():
     settings, written = ValidationConfig(every=1, best="own"), rows([1.0, 0.5])
     (worse,), (better,) = rows([0.6]), rows([0.4])
@@ -51,11 +46,3 @@ def test_only_scores_on_the_same_tables_are_compared():
         row |= {"data": "iris", "roc_auc": row["loss"], "guess_loss": ""}
     settings = ValidationConfig(every=1, best="real")
     assert is_improvement([worse], written, settings) and not is_improvement([better], written, settings)
-
-
-def test_three_falls_of_the_score_on_real_data_in_a_row_are_a_warning():
-    scores = {step: {"real": value} for step, value in enumerate([0.6, 0.8, 0.7, 0.6, 0.5])}
-    line = "the mean ROC AUC on real data fell 3 times in a row: 0.8000, 0.7000, 0.6000, 0.5000"
-    assert falling(scores, "ROC AUC") == line
-    assert falling(scores | {5: {"real": 0.55}}, "ROC AUC") is None
-    assert falling(scores | {5: {"real": NAN}}, "ROC AUC") is None

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from tabicl_train.callbacks.validation import COLUMNS
 from tabicl_train.callbacks.validation_history import read_scores
+from tabicl_train.config.monitoring import CLASS_SCORES
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.run_dir.records import Records
 from tabicl_train.sweep.metric import METRICS, curve, last, problem
@@ -19,7 +19,8 @@ def write_losses(folder, *losses, every: int = 1) -> None:
 def write_validation(folder, step: int, synthetic: list[float], real: list[float]) -> None:
     rows = [(step, "synthetic", 64, loss, 1 - loss, None, 2.0, 0) for loss in synthetic]
     rows += [(step, f"table {i}", 100, 1 - auc, auc / 2, auc, None, 0) for i, auc in enumerate(real)]
-    Records(folder).append_rows("validation.csv", *(dict(zip(COLUMNS, row, strict=True)) for row in rows))
+    columns = ("step", "data", "rows", *CLASS_SCORES, "is_best")
+    Records(folder).append_rows("validation.csv", *(dict(zip(columns, row, strict=True)) for row in rows))
 
 
 def add_text(path, text: str) -> None:
