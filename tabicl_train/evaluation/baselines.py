@@ -23,8 +23,6 @@ from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.scores import MARGINAL
 
-__all__ = ["BASELINES", "NUMBER_BASELINES", "tabicl_package"]
-
 MAX_CATEGORIES = 255  # the limit of histogram gradient boosting; columns with more are dropped for it
 
 is_category = make_column_selector(dtype_include="category")
@@ -94,27 +92,7 @@ class PackageRegressor(BaseEstimator):
 
 
 def tabicl_package(weights: str, n_estimators: int, numbers: bool) -> BaseEstimator:
-    """Build an estimator of the `tabicl` package.
-
-    Parameters
-    ----------
-    weights : str
-        File in the public format.
-    n_estimators : int
-        Ensemble members.
-    numbers : bool
-        Whether it is a regressor.
-
-    Returns
-    -------
-    BaseEstimator
-        Not fitted; a regressor also has `predict_quantiles`.
-
-    Raises
-    ------
-    ConfigError
-        If the package is not installed.
-    """
+    """An estimator of the `tabicl` package, for classes or numbers; raises ConfigError if it is not installed."""
     try:
         from tabicl import TabICLClassifier, TabICLRegressor
     except ImportError:
