@@ -53,7 +53,7 @@ class Estimate:
 
 
 def mean_interval(values: np.ndarray, lowest: float = -math.inf, highest: float = math.inf) -> Estimate:
-    """Estimate the mean of values (units,) or (seeds, tables) by Student's t; without an interval if that is impossible.
+    """Estimate the mean of values (units,) or (seeds, tables) by Student's t, without an interval of one value.
 
     Of two factors, such as seeds and tables, the interval is for other seeds and other tables. The variance of the mean
     is at most that of the means of seeds plus that of the means of tables, since all seeds share the tables; degrees of

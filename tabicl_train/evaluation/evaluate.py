@@ -66,31 +66,25 @@ def evaluate(
 
     scores: list[dict] = []
     skipped: list[str] = []  # warnings
-    is_interrupted, name = False, output
+    name = output
     try:
         for task_rows in score_tasks(tasks, methods, rows, splits, skipped):
             scores += [row | {"trained_range": position(trained, row)} for row in task_rows]
             if output is not None:
                 folder, file = Path(output).resolve().parent, Path(output).name
                 Records(folder).replace(file, pd.DataFrame(scores).to_csv(index=False))
-        name = figure
-        if figure is not None and scores:
+        if not scores:
+            raise ConfigError(["no task could be scored"])
+        results, name = pd.DataFrame(scores), figure
+        if figure is not None:
             from tabicl_train.evaluation.scores_figure import save_figure
 
-            save_figure(pd.DataFrame(scores), Path(figure))
-    except KeyboardInterrupt:
-        is_interrupted = True
+            save_figure(results, Path(figure))
     except (OSError, RuntimeError) as error:  # a full disk, or .pgf without xelatex
         raise ConfigError([f"{name} cannot be written: {first_line(error)}"]) from None
-    message = f"interrupted; {len({row['data'] for row in scores})} of {len(tasks)} tasks are scored"
-    if not scores:
-        raise ConfigError([message if is_interrupted else "no task could be scored"])
-    results = pd.DataFrame(scores)
     print(as_text(results, trained))
     for line in skipped:
         info(line)
-    if is_interrupted:
-        sys.exit(f"error: {message}")
     return results
 
 

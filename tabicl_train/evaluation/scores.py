@@ -57,7 +57,7 @@ BUCKETS = {  # the upper bound of each bucket
 
 
 def score(y: np.ndarray, p: np.ndarray) -> dict[str, float]:
-    """The METRICS of probabilities p (n, C) of labels y (n,), all of which occur; ROC AUC is a mean of one versus rest."""
+    """The METRICS of probabilities p (n, C) of labels y (n,), all of which occur; ROC AUC is one versus rest."""
     auc = roc_auc_score(y, p[:, 1]) if p.shape[1] == 2 else roc_auc_score(y, p, multi_class="ovr")
     return {
         "roc_auc": float(auc),

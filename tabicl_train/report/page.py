@@ -24,7 +24,7 @@ TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
 def write_report(folders: list[Path], output: Path) -> None:
-    """Write the page of the runs in some folders; raises ConfigError for one without a run, or if that is impossible."""
+    """Write a page about runs; raises ConfigError for a folder without one, and if it cannot be written."""
     problems = [f"run_dir is '{folder}'; there is no run in it" for folder in folders if not holds_run(folder)]
     if problems:
         raise ConfigError(problems)
