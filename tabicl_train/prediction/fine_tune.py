@@ -225,19 +225,14 @@ class Judge:
         own = {"model": estimator.network_, "n_estimators": MEMBERS, "fine_tune": None}
         self.X, self.y = X, estimator.y_
         self.estimator = type(estimator)(**{**estimator.get_params(deep=False), **own})
-        self.quietly(self.estimator.fit, X.iloc[context], self.y[context])
+        with warnings.catch_warnings(action="ignore"):  # `fit` has warned of the whole table
+            self.estimator.fit(X.iloc[context], self.y[context])
         self.estimator.network_ = estimator.network_  # itself, of which fit has made a copy
 
     def losses(self, rows: np.ndarray) -> np.ndarray:
         """Return the losses of rows, float64 (rows,)."""
-        return self.quietly(self.estimator._losses, self.X.iloc[rows], self.y[rows])
-
-    @staticmethod
-    def quietly(method, *values):
-        """Warnings of parts of the rows are about what `fit` has warned of already."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return method(*values)
+        with warnings.catch_warnings(action="ignore"):
+            return self.estimator._losses(self.X.iloc[rows], self.y[rows])
 
 
 class Trainer:
