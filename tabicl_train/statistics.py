@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-__all__ = ["Estimate", "gain_in_words", "mean_interval", "no_interval_because", "paired_gain", "share_interval"]
-
 CONFIDENCE = 0.95
 
 
@@ -20,16 +18,8 @@ CONFIDENCE = 0.95
 class Estimate:
     """A mean with its standard error and its 95 % confidence interval.
 
-    In an f-string its format is that of each number: ``f"{estimate:+.2f}"`` is ``+0.12 [-0.03, +0.27]``.
-
-    Attributes
-    ----------
-    mean : float
-        The mean, in units of the values.
-    error : float
-        Standard error of the mean; nan if a single value was given.
-    low, high : float
-        Ends of the interval; nan if a single value was given.
+    In an f-string its format is that of each number: ``f"{estimate:+.2f}"`` is ``+0.12 [-0.03, +0.27]``. Without an
+    interval, all but the mean are nan.
     """
 
     mean: float
@@ -63,29 +53,15 @@ class Estimate:
 
 
 def mean_interval(values: np.ndarray, lowest: float = -math.inf, highest: float = math.inf) -> Estimate:
-    """Estimate a mean by Student's t, from independent values or from all pairs of two factors.
+    """Estimate the mean of values (units,) or (seeds, tables) by Student's t, without an interval of one value.
 
     Of two factors, such as seeds and tables, the interval is for other seeds and other tables. The variance of the mean
     is at most that of the means of seeds plus that of the means of tables, since all seeds share the tables; degrees of
-    freedom as by Satterthwaite [1]_. With three seeds and 9 to 48 tables, such intervals include the truth in 93 to
-    99 % of simulated cases; a percentile bootstrap includes it in 75 to 80 % where seeds differ most.
+    freedom as by Satterthwaite (Biometrics Bulletin 2(6), 1946, equation 17). With three seeds and 9 to 48 tables, such
+    intervals include the truth in 93 to 99 % of simulated cases; a percentile bootstrap includes it in 75 to 80 % where
+    seeds differ most.
 
-    Parameters
-    ----------
-    values : array of shape (units,) or (seeds, tables)
-        What the mean is taken of.
-    lowest, highest : float
-        Bounds of what is possible, at which the interval ends.
-
-    Returns
-    -------
-    Estimate
-        Without an interval if there is a single value, or one that is not finite.
-
-    References
-    ----------
-    .. [1] F. E. Satterthwaite, "An approximate distribution of estimates of variance components", Biometrics Bulletin
-       2(6), 1946, equation 17.
+    lowest, highest: bounds of what is possible, at which the interval ends
     """
     values = np.asarray(values, dtype=float)
     mean, terms = float(values.mean()), []
@@ -102,23 +78,9 @@ def mean_interval(values: np.ndarray, lowest: float = -math.inf, highest: float 
 
 
 def share_interval(share: float, n: int) -> Estimate:
-    """Estimate a share by the score interval of Wilson [1]_; scipy's binomtest has it for whole numbers only.
+    """Estimate a share of n trials, ties being half successes, by Wilson's score interval (JASA 22, 1927).
 
-    Parameters
-    ----------
-    share : float
-        Successes divided by `n`; a tie may count as half a success.
-    n : int
-        Number of trials.
-
-    Returns
-    -------
-    Estimate
-        The share and its interval, within [0, 1].
-
-    References
-    ----------
-    .. [1] E. B. Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22, 1927.
+    scipy's binomtest has it for whole numbers only.
     """
     z = stats.norm.ppf((1 + CONFIDENCE) / 2)
     center, spread, scale = share + z * z / (2 * n), share * (1 - share) / n, 1 + z * z / n
@@ -127,63 +89,20 @@ def share_interval(share: float, n: int) -> Estimate:
 
 
 def paired_gain(before: np.ndarray, after: np.ndarray) -> Estimate:
-    """Estimate by how much the mean loss of the same units fell, as a paired t test does.
-
-    Parameters
-    ----------
-    before, after : array of shape (units,)
-        Losses of the same units, which are independent of each other, such as rows or tables.
-
-    Returns
-    -------
-    Estimate
-        The mean of before minus after: positive for a gain.
-    """
+    """Estimate by how much the mean loss of the same independent units fell, as a paired t test does."""
     with np.errstate(invalid="ignore"):  # losses may be infinite
         return mean_interval(np.asarray(before, dtype=float) - np.asarray(after, dtype=float))
 
 
-def no_interval_because(found: Estimate, units: str) -> str | None:
-    """Say why a gain has no interval.
+def gain_in_words(found: Estimate, count: int, units: str) -> str:
+    """Describe, in part of a sentence, a training whose validation preferred later weights to the first ones.
 
-    Parameters
-    ----------
-    found : Estimate
-        What `paired_gain` returned.
-    units : str
-        What the units are, such as "rows".
-
-    Returns
-    -------
-    str or None
-        The reason; None if there is an interval.
+    found: what `paired_gain` returned for `count` units that took part neither in training nor in validation
     """
     if not math.isfinite(found.mean):
         return "none, since the mean loss before or after the training is not finite"
     if not math.isfinite(found.error):
         return f"no clear gain: {found:.4f}, on too few {units} for an interval"
-    return None
-
-
-def gain_in_words(found: Estimate, count: int, units: str) -> str:
-    """Describe the result of a training whose validation preferred later weights to the first ones.
-
-    Parameters
-    ----------
-    found : Estimate
-        What `paired_gain` returned for units that took part neither in training nor in validation.
-    count : int
-        Their number.
-    units : str
-        What they are, such as "rows".
-
-    Returns
-    -------
-    str
-        Part of a sentence.
-    """
-    if problem := no_interval_because(found, units):
-        return problem
     on = f"on {count} {units} that took no part in training or validation (mean loss, 95 % confidence interval)"
     if found.low > 0:
         return f"better by {found:.4f} {on}"

@@ -23,8 +23,6 @@ from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.scores import MARGINAL
 
-__all__ = ["BASELINES", "NUMBER_BASELINES", "tabicl_package"]
-
 MAX_CATEGORIES = 255  # the limit of histogram gradient boosting; columns with more are dropped for it
 
 is_category = make_column_selector(dtype_include="category")
@@ -76,48 +74,16 @@ NUMBER_BASELINES: dict[str, Callable[[], BaseEstimator]] = {
 }
 
 
-class PackageRegressor(BaseEstimator):
-    """The regressor of the `tabicl` package, with the methods of ours."""
-
-    def __init__(self, regressor: BaseEstimator) -> None:
-        self.regressor = regressor
-
-    def fit(self, X: pd.DataFrame, y: np.ndarray) -> PackageRegressor:
-        self.regressor.fit(X, y)
-        return self
-
-    def predict(self, X: pd.DataFrame) -> np.ndarray:
-        return self.regressor.predict(X)
-
-    def predict_quantiles(self, X: pd.DataFrame, levels: Sequence[float]) -> np.ndarray:
-        return self.regressor.predict(X, output_type="quantiles", alphas=list(levels))
-
-
 def tabicl_package(weights: str, n_estimators: int, numbers: bool) -> BaseEstimator:
-    """Build an estimator of the `tabicl` package.
-
-    Parameters
-    ----------
-    weights : str
-        File in the public format.
-    n_estimators : int
-        Ensemble members.
-    numbers : bool
-        Whether it is a regressor.
-
-    Returns
-    -------
-    BaseEstimator
-        Not fitted; a regressor also has `predict_quantiles`.
-
-    Raises
-    ------
-    ConfigError
-        If the package is not installed.
-    """
+    """An estimator of the `tabicl` package, for classes or numbers; raises ConfigError if it is not installed."""
     try:
         from tabicl import TabICLClassifier, TabICLRegressor
     except ImportError:
         raise ConfigError(["tabicl_weights needs the package: pip install tabicl==2.2.0"]) from None
-    settings = {"model_path": weights, "allow_auto_download": False, "n_estimators": n_estimators}
-    return PackageRegressor(TabICLRegressor(**settings)) if numbers else TabICLClassifier(**settings)
+
+    class Regressor(TabICLRegressor):
+        def predict_quantiles(self, X: pd.DataFrame, levels: Sequence[float]) -> np.ndarray:
+            return self.predict(X, output_type="quantiles", alphas=list(levels))
+
+    estimator = Regressor if numbers else TabICLClassifier
+    return estimator(model_path=weights, allow_auto_download=False, n_estimators=n_estimators)

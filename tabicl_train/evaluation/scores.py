@@ -24,8 +24,6 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.model.quantiles import pinball
 from tabicl_train.statistics import mean_interval, share_interval
 
-__all__ = ["by_bucket", "by_task", "judged", "score", "score_numbers", "standardize", "summarize"]
-
 METRICS = ("roc_auc", "log_loss", "accuracy", "calibration_error")
 BINS = 10  # of the calibration error
 NUMBER_METRICS = ("r2", "rmse", "pinball", "coverage", "width")
@@ -59,20 +57,7 @@ BUCKETS = {  # the upper bound of each bucket
 
 
 def score(y: np.ndarray, p: np.ndarray) -> dict[str, float]:
-    """Score predicted probabilities.
-
-    Parameters
-    ----------
-    y : array of shape (n,)
-        Labels, among which all of 0..C-1 occur.
-    p : array of shape (n, C)
-        Probabilities.
-
-    Returns
-    -------
-    dict of str to float
-        The METRICS. ROC AUC is one versus rest, averaged over classes.
-    """
+    """The METRICS of probabilities p (n, C) of labels y (n,), all of which occur; ROC AUC is one versus rest."""
     auc = roc_auc_score(y, p[:, 1]) if p.shape[1] == 2 else roc_auc_score(y, p, multi_class="ovr")
     return {
         "roc_auc": float(auc),
@@ -106,22 +91,11 @@ def standardize(y: np.ndarray, labeled: np.ndarray) -> np.ndarray:
 
 
 def score_numbers(y: np.ndarray, mean: np.ndarray, quantiles: np.ndarray | None) -> dict[str, float]:
-    """Score predicted numbers and quantiles.
+    """The NUMBER_METRICS of predictions of `standardize`d targets y (rows,).
 
-    Parameters
-    ----------
-    y : array of shape (rows,)
-        Targets that `standardize` returned.
-    mean : array of shape (rows,)
-        Predictions; r2 and rmse judge them.
-    quantiles : array of shape (rows, levels), optional
-        At LEVELS.
-
-    Returns
-    -------
-    dict of str to float
-        The NUMBER_METRICS. pinball is the mean over LEVELS, coverage the share of targets from the first to the last
-        quantile, width the mean distance between these two; the three are nan without quantiles.
+    mean: (rows,); r2 and rmse judge it
+    quantiles: (rows, levels), at LEVELS. pinball is the mean over them, coverage the share of targets from the first to
+        the last, width the mean distance between these two; the three are nan without quantiles
     """
     scores = dict.fromkeys(NUMBER_METRICS, float("nan"))
     scores |= {"r2": float(r2_score(y, mean)), "rmse": float(root_mean_squared_error(y, mean))}

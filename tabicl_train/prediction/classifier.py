@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,14 +12,13 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_X_y
 
-from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.ensemble import Ensemble
-from tabicl_train.prediction.fine_tune import FineTune
 from tabicl_train.prediction.predict import predict_logits
 
 __all__ = ["TabICLClassifier"]
 
 
+@dataclass(repr=False, eq=False)
 class TabICLClassifier(ClassifierMixin, Ensemble):
     """Predict the classes of rows from labeled rows, in one forward pass of a pretrained network.
 
@@ -35,8 +34,6 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
         numbering of classes, and the first one sees the table as it is.
     norm_methods : tuple of str
         Some of "none", "power" and "quantile"; members take turns.
-    softmax_temperature : float
-        Logits are divided by it.
     memory_gb : float
         Memory that predictions may take besides the network and the table (GiB), approximately; labeled rows are
         computed in one piece, so many of them may need more.
@@ -46,6 +43,8 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
         Seed of the ensemble and of fine-tuning.
     fine_tune : FineTune, optional
         How `fit` trains a copy of the network on the rows it is given.
+    softmax_temperature : float
+        Logits are divided by it.
 
     Attributes
     ----------
@@ -70,19 +69,7 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
     .. [1] "TabICL: a tabular foundation model for in-context learning on large data", arXiv 2502.05564.
     """
 
-    def __init__(
-        self,
-        model: str | Path | TabICL,
-        n_estimators: int = 8,
-        norm_methods: tuple[str, ...] = ("none", "power"),
-        softmax_temperature: float = 0.9,
-        memory_gb: float = 4.0,
-        device: str | None = None,
-        random_state: int | None = 0,
-        fine_tune: FineTune | None = None,
-    ):
-        super().__init__(model, n_estimators, norm_methods, memory_gb, device, random_state, fine_tune)
-        self.softmax_temperature = softmax_temperature
+    softmax_temperature: float = 0.9
 
     def fit(self, X: Any, y: Any) -> TabICLClassifier:
         """Prepare the table, and fine-tune the network if asked to.

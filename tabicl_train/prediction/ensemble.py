@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +24,17 @@ from tabicl_train.prediction.fine_tune import FineTune, fine_tune
 EMBEDDINGS_PER_TOKEN = 16  # in float32, which a prediction has in memory; measured
 
 
+@dataclass(repr=False, eq=False)
 class Ensemble(BaseEstimator):
     """A pretrained network that predicts for each member of an ensemble; TabICLClassifier describes the parameters."""
 
-    def __init__(
-        self,
-        model: str | Path | TabICL,
-        n_estimators: int = 8,
-        norm_methods: tuple[str, ...] = ("none", "power"),
-        memory_gb: float = 4.0,
-        device: str | None = None,
-        random_state: int | None = 0,
-        fine_tune: FineTune | None = None,
-    ):
-        self.model = model
-        self.n_estimators = n_estimators
-        self.norm_methods = norm_methods
-        self.memory_gb = memory_gb
-        self.device = device
-        self.random_state = random_state
-        self.fine_tune = fine_tune
+    model: str | Path | TabICL
+    n_estimators: int = 8
+    norm_methods: tuple[str, ...] = ("none", "power")
+    memory_gb: float = 4.0
+    device: str | None = None
+    random_state: int | None = 0
+    fine_tune: FineTune | None = None
 
     def _prepare(self, X: pd.DataFrame, num_classes: int) -> None:
         """Fit everything but the labels, `y_`, which are known already; a regressor has num_classes=0."""

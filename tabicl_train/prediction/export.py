@@ -28,7 +28,7 @@ from tabicl_train.prediction.public_format import public_weights, save_public
 from tabicl_train.run_dir.checkpoint import averaged, is_run_checkpoint, load
 from tabicl_train.run_dir.outputs import output_problems
 
-__all__ = ["export", "load_checkpoint", "load_model", "load_network", "read_weights"]
+__all__ = ["export", "load_network"]
 
 WEIGHTS = ("trained", "ema", "last", "best")
 NAMES = "FILE.ckpt, .pt or .pth (tabicl), FOLDER (hub) or FILE.onnx (onnx)"
@@ -40,48 +40,16 @@ Predictor = Callable[[Tensor, Tensor], Tensor]  # X (B, N, M), y_train (B, n) ->
 
 
 def load_checkpoint(checkpoint: str, weights: str = "trained") -> tuple[Any, dict[str, Tensor]]:
-    """Read configuration and weights from a file or folder.
-
-    Parameters
-    ----------
-    checkpoint : str
-        A run directory, a checkpoint of a run, a file in the public format or a hub folder.
-    weights : str
-        trained; an average that the run keeps, ema or last; or best, those that validation found best.
-
-    Returns
-    -------
-    config : NetworkConfig
-        Settings of the network.
-    tensors : dict of str to Tensor
-        Its weights by name, on the CPU.
-
-    Raises
-    ------
-    ConfigError
-        If there are no such weights, or the file cannot be read.
-    """
+    """Read the settings of a network, and its weights by name."""
     pretrained = read_weights(checkpoint, weights)
     return pretrained.config, pretrained.tensors
 
 
 def read_weights(checkpoint: str, weights: str = "trained") -> Pretrained:
-    """Read weights as `load_checkpoint` does, with what is known of their origin.
+    """Read weights from a run directory, a checkpoint of a run, a file in the public format or a hub folder.
 
-    Parameters
-    ----------
-    checkpoint, weights : str
-        As in `load_checkpoint`.
-
-    Returns
-    -------
-    Pretrained
-        Configuration, weights and origin.
-
-    Raises
-    ------
-    ConfigError
-        If there are no such weights, or the file cannot be read.
+    weights: trained; an average that the run keeps, ema or last; or best, those that validation found best
+    Raises ConfigError if there are no such weights, or the file cannot be read.
     """
     if problems := one_of("weights", weights, WEIGHTS):
         raise ConfigError(problems)
@@ -126,23 +94,7 @@ def tensors_of(path: Path, content: dict, weights: str) -> dict[str, Tensor]:
 
 
 def load_model(checkpoint: str) -> TabICL:
-    """Load a TabICL.
-
-    Parameters
-    ----------
-    checkpoint : str
-        A run directory, a checkpoint of a run, a file in the public format or a hub folder.
-
-    Returns
-    -------
-    TabICL
-        The network in evaluation mode, on the CPU, in float32.
-
-    Raises
-    ------
-    ConfigError
-        If the network is of another family, or the file cannot be read.
-    """
+    """Load a TabICL as `load_network` does; raises ConfigError if the network is of another family."""
     return build_model(*load_checkpoint(checkpoint))
 
 
@@ -192,7 +144,7 @@ def export(checkpoint: str, output: str, weights: str = "trained", format: str |
     output : str
         File or folder to write; its name decides the format.
     weights : str
-        trained, ema, last or best, as in `load_checkpoint`.
+        trained; an average that the run keeps, ema or last; or best, those that validation found best.
     format : str, optional
         tabicl, hub or onnx; needed for a folder with a dot in its name.
 

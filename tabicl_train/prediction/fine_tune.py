@@ -9,10 +9,7 @@ import copy
 import math
 import time
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -42,6 +39,7 @@ clock = time.monotonic
 NO_GAIN = "no gain: the weights you started from are returned"
 
 
+@dataclass(repr=False, eq=False)
 class FineTune(BaseEstimator):
     """Describe how `fit` trains the network of a TabICLClassifier or TabICLRegressor on the rows it is given.
 
@@ -74,58 +72,37 @@ class FineTune(BaseEstimator):
         would not fit into the estimator's `memory_gb`.
     """
 
-    def __init__(
-        self,
-        learning_rate: float = 1e-4,
-        max_steps: int = 500,
-        max_minutes: float = 10.0,
-        every: int = 10,
-        patience: int = 10,
-        frozen: tuple[str, ...] = (),
-        validation_fraction: float = 0.2,
-        test_fraction: float = 0.0,
-        max_rows: int = 1000,
-    ):
-        self.learning_rate = learning_rate
-        self.max_steps = max_steps
-        self.max_minutes = max_minutes
-        self.every = every
-        self.patience = patience
-        self.frozen = frozen
-        self.validation_fraction = validation_fraction
-        self.test_fraction = test_fraction
-        self.max_rows = max_rows
+    learning_rate: float = 1e-4
+    max_steps: int = 500
+    max_minutes: float = 10.0
+    every: int = 10
+    patience: int = 10
+    frozen: tuple[str, ...] = ()
+    validation_fraction: float = 0.2
+    test_fraction: float = 0.0
+    max_rows: int = 1000
 
     def check(self) -> None:
         """Raise ValueError with everything wrong with the parameters."""
-        parts = TabICL.parts
-        count = (lambda number: number >= 1 and isinstance(number, Integral), "a whole number, at least 1")
-        bounds: dict[str, tuple[Callable[[Any], bool], str]] = {
-            "learning_rate": (lambda rate: 0 < rate < math.inf, "a number above 0"),
-            "max_steps": count,
-            "max_minutes": (lambda minutes: minutes > 0, "a number above 0"),
-            "every": count,
-            "patience": count,
+        bounds = {
+            "learning_rate": (self.learning_rate > 0, "above 0"),
+            "max_steps": (self.max_steps >= 1, "at least 1"),
+            "max_minutes": (self.max_minutes > 0, "above 0"),
+            "every": (self.every >= 1, "at least 1"),
+            "patience": (self.patience >= 1, "at least 1"),
             "frozen": (
-                lambda names: not isinstance(names, str) and set(names) < parts.keys(),
-                f"a tuple of some of {', '.join(parts)}, but not of all of them",
+                set(self.frozen) < TabICL.parts.keys(),
+                f"a tuple of some of {', '.join(TabICL.parts)}, but not of all of them",
             ),
-            "validation_fraction": (lambda share: 0 < share < 1, "a number between 0 and 1"),
-            "test_fraction": (lambda share: 0 <= share < 1, "a number in [0, 1)"),
-            "max_rows": (
-                lambda rows: rows >= MIN_ROWS and isinstance(rows, Integral),
-                f"a whole number, at least {MIN_ROWS}",
-            ),
+            "validation_fraction": (0 < self.validation_fraction < 1, "a number between 0 and 1"),
+            "test_fraction": (0 <= self.test_fraction < 1, "a number in [0, 1)"),
+            "max_rows": (self.max_rows >= MIN_ROWS, f"at least {MIN_ROWS}"),
         }
-        problems = []
-        for name, (is_right, bound) in bounds.items():
-            value = getattr(self, name)
-            try:
-                if is_right(value):
-                    continue
-            except TypeError:  # it is not of the kind that can be compared
-                pass
-            problems.append(f"fine_tune: {name} is {value!r}; it must be {bound}")
+        problems = [
+            f"fine_tune: {name} is {getattr(self, name)!r}; it must be {bound}"
+            for name, (is_right, bound) in bounds.items()
+            if not is_right
+        ]
         if not problems and self.validation_fraction + self.test_fraction >= 1:
             problems.append("fine_tune: validation_fraction and test_fraction leave no rows for training")
         if problems:
@@ -248,19 +225,14 @@ class Judge:
         own = {"model": estimator.network_, "n_estimators": MEMBERS, "fine_tune": None}
         self.X, self.y = X, estimator.y_
         self.estimator = type(estimator)(**{**estimator.get_params(deep=False), **own})
-        self.quietly(self.estimator.fit, X.iloc[context], self.y[context])
+        with warnings.catch_warnings(action="ignore"):  # `fit` has warned of the whole table
+            self.estimator.fit(X.iloc[context], self.y[context])
         self.estimator.network_ = estimator.network_  # itself, of which fit has made a copy
 
     def losses(self, rows: np.ndarray) -> np.ndarray:
         """Return the losses of rows, float64 (rows,)."""
-        return self.quietly(self.estimator._losses, self.X.iloc[rows], self.y[rows])
-
-    @staticmethod
-    def quietly(method, *values):
-        """Warnings of parts of the rows are about what `fit` has warned of already."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return method(*values)
+        with warnings.catch_warnings(action="ignore"):
+            return self.estimator._losses(self.X.iloc[rows], self.y[rows])
 
 
 class Trainer:
@@ -278,8 +250,6 @@ class Trainer:
             for p in getattr(network, name).parameters()
             if p.requires_grad
         ]
-        if not self.trained:
-            raise ValueError("fine_tune: no weight of the network that is not frozen takes gradients (requires_grad)")
         self.optimizer = torch.optim.AdamW(self.trained, lr=0.0, weight_decay=0.0)
         self.num_rows = min(options.max_rows, len(training))
         self.recomputes = self.kept_bytes(False) > memory

@@ -39,9 +39,10 @@ FORMAT_VERSION = 1
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 LIBRARY = "tabicl-train"
 FRONT_MATTER = """---
-license: bsd-3-clause
 library_name: {library}
-pipeline_tag: tabular-{task}
+license: bsd-3-clause
+"""
+TAGS = """pipeline_tag: tabular-{task}
 tags:
 - tabular
 - tabular-{task}
@@ -49,7 +50,6 @@ tags:
 - in-context-learning
 - foundation-model
 - synthetic-data
----
 """
 KINDS = {
     "trained": "as trained",
@@ -156,34 +156,17 @@ def checksum(content: bytes) -> str:
 
 def model_card(name: str, pretrained: Pretrained) -> str:
     """The card of a model with this name, in Markdown; sections of which nothing is known are left out."""
-    origin = pretrained.origin
-    if not isinstance(pretrained.config, TabICLConfig):
-        return card_of_another_family(name, pretrained)
-    head = FRONT_MATTER.format(library=LIBRARY, task=task_of(pretrained))
-    sections = [f"{head}\n# {name}", introduction(pretrained), usage(pretrained)]
+    origin, is_tabicl = pretrained.origin, isinstance(pretrained.config, TabICLConfig)
+    head = FRONT_MATTER.format(library=LIBRARY)
+    if is_tabicl:
+        head += TAGS.format(task=task_of(pretrained))
+    sections = [f"{head}---\n\n# {name}", introduction(pretrained), usage(pretrained)]
     if origin:
-        sections += [training(origin), data(origin), *scores(pretrained)]
-    sections.append(limits(pretrained))
+        sections += [training(origin), data(origin)]
+    if is_tabicl:
+        sections += [*(scores(pretrained) if origin else []), limits(pretrained)]
     if origin:
         sections.append("## Versions\n\n" + table(["package", "version"], origin["versions"].items()))
-    return "\n\n".join(sections) + "\n"
-
-
-def card_of_another_family(name: str, pretrained: Pretrained) -> str:
-    """The card of a network that no estimator of this package runs."""
-    family = family_of(pretrained.config)
-    use = f"""## Use
-
-```python
-from {LIBRARY.replace("-", "_")}.prediction.export import load_network
-
-network = load_network("FOLDER")  # {family.__module__} says what it reads and predicts
-```"""
-    parameters = sum(tensor.numel() for tensor in pretrained.tensors.values())
-    what = f"{(family.__doc__ or '').partition(chr(10))[0]} It has {parameters:,} parameters."
-    sections = [f"---\nlibrary_name: {LIBRARY}\n---\n\n# {name}", what, use]
-    if origin := pretrained.origin:
-        sections += [training(origin), data(origin)]
     return "\n\n".join(sections) + "\n"
 
 
@@ -192,17 +175,26 @@ def task_of(pretrained: Pretrained) -> str:
 
 
 def introduction(pretrained: Pretrained) -> str:
-    parameters = sum(tensor.numel() for tensor in pretrained.tensors.values())
+    parameters = f"{sum(tensor.numel() for tensor in pretrained.tensors.values()):,} parameters"
+    if not isinstance(pretrained.config, TabICLConfig):
+        return f"{(family_of(pretrained.config).__doc__ or '').partition(chr(10))[0]} It has {parameters}."
     quantiles = f"{pretrained.config.num_quantiles} quantiles of "
     return (
         f"A TabICL-style tabular foundation model for {task_of(pretrained)}. It reads a table with some labeled rows "
         f"and predicts {quantiles if pretrained.config.is_regression else ''}the labels of the remaining rows in one "
-        f"forward pass, without being trained on that table. It has {parameters:,} parameters and was pretrained with "
-        f"`{LIBRARY}`."
+        f"forward pass, without being trained on that table. It has {parameters} and was pretrained with `{LIBRARY}`."
     )
 
 
 def usage(pretrained: Pretrained) -> str:
+    if not isinstance(pretrained.config, TabICLConfig):
+        return f"""## Use
+
+```python
+from tabicl_train.prediction.export import load_network
+
+network = load_network("FOLDER")  # {family_of(pretrained.config).__module__} says what it reads and predicts
+```"""
     kind, result, predict = "Classifier", "probabilities", "predict_proba"
     if pretrained.config.is_regression:
         kind, result, predict = "Regressor", "means", "predict"

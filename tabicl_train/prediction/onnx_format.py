@@ -164,8 +164,7 @@ def silence() -> Iterator[None]:
     """Without the warnings of torch's exporter, which are about its own code."""
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logging.disable(logging.NOTSET)

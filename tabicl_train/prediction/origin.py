@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -164,25 +163,20 @@ def validation_rows(records: Records, step: int) -> list[dict]:
 def evaluation_means(records: Records) -> list[dict]:
     """The mean scores of each method in evaluation.csv, inside and outside the trained range, over splits and tasks. In
     the mean, an R2 below 0 counts as 0."""
-    groups: dict[tuple[str, str], dict[str, list[dict]]] = {}
-    scores: tuple[str, ...] = ()
-    try:
-        for row in records.rows("evaluation.csv"):
-            scores = SCORES[judged_by(row)]
-            tasks = groups.setdefault((row["trained_range"], row["method"]), {})
-            tasks.setdefault(row["data"], []).append({score: float(row[score] or math.nan) for score in scores})
-    except (KeyError, ValueError):
-        return []  # a file of another program
+    import pandas as pd
 
-    def of_task(rows: list[dict], score: str) -> float:
-        mean = fmean(row[score] for row in rows)
-        return max(mean, 0.0) if score == "r2" else mean
-
-    return [
-        {"trained_range": position, "method": method, "tasks": len(tasks)}
-        | {score: fmean(of_task(rows, score) for rows in tasks.values()) for score in scores}
-        for (position, method), tasks in sorted(groups.items(), key=lambda group: group[0][0])
-    ]
+    if not (rows := records.rows("evaluation.csv")):
+        return []
+    results = pd.DataFrame(rows)
+    scores = list(SCORES[judged_by(results)])
+    results[scores] = results[scores].apply(pd.to_numeric)
+    of_tasks = results.groupby(["trained_range", "method", "data"], sort=False)[scores].mean()
+    if "r2" in scores:
+        of_tasks["r2"] = of_tasks["r2"].clip(lower=0)
+    of_methods = of_tasks.groupby(level=["trained_range", "method"], sort=False)
+    means = of_methods.mean().reset_index().sort_values("trained_range", kind="stable")
+    means.insert(2, "tasks", of_methods.size().to_numpy())
+    return means.to_dict("records")
 
 
 def plain(value: Any) -> Any:

@@ -18,8 +18,6 @@ from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.many_class import class_probabilities, label_digits
 
-__all__ = ["predict", "predict_logits", "predict_quantiles"]
-
 SMALLEST = 1e-6  # added to the probabilities of many classes before their logarithm is taken
 CPU_PART = 2**19  # embedding values computed at once on a CPU: 2 MB stay in its cache, 1.3 to 1.7 times faster
 
@@ -28,48 +26,19 @@ CPU_PART = 2**19  # embedding values computed at once on a CPU: 2 MB stay in its
 def predict_logits(
     model: TabICL, pack: Pack, num_classes: int, temperature: float = 1.0, tokens: int = 2**22
 ) -> Tensor:
-    """Predict logits of the query rows of all tables; with more classes than max_classes, logarithms of probabilities.
+    """Predict logits (query rows, C) of all tables; with more classes than max_classes, logarithms of probabilities.
 
-    Parameters
-    ----------
-    model : TabICL
-        A classifier in evaluation mode.
-    pack : Pack
-        Tables whose labels are in 0..C-1; with more than max_classes classes, each must occur in every table.
-    num_classes : int
-        C.
-    temperature : float
-        By which logits are divided.
-    tokens : int
-        Tokens (table, row, feature) in memory at a time, approximately; or twice those of the labeled rows of a table,
-        if that is more.
-
-    Returns
-    -------
-    Tensor of shape (query rows, C)
-        One table after the other.
+    pack: labels are in 0..C-1; with more than max_classes classes, each must occur in every table
+    num_classes: C
+    tokens: (table, row, feature) in memory at a time, approximately; or twice those of the labeled rows of a table, if
+        that is more
     """
     logits = [forward(model, part, num_classes, temperature, tokens) for part in parts(pack, tokens)]
     return torch.cat(logits)
 
 
 def predict_quantiles(model: TabICL, pack: Pack, tokens: int = 2**22) -> Tensor:
-    """Predict quantiles of the query rows of all tables, at `quantiles.levels`; nothing keeps them from crossing.
-
-    Parameters
-    ----------
-    model : TabICL
-        A regressor in evaluation mode.
-    pack : Pack
-        Tables whose labels are standardized numbers, float32.
-    tokens : int
-        As in `predict_logits`.
-
-    Returns
-    -------
-    Tensor of shape (query rows, Q)
-        One table after the other.
-    """
+    """Predict quantiles (query rows, Q) of all tables, at `quantiles.levels`; nothing keeps them from crossing."""
     return torch.cat(list(quantile_parts(model, pack, tokens)))
 
 
@@ -179,20 +148,7 @@ def interact(model: TabICL, embedded: Tensor, rows: Rows, part: int) -> Tensor:
 
 @torch.no_grad()
 def predict(network: Network, pack: Pack) -> Tensor:
-    """Predict with a network of any family; with a TabICL in bounded memory.
-
-    Parameters
-    ----------
-    network : Network
-        In evaluation mode.
-    pack : Pack
-        Tables on the network's device.
-
-    Returns
-    -------
-    Tensor of shape (query rows, outputs)
-        See `Network.forward`.
-    """
+    """Predict (query rows, outputs) with a network of any family; with a TabICL in bounded memory."""
     if not isinstance(network, TabICL):
         return network(pack)
     if network.config.is_regression:

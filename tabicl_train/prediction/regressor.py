@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from decimal import Decimal
-from numbers import Real
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from sklearn.base import RegressorMixin
-from sklearn.utils import check_consistent_length, column_or_1d
+from sklearn.utils import check_array, check_consistent_length, column_or_1d
 
 from priors.real.normalize import TargetScale
 from tabicl_train.model.quantiles import levels, pinball
@@ -69,7 +67,7 @@ class TabICLRegressor(RegressorMixin, Ensemble):
         """
         self._check_parameters()
         X = self._frame(X, y)
-        y = finite_numbers(y)
+        y = column_or_1d(check_array(y, ensure_2d=False, dtype=np.float64, input_name="y"), warn=True)
         check_consistent_length(X, y)
         self.target_scale_ = TargetScale(y)
         self.y_ = self.target_scale_.standardize(y).astype(np.float32)
@@ -157,38 +155,6 @@ class TabICLRegressor(RegressorMixin, Ensemble):
                     total[place] += summarize(some.numpy())
                     done += len(some)
         return self.target_scale_.restore(total / len(self.members_))
-
-
-def finite_numbers(y: Any) -> np.ndarray:
-    """Return a target as float64 (rows,); raises ValueError that says what else it holds."""
-    y = column_or_1d(y, warn=True)
-    missing = np.asarray(pd.isna(y))
-    if y.dtype.kind == "O":
-        other = [v for v in y[~missing] if not isinstance(v, Real | Decimal | np.bool_)]
-    else:
-        other = list(y[:1]) if y.dtype.kind not in "buif" else []
-    if other:
-        kind = type(other[0]).__name__
-        raise ValueError(f"y must be numbers, but has values of the type {kind}, for example {str(other[0])!r}")
-    with np.errstate(over="ignore"):
-        values = np.full(len(y), np.nan)
-        values[~missing] = [as_float(v) for v in y[~missing]] if y.dtype.kind == "O" else y[~missing]
-    for faulty, what in (
-        (missing, "NaN or missing values"),
-        (np.isinf(values), "infinity or a value too large for dtype('float64')"),
-    ):
-        if faulty.any():
-            rows = f"in {faulty.sum()} of {len(y)} rows, the first of which is row {faulty.argmax()}"
-            raise ValueError(f"Input y contains {what} {rows}, counted from 0")
-    return values
-
-
-def as_float(value: Any) -> float:
-    """Convert a Python number; infinity if it is too large."""
-    try:
-        return float(value)
-    except OverflowError:
-        return np.inf
 
 
 def interpolate(quantiles: np.ndarray, levels: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from tabicl_train.config.monitoring import OWN, REAL, REAL_SCORES, SYNTHETIC, kind_of
 
@@ -196,11 +196,15 @@ def draw_multiplier_lines(axes: Axes, scaling: pd.DataFrame, colors: ScalarMappa
     axes.add_collection(segments)
     points, colored = ends.reshape(-1, 2), scaling["step"].repeat(2)  # all there is where a step has a single n
     axes.scatter(*points.T, c=colored, cmap=colors.cmap, norm=colors.norm, s=4)
-    axes.set(xscale="log", ylim=(0, 1.08 * ends[:, [1, 3]].max()))
-    axes.set_xlim(ends[:, 0].min() / 1.1, ends[:, 2].max() * 1.1)
+    scale_labeled_rows(axes)
+    axes.set(ylim=(0, 1.08 * ends[:, [1, 3]].max()), xlim=(ends[:, 0].min() / 1.1, ends[:, 2].max() * 1.1))
+
+
+def scale_labeled_rows(axes: Axes) -> None:
+    axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.tick_params(labelsize="small")
 
 
@@ -238,11 +242,7 @@ def draw_layers(axes: Axes, measures: pd.DataFrame, name: str, depth: int) -> No
         n = np.unique(measures["n"])
         axes.plot(n, np.log(n), color="0.5", linestyle="--", linewidth=1, label="log n")
         axes.annotate("log n", (n[-1], np.log(n[-1])), ha="right", va="bottom", fontsize="small", color="0.4")
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.tick_params(labelsize="small")
+    scale_labeled_rows(axes)
 
 
 def draw_gates(scaling: pd.DataFrame) -> Figure | None:
@@ -259,7 +259,6 @@ def draw_gates(scaling: pd.DataFrame) -> Figure | None:
         for color, layer in zip(colormaps["viridis"](np.linspace(0, 0.9, len(layers))), layers, strict=True):
             own = gates[gates["layer"] == layer]
             axes.plot(own["step"], own[column], color=color, linewidth=1, label=layer)
-        axes.set(title=title, xlabel="step")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        label_steps(axes, title)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize="small", title="layer")
     return figure

@@ -20,26 +20,11 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.report.sections import Run, holds_run, read_run, sections
 from tabicl_train.run_dir.outputs import check_output
 
-__all__ = ["fill", "write_report"]
-
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
 def write_report(folders: list[Path], output: Path) -> None:
-    """Write the page of some runs.
-
-    Parameters
-    ----------
-    folders : list of Path
-        Run directories.
-    output : Path
-        File to write.
-
-    Raises
-    ------
-    ConfigError
-        For a folder that holds no run, and if the file cannot be written.
-    """
+    """Write a page about runs; raises ConfigError for a folder without one, and if it cannot be written."""
     problems = [f"run_dir is '{folder}'; there is no run in it" for folder in folders if not holds_run(folder)]
     if problems:
         raise ConfigError(problems)
@@ -57,20 +42,7 @@ def render(runs: list[Run]) -> str:
 
 
 def fill(template: Path, **variables: Any) -> str:
-    """Fill a page that extends the layout of this folder, with the filters `table`, `png` and `command`.
-
-    Parameters
-    ----------
-    template : Path
-        File of Jinja.
-    **variables
-        Of the template.
-
-    Returns
-    -------
-    str
-        The page.
-    """
+    """Fill a template that extends the layout of this folder, with the filters `table`, `png` and `command`."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([template.parent, Path(__file__).parent]),
         autoescape=True,

@@ -35,7 +35,7 @@ from tqdm import tqdm
 from tabicl_train import FineTune, TabICLClassifier
 from tabicl_train.evaluation.suites import Task, sources
 from tabicl_train.prediction.export import export
-from tabicl_train.prediction.gain import gain
+from tabicl_train.statistics import paired_gain
 
 TASKS = (  # from 104 rows to 1,000
     "possum_pop", "cuckoos", "birthwt_low", "mpg_class", "women_work_canada", "refugee_appeal", "salaries_rank",
@@ -71,7 +71,7 @@ def score(task: Task, split: int, start: str, makers: dict) -> dict:
         model = make().fit(X, y)
         seconds = time.perf_counter() - started
         after = row_losses(model, X_query, y_query)
-        found = gain(before, after)
+        found = paired_gain(before, after)
         most = found.mean + float(stats.t.ppf(0.99, len(before) - 1)) * found.error
         row |= {method: after.mean(), f"{method}_gain": found.mean, f"{method}_most": most}
         row[f"{method}_seconds"] = seconds
@@ -88,9 +88,9 @@ def summary(results: pd.DataFrame) -> list[str]:
             continue
         worse = scored[scored[f"{method}_most"] < 0]["task"]
         losses = f"{scored['start'].mean():.4f} -> {scored[method].mean():.4f}"
-        found, seconds = gain(scored["start"], scored[method]), scored[f"{method}_seconds"].mean()
+        found, seconds = paired_gain(scored["start"], scored[method]), scored[f"{method}_seconds"].mean()
         lines += [
-            f"{method}: mean log loss of {len(scored)} tasks {losses}, lower by {found}, {seconds:.0f} s a task",
+            f"{method}: mean log loss of {len(scored)} tasks {losses}, lower by {found:.4f}, {seconds:.0f} s a task",
             f"{method}: worse than the start (99 %): {', '.join(worse) or 'none'}",
         ]
     return lines
