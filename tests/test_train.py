@@ -2,12 +2,10 @@ import json
 import math
 import multiprocessing
 import os
-import random
 import re
 import signal
 import threading
 import time
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -86,29 +84,6 @@ def test_a_stop_signal_saves_a_checkpoint(number, launcher, code, tmp_path):
     assert exit_code(process) == code, stderr.read_text()
     status = json.loads((run_dir / "status.json").read_text())
     assert status["status"] == "preempted" and status["step"] == last(run_dir)["global_step"] > 0
-
-
-@pytest.mark.slow
-def test_kills_at_random_moments_change_no_bit(tmp_path):
-    settings = ["prior=dummy", "curriculum.stages.smoke.steps=60", "checkpoint.every=3"]
-    run(tmp_path / "whole", *settings)
-    torn, generator = tmp_path / "torn", random.Random(0)
-    for workers in (2, 0, 1):
-        before, more = count_rows(torn), generator.randint(1, 9)
-        process = start(train, "experiment=smoke", f"run_dir={torn}", *settings, f"stream.num_workers={workers}")
-        # Rows after the last checkpoint are dropped at the start, so the count falls before it rises.
-        while process.is_alive() and count_rows(torn) < max(before - 3, 0) + more:
-            time.sleep(generator.uniform(0, 0.01))
-        assert process.is_alive(), "the run ended before it could be killed"
-        os.killpg(process.pid, signal.SIGKILL)
-        assert exit_code(process) == -signal.SIGKILL
-    run(torn, *settings)
-    assert_same_end(torn, tmp_path / "whole")
-
-
-def count_rows(run_dir: Path) -> int:
-    path = run_dir / "metrics.csv"
-    return path.read_text().count("\n") - 1 if path.exists() else 0
 
 
 def test_two_processes_train_like_one(smoke_run, tmp_path):

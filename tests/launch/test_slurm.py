@@ -5,18 +5,15 @@
 SLURM waits for two minutes before it starts a job again.
 """
 
-import contextlib
 import functools
 import os
 import re
-import signal
-import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 import waiting
-from runs import assert_same_end, last, run
+from runs import assert_same_end
 from scripts import ENVIRONMENT, copy_scripts
 
 from tabicl_train.run_dir.records import Records
@@ -84,44 +81,6 @@ def test_a_preempted_job_goes_on_to_the_same_end(tmp_path, monkeypatch):
     whole = sbatch(tmp_path, ["--time=60"], *LONG, f"run_dir={tmp_path / 'whole'}")
     assert end_of(whole) == "COMPLETED", log(tmp_path, whole)
     assert_same_end(tmp_path / "torn", tmp_path / "whole")
-
-
-def test_an_array_trains_a_seed_in_each_job(tmp_path):
-    job = sbatch(tmp_path, ["--array=0-1", "--time=20"], *SETTINGS, "seed=%a", f"run_dir={tmp_path}/seed-%a")
-    assert [end_of(f"{job}_{index}") for index in range(2)] == ["COMPLETED"] * 2
-    run(tmp_path / "seed", *SETTINGS[1:], "seed=1")
-    assert_same_end(tmp_path / "seed-1", tmp_path / "seed")
-
-
-def test_a_canceled_job_saves_a_checkpoint_and_does_not_come_back(tmp_path):
-    job = sbatch(tmp_path, ["--time=20"], *LONG, f"run_dir={tmp_path / 'run'}")
-    until(lambda: rows(tmp_path / "run") > 5, "the run begins")
-    command("scancel", job)
-    until(lambda: "is not requeued" in log(tmp_path, job), "the job ends")
-    assert end_of(job) == "CANCELED"
-    status = read_status(tmp_path / "run")
-    assert status["status"] == "preempted" and status["step"] == last(tmp_path / "run")["global_step"] > 0
-
-
-def test_a_job_whose_node_is_lost_starts_again(tmp_path):
-    settings = [*LONG, "checkpoint.every=20"]
-    job = sbatch(tmp_path, ["--time=60"], *settings, f"run_dir={tmp_path / 'run'}")
-    until(lambda: rows(tmp_path / "run") > 50, "the run begins")
-    (daemon,) = Path(os.environ["SLURM_CONF"]).parent.glob("slurmd-*.pid")
-    words = [line.split()[0] for line in command("scontrol", "listpids", job).splitlines()[1:]]
-    processes = [int(word) for word in words if word != "-1"]
-    for process in [int(daemon.read_text()), *map(parent_of, processes), *processes]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
-    until(lambda: value(job, "JobState") == "PENDING", "SLURM notices")
-    subprocess.run(["slurmd", "-N", socket.gethostname().partition(".")[0]], check=True)  # ends with the cluster
-    assert end_of(job) == "COMPLETED" and "resumed at step" in log(tmp_path, job), log(tmp_path, job)
-    run(tmp_path / "whole", *settings[1:])
-    assert_same_end(tmp_path / "run", tmp_path / "whole")
-
-
-def parent_of(process: int) -> int:
-    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_a_submitted_job_goes_on_after_its_time_limit(tmp_path):
