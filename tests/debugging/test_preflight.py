@@ -160,19 +160,3 @@ def test_a_preflight_of_two_ranks_checks_the_exchange_and_then_the_precision(tmp
     lines = (tmp_path / "stderr.0").read_text().splitlines()
     assert lines[0].startswith("preflight 2 ranks hold the same") and lines[-1] == "preflight bf16 is fit for this run"
     assert (tmp_path / "stderr.1").read_text() == "" and not os.path.exists(tmp_path / "run")
-
-
-def test_a_difference_is_told_by_parameter_and_relative_to_all_gradients():
-    parameters = [torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(2, 50))]
-    gradients = Gradients(parameters, [])
-    gradients.views[0].copy_(torch.tensor([3.0, 0.0, 4.0]))
-    gradients.loss.fill_(2.0)
-    other = gradients.flat.clone()
-    gradients.views[1][1, 49] += 0.5
-    labels = ["a", "b", "the loss"]
-    assert checks.largest(gradients, labels, gradients.flat - other, other) == pytest.approx((0.1, "b"))
-    gradients.loss.fill_(3.0)
-    assert checks.largest(gradients, labels, gradients.flat - other, other) == (0.5, "the loss")
-    gradients.views[0][0] = math.nan
-    size, label = checks.largest(gradients, labels, gradients.flat - other, other)
-    assert math.isnan(size) and label == "a"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 from recording_prior import STEP_GIB, Recording, assert_same, stream_of
 from runs import assert_same_end, run
 
@@ -120,16 +119,6 @@ class TestOnACluster:
         assert loader.next().step == 0
         stop.looks = 1  # `next` looks first
         assert loader.next() is None and not loader.unavailable
-
-    def test_the_thread_that_pins_items_ends_with_the_loader(self, address, tmp_path, monkeypatch):
-        """It waits for step 1; a call of Ray after its shutdown would start it anew."""
-        monkeypatch.setattr("torch.cuda.set_device", lambda device: None)
-        monkeypatch.setattr("tabicl_train.workers.pin_next", lambda items: next(items, None))
-        config = StreamConfig("ray", num_workers=1, address=address)
-        with RayLoader(stream_of(Recording(str(tmp_path), wait=1)), config, torch.device("cuda")) as loader:
-            loader.start()
-            assert loader.next().step == 0
-        assert not loader.ray.is_initialized()
 
 
 class TestOnThisMachine:

@@ -119,9 +119,3 @@ def test_a_file_system_without_locks_is_a_warning(number, tmp_path, monkeypatch,
     assert line.startswith(f"warning   {tmp_path}/lock cannot be locked ({os.strerror(number)}): ")
     lock.release()
     assert not is_in_use(tmp_path)
-
-
-def test_a_lock_that_cannot_be_opened_is_refused(tmp_path):
-    (tmp_path / "lock").mkdir()
-    with pytest.raises(ConfigError, match=r"lock cannot be locked: Is a directory"):
-        RunLock(tmp_path).acquire()
