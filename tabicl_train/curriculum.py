@@ -18,8 +18,6 @@ from tabicl_train.config.stages import CurriculumConfig, StageConfig
 from tabicl_train.model.families import family_of
 from tabicl_train.model.family import NetworkConfig
 
-__all__ = ["FEATURE_CAPS", "Group", "StepPlan", "cap_features", "last_of_stage", "plan_step", "stage_at"]
-
 IMBALANCE = 1.05  # cost of the slowest rank over the lower bound; finer cuts lose more in small packs
 # The most features of a table by its rows, as (more rows than, features), as in tabicl 2.2.0 (prior/_dataset.py).
 FEATURE_CAPS = ((65_000, 10), (60_000, 15), (50_000, 20), (40_000, 30), (30_000, 40), (20_000, 60), (10_240, 80))
@@ -27,24 +25,12 @@ FEATURE_CAPS = ((65_000, 10), (60_000, 15), (50_000, 20), (40_000, 30), (30_000,
 
 @dataclass(frozen=True)
 class Group:
-    """Tables of a step with the same rows, split and number of features.
+    """Tables of a step with the same rows, split and number of features."""
 
-    Parameters
-    ----------
-    spec : TableSpec
-        The specification of each table; its `group_seed` is the address of the group.
-    tables : tuple of int
-        Their numbers within the step: table i has the address (seed, step, i).
-    table_cost : float
-        FLOPs of a table's forward pass.
-    table_tokens : int
-        What a table counts against the token budget of a pack.
-    """
-
-    spec: TableSpec
-    tables: tuple[int, ...]
-    table_cost: float
-    table_tokens: int
+    spec: TableSpec  # of each table; its group_seed is the address of the group
+    tables: tuple[int, ...]  # table i of the step has the address (seed, step, i)
+    table_cost: float  # FLOPs of a table's forward pass
+    table_tokens: int  # what a table counts against the token budget of a pack
 
     @property
     def cost(self) -> float:
@@ -54,41 +40,16 @@ class Group:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """An optimizer step: its stage, and the groups of tables of all ranks.
-
-    Parameters
-    ----------
-    step : int
-        The step's number, from 0.
-    stage : str
-        The name of its stage.
-    tables : int
-        The number of its tables.
-    groups : tuple of Group
-        The tables.
-    pack_tokens : int
-        The token budget of a pack.
-    """
+    """An optimizer step: its stage, and the groups of tables of all ranks."""
 
     step: int
     stage: str
     tables: int
     groups: tuple[Group, ...]
-    pack_tokens: int
+    pack_tokens: int  # the token budget of a pack
 
     def packs(self, rank: int, ranks: int) -> list[list[Group]]:
-        """Divide the tables of one rank into the passes in which they go through the model, shorter ones first.
-
-        Parameters
-        ----------
-        rank, ranks : int
-            The rank, and the number of all ranks.
-
-        Returns
-        -------
-        list of list of Group
-            As few packs as the token budget allows for this order, of about the same size.
-        """
+        """Divide the tables of one rank into the passes in which they go through the model, shorter ones first."""
         share = sorted(self.assign(ranks)[rank], key=lambda group: (*shape_order(group.spec), group.tables))
         tables = [replace(group, tables=(i,)) for group in share for i in group.tables]
         fewest = len(cut(tables, self.pack_tokens))
@@ -102,16 +63,6 @@ class StepPlan:
 
         If a rank would be idle, or the slowest rank would be more than 5 % above the lower bound (the mean over ranks,
         or the largest table), the largest group is halved, until none can be halved.
-
-        Parameters
-        ----------
-        ranks : int
-            The number of ranks.
-
-        Returns
-        -------
-        list of list of Group
-            The groups of every rank.
         """
         groups = list(self.groups)
         bound = max(sum(g.cost for g in groups) / ranks, max(g.table_cost for g in groups))
@@ -158,29 +109,7 @@ def join(tables: list[Group]) -> list[Group]:
 
 
 def stage_at(curriculum: CurriculumConfig, step: int) -> tuple[str, StageConfig, int]:
-    """Find the stage of a step.
-
-    Parameters
-    ----------
-    curriculum : CurriculumConfig
-        The stages.
-    step : int
-        The step's number, from 0.
-
-    Returns
-    -------
-    str
-        The name of the stage.
-    StageConfig
-        Its settings.
-    int
-        The step's number within the stage, from 0.
-
-    Raises
-    ------
-    IndexError
-        If the step lies beyond the last stage.
-    """
+    """Return name and settings of the stage of a step, and the step's number within it; IndexError beyond the last."""
     for name, stage in curriculum.stages.items():
         if step < stage.steps:
             return name, stage, step
@@ -195,24 +124,7 @@ def last_of_stage(curriculum: CurriculumConfig, step: int) -> str | None:
 
 
 def plan_step(curriculum: CurriculumConfig, model: NetworkConfig, seed: int, step: int) -> StepPlan:
-    """Plan the tables of a step.
-
-    Parameters
-    ----------
-    curriculum : CurriculumConfig
-        The stages.
-    model : NetworkConfig
-        The network, which decides about costs, the most classes, and whether tables keep missing values.
-    seed : int
-        The seed of the run.
-    step : int
-        The step's number, from 0.
-
-    Returns
-    -------
-    StepPlan
-        The same for equal arguments.
-    """
+    """Plan the tables of a step."""
     name, stage, _ = stage_at(curriculum, step)
     rng = rng_at(seed, step, "step plan")
     family = family_of(model)

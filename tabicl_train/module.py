@@ -25,30 +25,14 @@ from tabicl_train.precision import LossScale, Precision
 from tabicl_train.schedules import learning_rate
 from tabicl_train.stream import StepItem
 
-__all__ = ["Gradients", "Pretraining", "query_losses"]
+__all__ = ["Pretraining"]
 
 
 class Gradients:
-    """The gradients of a step in one flat tensor, followed by the loss, so that one exchange is enough.
-
-    Parameters
-    ----------
-    trained : list of nn.Parameter
-        Their `grad` becomes a view of the tensor.
-    frozen : list of nn.Parameter
-        Their `grad` becomes None.
-
-    Attributes
-    ----------
-    flat : Tensor
-        All gradients and the loss, (values + 1,).
-    views : list of Tensor
-        The gradients, each in the shape of its parameter.
-    loss : Tensor
-        The loss, (1,).
-    """
+    """The gradients of a step in one flat tensor, followed by the loss, so that one exchange is enough."""
 
     def __init__(self, trained: list[nn.Parameter], frozen: list[nn.Parameter]) -> None:
+        """Make the `grad` of each trained parameter a view of the tensor, and that of the frozen ones None."""
         self.parameters = trained
         # Each starts at a multiple of 64 values, since kernels over many tensors need alignment.
         sizes = [-(-p.numel() // 64) * 64 for p in trained]
@@ -280,20 +264,5 @@ class Pretraining(L.LightningModule):
 
 
 def query_losses(model: Network, pack: Pack, checkpoint_rows: int | None = None) -> Tensor:
-    """Compute the loss of each table of a pack, the mean over its query rows.
-
-    Parameters
-    ----------
-    model : Network
-        The network.
-    pack : Pack
-        B tables.
-    checkpoint_rows : int, optional
-        Compute activations again in the backward pass if a table has more rows; by default the model's value.
-
-    Returns
-    -------
-    Tensor
-        The losses, (B,) float32.
-    """
+    """Compute the loss of each table of a pack, the mean over its query rows, (B,) float32."""
     return model.losses(model(pack, checkpoint_rows), pack)

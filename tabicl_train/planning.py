@@ -21,28 +21,13 @@ from tabicl_train.model.family import NetworkConfig
 from tabicl_train.model.pack import Shape
 from tabicl_train.precision import choose
 
-__all__ = ["Work", "expected_work", "peak_bytes", "run_plan", "stage_peak"]
-
 COLUMNS = ("stage", "steps", "tables", "rows", "cells", "FLOPs", "pack tokens", "passes/step", "memory")
 STATE_BYTES = 20  # per parameter: weight, gradient of a pack and of the step, Adam's two moments; Muon has one
 VALUE_BYTES = {"fp32": 4, "bf16": 2.2, "fp16": 2.2}  # per value kept; autocast leaves cells and labels in fp32
 
 
 def run_plan(config: RunConfig) -> list[str]:
-    """Describe a run before it starts.
-
-    Parameters
-    ----------
-    config : RunConfig
-        The run.
-
-    Returns
-    -------
-    list of str
-        Lines with the model's parameters, and for every stage its steps, tables, rows, expected cells and FLOPs, the
-        token budget of a pack, the expected forward passes of a process in a step, and the estimated peak memory of a
-        training process, without the tables that its workers have drawn ahead.
-    """
+    """Describe a run before it starts: parameters, and work, passes and memory of a process in every stage."""
     with torch.device("meta"):
         parameters = sum(p.numel() for p in family_of(config.model)(config.model).parameters())
     lines = [f"model     {parameters:,} parameters"]
@@ -69,21 +54,7 @@ class Work(NamedTuple):
 
 
 def expected_work(stage: StageConfig, model: NetworkConfig, seed: int, ranks: int = 1, sample: int = 20) -> Work:
-    """Extrapolate the work of a stage from the plans of its first steps.
-
-    Parameters
-    ----------
-    stage : StageConfig
-        The stage.
-    model : NetworkConfig
-        The network.
-    seed : int
-        The seed of the run.
-    ranks : int, optional
-        The processes that share a step.
-    sample : int, optional
-        The steps that are planned.
-    """
+    """Extrapolate the work of a stage from the plans of its first `sample` steps."""
     alone, steps = CurriculumConfig({"stage": stage}), min(sample, stage.steps)
     cells = flops = passes = 0.0
     for plan in (plan_step(alone, model, seed, step) for step in range(steps)):

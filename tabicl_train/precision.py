@@ -15,8 +15,6 @@ from torch import Tensor
 
 from tabicl_train.config.schema import TrainerConfig
 
-__all__ = ["LossScale", "Precision", "choose", "peak_flops", "policy", "set_up_gpu", "uses_cuda"]
-
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 # torch reads one of these when it first allocates memory of a GPU.
@@ -31,15 +29,7 @@ PEAK_TFLOPS = {"H200": (989, 67), "H100": (989, 67), "A100": (312, 19.5), "L40S"
 
 @dataclass(frozen=True)
 class Precision:
-    """A number format of matrix products.
-
-    Parameters
-    ----------
-    name : str
-        fp32, bf16 or fp16.
-    reason : str
-        Why it is in force.
-    """
+    """A number format of matrix products."""
 
     name: str
     reason: str
@@ -103,15 +93,6 @@ class LossScale:
 
     It is halved after each step whose gradient overflows, and doubled after 2,000 without.
 
-    Parameters
-    ----------
-    enabled : bool
-        Otherwise the scale is always 1.
-    device : torch.device
-        Where the gradients are.
-
-    References
-    ----------
     Micikevicius et al., Mixed Precision Training, arXiv 1710.03740, section 3.2.
     """
 

@@ -27,8 +27,6 @@ from tabicl_train.prediction.export import load_checkpoint
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.records import Records, open_or_empty
 
-__all__ = ["ResumePoint", "find_resume_point", "initial_weights", "refuse_changes"]
-
 OF_A_START = ("trainer.max_steps", "init_weights")  # settings that may always differ
 FREE_TO_CHANGE = ("dropout", "checkpoint_rows", "col_attention_fp32", "scaling_bound")  # of a model; its weights fit
 ROUNDING = ".pack_tokens"  # of a stage: which tables share a pass matters to the rounding of sums only
@@ -38,17 +36,7 @@ REAL_TABLES = "the hash of the real tables"
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where a run begins, as rank 0 has found it.
-
-    Parameters
-    ----------
-    steps : int
-        Optimizer steps done.
-    seed : int
-        That of rank 0.
-    real_tables : str or None
-        The hash of the real tables that rank 0 sees, if the prior has any.
-    """
+    """Where a run begins, as rank 0 has found it."""
 
     steps: int
     seed: int
@@ -63,25 +51,10 @@ class ResumePoint:
 
 
 def find_resume_point(values: dict, real_tables: str | None) -> tuple[ResumePoint, dict | None]:
-    """Find where a run begins.
+    """Find where a run begins, and the content of its newest intact checkpoint, if any.
 
-    Parameters
-    ----------
-    values : dict
-        The configuration of the run, as plain values.
-    real_tables : str or None
-        The hash of the real tables of its prior.
-
-    Returns
-    -------
-    ResumePoint
-    dict or None
-        The content of the newest intact checkpoint.
-
-    Raises
-    ------
-    ConfigError
-        If the run directory belongs to another run, or if its checkpoints are gone.
+    `values` is the configuration as plain values, `real_tables` the hash of the real tables of its prior. Raises
+    ConfigError if the run directory belongs to another run, or if its checkpoints are gone.
     """
     folder = Path(values["run_dir"])
     newest = checkpoint.newest_valid(folder / "checkpoints")
@@ -109,20 +82,6 @@ def refuse_changes(content: dict, values: dict, real_tables: str | None = None) 
     """Print which settings differ from those of a checkpoint, and refuse those that make it another run.
 
     A stage that has not started may change, and stages may follow the last one.
-
-    Parameters
-    ----------
-    content : dict
-        The content of the checkpoint.
-    values : dict
-        The configuration of the run that would continue from it, as plain values.
-    real_tables : str or None
-        The hash of the real tables of its prior.
-
-    Raises
-    ------
-    ConfigError
-        With a line for each setting that makes it another run.
     """
     saved, made = content["config"], content["run"]
     before, now = compared(saved), compared(values)
@@ -203,22 +162,6 @@ def initial_weights(path: str, model: NetworkConfig) -> dict[str, torch.Tensor]:
     """Read the weights of the run, checkpoint, public file or hub folder that `init_weights` names.
 
     A network that sees missing values may start from one that saw their means: its tokens for them begin as zeros.
-
-    Parameters
-    ----------
-    path : str
-        The value of `init_weights`.
-    model : NetworkConfig
-        The network of the run.
-
-    Returns
-    -------
-    dict of str to Tensor
-
-    Raises
-    ------
-    ConfigError
-        If they cannot be read, or if their model is not the configured one.
     """
     try:
         file_config, weights = load_checkpoint(path)

@@ -14,26 +14,10 @@ import math
 
 from tabicl_train.config.stages import StageConfig
 
-__all__ = ["learning_rate"]
-
 
 def learning_rate(stage: StageConfig, step: int) -> float:
     """Compute the learning rate of a step.
 
-    Parameters
-    ----------
-    stage : StageConfig
-        The stage, with its schedule.
-    step : int
-        The step's number within the stage, from 0.
-
-    Returns
-    -------
-    float
-        The learning rate, at most that of the stage.
-
-    References
-    ----------
     Cosine: Loshchilov and Hutter, SGDR, arXiv 1608.03983, section 3. Warm-up, stable, decay: Hu et al., MiniCPM,
     arXiv 2404.06395, section 4.
     """

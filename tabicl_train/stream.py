@@ -19,38 +19,18 @@ from tabicl_train.curriculum import plan_step
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.model.pack import Pack
 
-__all__ = ["StepItem", "StepStream", "draw_table"]
-
 
 @dataclass
 class StepItem:
-    """One rank's share of one optimizer step.
-
-    Parameters
-    ----------
-    step : int
-        The step's number, from 0.
-    stage : str
-        The name of its stage.
-    tables : int
-        The number of tables of the step over all ranks, over which the loss is averaged.
-    packs : list of Pack
-        The tables of this rank.
-    rejections : Counter
-        Draws that the prior rejected, by reason.
-    sources : Counter
-        Tables of real ones and of mixtures, by where they come from and their rows.
-    clusters : list
-        Of the tables of all packs, see RealTables.clusters; only if the stream keeps them.
-    """
+    """One rank's share of one optimizer step."""
 
     step: int
     stage: str
-    tables: int
-    packs: list[Pack]
+    tables: int  # of the step over all ranks, over which the loss is averaged
+    packs: list[Pack]  # the tables of this rank
     rejections: Counter[str] = field(default_factory=Counter)
-    sources: Counter[tuple[Source, int]] = field(default_factory=Counter)
-    clusters: list[list[Hashable] | None] = field(default_factory=list)
+    sources: Counter[tuple[Source, int]] = field(default_factory=Counter)  # of real tables and mixtures, with rows
+    clusters: list[list[Hashable] | None] = field(default_factory=list)  # of all tables, if `keeps_clusters`
 
     def to(self, device: torch.device) -> StepItem:
         """Return the same with its tables on a device."""
@@ -59,25 +39,7 @@ class StepItem:
 
 @dataclass
 class StepStream:
-    """The items of one rank, which depend on nothing but these parameters.
-
-    Parameters
-    ----------
-    prior : Prior
-        What the tables are drawn from.
-    curriculum : CurriculumConfig
-        The stages.
-    model : NetworkConfig
-        The network that the steps are planned for.
-    seed : int
-        The seed of the run.
-    steps : range
-        The steps.
-    rank, ranks : int
-        The rank, and the number of all ranks.
-    keeps_clusters : bool
-        Whether items say what the rows of tables belong to.
-    """
+    """The items of one rank, which depend on nothing but these parameters."""
 
     prior: Prior
     curriculum: CurriculumConfig
@@ -86,7 +48,7 @@ class StepStream:
     steps: range
     rank: int = 0
     ranks: int = 1
-    keeps_clusters: bool = False
+    keeps_clusters: bool = False  # whether items say what the rows of tables belong to, see RealTables.clusters
 
     def __iter__(self) -> Iterator[StepItem]:
         """Draw the items of all steps in this process."""
@@ -127,27 +89,7 @@ class StepStream:
 
 
 def draw_table(prior: Prior, spec: TableSpec, seed: int, step: int, index: int) -> Table:
-    """Draw a table of a step.
-
-    Parameters
-    ----------
-    prior : Prior
-        What it is drawn from.
-    spec : TableSpec
-        Its specification, from the plan of the step.
-    seed, step, index : int
-        Its address: the seed of the run, the step, and the table's number within it.
-
-    Returns
-    -------
-    Table
-        The same for equal arguments.
-
-    Raises
-    ------
-    Exception
-        Of the prior, with a note that names the address.
-    """
+    """Draw the table at an address; an error of the prior gets a note that names it."""
     try:
         return prior.sample(spec, (seed, step, index))
     except Exception as error:

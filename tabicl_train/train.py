@@ -66,7 +66,7 @@ from tabicl_train.run_dir.tables_seen import TablesSeen
 from tabicl_train.stream import StepStream
 from tabicl_train.workers import Loader
 
-__all__ = ["fit", "train"]
+__all__ = ["train"]
 
 
 def train(config: RunConfig) -> str:
@@ -204,34 +204,7 @@ def fit(
     step: int,
     last: int,
 ) -> int:
-    """Train until the last step, or until a rank is asked to stop.
-
-    Parameters
-    ----------
-    fabric : Fabric
-        Calls the callbacks; its device is that of the module.
-    module : Pretraining
-        Takes the steps.
-    optimizer : MuonAdamW
-        Its optimizer.
-    loader : Loader
-        Draws the tables, from this step on.
-    checkpoints : Checkpoints
-        Saves the run.
-    validation : Validation
-        Scores the network, and may end the run.
-    ranks : Ranks
-        All ranks.
-    stop : Stop
-        Whether this process was asked to stop.
-    step, last : int
-        Steps that are done, and with which the run is over.
-
-    Returns
-    -------
-    int
-        Steps that are done.
-    """
+    """Train until the last step, or until a rank is asked to stop."""
     fabric.call("on_train_start", step=step, module=module, optimizer=optimizer)
     validation.validate_if_due(step, module)  # the run may have been killed between save and validation
     while step < last and not validation.has_ended:

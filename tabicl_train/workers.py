@@ -44,8 +44,6 @@ from tabicl_train.errors import picklable
 from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.stream import StepItem, StepStream
 
-__all__ = ["Loader", "StopRequested", "TablesUnavailable", "WorkerDied"]
-
 # Forked workers start in 0.1 s and end with this process. The forkserver of Python 3.14 would start them under another.
 CONTEXT = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
 ALIGNMENT = 64  # bytes, as torch allocates: the rounding of matrix products may depend on the alignment
@@ -81,27 +79,12 @@ class Loader:
 
     The idle workers start with the constructor, which must run in the main thread; they draw once `start` has given
     them the first step. `close` ends them, and so does the end of that thread.
-
-    Parameters
-    ----------
-    stream : StepStream
-        The items; its first step is the one given to `start`.
-    config : StreamConfig
-        Number of workers, and how far they draw ahead.
-    device : torch.device, optional
-        Where the items will go; for a GPU they are put in pinned memory, by a thread that is one item ahead.
-
-    Attributes
-    ----------
-    waited : float
-        Seconds that the training process has waited for items.
-    unavailable : bool
-        Whether no tables can be drawn any more.
     """
 
     def __init__(self, stream: StepStream, config: StreamConfig, device: torch.device | None = None) -> None:
-        self.stream, self.device, self.waited = stream, device, 0.0
-        self.unavailable = False
+        self.stream, self.device = stream, device  # items for a GPU are put in pinned memory, one ahead
+        self.waited = 0.0  # seconds that the training process has waited for items
+        self.unavailable = False  # whether no tables can be drawn any more
         config = config.local()
         self.workers: list[Worker] = []
         for number in range(config.workers):
@@ -120,15 +103,7 @@ class Loader:
         return len(self.workers)
 
     def start(self, first: int | None = None, stop: Stop | None = None) -> None:
-        """Have the tables drawn.
-
-        Parameters
-        ----------
-        first : int, optional
-            The first step; by default the stream's first one.
-        stop : Stop, optional
-            Once it is asked, `next` returns None.
-        """
+        """Have the tables drawn."""
         self.stop = stop
         if first is not None:
             self.stream = replace(self.stream, steps=range(first, self.stream.steps.stop))
@@ -140,20 +115,7 @@ class Loader:
         self.items = pinned(items, device) if device is not None and device.type == "cuda" else items
 
     def next(self) -> StepItem | None:
-        """Wait for the next item.
-
-        Returns
-        -------
-        StepItem or None
-            None if the process was asked to stop while it waited, or if no tables are available any more.
-
-        Raises
-        ------
-        Exception
-            Of the prior, in a worker.
-        WorkerDied
-            If a worker is gone; it names the table.
-        """
+        """Wait for the next item; None if the run was asked to stop meanwhile, or no tables are available any more."""
         started = time.perf_counter()
         try:
             return None if self.stop is not None and self.stop.asked else next(self.items)

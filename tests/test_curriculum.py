@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.model import TabICL, TabICLConfig
@@ -88,14 +87,6 @@ def test_a_step_is_a_function_of_seed_and_step():
     assert shapes(3, 70) != shapes(4, 70) and shapes(3, 70) != shapes(3, 71)
 
 
-@pytest.mark.parametrize(("name", "most"), [("stage1", 4), ("stage2", 8)])
-def test_a_step_of_the_published_curriculum_takes_few_passes(name, most):
-    config = compose(["experiment=tabicl_v2"])
-    alone = CurriculumConfig({name: config.curriculum.stages[name]})
-    passes = [len(plan_step(alone, config.model, 0, step).packs(0, 1)) for step in range(200)]
-    assert max(passes) <= most
-
-
 def test_rows_are_log_uniform_and_features_capped():
     specs = [group.spec for step in range(60, 100) for group in plan_step(TWO, MODEL, 1, step).groups]
     logs = np.log([s.num_rows for s in specs])
@@ -154,10 +145,3 @@ def imbalance(stage: StageConfig, ranks: int, steps: int) -> tuple[float, float]
 def test_ranks_finish_together(stage):
     assigned, dealt = imbalance(stage, ranks=8, steps=60)
     assert assigned < 1.05 < dealt
-
-
-def test_groups_stay_whole_where_that_is_balanced():
-    stage = replace(SHORT, features=[10, 10], train_share=[0.5, 0.5])
-    plan = plan_step(CurriculumConfig({"s": stage}), MODEL, 0, 0)
-    assert [len(group.tables) for share in plan.assign(8) for group in share] == [4] * 16
-    assert all(len(share) == 64 // 64 for share in plan.assign(64))

@@ -6,19 +6,16 @@ import torch
 from command_line import command
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_network import TINY
 
 from tabicl_train.config.compose import compose
-from tabicl_train.config.stages import CurriculumConfig, OptimizerConfig, StageConfig
+from tabicl_train.config.stages import CurriculumConfig, StageConfig
 from tabicl_train.curriculum import plan_step
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.model.cost import kept_by_part
 from tabicl_train.model.families import family_of
 from tabicl_train.model.pack import Pack
-from tabicl_train.module import Pretraining
-from tabicl_train.planning import STATE_BYTES, expected_work, peak_bytes, stage_peak
-from tabicl_train.precision import Precision, peak_flops
-from tabicl_train.stream import StepItem
+from tabicl_train.planning import expected_work, peak_bytes, stage_peak
+from tabicl_train.precision import peak_flops
 
 SMALL = {
     "embed_dim": 32, "col_num_heads": 4, "col_num_inducing": 16, "row_num_heads": 4, "row_num_cls": 2,
@@ -75,19 +72,6 @@ def test_the_estimate_of_each_part_is_what_autograd_keeps(options, tables, monke
     assert kept.keys() == estimated.keys() == {"column", "row", "icl"}
     # CUDA kernels keep up to 12 % more in these shapes, see block_values; on a CPU, outputs of runs are kept twice.
     assert all(0.85 < estimated[part] / kept[part] < 1.2 for part in kept), (kept, estimated)
-
-
-def test_a_parameter_takes_twenty_bytes_in_a_step():
-    """Its weight, its gradient of a pack, that of the step, and AdamW's two moments."""
-    settings = OptimizerConfig("adamw"), Precision("fp32", "")
-    module = Pretraining(TINY, CurriculumConfig({"only": StageConfig()}), *settings, seed=0)
-    optimizer = module.configure_optimizers()
-    X = torch.randn(20, 3)
-    module.training_step(StepItem(0, "only", 1, [Pack.of([(X, (X[:, 0] > 0).long(), 10)])]), 0, 0, optimizer)
-    trained = [p for p in module.parameters() if p.requires_grad]
-    held = [*trained, *module.gradients.views, *trained]  # the gradients of a pack are gone
-    held += [value for state in optimizer.state.values() for value in (state["mean"], state["square"])]
-    assert sum(values.nbytes for values in held) == STATE_BYTES * sum(p.numel() for p in trained)
 
 
 def test_the_peak_of_a_stage_is_that_of_its_fullest_pack():

@@ -1,11 +1,9 @@
 import os
-from collections import Counter
 
 import pytest
 import torch
 from runs import last, metrics
 from short_runs import module_of, run
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import TrainerConfig
@@ -59,49 +57,6 @@ def test_a_gpu_multiplies_fp32_in_tf32_and_its_memory_grows_in_segments_unless_t
         "          products of fp32 in full precision", "memory    PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64",
     ]  # fmt: skip
     assert not os.environ[ALLOCATOR[0]]
-
-
-def test_a_cpu_is_left_as_it_is(monkeypatch):
-    monkeypatch.setenv(ALLOCATOR[0], "")
-    config = compose(["experiment=smoke", "trainer.accelerator=cpu"])
-    set_up_gpu(config.trainer)
-    assert torch.get_float32_matmul_precision() == "highest" and not os.environ[ALLOCATOR[0]]
-    assert policy(config.trainer) == ["precision fp32 (the default on a CPU)"]
-
-
-class Casts(TorchDispatchMode):
-    """Counts the casts of each matrix of a network to bf16, in matrices: half a matrix counts half."""
-
-    def __init__(self, network: torch.nn.Module) -> None:
-        super().__init__()
-        named = [(name, p) for name, p in network.named_parameters() if p.ndim == 2]
-        self.matrices = {p.untyped_storage().data_ptr(): (name, p.numel()) for name, p in named}
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function is torch.ops.aten._to_copy.default and kwargs.get("dtype") == torch.bfloat16:
-            name, size = self.matrices.get(args[0].untyped_storage().data_ptr(), ("", 1))
-            self.counts[name] += args[0].numel() / size
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("checkpoint_rows", [0, 10])
-def test_weights_are_cast_once_a_step_also_over_packs_and_recomputation(checkpoint_rows):
-    """But for those of attention to other tokens, whose halves are cast in each pass, and so are the CLS tokens."""
-    module = module_of(compose(["experiment=smoke", "trainer.accelerator=cpu", "trainer.precision=bf16"]))
-    generator = torch.Generator().manual_seed(0)
-    packs = [
-        Pack.of((torch.randn(N, M, generator=generator), torch.arange(N) % 2, 20) for N, M in shapes)
-        for shapes in ([(30, 3), (31, 2)], [(40, 5)], [(25, 1), (28, 4)])
-    ]
-    gradients = Gradients([p for p in module.model.parameters() if p.requires_grad], [])
-    with Casts(module.model) as casts, module.precision.autocast("cpu"):
-        for pack in packs:
-            module.add_gradients(gradients, pack, 1.0, checkpoint_rows)
-    del casts.counts[""]
-    often = {name for name, count in casts.counts.items() if count != 1}
-    assert len(casts.counts) > 20 and all("in_proj" in name or name.endswith("cls_tokens") for name in often)
-    assert max(casts.counts.values()) <= (6 if checkpoint_rows else 3)
 
 
 def test_the_loss_scale_halves_on_overflow_and_doubles_after_2000_good_steps():

@@ -109,30 +109,9 @@ def readers(tmp_path_factory) -> dict[str, Reader]:
     return {page: Reader(page, tmp_path_factory.mktemp("reader")) for page in PAGES}
 
 
-def test_a_shell_reads_all_commands_of_the_pages():
-    """Indented ones too, which are not run. `command` gives the others to the program without a shell."""
-    for page in PAGES:
-        text = re.sub(r"\\\n\s*", " ", (ROOT / page).read_text())
-        indented = re.findall(r"^ {4,}((?:launch/|tabicl-|sbatch |srun |ray ).*)", text, flags=re.MULTILINE)
-        result = subprocess.run(["bash", "-n"], input="\n".join(PAGES[page] + indented), capture_output=True, text=True)
-        assert result.returncode == 0, f"{page}: {result.stderr}"
-
-
 def names(values: list) -> list[str]:
     """Names of parametrized tests: the page, and the number of the command or block on it."""
     return [f"{page}-{number}" for page, number in values]
-
-
-def test_a_folder_of_a_run_is_that_of_one_run_on_all_pages():
-    """Or a reader of several pages would be told that it belongs to another run."""
-    runs: dict[str, set[tuple[str, ...]]] = {}
-    for line in (line for lines in PAGES.values() for line in lines):
-        program, *words = shlex.split(line, comments=True)
-        found = [word for word in words if word.startswith("run_dir=")]
-        if program == "tabicl-train" and found:
-            kinds = tuple(sorted(word for word in words if word.startswith(("experiment=", "task=", "prior"))))
-            runs.setdefault(found[0], set()).add(kinds)
-    assert {name: kinds for name, kinds in runs.items() if len(kinds) > 1} == {} and len(runs) > 5
 
 
 @pytest.mark.parametrize(("page", "number"), CHEAP, ids=names(CHEAP))

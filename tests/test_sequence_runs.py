@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import command
-from forked import exit_code, ranks, train
-from runs import assert_same_end, assert_same_state, exact, metrics, read
+from runs import assert_same_state, metrics, read
 from short_runs import run
 
 from tabicl_train.callbacks.validation_tables import validation_streams
@@ -40,21 +39,6 @@ def folder(tmp_path_factory) -> Path:
     for task in TASKS:
         run(folder / task, *settings(task), *VALIDATED, "trainer.max_steps=8")
     return folder
-
-
-@pytest.mark.slow
-def test_two_ranks_draw_the_same_tables_and_continue_to_the_bit(tmp_path):
-    base = ["experiment=smoke", *settings("linear_functions"), f"{STAGE}steps=4", "trainer.devices=2"]
-    whole, torn = ([*base, f"run_dir={tmp_path}/{name}"] for name in ("whole", "torn"))
-    for arguments in (whole, [*torn, "trainer.max_steps=2"], torn):
-        with ranks(train, *arguments, folder=tmp_path) as processes:
-            assert [exit_code(process) for process in processes] == [0, 0], (tmp_path / "stderr.0").read_text()
-    assert_same_end(tmp_path / "torn", tmp_path / "whole")
-    one = tmp_path / "one"
-    run(one, *base[1:-1], settings=["experiment=smoke", "trainer.accelerator=cpu", "stream.num_workers=0"])
-    assert [row[0] for row in exact(one)] == [row[0] for row in exact(tmp_path / "whole")]
-    for row, other in zip(metrics(one), metrics(tmp_path / "whole"), strict=True):
-        assert float(row["loss"]) == pytest.approx(float(other["loss"]), rel=1e-4)
 
 
 def test_validation_scores_are_those_of_their_definitions(folder):

@@ -2,12 +2,10 @@ import json
 import math
 import multiprocessing
 import os
-import random
 import re
 import signal
 import threading
 import time
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -40,12 +38,6 @@ def test_smoke_run_leaves_a_whole_run_directory(smoke_run):
     assert json.loads((smoke_run / "status.json").read_text())["status"] == "finished"
     assert [f.name for f in saved(smoke_run / "checkpoints")] == [f"step-{n:08d}.ckpt" for n in (8, 16, 20)]
     assert "name: smoke" in (smoke_run / "config.yaml").read_text()
-
-
-def test_training_lowers_the_loss(tmp_path):
-    run(tmp_path / "run", "curriculum.stages.smoke.steps=60", "curriculum.stages.smoke.learning_rate=0.01")
-    losses = [float(row["loss"]) for row in metrics(tmp_path / "run")]
-    assert sum(losses[-30:]) / 30 < 0.82 * sum(losses[:10]) / 10
 
 
 def test_a_finished_run_is_left_as_it_is(smoke_run):
@@ -88,43 +80,6 @@ def test_a_stop_signal_saves_a_checkpoint(number, launcher, code, tmp_path):
     assert status["status"] == "preempted" and status["step"] == last(run_dir)["global_step"] > 0
 
 
-@pytest.mark.slow
-def test_kills_at_random_moments_change_no_bit(tmp_path):
-    settings = ["prior=dummy", "curriculum.stages.smoke.steps=60", "checkpoint.every=3"]
-    run(tmp_path / "whole", *settings)
-    torn, generator = tmp_path / "torn", random.Random(0)
-    for workers in (2, 0, 1):
-        before, more = count_rows(torn), generator.randint(1, 9)
-        process = start(train, "experiment=smoke", f"run_dir={torn}", *settings, f"stream.num_workers={workers}")
-        # Rows after the last checkpoint are dropped at the start, so the count falls before it rises.
-        while process.is_alive() and count_rows(torn) < max(before - 3, 0) + more:
-            time.sleep(generator.uniform(0, 0.01))
-        assert process.is_alive(), "the run ended before it could be killed"
-        os.killpg(process.pid, signal.SIGKILL)
-        assert exit_code(process) == -signal.SIGKILL
-    run(torn, *settings)
-    assert_same_end(torn, tmp_path / "whole")
-
-
-def count_rows(run_dir: Path) -> int:
-    path = run_dir / "metrics.csv"
-    return path.read_text().count("\n") - 1 if path.exists() else 0
-
-
-def test_two_processes_train_like_one(smoke_run, tmp_path):
-    run_dir = tmp_path / "run"
-    settings = ["experiment=smoke", f"run_dir={run_dir}", "trainer.accelerator=cpu"]
-    assert run_ranks(train, *settings, folder=tmp_path) == [0, 0]
-    alone, together = metrics(smoke_run), metrics(run_dir)
-    assert len(together) == 20
-    for a, b in zip(alone, together, strict=True):
-        # the same tables and the same sum of gradients, added up in another order
-        assert float(b["loss"]) == pytest.approx(float(a["loss"]), rel=2e-3)
-        assert float(b["grad_norm"]) == pytest.approx(float(a["grad_norm"]), rel=2e-2)
-    assert float(together[0]["loss"]) == pytest.approx(float(alone[0]["loss"]), rel=1e-5)
-    assert float(together[0]["grad_norm"]) == pytest.approx(float(alone[0]["grad_norm"]), rel=1e-4)
-
-
 def train_and_fail_on_rank_1(*settings: str) -> None:
     execute = Dummy.execute
 
@@ -144,27 +99,6 @@ def test_an_error_on_one_rank_ends_both_and_names_the_table(tmp_path):
     second = (tmp_path / "stderr.1").read_text()
     assert re.search(failed, second) and "Traceback" not in second, second
     assert "in fail_on_rank_1" in (tmp_path / "run/rank-1.log").read_text()
-
-
-def train_and_lose_a_worker(*settings: str) -> None:
-    plan = Dummy.plan
-
-    def die(self, spec, address):
-        if address[1] == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return plan(self, spec, address)
-
-    Dummy.plan = die
-    train(*settings)
-
-
-def test_the_death_of_a_worker_ends_the_run_with_a_message(tmp_path):
-    stderr = tmp_path / "stderr"
-    settings = ["experiment=smoke", "prior=dummy", f"run_dir={tmp_path}/run"]
-    assert exit_code(start(train_and_lose_a_worker, *settings, stderr=stderr)) == 1
-    assert "Traceback" not in stderr.read_text()
-    assert re.search(r"error: worker 0 was killed by SIGKILL .*table \d of step 5, seed 0", stderr.read_text())
-    assert json.loads((tmp_path / "run" / "status.json").read_text())["status"] == "failed"
 
 
 @pytest.mark.parametrize("steps", [2, 0], ids=["steps left", "none left"])

@@ -22,7 +22,6 @@ from tabicl_train.errors import TORCHRUN
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-__all__ = ["PREEMPTED", "Launch", "launch_ranks", "read_launch"]
 
 # Exit code of a run that was preempted, and that the same command continues. Under torchrun it is 0, since torchrun
 # takes any other code for a failure.
@@ -34,15 +33,7 @@ CONNECTION = re.compile("connection|timed out|gloo|nccl|store", re.IGNORECASE)  
 
 @dataclass(frozen=True)
 class Launch:
-    """The place of this process among the ranks of a run, from torchrun's variables.
-
-    Parameters
-    ----------
-    rank, size : int
-        Rank, and world size.
-    local_rank, local_size : int
-        Rank among, and number of, the ranks on this machine.
-    """
+    """The place of this process among the ranks of a run, from torchrun's variables."""
 
     rank: int = 0
     size: int = 1
@@ -94,20 +85,7 @@ def die_with_launcher() -> None:
 
 
 def launch_ranks(devices: int, run_dir: Path) -> int:
-    """Run this command as `devices` ranks on this machine.
-
-    Parameters
-    ----------
-    devices : int
-        Number of ranks.
-    run_dir : Path
-        The run directory, whose status.json says how the run has ended.
-
-    Returns
-    -------
-    int
-        The exit code: 0 finished, 1 failed, 2 refused, 75 preempted.
-    """
+    """Run this command as ranks on this machine; returns 0 finished, 1 failed, 2 refused, 75 preempted."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch

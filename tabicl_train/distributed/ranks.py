@@ -12,8 +12,6 @@ import torch.distributed as dist
 from tabicl_train.distributed.launch import Launch
 from tabicl_train.errors import ConfigError, picklable
 
-__all__ = ["Ranks"]
-
 PATIENT = timedelta(hours=24)  # for what rank 0 does alone: reading a checkpoint, validation, evaluation
 
 Value = TypeVar("Value")
@@ -23,11 +21,6 @@ class Ranks:
     """The ranks of a run, as one of them sees them.
 
     A rank that hangs while rank 0 works alone is noticed after 24 hours, else after the timeout of `connect`.
-
-    Parameters
-    ----------
-    launch : Launch
-        The place of this process among them.
     """
 
     def __init__(self, launch: Launch | None = None) -> None:
@@ -35,13 +28,7 @@ class Ranks:
         self.rank, self.size = launch.rank, launch.size
 
     def connect(self, timeout: float) -> None:
-        """Open the process groups, once torch's default one is open.
-
-        Parameters
-        ----------
-        timeout : float
-            Seconds that ranks wait for each other after a step.
-        """
+        """Open the process groups, once torch's default one is open."""
         if self.size > 1:
             self.prompt = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
             self.patient = dist.new_group(backend="gloo", timeout=PATIENT)
@@ -51,18 +38,7 @@ class Ranks:
         return self._maximum([flag], self.prompt)[0] if self.size > 1 else flag
 
     def wait_for_first(self, asked: Callable[[], bool]) -> bool:
-        """Wait, on the other ranks, while rank 0 works alone and calls `still_working` now and then, then `finish`.
-
-        Parameters
-        ----------
-        asked : callable
-            Whether this rank was asked to stop, which rank 0 learns.
-
-        Returns
-        -------
-        bool
-            What rank 0 has given to `finish`.
-        """
+        """Wait, on the other ranks, while rank 0 works alone and calls `still_working` now and then, then `finish`."""
         while True:
             _, done, result = self._maximum([asked(), False, False], self.patient)
             if done:
@@ -77,18 +53,7 @@ class Ranks:
         return self._maximum([False, True, result], self.patient)[2] if self.size > 1 else result
 
     def from_first(self, function: Callable[[], Value]) -> Value:
-        """Call `function` on rank 0 and return its result on all ranks; an exception is raised on all of them.
-
-        Parameters
-        ----------
-        function : callable
-            Its result must be picklable.
-
-        Returns
-        -------
-        object
-            The result of rank 0.
-        """
+        """Call `function` on rank 0 and return its result on all ranks; an exception is raised on all of them."""
         if self.size == 1:
             return function()
         value = error = None

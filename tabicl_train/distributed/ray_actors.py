@@ -27,8 +27,6 @@ from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.workers import Ahead, Loader, TablesUnavailable, WorkerDied
 
-__all__ = ["RayLoader"]
-
 POLL = 1.0  # seconds between looks at stop signals and at the head of the cluster
 PATIENCE = 300.0  # seconds to wait for one step, below trainer.timeout: Ray waits forever for a free CPU
 RETRIES = 3  # calls that Ray repeats: a step whose tables need too much memory would end actors forever
@@ -64,11 +62,6 @@ class RayLoader(Loader):
 
     Nothing happens before `start`, which connects to the cluster or starts Ray on this machine. `close` ends the
     actors, and Ray where `start` has started it.
-
-    Parameters
-    ----------
-    stream, config, device
-        As for `Loader`, with actors in place of workers.
     """
 
     def __init__(self, stream: StepStream, config: StreamConfig, device: torch.device | None = None) -> None:
@@ -84,13 +77,7 @@ class RayLoader(Loader):
         return self.config.workers
 
     def start(self, first: int | None = None, stop: Stop | None = None) -> None:
-        """Have the tables drawn from step `first` on, by default the stream's first one.
-
-        Raises
-        ------
-        ConfigError
-            If Ray cannot be started, or the process cannot join its cluster.
-        """
+        """Have the tables drawn from step `first` on, by default the stream's first one."""
         super().start(first, stop)
         self.ahead, self.undrawn = Ahead(self.stream, self.config), self.stream.steps.start
         os.environ |= {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}

@@ -12,31 +12,19 @@ import sys
 import time
 from collections.abc import Iterator
 
-__all__ = ["SIGNALS", "Stop", "die_with_parent", "watch_signals"]
-
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 SAME = 1.0  # seconds in which a second signal counts as the first one: launchers repeat what their group gets
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 
 
 class Stop:
-    """Whether the process was asked to stop, by a signal or a time limit.
-
-    Attributes
-    ----------
-    limit : float
-        Seconds after its creation at which the process stops as if it had received a signal.
-    first : float or None
-        When the first signal came, by time.monotonic.
-    cause : str
-        The name of the signal, or of the setting of the limit.
-    """
+    """Whether the process was asked to stop, by a signal or a time limit."""
 
     def __init__(self) -> None:
         self.started = time.monotonic()
-        self.limit = math.inf
-        self.first: float | None = None
-        self.cause = "trainer.max_hours"
+        self.limit = math.inf  # seconds after which the process stops as if it had received a signal
+        self.first: float | None = None  # when the first signal came
+        self.cause = "trainer.max_hours"  # or the name of the signal
 
     @property
     def asked(self) -> bool:
@@ -67,10 +55,6 @@ def watch_signals() -> Iterator[Stop]:
     """Let stop signals be noted within the context, instead of ending the process.
 
     To be used in the main thread. Nested contexts share the outermost one's Stop.
-
-    Yields
-    ------
-    Stop
     """
     global _active
     if _active is not None:
@@ -87,13 +71,7 @@ def watch_signals() -> Iterator[Stop]:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have this process killed when its parent is gone, on Linux.
-
-    Parameters
-    ----------
-    parent : int
-        The process whose main thread has started this one.
-    """
+    """Have this process killed when its parent is gone, on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it was gone before that

@@ -27,15 +27,6 @@ class Training:
     """What a job runs on each of its machines: `tabicl-train ARGUMENTS`, on several by torchrun.
 
     submitit calls `checkpoint` on the first machine before the time limit, and starts the job again afterward.
-
-    Parameters
-    ----------
-    arguments : list of str
-        The arguments of tabicl-train.
-    nodes, processes : int
-        Number of machines, and of ranks on each of them.
-    variables : dict of str
-        Environment variables of the run.
     """
 
     def __init__(self, arguments: list[str], nodes: int = 1, processes: int = 1, variables: dict | None = None) -> None:
@@ -96,30 +87,7 @@ class Training:
 
 
 def submit(arguments: list[str], options: Any, folder: Path, cpus: int = 1, **variables: str) -> Any:
-    """Submit `tabicl-train ARGUMENTS` as a job.
-
-    Parameters
-    ----------
-    arguments : list of str
-        The arguments of tabicl-train, which name a run directory.
-    options : SubmitOptions
-        Machines, GPUs and time limit; on this machine there is no time limit.
-    folder : Path
-        Where submitit keeps the job and its output.
-    cpus : int
-        Processor cores of each rank.
-    **variables : str
-        Environment variables of the run.
-
-    Returns
-    -------
-    submitit.Job
-
-    Raises
-    ------
-    ConfigError
-        If the job cannot be submitted.
-    """
+    """Submit `tabicl-train ARGUMENTS` as a job."""
     import submitit
 
     processes, local = max(1, options.gpus), options.cluster == "local"

@@ -25,37 +25,16 @@ from tabicl_train.errors import ConfigError
 FORMAT_VERSION = 1
 """Increased when checkpoints have other content, or their content another meaning, than in the last release."""
 
-__all__ = [
-    "FORMAT_VERSION", "DamagedCheckpoint", "averaged", "is_run_checkpoint", "load", "newest_valid", "read", "saved",
-    "step_of",
-]  # fmt: skip
-
 
 class DamagedCheckpoint(Exception):
     """A file that is truncated, altered, or not a checkpoint."""
 
 
 def read(path: Path) -> dict:
-    """Read a file of weights.
+    """Read a run's checkpoint or an export, with tensors on the CPU.
 
-    Parameters
-    ----------
-    path : Path
-        A checkpoint of a run, or an export.
-
-    Returns
-    -------
-    dict
-        Its content, with tensors on the CPU.
-
-    Raises
-    ------
-    DamagedCheckpoint
-        If it is not what was written.
-    ConfigError
-        If it is a run's checkpoint of another format version.
-    OSError, MemoryError
-        If it cannot be read for a reason that is not the file's fault.
+    Raises DamagedCheckpoint if it is not what was written, ConfigError if it is of another format version, and OSError
+    or MemoryError if it cannot be read for a reason that is not the file's fault.
     """
     verify(path)
     with damage(path):
@@ -105,20 +84,7 @@ def damage(path: Path) -> Iterator[None]:
 
 
 def averaged(content: dict, kind: str) -> dict[str, Tensor]:
-    """Return the averaged weights in a run's checkpoint.
-
-    Parameters
-    ----------
-    content : dict
-        The content of the checkpoint.
-    kind : str
-        ema or last.
-
-    Returns
-    -------
-    dict of str to Tensor
-        By the network's names; empty if the run keeps no such average.
-    """
+    """Return the averaged weights (`ema` or `last`) in a run's checkpoint; empty if it keeps none."""
     averages = content["callbacks"]["Averages"]
     if kind == "ema":
         return averages["ema"]
@@ -137,24 +103,9 @@ def step_of(path: Path) -> int:
 
 
 def newest_valid(folder: Path, until: int | None = None) -> tuple[Path, dict] | None:
-    """Find the newest intact checkpoint; damaged files are reported.
+    """Find the newest intact checkpoint, up to a step; damaged files are reported.
 
-    Parameters
-    ----------
-    folder : Path
-        The folder of the checkpoints.
-    until : int, optional
-        Checkpoints of later steps are ignored.
-
-    Returns
-    -------
-    tuple of Path and dict, or None
-        The file and its content, if there is one.
-
-    Raises
-    ------
-    ConfigError
-        If all are damaged, or if one cannot be read for another reason: skipping it would silently go back in time.
+    Raises ConfigError if all are damaged, or one cannot be read: skipping it would silently go back in time.
     """
     damaged, gone = set[Path](), set[Path]()
     while True:
@@ -187,23 +138,7 @@ def sweep(folder: Path) -> None:
 
 
 def load(checkpoint: str) -> tuple[Path, dict]:
-    """Find and read a checkpoint.
-
-    Parameters
-    ----------
-    checkpoint : str
-        A file, or a run directory, of which the newest intact checkpoint is taken.
-
-    Returns
-    -------
-    tuple of Path and dict
-        The file and its content.
-
-    Raises
-    ------
-    ConfigError
-        If there is no checkpoint, or if it cannot be read.
-    """
+    """Read a file, or the newest intact checkpoint of a run directory; ConfigError if that is impossible."""
     path = Path(checkpoint)
     if path.is_dir():
         if (newest := newest_valid(path / "checkpoints")) is None:

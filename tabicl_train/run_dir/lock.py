@@ -23,26 +23,14 @@ TIMEOUT, RESTARTED = 1.0, 120.0
 
 
 class RunLock:
-    """The lock of a run directory.
-
-    Parameters
-    ----------
-    folder : Path
-        The run directory, which must exist.
-    """
+    """The lock of a run directory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / NAME
         self.lock = FileLock(self.path, fallback_to_soft=False)
 
     def acquire(self) -> None:
-        """Take the lock.
-
-        Raises
-        ------
-        ConfigError
-            If another process holds it, or if the file cannot be opened.
-        """
+        """Take the lock."""
         restarts = max(int(os.environ.get(f"{name}_RESTART_COUNT", 0)) for name in ("TORCHELASTIC", "SLURM"))
         try:
             self.lock.acquire(timeout=RESTARTED if restarts else TIMEOUT)

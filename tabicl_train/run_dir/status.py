@@ -27,13 +27,7 @@ EVERY = 10.0  # seconds between updates during training
 
 
 class RunStatus:
-    """Writes status.json, on rank 0 alone; a callback of the training loop.
-
-    Parameters
-    ----------
-    records : Records
-        The files of the run.
-    """
+    """Writes status.json, on rank 0 alone; a callback of the training loop."""
 
     def __init__(self, records: Records) -> None:
         self.records = records

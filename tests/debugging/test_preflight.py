@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 import shutil
 from pathlib import Path
 from unittest import mock
@@ -28,7 +27,7 @@ from tabicl_train.stream import StepStream
 
 BF16 = [*SETTINGS, "trainer.precision=bf16", "preflight_steps=3"]
 QUERY_LOSSES = module.query_losses
-DRAW, EXCHANGE, ADD, WEIGHTS = stream.draw_table, Gradients.exchange, Gradients.add, training.broadcast_weights
+DRAW, EXCHANGE, WEIGHTS = stream.draw_table, Gradients.exchange, training.broadcast_weights
 
 
 def test_fp32_has_nothing_to_compare(capsys):
@@ -95,18 +94,6 @@ def other_tables(prior, batch, seed, step, index):
     return DRAW(prior, batch, seed + (rank() == 1 and step > 0), step, index)
 
 
-def scaled(self, gradients, loss):
-    """Rank 1 forgets to divide by something."""
-    ADD(self, tuple(2 * g for g in gradients) if rank() == 1 else gradients, loss)
-
-
-def without_a_parameter(self):
-    """The exchange leaves out one parameter: each rank keeps its own gradient."""
-    own = self.views[3].clone()
-    EXCHANGE(self)
-    self.views[3].copy_(own)
-
-
 def averaged(self):
     """The exchange takes the mean over the ranks instead of the sum."""
     EXCHANGE(self)
@@ -126,12 +113,6 @@ ALONE = "the gradients of 2 ranks differ from those of one process, most in "
 FAULTS = {
     "none": (stream, "draw_table", DRAW),
     f"step 1: {ALONE}": (stream, "draw_table", other_tables),
-    f"step 0: {ALONE}model": (Gradients, "add", scaled),
-    "step 0: the exchanged gradients differ from those of rank 0, most in NAME, by": (
-        Gradients,
-        "exchange",
-        without_a_parameter,
-    ),
     f"step 0: {ALONE}the loss, by 5.0e-01 of their norm": (Gradients, "exchange", averaged),
     "step 0: the weights differ from those of rank 0 in model.icl_predictor.decoder.0.weight (rank 1)": (
         training,
@@ -166,7 +147,7 @@ def test_faults_of_the_exchange_are_found_and_told_alike_on_all_ranks(tmp_path):
     found, of_other = (json.loads((tmp_path / f"{number}.json").read_text()) for number in (0, 1))
     assert found == of_other and found.keys() == FAULTS.keys() - {"none"}
     for expected, (problem,) in found.items():
-        assert re.sub(r"model\.col_embedder\S*,", "NAME,", problem).startswith(f"preflight, {expected}"), problem
+        assert problem.startswith(f"preflight, {expected}"), problem
     (line,) = (tmp_path / "stderr.0").read_text().splitlines()
     start = "preflight 2 ranks hold the same weights and gradients, and the gradients match those of one process to "
     # The ranks' packs are cut otherwise than those of one process, so their sums are rounded otherwise.
@@ -179,19 +160,3 @@ def test_a_preflight_of_two_ranks_checks_the_exchange_and_then_the_precision(tmp
     lines = (tmp_path / "stderr.0").read_text().splitlines()
     assert lines[0].startswith("preflight 2 ranks hold the same") and lines[-1] == "preflight bf16 is fit for this run"
     assert (tmp_path / "stderr.1").read_text() == "" and not os.path.exists(tmp_path / "run")
-
-
-def test_a_difference_is_told_by_parameter_and_relative_to_all_gradients():
-    parameters = [torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(2, 50))]
-    gradients = Gradients(parameters, [])
-    gradients.views[0].copy_(torch.tensor([3.0, 0.0, 4.0]))
-    gradients.loss.fill_(2.0)
-    other = gradients.flat.clone()
-    gradients.views[1][1, 49] += 0.5
-    labels = ["a", "b", "the loss"]
-    assert checks.largest(gradients, labels, gradients.flat - other, other) == pytest.approx((0.1, "b"))
-    gradients.loss.fill_(3.0)
-    assert checks.largest(gradients, labels, gradients.flat - other, other) == (0.5, "the loss")
-    gradients.views[0][0] = math.nan
-    size, label = checks.largest(gradients, labels, gradients.flat - other, other)
-    assert math.isnan(size) and label == "a"

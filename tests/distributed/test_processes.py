@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from forked import exit_code, ranks, start, train
+from forked import exit_code, start, train
 from waiting import until
 
 from tabicl_train.run_dir.checkpoint import saved, step_of
@@ -79,27 +79,6 @@ def test_ranks_end_with_their_launcher_and_the_same_command_continues(tmp_path):
     assert stopping == "stop      SIGINT: stopping after this step; signal again to kill"
     assert last == f"preempted at step {done} (SIGINT): saved to {path}; the same command continues"
     assert path.exists()
-
-
-@pytest.mark.campaign  # the agent gives a suspended rank 30 s before it kills it
-def test_a_suspended_rank_ends_the_run_by_the_timeout(tmp_path):
-    launch = Launch(tmp_path / "run", tmp_path / "stderr", "trainer.timeout=8")
-    os.kill(launch.ranks[1], signal.SIGSTOP)
-    assert exit_code(launch.process) == 1 and not launch.left()
-    last = (tmp_path / "stderr").read_text().splitlines()[-1]
-    assert last.startswith("error: rank 0 failed: another rank did not answer within trainer.timeout; ")
-
-
-@pytest.mark.slow
-def test_a_signal_to_any_rank_of_torchrun_ends_all_with_0_and_a_line(tmp_path):
-    run_dir = tmp_path / "run"
-    with ranks(train, *SETTINGS, f"run_dir={run_dir}", folder=tmp_path) as processes:
-        until(lambda: saved_step(run_dir) > 0, seconds=300)
-        os.kill(processes[1].pid, signal.SIGUSR1)
-        assert [exit_code(process) for process in processes] == [0, 0]
-    last = (tmp_path / "stderr.0").read_text().splitlines()[-1]
-    assert last.startswith("preempted at step ") and last.endswith("; the same command continues")
-    assert read_status(run_dir)["status"] == "preempted"
 
 
 def draw_for_ever(number: str) -> None:

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 from recording_prior import STEP_GIB, Recording, assert_same, stream_of
 from runs import assert_same_end, run
 
 from priors import PriorError, build_prior
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import StreamConfig
-from tabicl_train.distributed import ray_actors
 from tabicl_train.distributed.ray_actors import RayLoader
 from tabicl_train.distributed.signals import Stop
 from tabicl_train.errors import ConfigError
@@ -121,23 +119,6 @@ class TestOnACluster:
         assert loader.next().step == 0
         stop.looks = 1  # `next` looks first
         assert loader.next() is None and not loader.unavailable
-
-    def test_the_thread_that_pins_items_ends_with_the_loader(self, address, tmp_path, monkeypatch):
-        """It waits for step 1; a call of Ray after its shutdown would start it anew."""
-        monkeypatch.setattr("torch.cuda.set_device", lambda device: None)
-        monkeypatch.setattr("tabicl_train.workers.pin_next", lambda items: next(items, None))
-        config = StreamConfig("ray", num_workers=1, address=address)
-        with RayLoader(stream_of(Recording(str(tmp_path), wait=1)), config, torch.device("cuda")) as loader:
-            loader.start()
-            assert loader.next().step == 0
-        assert not loader.ray.is_initialized()
-
-    def test_a_cluster_without_a_free_cpu_gives_no_tables(self, loader_of, tmp_path, monkeypatch, capsys):
-        monkeypatch.setattr(ray_actors, "PATIENCE", 0.0)
-        loader = loader_of(stream_of(Recording(str(tmp_path), wait=0)), 3)
-        loader.start()
-        assert loader.next() is None and loader.unavailable
-        assert "no Ray actor drew step 0 in 0 s; each needs a free CPU" in capsys.readouterr().err
 
 
 class TestOnThisMachine:

@@ -35,18 +35,9 @@ def test_all_mistakes_are_reported_at_once(tmp_path):
     assert (
         "trainer.requeue is true; leave it out" in command("submit", "experiment=smoke", "trainer.requeue=true").stderr
     )
+    assert "error: submit.hours is inf" in command("submit", "experiment=smoke", "submit.hours=inf").stderr
+    assert "there are no settings of the run" in command("submit", "submit.gpus=8").stderr
     assert not (tmp_path / "run").exists()
-
-
-def test_nothing_is_submitted_without_a_word_about_the_run():
-    for arguments in ([], ["submit.gpus=8"]):
-        result = command("submit", *arguments)
-        assert result.returncode == 2 and result.stderr.startswith("error: there are no settings of the run")
-
-
-def test_a_limit_without_end_is_refused():
-    result = command("submit", "experiment=smoke", "submit.hours=inf")
-    assert result.returncode == 2 and result.stderr == "error: submit.hours is inf; it must be positive and finite\n"
 
 
 @pytest.mark.parametrize(("stream", "cores"), [([], 7), (["stream=ray"], 7), (["stream=ray", RAY], 2)])

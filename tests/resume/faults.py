@@ -4,10 +4,9 @@ Besides the settings of tabicl-train, it takes
     oom=RANK,STEP,TABLES    on that rank, from that step on, packs of TABLES or more run out of memory in the middle
                             of the backward pass
     nan=RANK,STEP           an infinite cell in a table of that rank in that step
-    signal=RANK,STEP,N      the rank sends itself this signal before that step; STEP may be -1, before training begins,
-                            or -2, in the middle of its first save
+    signal=RANK,STEP,N      the rank sends itself this signal before that step
 Every table that a rank trains on is a line of RUN_DIR.tables: step, and a digest of its values. At the end every rank
-writes a digest of its weights to RUN_DIR/weights.RANK, and the first one adds a line to statuses.
+writes a digest of its weights to RUN_DIR/weights.RANK.
 """
 
 import hashlib
@@ -47,21 +46,6 @@ class Faults:
         rank, *rest = self.faults.get(fault, [None])
         return rest if rank == self.rank else None
 
-    def on_train_start(self, **_) -> None:
-        self.signal_at(-1)
-
-    def state_dict(self) -> dict:
-        self.signal_at(-2)
-        return {}
-
-    def load_state_dict(self, state: dict) -> None:
-        pass
-
-    def signal_at(self, step: int) -> None:
-        if (arguments := self.arguments_here("signal")) and arguments[0] == step:
-            del self.faults["signal"]
-            os.kill(os.getpid(), arguments[1])
-
     def on_train_batch_start(self, item, **_) -> None:
         self.step = item.step
         with open(f"{self.run_dir}.tables", "a") as file:
@@ -71,7 +55,8 @@ class Faults:
                     file.write(f"{item.step} {digest}\n")
         if self.arguments_here("nan") == [item.step]:
             item.packs[-1].X[0] = math.inf
-        self.signal_at(item.step)
+        if (arguments := self.arguments_here("signal")) and arguments[0] == item.step:
+            os.kill(os.getpid(), arguments[1])
 
     def query_losses(self, model, pack, *settings):
         loss = QUERY_LOSSES(model, pack, *settings)
@@ -97,8 +82,4 @@ def train(*overrides: str) -> str:
         mock.patch.object(module, "query_losses", faults.query_losses),
         mock.patch.object(training, "build_callbacks", lambda *a: [faults, *BUILD_CALLBACKS(*a)]),
     ):
-        status = training.train(config)
-    if faults.rank == 0:
-        with open(faults.run_dir / "statuses", "a") as file:
-            file.write((faults.run_dir / "status.json").read_text())
-    return status
+        return training.train(config)

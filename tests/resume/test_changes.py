@@ -13,7 +13,7 @@ from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.prediction.export import load_checkpoint
-from tabicl_train.prediction.public_format import load_public, save_public
+from tabicl_train.prediction.public_format import save_public
 from tabicl_train.resume import refuse_changes
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, newest_valid, read
 
@@ -137,7 +137,6 @@ def test_files_of_another_format_version_are_refused_in_one_line(version, compos
         ("step-00000004", read),
         ("step-00000004", lambda path: newest_valid(path.parent)),
         ("step-00000004", lambda path: load_checkpoint(str(path))),
-        ("public", lambda _: load_public(public)),
         ("public", lambda _: load_checkpoint(str(public))),
     ):
         words = rf"{name}\.ckpt was written by another version of tabicl-train: its format is version {version}, and"

@@ -1,24 +1,13 @@
 """Runs of two processes, one of which runs out of memory, meets a non-finite value, or is stopped."""
 
 import json
-import signal
 from pathlib import Path
 
 import pytest
 import torch
 from faults import train
 from forked import run_ranks
-from runs import assert_same_end, exact, metrics, read
-
-# What stops the run, as a rank, step (-1: at the start, -2: in a save) and signal, or as a time limit; how many steps
-# are done when it has ended.
-STOPS = {
-    "trainer.max_hours=1e-6": 0,
-    f"signal=1,-1,{signal.SIGTERM:d}": 0,
-    f"signal=0,-2,{signal.SIGUSR1:d}": 2,
-    f"signal=1,3,{signal.SIGINT:d}": 4,
-}
-
+from runs import exact, metrics
 
 VALIDATED = (
     "validation.every=3", "validation.rows=[40,60]", "validation.tables=4", "validation.features=[2,4]",
@@ -73,17 +62,3 @@ def test_sizes_that_did_not_fit_are_remembered(tmp_path, capfd):
     assert len(halved) <= 4  # of 8 tables, then 4 and 2; once more where a column was constant
     with pytest.raises(torch.OutOfMemoryError, match=r"a table of \d+ rows and \d+ features \(step 0\) does not fit"):
         train(f"run_dir={tmp_path}/none", "oom=0,0,1")
-
-
-@pytest.mark.slow  # the default variant is in test_everything.py
-def test_a_stop_of_one_rank_in_any_phase_saves_and_loses_no_bit(folder):
-    for stop in (*STOPS, "trainer.max_hours=null"):
-        train_two(folder, "torn", *VALIDATED, stop)
-    statuses = [json.loads(line) for line in (folder / "torn/statuses").read_text().splitlines()]
-    assert [s["status"] for s in statuses] == ["preempted"] * len(STOPS) + ["finished"]
-    assert [s["step"] for s in statuses] == [*STOPS.values(), 8]
-    assert weights_agree(folder / "torn")
-    assert_same_end(folder / "torn", folder / "whole")
-    rows = read(folder / "whole/validation.csv")
-    assert [int(row["step"]) for row in rows[::6]] == [3, 6, 8] and len(rows) == 18
-    assert (folder / "torn/validation.csv").read_text() == (folder / "whole/validation.csv").read_text()

@@ -38,9 +38,7 @@ def short(tmp_path):
     return ["prior=one_table", f"prior.file={tmp_path}/short.csv", "stream.num_workers=0"]
 
 
-@pytest.mark.parametrize("prior", ["settings", pytest.param("short", marks=pytest.mark.slow)])
-def test_the_tables_are_the_same_for_workers_ranks_and_continued_runs(prior, request, tmp_path):
-    settings = request.getfixturevalue(prior)
+def test_the_tables_are_the_same_for_workers_ranks_and_continued_runs(settings, tmp_path):
     whole, other = tmp_path / "whole", tmp_path / "other"
     assert train(*settings, f"run_dir={whole}") == "finished"
     continued = [*settings, f"run_dir={other}", "stream.num_workers=2"]

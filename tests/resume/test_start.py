@@ -9,7 +9,6 @@ from pathlib import Path
 import forked
 import pytest
 import short_runs
-from command_line import command
 from forked import exit_code
 from runs import metrics
 from short_runs import STAGES
@@ -94,23 +93,6 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again_with_its_seed_onl
         short_runs.run(run_dir, "seed=1", "trainer.max_steps=2")
     assert short_runs.run(run_dir, "trainer.max_steps=2") == "finished"
     assert [row["step"] for row in metrics(run_dir)] == ["1", "2"]
-
-
-class RemoveFolder:
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir = run_dir
-
-    def on_train_batch_end(self, step: int, **_) -> None:
-        if step == 3:
-            shutil.rmtree(self.run_dir)
-
-
-def test_a_folder_that_is_removed_ends_the_run_with_one_line(tmp_path):
-    with short_runs.beside(RemoveFolder(tmp_path / "run")):
-        result = command("train", *short_runs.SETTINGS, f"run_dir={tmp_path}/run")
-    assert result.returncode == 1 and "Traceback" not in result.stderr
-    (line,) = [line for line in result.stderr.splitlines() if "error: " in line]
-    assert line.startswith("error: ") and f"{tmp_path}/run" in line
 
 
 def test_a_finished_run_refuses_changes_as_others_do_and_its_status_is_made_up_for(four_steps, capsys):

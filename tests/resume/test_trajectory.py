@@ -91,25 +91,3 @@ def test_every_checkpoint_has_the_weights_of_a_plain_training_loop(run_dir):
         for point, expected in zip(saved["callbacks"]["Averages"]["points"], points, strict=True):
             assert_near(point, expected)
     assert min(norms[:4]) > 0.5  # all clipped
-
-
-def test_the_state_of_every_parameter_is_saved(run_dir, tmp_path):
-    """In its shape; Muon's matrices come first."""
-    short_runs.run(tmp_path / "muon", "trainer.max_steps=1")
-    for folder, step, kinds in ((run_dir, 7, ["adamw"]), (tmp_path / "muon", 1, ["muon", "adamw"])):
-        saved = content(folder, step)
-        assert saved.keys() == {
-            "format_version", "global_step", "state_dict", "optimizer_states", "callbacks", "config", "run", "skipped",
-            "loss_scale",
-        }  # fmt: skip
-        (states,) = saved["optimizer_states"]
-        assert list(dict.fromkeys(group["kind"] for group in states["param_groups"])) == kinds
-        shapes = []
-        for group in states["param_groups"]:
-            for state in map(states["state"].__getitem__, group["params"]):
-                assert state.keys() == ({"momentum"} if group["kind"] == "muon" else {"taken", "mean", "square"})
-                assert group["kind"] == "muon" or state.pop("taken") == step
-                (shape,) = {value.shape for value in state.values()}
-                shapes.append(shape)
-        trained = [w for name, w in saved["state_dict"].items() if not name.endswith("rope.freqs")]
-        assert sorted(shapes) == sorted(w.shape for w in trained)

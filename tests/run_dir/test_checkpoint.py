@@ -1,4 +1,3 @@
-import contextlib
 import errno
 import importlib.metadata
 import os
@@ -16,7 +15,7 @@ from command_line import command
 
 from priors.random import STREAM_VERSION
 from tabicl_train.callbacks import checkpoints
-from tabicl_train.callbacks.checkpoints import CheckpointFiles, SaveFailed
+from tabicl_train.callbacks.checkpoints import CheckpointFiles
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import CheckpointConfig
 from tabicl_train.errors import ConfigError
@@ -70,7 +69,8 @@ def test_a_ring_of_recent_checkpoints_and_permanent_ones(tmp_path):
     files = CheckpointFiles(CheckpointConfig(every=2, keep=2, permanent_every=4))
     for step in range(2, 15, 2):
         files.save(content(step), tmp_path / f"step-{step:08d}.ckpt")
-    files.wait()
+        files.wait()
+        (tmp_path / f"step-{step:08d}-backup.ckpt").write_bytes(b"a copy of the user's")
     assert [checkpoint.step_of(f) for f in saved(tmp_path)] == [4, 8, 10, 12, 14]
     with pytest.raises(ConfigError, match="permanent_every is 5; it must be a multiple of every"):
         compose(["checkpoint.every=2", "checkpoint.permanent_every=5"])
@@ -110,23 +110,6 @@ def test_a_full_disk_ends_the_run_with_one_line(tmp_path, monkeypatch):
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step-00000004.ckpt"]
 
 
-def test_a_real_full_file_system(tmp_path):
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", tmp_path], capture_output=True)
-    if mounted.returncode != 0:
-        pytest.skip("mounting a file system is not allowed here")
-    try:
-        files = CheckpointFiles(CheckpointConfig(keep=1))
-        for step, size in ((1, 30_000), (2, 60_000), (3, 30_000)):
-            files.save(content(step, size), tmp_path / f"step-{step:08d}.ckpt")
-            with pytest.raises(SaveFailed) if step == 2 else contextlib.nullcontext():
-                files.wait()
-            path, found = newest_valid(tmp_path)
-            assert found["global_step"] == {1: 1, 2: 1, 3: 3}[step]
-            assert [f.name for f in tmp_path.iterdir()] == [path.name]
-    finally:
-        subprocess.run(["umount", tmp_path], check=True)
-
-
 def test_training_goes_on_while_a_copy_is_written(tmp_path, monkeypatch):
     go, save = threading.Event(), atomic.save_atomically
     monkeypatch.setattr(checkpoints, "save_atomically", lambda *a: (go.wait(60), save(*a)))
@@ -134,6 +117,8 @@ def test_training_goes_on_while_a_copy_is_written(tmp_path, monkeypatch):
     old = tmp_path / "step-00000001.ckpt"
     torch.save(content(1), old)
     state = content(2) | {"callbacks": {"counts": [1, 2], "array": np.array([3])}}
+    names = []
+    monkeypatch.setattr(os, "replace", lambda a, b, replace=os.replace: (replace(a, b), names.append(Path(b).stem)))
     files.save(state, tmp_path / "step-00000002.ckpt", tmp_path / "stage-a.ckpt")
     state["state_dict"]["w"].add_(100)  # the step after the save
     state["callbacks"]["counts"].append(3)
@@ -144,15 +129,7 @@ def test_training_goes_on_while_a_copy_is_written(tmp_path, monkeypatch):
     written = torch.load(saved(tmp_path)[0], weights_only=False)
     assert torch.equal(written["state_dict"]["w"], torch.full((10,), 2.0)) and written["callbacks"]["counts"] == [1, 2]
     assert (tmp_path / "stage-a.ckpt").read_bytes() == saved(tmp_path)[0].read_bytes()
-
-
-def test_an_error_of_the_program_surfaces_at_the_next_save(tmp_path, monkeypatch):
-    files = CheckpointFiles(CheckpointConfig())
-    monkeypatch.setattr(checkpoints, "to_host", lambda value: value)  # a lambda does not survive the copy either
-    files.save({"global_step": lambda: None}, tmp_path / "step-00000001.ckpt")
-    with pytest.raises(Exception, match=r"pickle|local object"):
-        files.save(content(2), tmp_path / "step-00000002.ckpt")
-    assert not list(tmp_path.iterdir())
+    assert names == ["stage-a", "step-00000002"]  # a run that is killed in between saves the step again
 
 
 def test_damaged_newer_files_do_not_push_out_the_good_one(tmp_path):
@@ -164,17 +141,6 @@ def test_damaged_newer_files_do_not_push_out_the_good_one(tmp_path):
         files.wait()
         assert newest_valid(tmp_path)[1]["global_step"] == step
     assert [checkpoint.step_of(f) for f in saved(tmp_path)] == [4, 5, 7, 8, 9]
-
-
-def test_a_copy_under_another_name_is_ignored(tmp_path):
-    files = CheckpointFiles(CheckpointConfig(keep=1))
-    files.save(content(10), tmp_path / "step-00000010.ckpt")
-    files.wait()
-    copy = tmp_path / "step-00000010-backup.ckpt"
-    copy.write_bytes((tmp_path / "step-00000010.ckpt").read_bytes())
-    files.save(content(12), tmp_path / "step-00000012.ckpt")
-    files.wait()
-    assert [f.name for f in saved(tmp_path)] == ["step-00000012.ckpt"] and copy.exists()
 
 
 def test_a_file_that_cannot_be_read_is_not_skipped(tmp_path, monkeypatch):
@@ -200,14 +166,3 @@ def test_a_file_that_is_removed_while_it_is_looked_for(tmp_path, monkeypatch):
     lists = [listed]
     monkeypatch.setattr(checkpoint, "saved", lambda folder: lists.pop() if lists else saved(folder))
     assert newest_valid(tmp_path)[1]["global_step"] == 2
-
-
-def test_a_kill_after_any_rename_leaves_no_stage_without_its_file(tmp_path, monkeypatch):
-    """The stage's name first: a run that is killed in between saves the step again."""
-    names = []
-    monkeypatch.setattr(os, "replace", lambda a, b, replace=os.replace: (replace(a, b), names.append(Path(b).name)))
-    files = CheckpointFiles(CheckpointConfig())
-    files.save(content(1), tmp_path / "step-00000001.ckpt", tmp_path / "stage-a.ckpt")
-    files.wait()
-    assert names == ["stage-a.ckpt", "step-00000001.ckpt"]
-    assert (tmp_path / "stage-a.ckpt").read_bytes() == (tmp_path / "step-00000001.ckpt").read_bytes()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from command_line import command
-from forked import exit_code, run_ranks, start, train
+from forked import exit_code, start, train
 from waiting import until
 
 from priors.dummy import Dummy
@@ -53,14 +53,6 @@ def test_a_second_start_ends_with_2_and_one_line_and_changes_nothing(held):
     assert result.returncode == 2
     assert result.stderr.startswith(f"error: {held.folder} is in use by process ") and result.stderr.count("\n") == 1
     assert before == {f: (f.stat().st_mtime_ns, f.read_bytes()) for f in held.folder.rglob("*") if f.is_file()}
-
-
-@pytest.mark.slow
-def test_a_second_start_of_two_ranks_ends_with_2_on_both_and_one_line(held, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    assert run_ranks(train, *SETTINGS, "trainer.devices=2", f"run_dir={held.folder}", folder=folder) == [2, 2]
-    lines = [line for rank in "01" for line in (folder / f"stderr.{rank}").read_text().splitlines()]
-    assert len(lines) == 1 and lines[0].startswith(f"error: {held.folder} is in use by process ")
 
 
 @pytest.mark.parametrize("name", ["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"])
@@ -127,9 +119,3 @@ def test_a_file_system_without_locks_is_a_warning(number, tmp_path, monkeypatch,
     assert line.startswith(f"warning   {tmp_path}/lock cannot be locked ({os.strerror(number)}): ")
     lock.release()
     assert not is_in_use(tmp_path)
-
-
-def test_a_lock_that_cannot_be_opened_is_refused(tmp_path):
-    (tmp_path / "lock").mkdir()
-    with pytest.raises(ConfigError, match=r"lock cannot be locked: Is a directory"):
-        RunLock(tmp_path).acquire()

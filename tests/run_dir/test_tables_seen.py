@@ -81,8 +81,3 @@ def test_a_stopped_run_with_a_rewind_has_counted_its_steps_once(mixture, tmp_pat
     expected.merge(lambda own: own)
     assert content["Metrics"]["tables_seen"] == expected.text()
     assert f"\nseen      {expected.line()}\n" in capsys.readouterr().err
-
-
-def test_runs_without_real_tables_tell_nothing(tmp_path, capsys):
-    short_runs.run(tmp_path / "run", "trainer.max_steps=1")
-    assert last(tmp_path / "run")["callbacks"]["Metrics"] == {} and "seen  " not in capsys.readouterr().err
