@@ -10,7 +10,7 @@ from pathlib import Path
 
 from priors.prior import Prior
 from priors.random import Seed, as_seed
-from priors.storage import DamagedShard, Shard, read_table, shard_paths, tables_of_steps
+from priors.storage import Shard, read_table, shard_paths, tables_of_steps
 from priors.table import PriorError, Table, TableSpec
 
 __all__ = ["Disk"]
@@ -45,20 +45,7 @@ class Disk(Prior):
         return self
 
     def missing_steps(self, seed: int, tables: Sequence[int]) -> list[str]:
-        """Return why a run cannot get all its tables.
-
-        Parameters
-        ----------
-        seed : int
-            Of the run.
-        tables : sequence of int
-            Number of tables of every step of the run, from step 0 on.
-
-        Returns
-        -------
-        list of str
-            Messages for the user; empty if all tables are stored.
-        """
+        """Why a run cannot get all its tables; tables: number of tables of every step of the run, from step 0 on"""
         try:
             stored = tables_of_steps(Path(self.folder), seed)
         except PriorError as error:
@@ -84,7 +71,4 @@ class Disk(Prior):
         address = as_seed(seed)
         if len(address) != 3:
             raise PriorError(f"the address is {address}; tables on disk have addresses (seed, step, table)")
-        try:
-            return read_table(Path(self.folder), self.shard_size, address, spec)
-        except DamagedShard as error:
-            raise PriorError(f"{error}; to repair it, dump into its folder again") from None
+        return read_table(Path(self.folder), self.shard_size, address, spec)

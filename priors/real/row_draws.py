@@ -18,6 +18,7 @@ from priors.real.draws import NORM_METHODS, frame_of, known_rows, prepare
 from priors.real.features import as_numbers, reads_as_numbers
 from priors.real.files import Column
 from priors.real.index import mixed, value_hashes
+from priors.real.interface import TEST, TRAINING, VALIDATION
 from priors.real.normalize import Member, TargetScale
 from priors.real.tasks import RealTask
 from priors.table import MIN_ROWS, PriorError, Table
@@ -196,12 +197,12 @@ class OwnRows:
     """The rows of a file that have a target.
 
     numbers: of the rows in the file, from 0
-    sides: rows for training, validation and the final test
+    sides: rows by TRAINING, VALIDATION and TEST
     """
 
     rows: Rows
     numbers: np.ndarray
-    sides: tuple[np.ndarray, np.ndarray, np.ndarray]
+    sides: dict[str, np.ndarray]
 
 
 def own_rows(
@@ -218,4 +219,5 @@ def own_rows(
     features = [facts.name for facts in task.columns if facts.name != task.target]
     X = frame_of(task, columns, features, numbers)
     rows = Rows(X, y, len(names))
-    return OwnRows(rows, numbers, split_by_content(rows, validation_fraction, test_fraction, names.tolist()))
+    sides = split_by_content(rows, validation_fraction, test_fraction, names.tolist())
+    return OwnRows(rows, numbers, dict(zip((TRAINING, VALIDATION, TEST), sides, strict=True)))
