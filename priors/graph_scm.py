@@ -17,7 +17,6 @@ if TYPE_CHECKING:  # numba takes a second to import, which the command line need
 __all__ = ["GraphSCM"]
 
 PRESETS = ("corrected", "released")
-RELEASED_CARDINALITY = 9  # largest number of categories of a feature in the released preset
 
 
 @dataclass
@@ -76,28 +75,8 @@ class GraphSCM(Realistic):
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> GraphPlan:
         """Draw the columns, the graph and the functions of its nodes; see `Prior.plan`."""
         from priors.graph.nodes import draw_plan
-        from priors.graph.scalars import LOCAL, Scalars
 
-        released = self.preset == "released"
-        scalars = Scalars(rng_at(seed, "plan"), skewed_choices=not released)
-        num_classes = scalars.integer(LOCAL, 2, spec.max_classes + 1) if spec.max_classes else 0
-        if released:
-            limit = min(RELEASED_CARDINALITY, self.max_cardinality)
-            limit = scalars.integer("cardinality_limit", 2, limit + 1, log=True)
-        else:
-            limit = scalars.integer(LOCAL, 2, self.max_cardinality + 1, log=True)
-        return draw_plan(
-            scalars,
-            address=seed,
-            num_rows=spec.num_rows,
-            num_features=spec.num_features,
-            num_classes=num_classes,
-            cardinality_limit=limit,
-            nodes_range=(self.min_nodes, self.max_nodes),
-            warp_flow=released,
-            connected=self.filter_unpredictable_graphs,
-            node_noise=self.node_noise,
-        )
+        return draw_plan(self, spec, seed)
 
     def execute(self, plan: GraphPlan) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Compute the nodes and read the columns off them; see `Prior.execute`."""

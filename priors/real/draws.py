@@ -72,12 +72,7 @@ def size_of(columns: dict[str, Column]) -> int:
 
 @dataclass
 class TablePlan:
-    """What was drawn of a table.
-
-    rows: numbers of the rows in the file, labeled ones first
-    features: names of the columns, in order
-    target: the column, and what was made of it
-    """
+    """What was drawn of a table; target: the column, and what was made of it"""
 
     task: RealTask
     rows: np.ndarray

@@ -136,16 +136,14 @@ def is_current(entry: Entry | None, file: File) -> bool:
 
 
 def read_entries(folder: Path) -> dict[str, Entry]:
-    """The entries in the index so far; those of another version are passed over."""
-    try:
-        lines = (folder / NAME).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return {}
+    """The entries in the index so far; none if it is damaged or of another version."""
     entries = {}
-    for values in map(json.loads, lines):
-        if values.pop("version") == VERSION:
-            values["columns"] = tuple(ColumnFacts(**facts) for facts in values["columns"])
-            entries[values["path"]] = Entry(**values)
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        for line in (folder / NAME).read_text(encoding="utf-8").splitlines():
+            values = json.loads(line)
+            if values.pop("version") == VERSION:
+                values["columns"] = tuple(ColumnFacts(**facts) for facts in values["columns"])
+                entries[values["path"]] = Entry(**values)
     return entries
 
 

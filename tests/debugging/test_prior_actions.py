@@ -1,5 +1,4 @@
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -50,22 +49,14 @@ def test_tables_of_a_run_follow_its_curriculum():
     assert addresses == [(0, 0), (0, 4), (1, 0), (1, 4), (2, 0)]
 
 
-def test_bench_prints_one_line_per_row_count():
-    result = command("prior", "bench", "prior=dummy", "rows=[50,80]", "features=[2,4]", "tables=2", "rounds=1")
-    assert result.returncode == 0, result.stderr
-    assert [line.split()[:2] for line in result.stdout.splitlines()[1:]] == [["dummy", "50"], ["dummy", "80"]]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["shw"], "there is no action 'shw'; there are describe, gallery, show, bench, dump"),
+        (["shw"], "there is no action 'shw'; there are describe, gallery, show, dump"),
         (["show", "step=20", "experiment=smoke"], "the run has steps 0..19"),
         (["show", "table=8", "experiment=smoke"], "a step has the tables 0..7"),
         (["describe", "tables=many"], "tables"),
         (["describe", "tables=0", "prior=dummy"], "tables is 0; it must be at least 1"),
-        (["bench", "rows=[0]", "prior=dummy"], "rows is 0; it must be at least"),
-        (["bench", "features=[5]", "prior=dummy"], "features is [5]; it must be"),
         (["describe", "tabls=2", "prior=dummy"], "tabls: no such setting; did you mean tables?"),
         (["gallery", "output=folder", "prior=dummy"], "output is 'folder'; it is a folder, not a file"),
         (["dump", "output=file", "prior=dummy"], "output is 'file'; file is a file"),
@@ -83,12 +74,6 @@ def test_wrong_commands_exit_with_2_and_write_nothing(arguments, message, tmp_pa
     error = capfd.readouterr().err
     assert message in error and all(line.startswith(("error: ", "usage: ")) for line in error.splitlines())
     assert {path.name for path in tmp_path.iterdir()} == {"folder", "file"}
-
-
-def test_bench_says_how_to_install_the_tabicl_package(monkeypatch, capfd):
-    monkeypatch.setitem(sys.modules, "tabicl.prior", None)
-    assert exit_code(monkeypatch, "prior", "bench", "tabicl=true", "prior=mlp_scm") == 2
-    assert "pip install tabicl==2.2.0 xgboost-cpu, or pip install -e '.[test]'" in capfd.readouterr().err
 
 
 @pytest.mark.slow

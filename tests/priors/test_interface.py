@@ -218,15 +218,6 @@ def test_rejected_draws_are_redrawn_and_counted():
     assert Stubborn().sample(TableSpec(40, 20, 1, 2), 5).rejections == {}
 
 
-def test_other_errors_of_a_prior_are_not_swallowed():
-    class Broken(Stubborn):
-        def execute(self, plan):
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        Broken().sample(TableSpec(40, 20, 1, 2), 5)
-
-
 @pytest.mark.parametrize(
     ("reason", "setting"),
     [

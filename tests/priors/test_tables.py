@@ -238,20 +238,20 @@ def test_families_stay_together(folder):
 
 def test_a_changed_file_stops_the_draws(folder):
     prior = prior_of(folder)
-    before = [prior.sample(SPEC, seed) for seed in range(8)]
+    before = prior.sample(SPEC, 0)
     for path in folder.glob("*.csv"):
         os.utime(path, ns=(0, 0))  # another time, the same content
-    assert all(same(prior.sample(SPEC, seed), table) for seed, table in enumerate(before))
+    assert same(pickle.loads(pickle.dumps(prior)).sample(SPEC, 0), before)
     for path in folder.glob("*.csv"):
         path.write_text(path.read_text().replace("yes", "YES"))
     with pytest.raises(
         PriorError, match=r"tables/table\d.csv has changed since it was indexed, .*: restore it, or `touch`"
     ):
-        prior.sample(SPEC, 0)
+        pickle.loads(pickle.dumps(prior)).sample(SPEC, 0)
     for path in folder.glob("*.csv"):
         path.unlink()
     with pytest.raises(PriorError, match=r"tables/table\d.csv cannot be read any more: .*No such file"):
-        prior.sample(SPEC, 0)
+        pickle.loads(pickle.dumps(prior)).sample(SPEC, 0)
 
 
 def test_memory_for_tables_is_bounded(folder):

@@ -73,11 +73,6 @@ def test_neighbor_categories_are_the_nearest_of_random_rows(p: float):
             assert torch.equal(flow, index.float().expand(3, 200))
 
 
-def test_there_are_no_more_centers_than_rows():
-    index, _ = Categorical("neighbor_id", 50, 3)(draw_points(3, 20), rng_at("n"))
-    assert sorted(index.tolist()) == list(range(20))
-
-
 def test_softmax_categories_have_the_frequencies_of_the_softmax():
     # 20,000 rows that take four values: in each group the frequencies are those of one softmax.
     values = torch.tensor([[0.0, 1.0, 0.0, 2.0], [1.0, 0.0, 0.0, -1.0], [0.0, 0.0, 1.0, 0.5]])
