@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 
 from priors.prior import Prior
@@ -53,16 +52,11 @@ class Disk(Prior):
         missing = [step for step, count in enumerate(tables) if stored[step] < count]
         if not missing:
             return []
-        ranges = []
-        for _, pairs in groupby(enumerate(missing), lambda pair: pair[1] - pair[0]):  # runs of consecutive steps
-            run = [step for _, step in pairs]
-            ranges.append(f"{run[0]}..{run[-1]}" if len(run) > 1 else str(run[0]))
-        named = ", ".join(ranges[:5]) + (", ..." if len(ranges) > 5 else "")
         first = missing[0] // self.shard_size * self.shard_size
         steps = (missing[-1] // self.shard_size + 1) * self.shard_size - first  # whole shards
         return [
-            f"folder is {self.folder!r}; tables of {len(missing)} of the run's {len(tables)} steps are missing: "
-            f"{named} (tabicl-prior dump first_step={first} steps={steps} writes them)"
+            f"folder is {self.folder!r}; tables of {len(missing)} of the run's {len(tables)} steps are missing, in "
+            f"{missing[0]}..{missing[-1]} (tabicl-prior dump first_step={first} steps={steps} writes them)"
         ]
 
     def sample(self, spec: TableSpec, seed: Seed) -> Table:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 TARGET = -1  # the index of the target among the columns
 MULTI_FUNCTIONS = ("concat", "aggregate")
 AGGREGATIONS = ("sum", "product", "max", "logsumexp")
-RELEASED_CARDINALITY = 9  # largest number of categories of a feature in the released preset
+MAX_CARDINALITY, RELEASED_CARDINALITY = 200, 9  # largest numbers of categories of a feature, of either preset
+MAX_NODES = 32  # of the graph, before those that no column depends on are removed
 
 
 @dataclass
@@ -157,14 +158,13 @@ def draw_plan(prior: GraphSCM, spec: TableSpec, seed: tuple[int, ...]) -> GraphP
     scalars = Scalars(rng_at(seed, "plan"), skewed_choices=not released)
     num_classes = scalars.integer(LOCAL, 2, spec.max_classes + 1) if spec.max_classes else 0
     if released:
-        limit = min(RELEASED_CARDINALITY, prior.max_cardinality)
-        limit = scalars.integer("cardinality_limit", 2, limit + 1, log=True)
+        limit = scalars.integer("cardinality_limit", 2, RELEASED_CARDINALITY + 1, log=True)
     else:
-        limit = scalars.integer(LOCAL, 2, prior.max_cardinality + 1, log=True)
+        limit = scalars.integer(LOCAL, 2, MAX_CARDINALITY + 1, log=True)
     num_rows, num_features = spec.num_rows, spec.num_features
     cardinalities = draw_cardinalities(scalars, num_features, limit)
     while True:
-        num_nodes = scalars.integer("nodes", prior.min_nodes, prior.max_nodes + 1, log=True)
+        num_nodes = scalars.integer("nodes", 2, MAX_NODES + 1, log=True)
         parents = draw_parents(scalars.rng, num_nodes)
         masks = ancestors(parents)
         feature_nodes = place_columns(scalars, num_nodes, num_features)

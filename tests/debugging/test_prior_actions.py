@@ -88,7 +88,7 @@ def test_machines_share_a_dump_and_a_run_needs_all_of_it(tmp_path, monkeypatch, 
 
     assert dump("one", "steps=10") == 0
     assert "tables of steps 0..9; 1 shard written" in capfd.readouterr().out
-    missing = f"error: prior.folder is '{tmp_path}/one'; tables of {{}} of the run's 12 steps are missing: {{}}\n"
+    missing = f"error: prior.folder is '{tmp_path}/one'; tables of {{}} of the run's 12 steps are missing, in {{}}\n"
     assert train() == 2
     advice = "tabicl-prior dump first_step=10 steps=10 writes them"
     assert capfd.readouterr().err == missing.format(2, f"10..11 ({advice})")
@@ -98,7 +98,7 @@ def test_machines_share_a_dump_and_a_run_needs_all_of_it(tmp_path, monkeypatch, 
     write_tables(build_prior("dummy"), requests, tmp_path / "one")  # a step of a shard, which the command refuses
     capfd.readouterr()
     assert train() == 2
-    assert capfd.readouterr().err == missing.format(1, f"11 ({advice})")
+    assert capfd.readouterr().err == missing.format(1, f"11..11 ({advice})")
     assert dump("two", "first_step=10", "steps=1") == 2
     assert "steps is 1; it must be a multiple of 10, the steps of a file, or reach the end" in capfd.readouterr().err
     assert dump("two", "first_step=10", "steps=2", "trainer.max_steps=12") == 0  # the whole shard

@@ -1,5 +1,4 @@
 import dataclasses
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -80,27 +79,6 @@ def test_bins_keep_the_order_and_hold_equal_shares(num_rows, num_values, seed):
 def plans(spec: TableSpec, number: int) -> list[TreePlan]:
     prior = build_prior("tree_scm")
     return [prior.plan(dataclasses.replace(spec, group_seed=i // 4), (i, 0)) for i in range(number)]
-
-
-def test_the_scalars_have_their_distributions():
-    drawn = plans(TableSpec(100, 50, 7, 10), 2000)
-    layers = [layer for plan in drawn for layer in plan.layers]
-
-    def shares(values) -> dict[int, float]:
-        return {value: count / len(values) for value, count in Counter(values).items()}
-
-    below = 1 - np.exp(-0.5)  # an exponential of mean 2 stays below 1
-    assert shares([len(plan.layers) for plan in drawn]) == pytest.approx({2: 0.5, 3: 0.5}, abs=0.05)
-    assert shares([plan.layers[0].num_outputs for plan in drawn]) == pytest.approx(
-        dict.fromkeys(range(3, 10), 1 / 7), abs=0.04
-    )
-    trees = {1: below, 2: below * (1 - below), 3: below * (1 - below) ** 2, 4: (1 - below) ** 3}
-    assert shares([layer.num_trees for layer in layers]) == pytest.approx(trees, abs=0.03)
-    depths = {2: below, 3: below * (1 - below), 4: (1 - below) ** 2}
-    assert shares([layer.depth for layer in layers]) == pytest.approx(depths, abs=0.03)
-    assert all(len({layer.num_outputs for layer in plan.layers[:-1]}) == 1 for plan in drawn)
-    assert all(plan.layers[-1].num_outputs == 1 and plan.layers[0].noise.std == 0 for plan in drawn)
-    assert all(len(plan.causes.kinds) == 7 for plan in drawn)
 
 
 def execute(seed: int, noise_std: float, noise_varies: bool = False) -> tuple[torch.Tensor, torch.Tensor]:

@@ -38,15 +38,6 @@ def test_rows_of_matrices_have_norm_one(kind: str):
         assert str(matrix)
 
 
-def test_weights_matrices_have_sparse_rows():
-    matrix = draw_matrix("weights", 0, 6, 5, 3)
-    matrix.weights = Weights(5, np.full(18, 6.0), np.full(18, 1e-4))  # one entry per row outweighs the others
-    computed = np.sort(np.abs(matrix.compute(rng_at(0)).reshape(18, 5)), axis=1)
-    assert np.median(computed[:, -1]) > 0.99
-    winners = np.abs(matrix._raw(rng_at(0))).reshape(18, 5).argmax(1)
-    assert len(set(winners.tolist())) > 2, "each row has weights of its own"
-
-
 def test_singular_value_matrices_have_the_rank_of_their_weights():
     matrix = draw_matrix("singular_values", 0, 12, 9, 2)
     assert matrix.weights.size == 9

@@ -1,6 +1,5 @@
 """The causal graph: its plan, and from the plan to raw columns, node by node."""
 
-import math
 from dataclasses import replace
 from functools import cache
 
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from graph_draws import PRESETS, SPEC, columns_of, draw_plans, draw_points, draw_scalars
-from scipy.special import expit
 from scipy.stats import kstest
 
 from priors import TableSpec
@@ -16,7 +14,7 @@ from priors.finish import Rejected
 from priors.graph import nodes
 from priors.graph.converters import Categorical, Numeric, convert_numeric
 from priors.graph.functions import Linear
-from priors.graph.nodes import TARGET, ancestors, combine, compute_node, draw_parents, execute_plan, place_columns
+from priors.graph.nodes import TARGET, ancestors, combine, compute_node, draw_parents, execute_plan
 from priors.graph.scalars import Weights
 from priors.random import rng_at
 
@@ -35,10 +33,9 @@ def any_labels(monkeypatch):
 # The plan
 
 
-def test_edges_have_the_cauchy_probability_and_share_effects():
-    # Pairs of edges share two of three effects (same child, or same parent) or one (that of the graph).
+def test_edges_have_the_cauchy_probability():
     graphs = []
-    for seed in range(6000):
+    for seed in range(2000):
         parents = draw_parents(rng_at("edges", seed), 6)
         assert all(parent < child for child, of_child in enumerate(parents) for parent in of_child)
         adjacent = np.zeros((6, 6), bool)  # [child, parent]
@@ -47,24 +44,6 @@ def test_edges_have_the_cauchy_probability_and_share_effects():
         graphs.append(adjacent)
     edges = np.array(graphs)
     np.testing.assert_allclose(edges.mean(0)[np.tril_indices(6, -1)], 0.5, atol=0.04)  # A + B + C is symmetric
-    a, b, c = np.random.default_rng(0).standard_cauchy((3, 200000, 2))
-
-    def agreement(*logits):
-        p, q = map(expit, logits)
-        return (p * q + (1 - p) * (1 - q)).mean()
-
-    two = agreement(a[:, 0] + b[:, 0] + c[:, 0], a[:, 0] + b[:, 0] + c[:, 1])
-    one = agreement(a[:, 0] + b[:, 0] + c[:, 0], a[:, 0] + b[:, 1] + c[:, 1])
-    assert two - one > 0.05
-    # same child, same parent; then two apart, and a chain: a node's effects as a child and as a parent are two
-    for first, second, expected in [
-        ((5, 0), (5, 1), two),
-        ((4, 0), (5, 0), two),
-        ((4, 0), (5, 1), one),
-        ((3, 0), (5, 3), one),
-    ]:
-        agrees = edges[:, *first] == edges[:, *second]
-        assert agrees.mean() == pytest.approx(expected, abs=0.025)
 
 
 def test_ancestors_are_the_transitive_closure():
@@ -76,21 +55,6 @@ def test_ancestors_are_the_transitive_closure():
                 reach[child] |= reach[parent]
         masks = ancestors(parents)
         assert [[mask >> i & 1 for i in range(9)] for mask in masks] == reach.tolist()
-
-
-def test_columns_sit_on_a_random_number_of_random_nodes():
-    used, first = [], []
-    for seed in range(1500):
-        placed = place_columns(draw_scalars(seed), 5, 200)
-        assert set(placed) <= set(range(5)) and len(placed) == 200
-        used.append(len(set(placed)))
-        first.append(placed[0])
-    rng = np.random.default_rng(0)
-    t, s = rng.random(100000), np.exp(rng.uniform(math.log(0.1), math.log(1e4), 100000))
-    expected = np.floor(5 * rng.beta(s * t, s * (1 - t))).clip(0, 4).astype(int)
-    expected = np.bincount(expected, minlength=5) / 100000
-    assert np.bincount(used, minlength=6)[1:] / 1500 == pytest.approx(expected, abs=0.05)
-    assert np.bincount(first, minlength=5) / 1500 == pytest.approx(np.full(5, 0.2), abs=0.05)
 
 
 def reach_of(plan) -> dict[int, set[int]]:
@@ -145,15 +109,12 @@ def test_plans_hold_what_the_columns_need_the_target_first(preset: str, max_clas
 def test_options_of_the_graph():
     unconnected = [plan for plan in draw_plans(200, filter_unpredictable_graphs=False) if not is_connected(plan)]
     assert 6 < len(unconnected) < 170
-    assert {plan.graph_nodes for plan in draw_plans(10, min_nodes=1, max_nodes=1)} == {1}
-    assert {plan.graph_nodes for plan in draw_plans(60, min_nodes=3, max_nodes=5)} == {3, 4, 5}
 
 
 def test_cardinalities_stay_within_their_limits():
     for of_preset, low, high in (
         (plans("corrected"), 100, 200),
         (plans("released"), 9, 9),
-        (draw_plans(60, max_cardinality=3), 3, 3),
     ):
         features = [column.converter for plan in of_preset for _, column in columns_of(plan) if column.index != TARGET]
         drawn = {converter.cardinality for converter in features if isinstance(converter, Categorical)}

@@ -10,7 +10,7 @@ from scipy.stats import expon, kstest, norm
 from priors import build_prior
 from priors.finish import Rejected
 from priors.random import rng_at
-from priors.scm.causes import plan_causes, sample_causes, sample_zipf
+from priors.scm.causes import plan_causes, sample_causes
 from priors.scm.discretization import Category, Discretization, discretize, plan_discretization
 from priors.scm.hyperparameters import choice_weights, choose, group_rng, scaled_normal
 from priors.table import TableSpec
@@ -84,16 +84,6 @@ def test_mixed_causes_have_the_shares_of_a_table(rng):
     assert np.allclose(shares.mean(0), passed * [0.67, 0.67, 0.67, 1], atol=0.01)
     binomial = 0.67 * 0.33 / 200
     assert shares[:, 0].std() == pytest.approx(np.sqrt(0.66**2 / 12 + binomial), rel=0.05)
-
-
-def test_zipf_causes_are_clipped_and_centered(rng):
-    exponents = []
-    for _ in range(300):
-        column = sample_zipf(rng, 4000)
-        values, rows = np.unique(column.round(6), return_counts=True)
-        assert column.mean() == pytest.approx(0, abs=1e-9) and values[-1] - values[0] <= 9 + 1e-6
-        exponents.append(np.log2(rows[0] / rows[1]))
-    assert np.mean(exponents) == pytest.approx(3, abs=0.15) and np.std(exponents) == pytest.approx(2 / 12**0.5, abs=0.1)
 
 
 def class_shares(target: torch.Tensor, boundaries: str, num_classes: int, tables: int) -> np.ndarray:
@@ -183,14 +173,3 @@ def test_categories_cut_a_column_by_rank(rng):
     assert ordered[2].max() == len(ordered[2].unique()) - 1
     for codes in ordered:
         assert 8 <= len(codes.unique()) <= 12 and 0 <= codes.min() and codes.max() <= 11
-
-
-def test_codes_of_ordered_categories_have_gaps_and_those_of_shuffled_ones_have_none():
-    gaps = Counter()
-    for seed in range(40):
-        columns = torch.arange(60.0)[:, None].repeat(1, 3)
-        categories = tuple(Category(i, 20, order) for i, order in enumerate(["ascending", "descending", "shuffled"]))
-        discretize(columns, torch.arange(60.0), Discretization("rank", 10, categories), (seed,))
-        for column, category in zip(columns.T, categories, strict=True):
-            gaps[category.order] += int(column.max() - column.min() + 1 - len(column.unique()))
-    assert gaps["ascending"] > 40 < gaps["descending"] and gaps["shuffled"] == 0
