@@ -30,9 +30,6 @@ def finish(
     Features and classes are permuted; rows are permuted only if labeled and query rows would otherwise hold different
     classes.
 
-    columns: raw features, float32 (num_rows, num_features)
-    target: labels int64 (num_rows,) in 0..num_classes-1, or numbers float32 (num_rows,) if num_classes is 0
-    num_classes: some of them may have no row
     Raises Rejected: "split" if no permutation helps, "target" if a numeric one is constant or not finite, "nan" if a
     value of a feature is not finite, "constant" if all features are.
     """

@@ -44,9 +44,7 @@ def write_shard(
 ) -> None:
     """Write a shard whole or not at all: a file in `scratch` takes its place once it is on the disk.
 
-    scratch: a folder on the same file system
-    head: metadata of the prior and the seed
-    Raises PriorError if the disk is full or fails.
+    scratch: a folder on the same file system; head: metadata of the prior and the seed
     """
     metadata = {**head, "format": f"{FORMAT} {FORMAT_VERSION}", "stream_version": str(STREAM_VERSION)}
     tensors: dict[str, np.ndarray] = {}
@@ -192,7 +190,6 @@ def dump(
 
     total: number of requests, for the progress bar
     Returns how many shards were "written" and "kept".
-    Raises PriorError if the folder holds tables of another prior, seed or curriculum, and if a process is killed.
     """
     from joblib import Parallel, delayed
     from tqdm import tqdm

@@ -136,20 +136,6 @@ def test_tables_of_a_group_share_their_hyper_parameters(causal):
     assert shared(alone[0].plan) != shared(alone[1].plan)
 
 
-def test_the_network_has_room_for_the_variables_of_a_causal_table():
-    spec = TableSpec(num_rows=50, train_size=25, num_features=60)
-    widths = set()
-    for seed in range(60):
-        plan = build_prior("mlp_scm", causal=True).plan(spec, (seed, 0))
-        assert min(one.num_units for one in plan.layers) >= 121 and len(plan.layers) >= 2
-        assert len({*plan.features, plan.target}) == 61
-        widths.add(plan.layers[0].num_inputs)
-        plan = build_prior("mlp_scm").plan(spec, (seed, 0))
-        assert plan.layers[0].num_inputs == 60 and plan.layers[-1].num_units == 1 and plan.features is None
-        assert plan.layers[0].activation is None and not plan.layers[0].noise.std and not plan.layers[0].dropout
-    assert len(widths) > 3  # numbers of causes
-
-
 def test_features_depend_on_each_other_in_causal_tables_alone():
     def correlation(causal):
         prior = build_prior("mlp_scm", causal=causal)

@@ -135,6 +135,15 @@ def test_imbalance_has_the_ratio_of_the_strength(strength, ratio):
     assert np.median(1 / np.array(found)) == pytest.approx(ratio, rel=0.1)
 
 
+def test_every_class_keeps_four_rows():
+    raw = raw_table(400, 6, num_rows=200)
+    raw.target[:] = 0
+    raw.target[:15] = np.repeat([1, 2, 3, 4, 5], 3)
+    raw.target[15:40] = 5
+    unbalance(raw, 1.0, rng_at("imbalance"))
+    assert np.bincount(raw.target)[1:5].tolist() == [3, 3, 3, 3] and np.bincount(raw.target)[5] >= 4
+
+
 @pytest.mark.parametrize(("strength", "share"), [(0.0, 0.02), (1.0, 0.4)])
 def test_duplicates_are_counted(strength, share):
     changed_shares = []

@@ -72,17 +72,6 @@ def test_nearest_centers_are_nearest(rng, p: float):
             assert (index != k - 1).all()  # it equals center 0, which comes first
 
 
-def test_the_wide_kernel_looks_at_every_feature(rng):
-    # Centers agree on all features but one, which is the only one to decide.
-    for deciding in range(30):
-        centers = np.tile(rng.standard_normal(30), (4, 1)).astype(np.float32)
-        centers[:, deciding] = [0, 3, 6, 9]
-        x = np.repeat(centers[:1].T, 40, axis=1)
-        x[deciding] = rng.uniform(-1, 10, 40)
-        expected = np.clip(np.round(x[deciding] / 3), 0, 3)
-        assert (kernels.nearest_centers_wide(np.ascontiguousarray(x), centers, np.float32(1.3)) == expected).all()
-
-
 def test_oblivious_trees_are_those_of_a_loop_over_rows(rng):
     for n, size, trees, depth, m in (
         (1, 30, 1, 1, 1),

@@ -12,7 +12,7 @@ from scipy.stats import kstest
 from priors import TableSpec
 from priors.finish import Rejected
 from priors.graph import nodes
-from priors.graph.converters import Categorical, Numeric, convert_numeric
+from priors.graph.converters import Numeric
 from priors.graph.functions import Linear
 from priors.graph.nodes import TARGET, ancestors, combine, compute_node, draw_parents, execute_plan
 from priors.graph.scalars import Weights
@@ -111,20 +111,6 @@ def test_options_of_the_graph():
     assert 6 < len(unconnected) < 170
 
 
-def test_cardinalities_stay_within_their_limits():
-    for of_preset, low, high in (
-        (plans("corrected"), 100, 200),
-        (plans("released"), 9, 9),
-    ):
-        features = [column.converter for plan in of_preset for _, column in columns_of(plan) if column.index != TARGET]
-        drawn = {converter.cardinality for converter in features if isinstance(converter, Categorical)}
-        assert min(drawn) == 2 and low <= max(drawn) <= high
-    # The cardinalities that are not local end at nine.
-    drawn = [nodes.draw_cardinalities(draw_scalars(seed), 40, 150) for seed in range(300)]
-    large = np.array([np.mean(np.array(c) > 9) for c in drawn if len(c) > 10])
-    assert np.mean(large == 0) > 0.05 and large.max() > 0.5  # all of the meta kind; all of the local kind
-
-
 # Execution
 
 
@@ -193,34 +179,6 @@ def test_the_noise_of_a_node_is_normal_with_the_standard_deviation_of_its_plan(s
             added.append((drawn[1] - drawn[0]).flatten().numpy())
     assert len(added) > 10
     assert kstest(np.concatenate(added) / std, "norm").pvalue > 1e-3
-
-
-@pytest.mark.parametrize("max_classes", [10, 0])
-@pytest.mark.parametrize("preset", PRESETS)
-def test_tables_hold_the_converted_columns(preset: str, max_classes: int, monkeypatch, any_labels):
-    converted, warps = {}, 0
-
-    def record(x, converters):
-        before = x.clone()
-        raw, flow = convert_numeric(x, converters)
-        assert torch.equal((raw if preset == "released" else before).nan_to_num(7), flow.nan_to_num(7))
-        converted.update({id(converter): column.clone() for converter, column in zip(converters, raw, strict=True)})
-        return raw, flow
-
-    monkeypatch.setattr(nodes, "convert_numeric", record)
-    for plan in plans(preset, max_classes)[:30]:
-        columns, target = execute_plan(plan)
-        assert columns.shape == (60, 8) and columns.dtype == torch.float32 and target.shape == (60,)
-        assert target.dtype == (torch.int64 if max_classes else torch.float32)
-        for _, column in columns_of(plan):
-            drawn = target if column.index == TARGET else columns[:, column.index]
-            if isinstance(column.converter, Numeric):
-                assert torch.equal(drawn.nan_to_num(7), converted[id(column.converter)].nan_to_num(7))
-                warps += column.converter.mode == "warp"
-            else:
-                assert (drawn == drawn.round()).all()
-                assert 0 <= drawn.min() and drawn.max() < column.converter.cardinality
-    assert warps > 10
 
 
 def test_labels_that_cannot_be_split_are_rejected():

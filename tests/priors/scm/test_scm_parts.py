@@ -11,7 +11,7 @@ from priors import build_prior
 from priors.finish import Rejected
 from priors.random import rng_at
 from priors.scm.causes import plan_causes, sample_causes
-from priors.scm.discretization import Category, Discretization, discretize, plan_discretization
+from priors.scm.discretization import Category, Discretization, discretize
 from priors.scm.hyperparameters import choice_weights, choose, group_rng, scaled_normal
 from priors.table import TableSpec
 
@@ -76,16 +76,6 @@ def test_normal_causes_have_the_moments_that_are_planned(rng):
     assert kstest(((columns - causes.means) / causes.stds).ravel()[::100], "norm").pvalue > 0.01
 
 
-def test_mixed_causes_have_the_shares_of_a_table(rng):
-    kinds = ("normal", "categorical", "zipf", "uniform")
-    tables = [Counter(plan_causes(rng, 200, "mixed", False).kinds) for _ in range(3000)]
-    shares = np.array([[table[kind] / 200 for kind in kinds] for table in tables])
-    passed = 0.33 ** np.arange(4)  # mean share that the kinds before leave over
-    assert np.allclose(shares.mean(0), passed * [0.67, 0.67, 0.67, 1], atol=0.01)
-    binomial = 0.67 * 0.33 / 200
-    assert shares[:, 0].std() == pytest.approx(np.sqrt(0.66**2 / 12 + binomial), rel=0.05)
-
-
 def class_shares(target: torch.Tensor, boundaries: str, num_classes: int, tables: int) -> np.ndarray:
     """Share of the first class in many tables with num_classes classes; 0 and 1 where a class is missing."""
     shares = []
@@ -123,22 +113,6 @@ def test_classes_without_rows_do_not_count():
         discretize(columns, torch.zeros(100), plan, (0,))
     with pytest.raises(Rejected, match="nan"):
         discretize(columns, torch.full((100,), torch.inf), plan, (0,))
-
-
-def test_number_of_classes_and_categories_of_tables():
-    plans = [plan_discretization(TableSpec(100, 50, 40), (seed, 0), "rank") for seed in range(4000)]
-    counts = np.bincount([plan.num_classes for plan in plans], minlength=11) / 4000
-    assert np.allclose(counts[2:], [0.5 + 0.5 / 9] + [0.5 / 9] * 8, atol=0.025) and counts[2:].sum() == 1
-    with_categories = [plan.categories for plan in plans if plan.categories]
-    assert len(with_categories) / 4000 == pytest.approx(0.2, abs=0.02)  # 1 in 41 of them has none of 40 columns
-    assert kstest([len(columns) / 40 for columns in with_categories], "uniform").statistic < 0.06
-    levels = np.array([category.levels for columns in with_categories for category in columns])
-    more = np.exp(-(np.arange(3, 200) - 0.5) / 10)  # P(round(an exponential of mean 10) >= 3, 4, ...)
-    assert levels.min() == 2 and levels.mean() == pytest.approx(2 + more.sum(), rel=0.03)
-    orders = Counter(category.order for columns in with_categories for category in columns)
-    total = orders.total()
-    assert orders["shuffled"] / total == pytest.approx(0.7, abs=0.02)
-    assert orders["ascending"] / total == pytest.approx(0.15, abs=0.02)
 
 
 @pytest.mark.parametrize(("name", "options"), [("mlp_scm", {}), ("mlp_scm", {"causal": True}), ("tree_scm", {})])
