@@ -29,8 +29,6 @@ __all__ = [
     "Table",
     "TableSpec",
     "build_prior",
-    "prior_class",
-    "prior_names",
     "rng_at",
 ]
 
@@ -51,34 +49,12 @@ PRIORS = {  # classes by name, imported when they are asked for
 
 
 def prior_names() -> list[str]:
-    """Return the names of the priors of this package and of those that other packages register.
-
-    Returns
-    -------
-    list of str
-        In alphabetical order.
-
-    Raises
-    ------
-    PriorError
-        If two priors have the same name.
-    """
+    """The names of the priors of this package and of those that other packages register, in alphabetical order."""
     return sorted([*PRIORS, *installed_priors()])
 
 
 def prior_class(name: str) -> type[Prior]:
-    """Return the class of a prior.
-
-    Parameters
-    ----------
-    name : str
-        One of `prior_names`.
-
-    Raises
-    ------
-    PriorError
-        If there is no such prior, or the package that registers it is broken.
-    """
+    """The class of a prior; raises PriorError if there is none of this name, or its package is broken."""
     entry = EntryPoint(name, PRIORS[name], GROUP) if name in PRIORS else installed_priors().get(name)
     if entry is None:
         raise PriorError(f"there is no prior {name!r}; there are: {', '.join(prior_names())}")

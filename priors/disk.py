@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 
 from priors.prior import Prior
 from priors.random import Seed, as_seed
-from priors.storage import DamagedShard, Shard, read_table, shard_paths, tables_of_steps
+from priors.storage import Shard, read_table, shard_paths, tables_of_steps
 from priors.table import PriorError, Table, TableSpec
 
 __all__ = ["Disk"]
@@ -45,20 +44,7 @@ class Disk(Prior):
         return self
 
     def missing_steps(self, seed: int, tables: Sequence[int]) -> list[str]:
-        """Return why a run cannot get all its tables.
-
-        Parameters
-        ----------
-        seed : int
-            Of the run.
-        tables : sequence of int
-            Number of tables of every step of the run, from step 0 on.
-
-        Returns
-        -------
-        list of str
-            Messages for the user; empty if all tables are stored.
-        """
+        """Why a run cannot get all its tables; tables: number of tables of every step of the run, from step 0 on"""
         try:
             stored = tables_of_steps(Path(self.folder), seed)
         except PriorError as error:
@@ -66,16 +52,11 @@ class Disk(Prior):
         missing = [step for step, count in enumerate(tables) if stored[step] < count]
         if not missing:
             return []
-        ranges = []
-        for _, pairs in groupby(enumerate(missing), lambda pair: pair[1] - pair[0]):  # runs of consecutive steps
-            run = [step for _, step in pairs]
-            ranges.append(f"{run[0]}..{run[-1]}" if len(run) > 1 else str(run[0]))
-        named = ", ".join(ranges[:5]) + (", ..." if len(ranges) > 5 else "")
         first = missing[0] // self.shard_size * self.shard_size
         steps = (missing[-1] // self.shard_size + 1) * self.shard_size - first  # whole shards
         return [
-            f"folder is {self.folder!r}; tables of {len(missing)} of the run's {len(tables)} steps are missing: "
-            f"{named} (tabicl-prior dump first_step={first} steps={steps} writes them)"
+            f"folder is {self.folder!r}; tables of {len(missing)} of the run's {len(tables)} steps are missing, in "
+            f"{missing[0]}..{missing[-1]} (tabicl-prior dump first_step={first} steps={steps} writes them)"
         ]
 
     def sample(self, spec: TableSpec, seed: Seed) -> Table:
@@ -84,7 +65,4 @@ class Disk(Prior):
         address = as_seed(seed)
         if len(address) != 3:
             raise PriorError(f"the address is {address}; tables on disk have addresses (seed, step, table)")
-        try:
-            return read_table(Path(self.folder), self.shard_size, address, spec)
-        except DamagedShard as error:
-            raise PriorError(f"{error}; to repair it, dump into its folder again") from None
+        return read_table(Path(self.folder), self.shard_size, address, spec)

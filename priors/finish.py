@@ -7,8 +7,6 @@ import torch
 
 from priors.table import Table
 
-__all__ = ["Rejected", "finish"]
-
 OUTLIER_STDS = 4.0  # values farther from the mean are clamped, in standard deviations
 MIN_STD = 1e-6  # a smaller standard deviation counts as this
 CLIP = 100.0  # bound of the standardized values
@@ -16,13 +14,7 @@ SPLIT_ATTEMPTS = 10  # permutations of the rows
 
 
 class Rejected(Exception):
-    """A draw that cannot become a table.
-
-    Parameters
-    ----------
-    reason : str
-        One word, under which the draw is counted.
-    """
+    """A draw that cannot become a table; reason: one word, under which the draw is counted."""
 
     def __init__(self, reason: str):
         super().__init__(reason)
@@ -38,33 +30,8 @@ def finish(
     Features and classes are permuted; rows are permuted only if labeled and query rows would otherwise hold different
     classes.
 
-    Parameters
-    ----------
-    columns : torch.Tensor
-        Raw features, float32 (num_rows, num_features).
-    target : torch.Tensor
-        Labels int64 (num_rows,) in 0..num_classes-1, or numbers float32 (num_rows,) if num_classes is 0.
-    num_classes : int
-        Number of classes, some of which may have no row; 0 for a numeric target.
-    train_size : int
-        Number of labeled rows, which come first.
-    rng : numpy.random.Generator
-        Source of the permutations.
-
-    Returns
-    -------
-    Table
-        Without a plan.
-
-    Raises
-    ------
-    Rejected
-        "split" if no permutation helps, "target" if a numeric one is constant or not finite, "nan" if a value of a
-        feature is not finite, "constant" if all features are.
-
-    References
-    ----------
-    Qu et al., TabICLv2, arXiv 2602.11139, appendix on the prior; the package tabicl 2.2.0.
+    Raises Rejected: "split" if no permutation helps, "target" if a numeric one is constant or not finite, "nan" if a
+    value of a feature is not finite, "constant" if all features are.
     """
     feature_order = rng.permutation(columns.shape[1])
     rows = None

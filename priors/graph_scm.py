@@ -17,7 +17,6 @@ if TYPE_CHECKING:  # numba takes a second to import, which the command line need
 __all__ = ["GraphSCM"]
 
 PRESETS = ("corrected", "released")
-RELEASED_CARDINALITY = 9  # largest number of categories of a feature in the released preset
 
 
 @dataclass
@@ -36,7 +35,7 @@ class GraphSCM(Realistic):
     preset: str = "corrected"
     """Either "released", which draws what tabicl 2.2.0 draws, or "corrected", which draws what was evidently meant: the
     choices within a table share random probabilities, warps act on columns but not on nodes, and cardinalities reach
-    max_cardinality (TabICLv2, arXiv 2602.11139, appendix on the prior)."""
+    200 (TabICLv2, arXiv 2602.11139, appendix on the prior)."""
 
     filter_unpredictable_graphs: bool = True
     """Whether graphs are drawn again until some node is an ancestor of, or holds, both a feature and the target
@@ -44,18 +43,6 @@ class GraphSCM(Realistic):
 
     filter_unpredictable_tables: bool = True
     """Whether tables are dropped whose target extremely randomized trees predict no better than its mean
-    (TabICLv2, arXiv 2602.11139, appendix on the prior)."""
-
-    min_nodes: int = 2
-    """Smallest number of nodes of the causal graph, before those that no column depends on are removed, at least 1
-    (TabICLv2, arXiv 2602.11139, appendix on the prior)."""
-
-    max_nodes: int = 32
-    """Largest number of nodes of the causal graph, before those that no column depends on are removed, at least
-    min_nodes (TabICLv2, arXiv 2602.11139, appendix on the prior)."""
-
-    max_cardinality: int = 200
-    """Largest number of categories of a feature, at least 2; the released preset has at most 9
     (TabICLv2, arXiv 2602.11139, appendix on the prior)."""
 
     node_noise: bool = False
@@ -67,37 +54,13 @@ class GraphSCM(Realistic):
         problems = super().problems()
         if self.preset not in PRESETS:
             problems.append(f"preset is {self.preset!r}; it must be one of {', '.join(PRESETS)}")
-        if not 1 <= self.min_nodes <= self.max_nodes:
-            problems.append(f"min_nodes is {self.min_nodes}, max_nodes is {self.max_nodes}; 1 <= min <= max is needed")
-        if self.max_cardinality < 2:
-            problems.append(f"max_cardinality is {self.max_cardinality}; at least 2 is needed")
         return problems
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> GraphPlan:
         """Draw the columns, the graph and the functions of its nodes; see `Prior.plan`."""
         from priors.graph.nodes import draw_plan
-        from priors.graph.scalars import LOCAL, Scalars
 
-        released = self.preset == "released"
-        scalars = Scalars(rng_at(seed, "plan"), skewed_choices=not released)
-        num_classes = scalars.integer(LOCAL, 2, spec.max_classes + 1) if spec.max_classes else 0
-        if released:
-            limit = min(RELEASED_CARDINALITY, self.max_cardinality)
-            limit = scalars.integer("cardinality_limit", 2, limit + 1, log=True)
-        else:
-            limit = scalars.integer(LOCAL, 2, self.max_cardinality + 1, log=True)
-        return draw_plan(
-            scalars,
-            address=seed,
-            num_rows=spec.num_rows,
-            num_features=spec.num_features,
-            num_classes=num_classes,
-            cardinality_limit=limit,
-            nodes_range=(self.min_nodes, self.max_nodes),
-            warp_flow=released,
-            connected=self.filter_unpredictable_graphs,
-            node_noise=self.node_noise,
-        )
+        return draw_plan(self, spec, seed)
 
     def execute(self, plan: GraphPlan) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Compute the nodes and read the columns off them; see `Prior.execute`."""

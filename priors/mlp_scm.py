@@ -53,11 +53,7 @@ class Hyperparameters:
 
 @dataclass(frozen=True)
 class MLPLayer:
-    """activation (none in the first layer) -> linear -> noise (none in the first layer).
-
-    blocks: number of diagonal blocks outside which the weights are zero; 0 for a full matrix
-    dropout: share of the weights of a full matrix that are zero
-    """
+    """activation (none in the first layer) -> linear, with blocks or dropout of weights -> noise (not in the first)."""
 
     activation: MLPActivation | None
     num_inputs: int

@@ -10,22 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 from priors.prior import Prior
 from priors.random import rng_at
-from priors.real.interface import RealTables
+from priors.real.interface import TRAINING, DividedTables
 from priors.table import PriorError, Source, Table, TableSpec
 
 if TYPE_CHECKING:  # pandas and scikit-learn take two seconds, which runs without real tables need not spend
-    from priors.real.draws import TableCache
     from priors.real.row_draws import OwnRows
     from priors.real.tasks import RealTask
 
 __all__ = ["OneTable"]
 
-TRAINING, VALIDATION, TEST = range(3)
 NAME = "one_table"
 
 
 @dataclass
-class OneTable(Prior, RealTables):
+class OneTable(Prior, DividedTables):
     """The rows of one real table: each draw labels some of them, and the others are the queries.
 
     Draws see the table as a member of an estimator's ensemble does. A draw has fewer rows than asked for if the table
@@ -34,7 +32,7 @@ class OneTable(Prior, RealTables):
 
     numeric_targets = True
     kind_of_clusters = "rows"
-    side = TRAINING  # of the rows, that the queries are drawn from; see for_validation, for_test
+    shared = ("task", "known_rows")
 
     file: str = ""
     """The table: a .csv, .parquet, .arrow or .feather file."""
@@ -52,12 +50,7 @@ class OneTable(Prior, RealTables):
 
     def problems(self) -> list[str]:
         """Return everything wrong with the options."""
-        fractions = {"validation_fraction": self.validation_fraction, "test_fraction": self.test_fraction}
-        problems = [
-            f"{name} is {share}; it must lie in (0, 1)" for name, share in fractions.items() if not 0 < share < 1
-        ]
-        if not problems and sum(fractions.values()) >= 1:
-            problems.append("validation_fraction and test_fraction leave no rows for training; lower one of them")
+        problems = self.fraction_problems("rows", may_be_0=False)
         if not self.file:
             return [*problems, "file is not set; it is the table to train on"]
         try:
@@ -96,10 +89,11 @@ class OneTable(Prior, RealTables):
 
     def rows(self, numeric: bool) -> OwnRows:
         """Return the rows of the file and their sides; PriorError if a side has too few or the file has changed."""
+        from priors.real.draws import read_columns
         from priors.real.row_draws import own_rows
 
-        columns = self.cache.columns(self.task.entry)
         if numeric not in self.known_rows:
+            columns = read_columns(Path(self.file).parent, self.task.entry)
             fractions = self.validation_fraction, self.test_fraction
             self.known_rows[numeric] = own_rows(self.task, columns, numeric, *fractions)
         return self.known_rows[numeric]
@@ -109,30 +103,9 @@ class OneTable(Prior, RealTables):
         """What `rows` has returned so far."""
         return {}
 
-    @cached_property
-    def cache(self) -> TableCache:
-        """The table in memory."""
-        from priors.real.draws import TableCache
-
-        return TableCache(Path(self.file).parent, float("inf"))
-
     def __getstate__(self) -> dict[str, Any]:
         """Without the table in memory, for worker processes."""
-        return {name: value for name, value in vars(self).items() if name not in ("cache", "known_rows")}
-
-    def for_validation(self) -> OneTable:
-        """Return the prior of the rows for validation."""
-        return self.drawing_for(VALIDATION)
-
-    def for_test(self) -> OneTable:
-        """Return the prior of the rows for the final test."""
-        return self.drawing_for(TEST)
-
-    def drawing_for(self, side: int) -> OneTable:
-        """Return the same rows, of which those for another purpose are queries."""
-        other = replace(self)
-        other.task, other.cache, other.known_rows, other.side = self.task, self.cache, self.known_rows, side
-        return other
+        return {name: value for name, value in vars(self).items() if name != "known_rows"}
 
     def clusters(self, table: Table) -> list[Hashable]:
         """Return the numbers of the query rows in the file, from 0."""

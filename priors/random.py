@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import torch
 
-__all__ = ["STREAM_VERSION", "Seed", "as_seed", "lasting_rng", "normals", "one_thread", "rng_at"]
+__all__ = ["STREAM_VERSION", "rng_at"]
 
 Seed = int | tuple[int, ...]
 LASTING_ATTEMPTS = 100  # at a table, before its hyperparameters are drawn again
@@ -38,13 +38,10 @@ def rng_at(*address: Seed | str) -> np.random.Generator:
 
 
 def lasting_rng(address: Seed, name: str, seed: tuple[int, ...]) -> np.random.Generator:
-    """Return a generator that is the same for 100 attempts at a table.
+    """A generator that is the same for 100 attempts at a table; seed: of Prior.plan, which ends with the attempt
 
     A rejected table is drawn again with the same hyperparameters and number of classes, as in tabicl 2.2.0; otherwise
-    settings that are often rejected would become rare. After 100 attempts they are drawn anew, since some
-    hyperparameters never make a valid table.
-
-    seed: the one that Prior.plan gets, which ends with the number of the attempt
+    settings that are often rejected would become rare. Some hyperparameters never make a valid table.
     """
     return rng_at(address, name, seed[-1] // LASTING_ATTEMPTS)
 

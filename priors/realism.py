@@ -61,11 +61,7 @@ class Realism:
         ]
 
     def draw(self, spec: TableSpec, seed: tuple[int, ...]) -> Changes:
-        """Draw which changes a table gets, and how strong they are.
-
-        Each has a generator of its own, so that none changes the others. A rejected table keeps what it gets, as
-        otherwise what is often rejected would become rare.
-        """
+        """Which changes a table gets, and how strong; each has a generator of its own, so that none changes others."""
         strengths = {}
         for name, probability in vars(self).items():
             if name == "strength" or not probability or (name == "imbalance" and spec.max_classes == 0):
@@ -78,11 +74,7 @@ class Realism:
 
 @dataclass(frozen=True)
 class Changes:
-    """The changes of one table, which Prior.attempt makes at three places; often there are none.
-
-    strengths: in 0..1, by option
-    applied: what was done, in lines
-    """
+    """The changes of one table, which Prior.attempt makes at three places; applied: what was done, in lines"""
 
     strengths: dict[str, float]
     spec: TableSpec
@@ -137,13 +129,7 @@ class RealisticPlan:
 
 @dataclass
 class Raw:
-    """Columns and target as a prior computes them, and what the finished table needs.
-
-    columns: float32 (N, M)
-    target: (N,), labels int64 in 0..num_classes-1, or numbers float32 if num_classes is 0
-    num_rows: of the finished table, N or fewer
-    train_size: of them, the labeled ones, which come first
-    """
+    """Columns float32 (N, M) and target (N,) as a prior computes them, and the sizes of the finished table."""
 
     columns: np.ndarray
     target: np.ndarray
@@ -201,11 +187,7 @@ def duplicate(raw: Raw, strength: float, rng: np.random.Generator) -> str:
 
 
 def shift(raw: Raw, strength: float, rng: np.random.Generator) -> str:
-    """Reorder the rows so that the last ones, the query rows, tend to lie high in one column, as those of a later time,
-    or along a direction in several columns.
-
-    Raises Rejected("split") if labeled and query rows hold different classes in each of 11 draws.
-    """
+    """Reorder the rows so that the query rows tend to lie high in one column, or along a direction in several."""
     slope = between(SLOPES, strength)
     varying = np.flatnonzero((raw.columns != raw.columns[0]).any(0))
     if len(varying) == 0:
@@ -286,10 +268,7 @@ def round_to_heaps(z: np.ndarray, strength: float, rng: np.random.Generator) -> 
 
 
 def draw_missing(X: np.ndarray, train_size: int, strength: float, rng: np.random.Generator) -> tuple[np.ndarray, str]:
-    """Draw which cells of X (N, M) are missing: bool (N, M), and a text about them.
-
-    Each column has a labeled row, one of the first train_size, that is not missing.
-    """
+    """Which cells of X (N, M) are missing, bool (N, M), and a text about them; each column keeps a labeled value."""
     rate = between(RATES, strength)
     mechanism = MECHANISMS[rng.integers(len(MECHANISMS))]
     column_share = rng.uniform(0.2, 1.0)

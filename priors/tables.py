@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import numpy as np
 
 from priors.prior import Prior
 from priors.random import rng_at
-from priors.real.interface import RealTables
+from priors.real.interface import TEST, TRAINING, VALIDATION, DividedTables
 from priors.table import PriorError, Source, Table, TableSpec
 
 if TYPE_CHECKING:  # pandas and scikit-learn take two seconds, which runs without real tables need not spend
@@ -23,12 +23,11 @@ if TYPE_CHECKING:  # pandas and scikit-learn take two seconds, which runs withou
 __all__ = ["Tables"]
 
 NAME = "tables"
-TRAINING, VALIDATION, TEST = "training", "validation", "test"  # what a table is drawn for
 CACHE_BYTES = 2**30  # of the tables that were drawn last, in each process that draws
 
 
 @dataclass
-class Tables(Prior, RealTables):
+class Tables(Prior, DividedTables):
     """Real tables: each draw takes some rows and columns of one of them.
 
     Only tables with enough rows for a draw take part in it, each with a probability proportional to the square root of
@@ -36,7 +35,7 @@ class Tables(Prior, RealTables):
     """
 
     numeric_targets = True
-    side = TRAINING  # see for_validation, for_test
+    shared = ("contents",)
 
     folder: str = ""
     """Folder with .csv, .parquet, .arrow or .feather files, in subfolders too, and perhaps a tasks.csv that names
@@ -50,12 +49,7 @@ class Tables(Prior, RealTables):
 
     def problems(self) -> list[str]:
         """Return everything wrong with the options."""
-        fractions = {"validation_fraction": self.validation_fraction, "test_fraction": self.test_fraction}
-        problems = [
-            f"{name} is {share}; it must lie in [0, 1)" for name, share in fractions.items() if not 0 <= share < 1
-        ]
-        if not problems and sum(fractions.values()) >= 1:
-            problems.append("validation_fraction and test_fraction leave no tables for training; lower one of them")
+        problems = self.fraction_problems("tables", may_be_0=True)
         if not self.folder:
             return [*problems, "folder is not set; it is a folder of tables"]
         if not Path(self.folder).is_dir():
@@ -85,7 +79,7 @@ class Tables(Prior, RealTables):
         entries = index_folder(Path(self.folder))
         return entries, *find_tasks(Path(self.folder), entries)
 
-    @cached_property
+    @property
     def tasks(self) -> list[RealTask]:
         """The tables that are drawn, in the order of their content."""
         return self.sides[self.side]
@@ -122,20 +116,6 @@ class Tables(Prior, RealTables):
     def __getstate__(self) -> dict[str, Any]:
         """Without the tables in memory, for worker processes."""
         return {name: value for name, value in vars(self).items() if name != "cache"}
-
-    def for_validation(self) -> Tables:
-        """Return the prior of the tables for validation."""
-        return self.drawing_for(VALIDATION)
-
-    def for_test(self) -> Tables:
-        """Return the prior of the tables for the final test."""
-        return self.drawing_for(TEST)
-
-    def drawing_for(self, side: str) -> Tables:
-        """Return the same tables, of which those for another purpose are drawn."""
-        other = replace(self)
-        other.contents, other.side = self.contents, side
-        return other
 
     @property
     def kind_of_clusters(self) -> str:  # type: ignore[override]

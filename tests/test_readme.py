@@ -59,8 +59,6 @@ LESS = {
     "tabicl-evaluate": EVALUATE_LESS,
     "tabicl-prior describe": ["tables=5"],
     "tabicl-prior gallery": ["tables=2"],
-    "tabicl-prior realism": ["tables=1"],
-    "tabicl-prior bench": ["tables=2", "rounds=1"],
     "tabicl-prior show": [],
     "tabicl-prior dump": ["steps=10"],
     "tabicl-lab": ["small=true"],

@@ -20,11 +20,7 @@ KINDS = ("gaussian", "weights", "singular_values", "kernel", "activation")
 
 @dataclass
 class MixturePoints:
-    """Points of a Gaussian mixture whose components differ in share, shape and size.
-
-    shares: one vector over the components
-    shapes: one vector over the dimensions for every component
-    """
+    """Points of a Gaussian mixture whose components differ in share, shape (over the dimensions) and size."""
 
     dim: int
     shares: Weights = field(repr=False)

@@ -6,6 +6,7 @@ Source: TabICLv2, arXiv 2602.11139, appendix on the prior.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,10 +19,16 @@ from priors.graph.converters import Categorical, Converter, Numeric, convert_num
 from priors.graph.functions import Function, Points, draw_function
 from priors.graph.scalars import LOCAL, Scalars, Weights
 from priors.random import normals, rng_at
+from priors.table import TableSpec
+
+if TYPE_CHECKING:
+    from priors.graph_scm import GraphSCM
 
 TARGET = -1  # the index of the target among the columns
 MULTI_FUNCTIONS = ("concat", "aggregate")
 AGGREGATIONS = ("sum", "product", "max", "logsumexp")
+MAX_CARDINALITY, RELEASED_CARDINALITY = 200, 9  # largest numbers of categories of a feature, of either preset
+MAX_NODES = 32  # of the graph, before those that no column depends on are removed
 
 
 @dataclass
@@ -106,10 +113,7 @@ class GraphPlan:
 
 
 def draw_cardinalities(scalars: Scalars, num_features: int, limit: int) -> list[int]:
-    """Number of categories of each categorical feature; the remaining features are numeric.
-
-    limit: largest number of categories
-    """
+    """Number of categories of each categorical feature, at most `limit`; the remaining features are numeric."""
     share = min(max(scalars.real(LOCAL, -0.5, 1.2), 0.0), 1.0)
     categorical = round(num_features * share)
     local = scalars.integer(LOCAL, 0, categorical + 1, edges=True)
@@ -149,30 +153,18 @@ def place_columns(scalars: Scalars, num_nodes: int, count: int) -> list[int]:
     return nodes[scalars.rng.integers(candidates, size=count)].tolist()
 
 
-def draw_plan(
-    scalars: Scalars,
-    address: tuple[int, ...],
-    num_rows: int,
-    num_features: int,
-    num_classes: int,
-    cardinality_limit: int,
-    nodes_range: tuple[int, int],
-    warp_flow: bool,
-    connected: bool,
-    node_noise: bool,
-) -> GraphPlan:
-    """Draw a plan.
-
-    num_classes: 0 for a numeric target
-    cardinality_limit: largest number of categories of a feature
-    nodes_range: smallest and largest number of nodes of the graph
-    warp_flow: see Numeric
-    connected: redraw the graph until some node is an ancestor of (or holds) both a feature and the target
-    node_noise: add Gaussian noise to every node
-    """
-    cardinalities = draw_cardinalities(scalars, num_features, cardinality_limit)
+def draw_plan(prior: GraphSCM, spec: TableSpec, seed: tuple[int, ...]) -> GraphPlan:
+    released = prior.preset == "released"
+    scalars = Scalars(rng_at(seed, "plan"), skewed_choices=not released)
+    num_classes = scalars.integer(LOCAL, 2, spec.max_classes + 1) if spec.max_classes else 0
+    if released:
+        limit = scalars.integer("cardinality_limit", 2, RELEASED_CARDINALITY + 1, log=True)
+    else:
+        limit = scalars.integer(LOCAL, 2, MAX_CARDINALITY + 1, log=True)
+    num_rows, num_features = spec.num_rows, spec.num_features
+    cardinalities = draw_cardinalities(scalars, num_features, limit)
     while True:
-        num_nodes = scalars.integer("nodes", nodes_range[0], nodes_range[1] + 1, log=True)
+        num_nodes = scalars.integer("nodes", 2, MAX_NODES + 1, log=True)
         parents = draw_parents(scalars.rng, num_nodes)
         masks = ancestors(parents)
         feature_nodes = place_columns(scalars, num_nodes, num_features)
@@ -180,12 +172,12 @@ def draw_plan(
         needed = 0
         for node in feature_nodes:
             needed |= masks[node]
-        if not connected or needed & masks[target_node]:
+        if not prior.filter_unpredictable_graphs or needed & masks[target_node]:
             break
     needed |= masks[target_node]
 
     columns: list[list[Column]] = [[] for _ in range(num_nodes)]
-    for column in draw_columns(scalars, num_rows, num_features, cardinalities, num_classes, warp_flow):
+    for column in draw_columns(scalars, num_rows, num_features, cardinalities, num_classes, released):
         columns[target_node if column.index == TARGET else feature_nodes[column.index]].append(column)
 
     nodes: list[Node] = []
@@ -193,18 +185,14 @@ def draw_plan(
     computed = [i for i in range(num_nodes) if needed >> i & 1]
     for index in sorted(computed, key=lambda i: not masks[target_node] >> i & 1):
         widths[index] = scalars.integer("width", 1, 32, log=True) + sum(c.converter.width for c in columns[index])
-        nodes.append(draw_node(scalars, index, parents[index], widths, columns[index], num_rows, node_noise))
-    return GraphPlan(address, num_rows, num_features, num_classes, num_nodes, nodes)
+        nodes.append(draw_node(scalars, index, parents[index], widths, columns[index], num_rows, prior.node_noise))
+    return GraphPlan(seed, num_rows, num_features, num_classes, num_nodes, nodes)
 
 
 def draw_columns(
     scalars: Scalars, num_rows: int, num_features: int, cardinalities: list[int], num_classes: int, warp_flow: bool
 ) -> list[Column]:
-    """Numeric columns, then categorical ones; of either kind the target is the last.
-
-    cardinalities: number of categories of the categorical features, which are the first ones
-    num_classes: of the target; 0 for a numeric one
-    """
+    """Numeric columns, then categorical ones; of either kind the target is the last."""
     numeric = [*range(len(cardinalities), num_features)] + ([TARGET] if num_classes == 0 else [])
     categorical = [*enumerate(cardinalities)] + ([(TARGET, num_classes)] if num_classes else [])
     return [Column(i, Numeric.draw(scalars, warp_flow)) for i in numeric] + [
@@ -244,10 +232,7 @@ def draw_node(
 
 
 def execute_plan(plan: GraphPlan) -> tuple[torch.Tensor, torch.Tensor]:
-    """Raw columns float32 (num_rows, num_features) and labels int64 or, for a numeric target, float32 (num_rows,).
-
-    Raises Rejected("split") if labeled and query rows cannot hold the same classes.
-    """
+    """Raw columns float32 (num_rows, num_features) and labels int64 or, for a numeric target, float32 (num_rows,)."""
     rng = rng_at(plan.address, "execute")
     numeric_target = plan.num_classes == 0
     # A numeric target is the last column: its index, -1, modulo their number.

@@ -53,11 +53,7 @@ class Scalars:
         return units.pop()
 
     def real(self, name: str, low: float, high: float, log: bool = False, edges: bool = False) -> float:
-        """One draw in [low, high].
-
-        log: linear in the logarithm
-        edges: both ends have a probability mass of their own, 1/12 each if the draw is uniform
-        """
+        """One draw in [low, high], linear in the logarithm if `log`; edges: both ends have a mass of their own."""
         units = self._units.get(name)
         u = units.pop() if units else self.unit(name)  # one of 500 draws a table
         if edges:
@@ -119,10 +115,7 @@ class Weights:
 
 @njit("void(f4[:, ::1], f8[::1], f8[::1], u8)", cache=True, fastmath=FASTMATH)
 def fill_weights(out, slope, spread, key):
-    """Fill each row of out (batch, n) with softmax(-slope log(i) + spread * normal), shuffled, of L2 norm sqrt(n).
-
-    slope, spread: (batch,)
-    """
+    """Fill each row of out (batch, n) with softmax(-slope log(i) + spread * normal), shuffled, of L2 norm sqrt(n)."""
     batch, n = out.shape
     log_rank = np.log(np.arange(1, n + 1)).astype(np.float32)
     flat = out.reshape(-1)

@@ -1,1 +1,1 @@
-"""Tools that look at the tables of a prior: their distributions (describe), pictures (gallery) and speed (bench)."""
+"""Tools that look at the tables of a prior: their distributions (describe) and pictures (gallery)."""

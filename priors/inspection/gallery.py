@@ -171,30 +171,20 @@ def node_label(names: list[str]) -> str:
 
 
 def as_html(tables: list[tuple[str, Table]], png: bytes) -> str:
-    """A page with a picture of the tables and their plans."""
+    """A page without external files: a picture of the tables, and their plans."""
     plans = "\n".join(
         f"<details><summary>{html.escape(title)}</summary><pre>{html.escape(str(table.plan))}</pre></details>"
         for title, table in tables
     )
-    return page(
-        f"{len(tables)} tables",
+    title, picture = f"{len(tables)} tables", base64.b64encode(png).decode()
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+        "<style>body{font:15px sans-serif;margin:2em}img{max-width:100%}pre{background:#f4f4f4;padding:1em;"
+        f"overflow-x:auto}}</style><h1>{title}</h1>"
         "<p>Left: the two columns most informative about the class, rows colored by class, and the class balance; or "
         "the numeric target against the most informative column, rows colored by the second, and its histogram. "
         "Right: the causal graph (red: holds the target y; blue: holds features x; gray: neither) or the first "
         "lines of the plan, and the number of distinct values of each column. The columns of X are those of the plan "
         "in another order.</p>"
-        f"{image(png, 'pictures of the tables')}<h2>Plans</h2>{plans}",
+        f'<img alt="pictures of the tables" src="data:image/png;base64,{picture}"><h2>Plans</h2>{plans}</html>\n'
     )
-
-
-def page(title: str, body: str) -> str:
-    """A page without external files."""
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
-        "<style>body{font:15px sans-serif;margin:2em}img{max-width:100%}pre{background:#f4f4f4;padding:1em;"
-        f"overflow-x:auto}}</style><h1>{title}</h1>{body}</html>\n"
-    )
-
-
-def image(png: bytes, alt: str) -> str:
-    return f'<img alt="{alt}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'

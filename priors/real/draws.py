@@ -29,43 +29,37 @@ MIN_CLASS_ROWS = 4  # of a drawn table: with fewer, a class often misses among t
 
 
 class TableCache:
-    """The columns of the tables of a folder, of which those used last stay in memory.
-
-    most_bytes: that they may take
-    """
+    """The columns of the tables of a folder, of which those used last stay in memory; most_bytes: that they may take"""
 
     def __init__(self, folder: Path, most_bytes: float) -> None:
         self.folder, self.most_bytes, self.bytes = folder, most_bytes, 0
-        self.held: OrderedDict[str, tuple[dict[str, Column], tuple[int, int]]] = OrderedDict()
+        self.held: OrderedDict[str, dict[str, Column]] = OrderedDict()
 
     def columns(self, entry: Entry) -> dict[str, Column]:
-        """The columns of a file by name; raises PriorError if it is not the file that the index knows."""
-        path = self.folder / entry.path
-        try:
-            state = path.stat()
-            stamp = (state.st_size, state.st_mtime_ns)
-            columns, known_stamp = self.held.get(entry.path, (None, None))
-            if columns is None or stamp != known_stamp:
-                content = path.read_bytes()
-                if blake2b(content, digest_size=16).hexdigest() != entry.hash:
-                    raise PriorError(
-                        f"{path} has changed since it was indexed, and draws from it would be others than before: "
-                        "restore it, or `touch` it and begin another run"
-                    )
-                columns = read_table(content, entry.path).columns
-        except OSError as error:
-            raise PriorError(f"{path} cannot be read any more: {error}") from None
-        self.keep(entry.path, columns, stamp)
+        """What read_columns returns."""
+        if entry.path not in self.held:
+            self.held[entry.path] = read_columns(self.folder, entry)
+            self.bytes += size_of(self.held[entry.path])
+        self.held.move_to_end(entry.path)
+        columns = self.held[entry.path]
+        while self.bytes > self.most_bytes:
+            self.bytes -= size_of(self.held.popitem(last=False)[1])
         return columns
 
-    def keep(self, path: str, columns: dict[str, Column], stamp: tuple[int, int]) -> None:
-        """Hold a table in memory, and let go of those not used for longest; of this one too if it is too large."""
-        if path in self.held:
-            self.bytes -= size_of(self.held.pop(path)[0])
-        self.held[path] = columns, stamp
-        self.bytes += size_of(columns)
-        while self.bytes > self.most_bytes:
-            self.bytes -= size_of(self.held.popitem(last=False)[1][0])
+
+def read_columns(folder: Path, entry: Entry) -> dict[str, Column]:
+    """The columns of a file by name; raises PriorError if it is not the file that the index knows."""
+    path = folder / entry.path
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise PriorError(f"{path} cannot be read any more: {error}") from None
+    if blake2b(content, digest_size=16).hexdigest() != entry.hash:
+        raise PriorError(
+            f"{path} has changed since it was indexed, and draws from it would be others than before: "
+            "restore it, or `touch` it and begin another run"
+        )
+    return read_table(content, entry.path).columns
 
 
 def size_of(columns: dict[str, Column]) -> int:
@@ -78,12 +72,7 @@ def size_of(columns: dict[str, Column]) -> int:
 
 @dataclass
 class TablePlan:
-    """What was drawn of a table.
-
-    rows: numbers of the rows in the file, labeled ones first
-    features: names of the columns, in order
-    target: the column, and what was made of it
-    """
+    """What was drawn of a table; target: the column, and what was made of it"""
 
     task: RealTask
     rows: np.ndarray

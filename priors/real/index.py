@@ -1,24 +1,21 @@
 """An index of a folder of tables: what is in each file, or why it is left out.
 
-It is a file of JSON lines, one for each file of the folder, which is appended to while files are read, so that an
-interrupted index goes on where it stopped. A file is read again only if its size or its time of modification has
-changed. In a folder that cannot be written, each process reads all files.
+It is a file of JSON lines, one for each file of the folder. A file is read again only if its size or its time of
+modification has changed. In a folder that cannot be written, each process reads all files.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
 import stat
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pandas as pd
@@ -121,48 +118,33 @@ def find_files(folder: Path) -> list[File]:
 @lru_cache(maxsize=2)  # a configuration is checked, and its prior built, several times in a process
 def index_files(folder: Path, found: tuple[File, ...]) -> dict[str, Entry]:
     known = read_entries(folder)
-    if not all(is_current(known.get(file[0]), file) for file in found):
-        with open_index(folder) as index:
-            known = read_entries(folder)  # another process may have written them meanwhile
-            missing = [file for file in found if not is_current(known.get(file[0]), file)]
-            for file in tqdm(missing, desc=f"index of {folder}", unit="file", disable=None):
-                entry = read_entry(folder, *file)
-                if entry.modified != UNREADABLE:  # such a file is tried again by the next process
-                    index.write(json.dumps({"version": VERSION, **asdict(entry)}) + "\n")
-                    index.flush()
-                known[entry.path] = entry
-    return {path: known[path] for path, _, _ in found}
-
-
-def is_current(entry: Entry | None, file: File) -> bool:
-    return entry is not None and (entry.path, entry.size, entry.modified) == file
-
-
-def read_entries(folder: Path) -> dict[str, Entry]:
-    """The entries in the index so far; lines of another version and a line cut short by a kill are passed over."""
-    entries = {}
-    with contextlib.suppress(OSError), open(folder / NAME, encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-                values = json.loads(line)
-                if values.pop("version") == VERSION:
-                    values["columns"] = tuple(ColumnFacts(**facts) for facts in values["columns"])
-                    entries[values["path"]] = Entry(**values)
+    missing = [file for file in found if not is_current(known.get(file[0]), file)]
+    for file in tqdm(missing, desc=f"index of {folder}", unit="file", disable=None if missing else True):
+        known[file[0]] = read_entry(folder, *file)
+    entries = {path: known[path] for path, _, _ in found}
+    if missing:
+        lines = [json.dumps({"version": VERSION, **asdict(entry)}) + "\n" for entry in entries.values()]
+        with contextlib.suppress(OSError), TemporaryDirectory(prefix=".tabicl-", dir=folder) as scratch:
+            unfinished = Path(scratch, NAME)
+            unfinished.write_text("".join(lines), encoding="utf-8")
+            os.replace(unfinished, folder / NAME)
     return entries
 
 
-@contextlib.contextmanager
-def open_index(folder: Path) -> Iterator[IO[str]]:
-    """The index, open for appending, by one process at a time: the others wait."""
-    try:
-        file = open(folder / NAME, "a", encoding="utf-8")  # noqa: SIM115
-    except OSError:
-        file = open(os.devnull, "a")  # noqa: SIM115
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if file.tell() > 0:
-            file.write("\n")  # after a line cut short by a kill
-        yield file
+def is_current(entry: Entry | None, file: File) -> bool:
+    return entry is not None and entry.modified != UNREADABLE and (entry.path, entry.size, entry.modified) == file
+
+
+def read_entries(folder: Path) -> dict[str, Entry]:
+    """The entries in the index so far; none if it is damaged or of another version."""
+    entries = {}
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        for line in (folder / NAME).read_text(encoding="utf-8").splitlines():
+            values = json.loads(line)
+            if values.pop("version") == VERSION:
+                values["columns"] = tuple(ColumnFacts(**facts) for facts in values["columns"])
+                entries[values["path"]] = Entry(**values)
+    return entries
 
 
 def read_entry(folder: Path, path: str, size: int, modified: int) -> Entry:

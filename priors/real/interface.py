@@ -3,116 +3,95 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any
 
 from priors.mix_scm import MixSCM
 from priors.prior import Prior
 from priors.table import Source, Table
 
-__all__ = ["OWN", "SYNTHETIC", "RealTables", "parts", "real_tables"]
-
 SYNTHETIC, OWN = "synthetic", "own"  # what the tables of a prior are: computed, or drawn from real ones
+TRAINING, VALIDATION, TEST = "training", "validation", "test"  # what a table or row is drawn for
 
 
-@runtime_checkable
-class RealTables(Protocol):
+class RealTables:
     """What a prior of real tables offers beside its draws; such a prior inherits from it, and from `Prior`.
 
-    It implements `sources`, `for_validation`, `for_test`, `clusters` and `fingerprint`; the others have defaults.
-
-    Attributes
-    ----------
-    kind_of_clusters : str
-        What `clusters` are: tables, families of tables, or rows.
+    kind_of_clusters: what `clusters` are: tables, families of tables, or rows
     """
 
-    kind_of_clusters: str = "tables"
+    kind_of_clusters = "tables"
 
     def sources(self) -> dict[Source, int]:
-        """Return the tables that training draws, with their numbers of rows.
-
-        Returns
-        -------
-        dict
-            Number of rows by source; 0 for the components of synthetic tables that are mixed with them.
-        """
+        """The tables that training draws, with their numbers of rows; 0 for synthetic components of a mixture."""
         raise NotImplementedError
 
     def for_validation(self) -> Prior:
-        """Return the prior that validation draws from: of tables or rows that training never draws."""
+        """The prior that validation draws from: of tables or rows that training never draws."""
         raise NotImplementedError
 
     def for_test(self) -> Prior:
-        """Return the prior whose draws tell at the end what a training has gained.
-
-        Returns
-        -------
-        Prior
-            Of tables or rows that neither training nor validation draws.
-        """
+        """The prior whose draws tell at the end what was gained: of what neither training nor validation draws."""
         raise NotImplementedError
 
     def clusters(self, table: Table) -> list[Hashable] | None:
-        """Return what each query row of a table belongs to, for means and confidence intervals.
-
-        Returns
-        -------
-        list or None
-            For each query row, a real row or table that several draws may share; None if the table is a cluster of
-            its own, as every synthetic one is.
-        """
+        """What each query row belongs to, for confidence intervals; None if the table is a cluster of its own."""
         raise NotImplementedError
 
     def ineligible(self, max_classes: int) -> list[str]:
-        """Return why a real table cannot train a network with so many classes (0: that predicts numbers)."""
+        """Why a real table cannot train a network with so many classes (0: that predicts numbers)."""
         return []
 
     def eligible(self, rows: int, numeric: bool) -> tuple[int, int] | None:
-        """Return how many real tables are long enough for a draw, and how many there are.
-
-        Parameters
-        ----------
-        rows : int
-            Rows of the draw.
-        numeric : bool
-            Whether its target is a number.
-
-        Returns
-        -------
-        tuple of int, or None
-            None if the length of the tables does not matter.
-        """
+        """How many tables are long enough for a draw, and how many there are; None if their length does not matter."""
         return None
 
     def fingerprint(self) -> str:
-        """Return a hash of the real tables, with which a run is continued on the same ones only."""
+        """A hash of the real tables, with which a run is continued on the same ones only."""
         raise NotImplementedError
 
     def describe(self, most: int = 3) -> list[str]:
-        """Return what the real tables are and what is left out, in lines for the user.
-
-        Parameters
-        ----------
-        most : int
-            Names in each line.
-        """
+        """What the real tables are and what is left out, in lines for the user with at most so many names."""
         return []
 
 
-def real_tables(prior: Prior) -> RealTables | None:
-    """Return what a prior, or a mixture, offers of its real tables.
+class DividedTables(RealTables):
+    """Real tables, or rows of one, that are divided by the fields `validation_fraction` and `test_fraction`.
 
-    Parameters
-    ----------
-    prior : Prior
-        Any prior.
-
-    Returns
-    -------
-    RealTables or None
-        None if the prior computes all of its tables.
+    side: what is drawn for
+    shared: properties that the priors of all sides have in common
     """
+
+    side = TRAINING
+    shared: tuple[str, ...]
+    validation_fraction: float
+    test_fraction: float
+
+    def fraction_problems(self, what: str, may_be_0: bool) -> list[str]:
+        fractions = {"validation_fraction": self.validation_fraction, "test_fraction": self.test_fraction}
+        allowed = {name: 0 < share < 1 or (may_be_0 and share == 0) for name, share in fractions.items()}
+        interval = "[0, 1)" if may_be_0 else "(0, 1)"
+        problems = [
+            f"{name} is {fractions[name]}; it must lie in {interval}" for name in fractions if not allowed[name]
+        ]
+        if not problems and sum(fractions.values()) >= 1:
+            problems.append(f"validation_fraction and test_fraction leave no {what} for training; lower one of them")
+        return problems
+
+    def for_validation(self) -> Any:
+        return self.drawing_for(VALIDATION)
+
+    def for_test(self) -> Any:
+        return self.drawing_for(TEST)
+
+    def drawing_for(self, side: str) -> Any:
+        other: Any = replace(self)  # type: ignore[type-var]
+        vars(other).update({name: getattr(self, name) for name in self.shared}, side=side)
+        return other
+
+
+def real_tables(prior: Prior) -> RealTables | None:
+    """What a prior, or a mixture, offers of its real tables; None if it computes all of its tables."""
     if isinstance(prior, MixSCM):
         real = {name: tables for name, component in prior.priors.items() if (tables := real_tables(component))}
         return MixedTables(prior, real) if real else None
@@ -120,19 +99,9 @@ def real_tables(prior: Prior) -> RealTables | None:
 
 
 def parts(prior: Prior, mixes: Collection[Mapping[str, float]] = ()) -> dict[str, Prior]:
-    """Divide a prior into that of the synthetic tables and that of the real ones, which are scored apart.
+    """The priors of the synthetic tables and of the real ones, which are scored apart.
 
-    Parameters
-    ----------
-    prior : Prior
-        Any prior.
-    mixes : collection of mappings
-        The shares of stages; if no component of a part has a weight, those that a stage draws from have the same.
-
-    Returns
-    -------
-    dict
-        Priors by SYNTHETIC or OWN.
+    mixes: the shares of stages; if no component of a part has a weight, those that a stage draws from have the same
     """
     if not isinstance(prior, MixSCM):
         return {SYNTHETIC if real_tables(prior) is None else OWN: prior}

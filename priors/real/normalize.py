@@ -112,12 +112,7 @@ def without_tiny(numbers: np.ndarray) -> np.ndarray:
 
 @dataclass
 class Member:
-    """How one member of an ensemble sees a table.
-
-    norm_method: of the columns, one of NORM_METHODS
-    features: the order of the columns, int64 (features,)
-    shift: added to every label that is a class, modulo the number of classes
-    """
+    """How one member of an ensemble sees a table: normalization, order of the columns, shift of the classes."""
 
     norm_method: str
     features: np.ndarray

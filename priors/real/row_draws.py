@@ -18,6 +18,7 @@ from priors.real.draws import NORM_METHODS, frame_of, known_rows, prepare
 from priors.real.features import as_numbers, reads_as_numbers
 from priors.real.files import Column
 from priors.real.index import mixed, value_hashes
+from priors.real.interface import TEST, TRAINING, VALIDATION
 from priors.real.normalize import Member, TargetScale
 from priors.real.tasks import RealTask
 from priors.table import MIN_ROWS, PriorError, Table
@@ -27,13 +28,9 @@ MIN_SCORED = 2  # rows for validation or the final test: a confidence interval n
 
 @dataclass
 class Rows:
-    """The rows of a table with their targets, all of them known.
+    """The rows of a table with their targets: labels int64 in 0..num_classes-1, or float64 if num_classes is 0.
 
-    X: a data frame that an estimator takes (rows, features)
-    y: labels int64 in 0..num_classes-1, or numbers float64 (rows,)
-    num_classes: 0 if the target is a number
     norm_methods: of the columns; a draw uses one of them
-    keeps_missing: see TableSpec
     """
 
     X: pd.DataFrame
@@ -57,12 +54,7 @@ class Rows:
     def table(
         self, labeled: np.ndarray, queries: np.ndarray, rng: np.random.Generator, max_features: int | None = None
     ) -> Table:
-        """A table of these rows, in this order, for a random ensemble member; its plan is a RowPlan.
-
-        max_features: of more features so many are drawn; None takes all
-        Raises Rejected: "constant" (all features of the labeled rows are), "target" (so are the numbers, or a query's
-        is out of the range of float32 beside them) or "nan" (a value of a feature is).
-        """
+        """A table of these rows, in this order, with at most so many features, for a random ensemble member."""
         rows = np.concatenate([labeled, queries])
         chosen = np.sort(rng.permutation(self.X.shape[1])[:max_features])
         method = str(rng.choice(self.norm_methods))
@@ -95,10 +87,7 @@ class Rows:
 
 @dataclass
 class RowPlan:
-    """What was drawn: numbers of the labeled rows and of the query rows, and how they are seen.
-
-    num_classes: 0 if the target is a number
-    """
+    """What was drawn: numbers of the labeled rows and of the query rows, and how they are seen."""
 
     labeled: np.ndarray
     queries: np.ndarray
@@ -119,9 +108,7 @@ def draw_rows(
     A shorter table gives all of its rows, with the same labeled share. A row of each class is among the labeled
     ones, even if that takes more of them than `train_size`, so that no query has a class that the network has not seen.
 
-    y: labels or numbers (rows,)
     num_classes: 0 for numbers
-    Raises PriorError, a ValueError, if there are too few rows.
     """
     order, classes = shuffled(y, num_classes, rng)
     fewest = max(classes, 1)
@@ -193,15 +180,11 @@ def values_of(column: pd.Series) -> Column:
 
 @dataclass
 class OwnRows:
-    """The rows of a file that have a target.
-
-    numbers: of the rows in the file, from 0
-    sides: rows for training, validation and the final test
-    """
+    """The rows of a file that have a target, their numbers in the file, and rows by TRAINING, VALIDATION, TEST."""
 
     rows: Rows
     numbers: np.ndarray
-    sides: tuple[np.ndarray, np.ndarray, np.ndarray]
+    sides: dict[str, np.ndarray]
 
 
 def own_rows(
@@ -218,4 +201,5 @@ def own_rows(
     features = [facts.name for facts in task.columns if facts.name != task.target]
     X = frame_of(task, columns, features, numbers)
     rows = Rows(X, y, len(names))
-    return OwnRows(rows, numbers, split_by_content(rows, validation_fraction, test_fraction, names.tolist()))
+    sides = split_by_content(rows, validation_fraction, test_fraction, names.tolist())
+    return OwnRows(rows, numbers, dict(zip((TRAINING, VALIDATION, TEST), sides, strict=True)))

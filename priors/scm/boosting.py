@@ -27,11 +27,7 @@ def fit_predict(x: np.ndarray, targets: np.ndarray, num_trees: int, depth: int) 
 
 @njit("Tuple((u1[:, ::1], i8[::1]))(f4[:, ::1], f4[:, ::1])", cache=True)
 def bin_columns(columns, ordered):
-    """Bins of the values, uint8 (M, N), and the number of bins of each column, int64 (M,).
-
-    columns and ordered (the same, sorted) are (M, N). A bin holds one value if the column has at most 256 distinct
-    ones, and otherwise about N / 256 rows.
-    """
+    """Bins of the values (M, N), and their number of each column; each holds one value, or about N / 256 rows."""
     M, N = columns.shape
     codes = np.empty((M, N), np.uint8)
     num_bins = np.empty(M, np.int64)
@@ -64,12 +60,7 @@ def bin_columns(columns, ordered):
 
 @njit("Tuple((i8, i8))(u1[:, ::1], i8[::1], i8[::1], f4[:, ::1], f4[:, ::1], i8[::1])", cache=True)
 def best_split(codes, num_bins, rows, residuals, histogram, counts):
-    """The split of largest gain: its feature and the last bin of its left side; (-1, 0) if no split gains.
-
-    rows: of the node
-    residuals: of these rows, (len(rows), D)
-    histogram (256, D), counts (256,): scratch space
-    """
+    """The split of a node's rows of largest gain: feature and last bin of its left side; (-1, 0) if none gains."""
     n, D = residuals.shape
     whole = np.zeros(D, np.float32)
     for i in range(n):

@@ -18,11 +18,7 @@ CAUSE_SAMPLINGS = ("normal", "mixed", "uniform")
 
 @dataclass(frozen=True)
 class Causes:
-    """Independent root variables.
-
-    kinds: of each cause, "normal" or a name from SAMPLERS
-    means, stds: float64 (number,), which only the normal causes follow
-    """
+    """Independent root variables: of each "normal" or a name from SAMPLERS, and moments of the normal ones."""
 
     kinds: tuple[str, ...]
     means: np.ndarray
@@ -34,11 +30,7 @@ class Causes:
 
 
 def plan_causes(rng: np.random.Generator, number: int, sampling: str, random_moments: bool) -> Causes:
-    """Kinds and moments of the causes.
-
-    sampling: one of CAUSE_SAMPLINGS; "mixed" gives every cause a kind of its own
-    random_moments: normal causes have a mean m ~ N(0,1) and a standard deviation |m N(0,1)| instead of 0 and 1
-    """
+    """Kinds and moments; with random_moments, normal causes have a mean m ~ N(0,1) and a deviation |m N(0,1)|."""
     if sampling == "mixed":
         # The kinds are tried in this order, and each passes a cause on to the next with a probability of its own.
         normal, categorical, zipf = rng.uniform(0, 0.66, 3)
@@ -88,11 +80,7 @@ SAMPLERS = {"categorical": sample_categorical, "zipf": sample_zipf, "uniform": s
 
 @dataclass(frozen=True)
 class LayerNoise:
-    """Gaussian noise on the outputs of a layer.
-
-    std: standard deviation of the noise
-    varies: `std` is instead the scale from which each output draws a standard deviation of its own, std |N(0,1)|
-    """
+    """Gaussian noise on the outputs of a layer; if it varies, each output has a deviation of its own, std |N(0,1)|."""
 
     std: float
     varies: bool

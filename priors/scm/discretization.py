@@ -20,11 +20,7 @@ ORDERED_SHARE = 0.3  # share of those columns whose codes keep the order of the 
 
 @dataclass(frozen=True)
 class Category:
-    """A column that becomes categorical.
-
-    levels: number of categories, unless no row falls into some of them
-    order: of the codes by the values: "ascending", "descending" or "shuffled"
-    """
+    """A column that gets at most so many levels, "ascending", "descending" or "shuffled" with its values."""
 
     column: int
     levels: int
@@ -76,10 +72,8 @@ def discretize(
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Columns (num_rows, M) with codes in the categorical ones, labels int64 (num_rows,), number of non-empty classes.
 
-    columns float32 (num_rows, M) are changed in place, target is float32 (num_rows,). Classes and shuffled categories
-    without rows are left out of the numbering; the codes of ordered categories keep the gaps, as in tabicl 2.2.0.
-    A target that stays numeric is returned as it is, with 0 classes.
-    Raises Rejected("one_class") if a single class has rows, and Rejected("nan") if the target is not finite.
+    Columns are changed in place. Classes and shuffled categories without rows are left out of the numbering; the codes
+    of ordered categories keep the gaps, as in tabicl 2.2.0.
     """
     rng = rng_at(seed, "categories")
     for category in plan.categories:

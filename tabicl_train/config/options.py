@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from tabicl_train.config.checks import at_least, one_of, ordered_pair
+from tabicl_train.config.checks import at_least, one_of
 
 MISSING: Any = "???"  # OmegaConf's mark of an option that must be given
 
@@ -125,7 +125,7 @@ class SubmitOptions:
 
 @dataclass
 class PriorOptions:
-    """tabicl-prior describe|gallery|show|bench|dump key=value ...
+    """tabicl-prior describe|gallery|show|dump key=value ...
 
     The tables are those that a training run with the same settings would see: any other key=value is a setting of
     tabicl-train (experiment=demo, prior=graph_scm, seed=1, curriculum.stages.NAME.rows=[100,60000], ...).
@@ -133,13 +133,12 @@ class PriorOptions:
     describe  prints distributions over tables, and how many draws were rejected
     gallery   writes pictures of tables, and a page beside them (needs the extra "plots")
     show      prints the plan and the first rows of the table at the address seed=, step=, table=
-    bench     measures tables/s and cells/s on one core
     dump      writes the tables of some steps to a folder, for prior=disk; machines share the work by first_step, and
               write into one folder that all of them see, or into folders whose files are moved together afterward
     """
 
     tables: int | None = None
-    """describe, gallery, bench: number of tables, by default 200, 24, and 10 in each round."""
+    """describe, gallery: number of tables, by default 200 and 24."""
     output: str | None = None
     """gallery: picture to write, FILE.png; dump: folder to write to."""
     step: int = 0
@@ -152,19 +151,7 @@ class PriorOptions:
     """dump: number of steps to write, a multiple of 10 unless they reach the end of the run."""
     processes: int = 1
     """dump: processes that draw tables."""
-    rows: list[int] = field(default_factory=lambda: [1024])
-    """bench: rows of a table, measured one after another."""
-    features: list[int] = field(default_factory=lambda: [1, 100])
-    """bench: range [lowest, highest] of the number of features."""
-    rounds: int = 5
-    """bench: rounds to take the median of."""
-    tabicl: bool = False
-    """bench: also measure the generator of the `tabicl` package, in alternation (needs the extra "test")."""
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one line each."""
-        from priors.table import MIN_ROWS
-
-        problems = at_least(1, steps=self.steps, processes=self.processes, rounds=self.rounds, tables=self.tables)
-        problems += [problem for rows in self.rows for problem in at_least(MIN_ROWS, rows=rows)]
-        return problems + ordered_pair("features", self.features, 1)
+        return at_least(1, steps=self.steps, processes=self.processes, tables=self.tables)

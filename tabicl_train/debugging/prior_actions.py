@@ -1,4 +1,4 @@
-"""The actions of tabicl-prior: look at, measure and store the tables that a run would be trained on."""
+"""The actions of tabicl-prior: look at and store the tables that a run would be trained on."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from tabicl_train.config.arguments import help_text, parse
 from tabicl_train.config.compose import compose
 from tabicl_train.config.options import PriorOptions
 from tabicl_train.config.schema import RunConfig, build_prior
-from tabicl_train.console import text_table
 from tabicl_train.curriculum import plan_step, stage_at
-from tabicl_train.errors import ConfigError, install, require_matplotlib
+from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.run_dir.outputs import check_output, make_folder
 from tabicl_train.stream import draw_table
 
@@ -80,31 +79,6 @@ def show(config: RunConfig, args: Any) -> None:
         print(f"y {target:.4g}   X {values}" + (" ..." if len(row) > 12 else ""))
 
 
-def bench(config: RunConfig, args: Any) -> None:
-    """Print the speed of the prior, and of the generator of the `tabicl` package if asked for."""
-    from priors.inspection.bench import measure, own_tables, released_tables
-
-    if args.tabicl:
-        try:
-            import tabicl.prior  # noqa: F401
-        except ImportError as error:  # tabicl.prior imports packages that tabicl does not install
-            packages = "tabicl==2.2.0 xgboost-cpu"
-            raise ConfigError([f"tabicl=true needs {error.name}: {install(packages, 'test')}"]) from None
-    name = config.prior["name"]
-    lines = []
-    settings = {"seed": config.seed, "max_classes": config.model.max_classes}
-    for rows in args.rows:
-        sources = [own_tables(build_prior(config.prior), rows, *args.features, **settings)]
-        if args.tabicl:
-            sources.append(released_tables(name, rows, *args.features, **settings))
-        own, *others = measure(sources, args.tables or 10, args.rounds)
-        line = [name, rows, f"{own.tables_per_s:.2f}", f"{own.cells_per_s:.3g}"]
-        for other in others:
-            line += [f"{other.tables_per_s:.2f}", f"{own.tables_per_s / other.tables_per_s:.1f}"]
-        lines.append(line)
-    print(text_table(["prior", "rows", "tables/s", "cells/s", *(["tabicl", "ratio"] if args.tabicl else [])], lines))
-
-
 def dump(config: RunConfig, args: Any) -> None:
     """Write the tables of some steps of the run to shards.
 
@@ -146,7 +120,7 @@ def dump(config: RunConfig, args: Any) -> None:
     print(f"{args.output}: {tables} tables of steps {steps[0]}..{steps[-1]}; {shards}")
 
 
-ACTIONS = {"describe": describe, "gallery": gallery, "show": show, "bench": bench, "dump": dump}
+ACTIONS = {"describe": describe, "gallery": gallery, "show": show, "dump": dump}
 
 
 def act(arguments: list[str]) -> None:

@@ -6,12 +6,12 @@ import platform
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from priors.storage import version
 from tabicl_train.config.folders import PACKAGE
 from tabicl_train.console import info
 from tabicl_train.run_dir.records import Records
@@ -74,6 +74,14 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
     """The machine of this process: host name, kind of CPU, and name of the GPU that the process trains on, if any."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {"host": platform.node(), "cpu": cpu_kind(), "gpu": gpu}
+
+
+def version(package: str) -> str:
+    """The installed version of a package."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # tabicl-train itself, run from a checkout
+        return "not installed"
 
 
 def versions() -> dict[str, str]:

@@ -1,30 +1,80 @@
-"""Accepted tables per second of graph_scm and of the released generator: one thread, in turn, in one process.
+"""Accepted tables per second of a prior and of the released generator: one thread, in turn, in one process.
 
-python tests/benchmarks/bench_prior.py [rows=1024] [tables=20] [rounds=7] [preset=released] [task=classification]
+python tests/benchmarks/bench_prior.py [prior=graph_scm] [preset=released] [rows=1024] [tables=20] [rounds=7] [task=classification]
 """
 
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
+from generators import PlainTable, own_tables, released_tables
 
 from priors import build_prior
-from priors.inspection.bench import measure, own_tables, released_tables
+from priors.random import one_thread
+
+
+@dataclass
+class Speed:
+    """CPU seconds and cells of the tables of each round."""
+
+    tables_per_round: int
+    seconds: list[float]
+    cells: list[int]
+
+    @property
+    def tables_per_s(self) -> float:
+        return median(self.tables_per_round / seconds for seconds in self.seconds)
+
+    @property
+    def cells_per_s(self) -> float:
+        return median(cells / seconds for cells, seconds in zip(self.cells, self.seconds, strict=True))
+
+
+def measure(
+    sources: list[Iterator[PlainTable]], tables: int, rounds: int, clock: Callable = time.process_time
+) -> list[Speed]:
+    """The Speed of each source; they take turns, with `tables` tables per round, after one table each to warm up.
+
+    What is measured is the CPU time of this process with one torch thread: the speed of one core, whatever else runs.
+    """
+    with one_thread():
+        speeds = [Speed(tables, [], []) for _ in sources]
+        for source in sources:
+            next(source)
+        for _ in range(rounds):
+            for source, speed in zip(sources, speeds, strict=True):
+                start = clock()
+                drawn = [next(source) for _ in range(tables)]
+                speed.seconds.append(clock() - start)
+                speed.cells.append(sum(X.size for X, _, _ in drawn))
+        return speeds
+
 
 if __name__ == "__main__":
-    args = {"rows": "1024", "tables": "20", "rounds": "7", "preset": "released", "task": "classification"}
+    args = {
+        "prior": "graph_scm",
+        "rows": "1024",
+        "tables": "20",
+        "rounds": "7",
+        "preset": "released",
+        "task": "classification",
+    }
     args |= dict(argument.split("=") for argument in sys.argv[1:])
     rows, tables, rounds = (int(args[name]) for name in ("rows", "tables", "rounds"))
-    prior = build_prior("graph_scm", preset=args["preset"])
+    name = args["prior"]
+    prior = build_prior(name, **({"preset": args["preset"]} if name == "graph_scm" else {}))
     max_classes = {"classification": 10, "regression": 0}[args["task"]]
     sources = [
         own_tables(prior, rows, max_classes=max_classes),
-        released_tables("graph_scm", rows, max_classes=max_classes),
+        released_tables(name, rows, max_classes=max_classes),
     ]
     ours, released = measure(sources, tables, rounds)
-    for name, speed in (("graph_scm", ours), ("released", released)):
+    for name, speed in ((name, ours), ("released", released)):
         print(f"{name:10} {speed.tables_per_s:8.2f} tables/s {speed.cells_per_s / 1e6:8.3f} M cells/s at {rows} rows")
     pairs = np.array([released.seconds, ours.seconds])
     ratios = pairs[0] / pairs[1]

@@ -13,6 +13,7 @@ from itertools import islice
 
 import numpy as np
 import torch
+from generators import PlainTable, own_tables, released_tables
 from scipy.stats import ks_2samp
 from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingClassifier
 from sklearn.inspection import permutation_importance
@@ -22,7 +23,6 @@ from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from sklearn.tree import DecisionTreeClassifier
 
 from priors import build_prior
-from priors.inspection.bench import PlainTable, own_tables, released_tables
 
 FEW = 32  # columns with at most this many different values count as discrete
 

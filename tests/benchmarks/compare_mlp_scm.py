@@ -18,9 +18,9 @@ from itertools import islice
 import numpy as np
 import torch
 from compare_graph_scm import report, statistics
+from generators import PlainTable, own_tables
 
 from priors import build_prior
-from priors.inspection.bench import PlainTable, own_tables
 
 MAX_FEATURES = 40
 

@@ -98,14 +98,6 @@ def test_a_numeric_target_is_clamped_and_standardized(kind, num_rows, seed):
     assert abs(y.mean()) < 1e-5 and y.std() == pytest.approx(1, abs=1e-5)
 
 
-@pytest.mark.parametrize("scale", [1e-12, 1e12, -3.0])
-def test_a_numeric_target_has_no_scale(scale):
-    rows = torch.arange(80.0)[:, None]
-    raw = numeric_target("heavy", 80, 3)
-    one, other = (finish(rows, target, 0, 40, rng_at(0)).y for target in (raw, raw * scale))
-    torch.testing.assert_close(other, one if scale > 0 else -one, atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_value_that_is_not_finite_rejects_the_table(value):
     columns, target = raw_columns(["normal", "category", "normal"], 50, 0), numeric_target("normal", 50, 0)

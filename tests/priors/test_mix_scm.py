@@ -99,7 +99,7 @@ def test_the_order_of_the_components_does_not_matter():
             {"graph_scm": {"weight": 1, "preste": "x"}},
             "components.graph_scm: prior graph_scm has no option 'preste'",
         ),
-        ({"graph_scm": {"weight": 1, "min_nodes": 0}}, "components.graph_scm: prior graph_scm: min_nodes is 0"),
+        ({"graph_scm": {"weight": 1, "preset": "x"}}, "components.graph_scm: prior graph_scm: preset is 'x'"),
     ],
 )
 def test_wrong_components_are_reported(components, message):

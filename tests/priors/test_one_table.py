@@ -67,7 +67,7 @@ def test_draws_for_validation_differ_and_are_those_of_their_address(file):
 def test_a_short_table_gives_all_of_its_rows_and_a_wide_one_some_of_its_features(file):
     prior = build_prior("one_table", file=file)
     table = prior.sample(TableSpec(1000, 800, 3), 0)
-    count = len(prior.rows(False).sides[0])
+    count = len(prior.rows(False).sides["training"])
     assert table.X.shape == (count, 3) and table.train_size == round(0.8 * count)
     assert prior.for_validation().sample(TableSpec(1000, 800, 3), 0).X.shape[1] == 7
     assert prior.eligible(10**6, False) is None  # so no curriculum is too long for it
@@ -108,16 +108,12 @@ def test_it_may_be_part_of_a_mixture(file):
 
 def test_a_changed_file_stops_the_draws(file):
     prior = build_prior("one_table", file=file)
-    table = prior.sample(SPEC, 0)
     os.utime(file, ns=(0, 0))  # another time, the same content
-    assert torch.equal(prior.sample(SPEC, 0).X, table.X)
+    prior.sample(SPEC, 0)
     own_tables.frame(3, 150).to_csv(file, index=False)
-    for each in (prior, prior.for_validation()):
+    for each in (pickle.loads(pickle.dumps(prior)), pickle.loads(pickle.dumps(prior.for_validation()))):
         with pytest.raises(PriorError, match=r"own\.csv has changed since it was indexed"):
             each.sample(SPEC, 0)
-    os.remove(file)
-    with pytest.raises(PriorError, match=r"own\.csv cannot be read any more: .*No such file"):
-        prior.sample(SPEC, 0)
 
 
 LABELS = {

@@ -1,11 +1,9 @@
 """Stored tables: their files, what fills them, and the prior `disk` that serves them."""
 
 import dataclasses
-import json
 import os
 import pickle
 import re
-import resource
 import shutil
 import signal
 from collections import Counter
@@ -88,10 +86,7 @@ def test_stored_tables_equal_drawn_ones(dumped):
 
 @pytest.mark.parametrize("options", [{}, {"realism": {"missing": 1.0}}])
 def test_numeric_targets_and_missing_values_are_stored(options, tmp_path):
-    requested = [
-        (address, dataclasses.replace(spec, max_classes=0, group_seed=number % 2 or (0,)))
-        for number, (address, spec) in enumerate(requests(0, 3))
-    ]
+    requested = [(address, dataclasses.replace(spec, max_classes=0)) for address, spec in requests(0, 3)]
     prior = build_prior("mlp_scm", **options)
     assert dump(prior, requested, tmp_path, shard_size=2) == {"written": 2}
     assert_serves(tmp_path, requested, prior)
@@ -102,39 +97,10 @@ def test_a_longer_dump_keeps_what_is_there_and_adds_to_the_last_shard(folder):
     before = stamps(folder)
     assert dump(PRIOR, requests(5, 7), folder, shard_size=4) == {"kept": 1}
     assert stamps(folder) == before
-    assert dump(PRIOR, requests(9, 14), folder, shard_size=4) == {"written": 2}
+    assert dump(PRIOR, requests(8, 14), folder, shard_size=4) == {"written": 2}
     after = stamps(folder)
     assert [name for name in before if before[name] == after[name]] == names(folder)[:2]
     assert_serves(folder, requests(0, 14))
-
-
-class Counting(type(PRIOR)):
-    """The same tables, and the addresses that were drawn."""
-
-    def plan(self, spec, seed):
-        assert torch.get_num_threads() == 1
-        return super().plan(spec, seed)
-
-    def sample(self, spec, seed):
-        drawn.append(seed)
-        return super().sample(spec, seed)
-
-
-drawn: list = []
-Counting.__module__ = type(PRIOR).__module__
-
-
-def test_only_missing_tables_are_drawn(folder):
-    drawn.clear()
-    (folder / "steps-00000004.safetensors").unlink()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        assert dump(Counting(), requests(3, 11), folder, shard_size=4) == {"kept": 1, "written": 2}
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(threads)
-    assert drawn == [address for address, _ in requests(4, 8) + requests(10, 11)]
 
 
 def test_a_dump_that_is_interrupted_leaves_whole_shards_only(folder, monkeypatch):
@@ -157,19 +123,6 @@ def test_a_dump_that_is_interrupted_leaves_whole_shards_only(folder, monkeypatch
     monkeypatch.undo()
     assert dump(PRIOR, requests(0, 10), folder, shard_size=4) == {"kept": 2, "written": 1}
     assert_serves(folder, requests(0, 10))
-
-
-def test_a_full_disk_is_one_error_and_leaves_whole_shards_only(folder):
-    (folder / "steps-00000004.safetensors").unlink()
-    before = stamps(folder)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))  # the limit of a file, since a disk cannot be filled
-    try:
-        with pytest.raises(PriorError, match=r"steps-00000004\.safetensors cannot be written \(.*too large"):
-            dump(PRIOR, requests(0, 10), folder, shard_size=4)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert stamps(folder) == before
 
 
 @dataclass
@@ -204,53 +157,25 @@ def test_a_folder_holds_one_dump(prior, seed, shard_size, message, dumped):
     assert stamps(dumped) == before
 
 
-@pytest.mark.parametrize(
-    ("requested", "options", "message"),
-    [
-        (requests(4, 5) + requests(0, 1), {"shard_size": 2}, "in the order of their steps"),
-        (requests(0, 1) + requests(0, 1, seed=9), {}, "several seeds: 5 and 9"),
-        ([], {"shard_size": 0}, "shard_size is 0"),
-        ([((1, 0, 0), TableSpec(20, 10, 0))], {"processes": 2}, "impossible table: num_features is 0"),
-    ],
-)
-def test_impossible_dumps_are_refused(requested, options, message, tmp_path):
-    with pytest.raises(PriorError, match=message):
-        dump(build_prior("dummy"), requested, tmp_path, **options)
+def test_an_error_of_a_prior_comes_through_from_another_process(tmp_path):
+    with pytest.raises(PriorError, match="impossible table: num_features is 0"):
+        dump(build_prior("dummy"), [((1, 0, 0), TableSpec(20, 10, 0))], tmp_path, processes=2)
 
 
-def flip(place) -> bytes:
-    def spoil(content: bytes) -> bytes:
-        at = place(content)
-        return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
-
-    return spoil
-
-
-SPOILERS = {
-    "truncated": lambda content: content[:-100],
-    "empty": lambda _: b"",
-    "data": flip(lambda content: len(content) - 1),
-    "record": flip(lambda content: content.index(b'num_rows\\":') + 12),
-    "plan": flip(lambda content: content.rindex(b"mlp_scm, ")),
-    "header size": flip(lambda _: 6),
-    "other file": lambda _: b"steps",
-}
+SPOILERS = {"truncated": lambda content: content[:-100], "other file": lambda _: b"steps"}
 
 
 @pytest.mark.parametrize("spoil", SPOILERS)
-def test_a_damaged_shard_is_named_and_written_again(spoil, folder, capsys):
+def test_a_damaged_shard_is_named(spoil, folder):
     path = folder / "steps-00000004.safetensors"
     path.write_bytes(SPOILERS[spoil](path.read_bytes()))
-    disk = build_prior("disk", folder=str(folder))
-    with pytest.raises(PriorError, match=r"shard .*copy/steps-00000004.safetensors is damaged \("):
-        for address, spec in requests(4, 8):
-            disk.sample(spec, address)
+    disk, message = build_prior("disk", folder=str(folder)), r"shard .*copy/steps-00000004.safetensors is damaged \("
+    with pytest.raises(PriorError, match=message):
+        disk.sample(requests(4, 5)[0][1], (SEED, 4, 0))
     address, spec = requests(0, 1)[0]
     disk.sample(spec, address)  # the other shards can be read
-    assert dump(PRIOR, requests(0, 10), folder, shard_size=4) == {"kept": 2, "written": 1, "damaged": 1}
-    assert "steps-00000004.safetensors is damaged (" in capsys.readouterr().err
-    fresh = shutil.copytree(folder, folder.parent / "repaired")  # another path, as open shards stay open
-    assert_serves(fresh, requests(4, 8))
+    with pytest.raises(PriorError, match=message + ".*: delete it, and dump into its folder again"):
+        dump(PRIOR, requests(0, 10), folder, shard_size=4)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +205,7 @@ def test_why_there_is_no_table_is_said(address, change, message, folder):
             {"stream_version": "7"},
             f"holds tables of stream version 7, but the priors are at stream version {STREAM_VERSION}",
         ),
-        ({"format": "tabicl-train tables 2"}, "has format version 2; only 1 can be read"),
+        ({"format": "tabicl-train tables 2"}, "has the format tabicl-train tables 2, not tabicl-train tables 1"),
     ],
 )
 def test_a_shard_of_another_version_is_refused_and_left_alone(changes, message, folder):
@@ -288,7 +213,6 @@ def test_a_shard_of_another_version_is_refused_and_left_alone(changes, message, 
     with safe_open(path, framework="np") as file:
         metadata = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    assert json.loads(metadata["versions"])["torch"] == torch.__version__
     save_file(tensors, path, {**metadata, **changes})
     before = stamps(folder)
     (address, spec), *_ = requests(4, 8)
@@ -306,7 +230,7 @@ def test_missing_steps_are_reported_before_they_are_needed(folder):
     assert disk.missing_steps(SEED, [4] * 10) == []
     (folder / "steps-00000004.safetensors").unlink()
     (problem,) = disk.missing_steps(SEED, [5, *[4] * 11])
-    assert "tables of 7 of the run's 12 steps are missing: 0, 4..7, 10..11 (tabicl-prior" in problem
+    assert "tables of 7 of the run's 12 steps are missing, in 0..11 (tabicl-prior" in problem
     assert "dump first_step=0 steps=12 writes them" in problem
     assert "first_step=4 steps=4 " in disk.missing_steps(SEED, [4] * 10)[0]
     (folder / "steps-00000008.safetensors").write_bytes(b"")

@@ -1,5 +1,4 @@
 import dataclasses
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -57,13 +56,6 @@ def test_boosting_agrees_with_its_definition(num_rows, num_columns, num_outputs,
     np.testing.assert_allclose(predictions, expected, atol=1e-5)
 
 
-def test_a_target_that_steps_with_a_column_is_learned():
-    X = np.random.default_rng(0).integers(-50, 50, (4000, 5)).astype(np.float32)
-    targets = np.where(X[:, [3]] > 0, 2.0, -2.0).astype(np.float32)
-    error = targets - fit_predict(X, targets, 10, 1)
-    assert np.abs(error).max() == pytest.approx(2 * 0.7**10, rel=0.05)  # each tree takes 0.3 of what is left
-
-
 @quick
 @given(st.integers(2, 3000), st.integers(1, 400), st.integers(0, 999))
 def test_bins_keep_the_order_and_hold_equal_shares(num_rows, num_values, seed):
@@ -89,34 +81,6 @@ def plans(spec: TableSpec, number: int) -> list[TreePlan]:
     return [prior.plan(dataclasses.replace(spec, group_seed=i // 4), (i, 0)) for i in range(number)]
 
 
-def test_the_scalars_have_their_distributions():
-    drawn = plans(TableSpec(100, 50, 7, 10), 2000)
-    layers = [layer for plan in drawn for layer in plan.layers]
-
-    def shares(values) -> dict[int, float]:
-        return {value: count / len(values) for value, count in Counter(values).items()}
-
-    below = 1 - np.exp(-0.5)  # an exponential of mean 2 stays below 1
-    assert shares([len(plan.layers) for plan in drawn]) == pytest.approx({2: 0.5, 3: 0.5}, abs=0.05)
-    assert shares([plan.layers[0].num_outputs for plan in drawn]) == pytest.approx(
-        dict.fromkeys(range(3, 10), 1 / 7), abs=0.04
-    )
-    trees = {1: below, 2: below * (1 - below), 3: below * (1 - below) ** 2, 4: (1 - below) ** 3}
-    assert shares([layer.num_trees for layer in layers]) == pytest.approx(trees, abs=0.03)
-    depths = {2: below, 3: below * (1 - below), 4: (1 - below) ** 2}
-    assert shares([layer.depth for layer in layers]) == pytest.approx(depths, abs=0.03)
-    assert all(len({layer.num_outputs for layer in plan.layers[:-1]}) == 1 for plan in drawn)
-    assert all(plan.layers[-1].num_outputs == 1 and plan.layers[0].noise.std == 0 for plan in drawn)
-    assert all(len(plan.causes.kinds) == 7 for plan in drawn)
-
-
-def test_tables_of_a_group_share_its_hyper_parameters():
-    drawn = plans(TableSpec(100, 50, 7, 10), 80)
-    shared = [(p.layers[1].noise, p.discretization.boundaries) for p in drawn]
-    assert len(set(shared)) == 20 and all(shared[i] == shared[i // 4 * 4] for i in range(80))
-    assert len({plan.layers for plan in drawn}) > 70
-
-
 def execute(seed: int, noise_std: float, noise_varies: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Features and real target of one tree with a single split, before the target is cut into classes."""
     causes = Causes(("normal",) * 5, np.zeros(5), np.ones(5))
@@ -139,9 +103,3 @@ def test_noise_is_added_to_the_target():
     assert noise.std() == pytest.approx(0.5, abs=0.02) and noise.std(1).std() < 0.03
     varied = torch.stack([execute(seed, 0.5, True)[1] - execute(seed, 0.0)[1] for seed in range(200)])
     assert varied.std() == pytest.approx(0.5, abs=0.1) and varied.std(1).min() < 0.05 < 0.8 < varied.std(1).max()
-
-
-def test_the_plan_reads_as_text():
-    table = build_prior("tree_scm").sample(TableSpec(60, 30, 3), 4)
-    text = str(table.plan)
-    assert text.startswith("tree_scm (4,") and "trees of depth" in text and "3 causes" in text and "classes" in text

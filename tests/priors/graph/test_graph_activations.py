@@ -4,17 +4,13 @@ import numpy as np
 import pytest
 import torch
 from closed_forms import SHARED_FORMS
-from graph_draws import draw_scalars
 from scipy.special import expit
 
 from priors.graph.activations import (
     CODES,
     FIXED,
-    KINDS,
-    PLAIN_KINDS,
     Activation,
     PlainActivation,
-    standardize_features,
 )
 from priors.random import rng_at
 
@@ -80,30 +76,6 @@ def test_functions_are_their_closed_forms_in_float64(name: str):
 def test_nan_passes_through_functions_so_that_the_table_is_rejected(name: str):
     lost = PlainActivation(name, 2.0)(torch.full((4, 1), torch.nan), 0)
     assert lost.isnan().all() == (name not in ("sign", "heaviside", "box"))
-
-
-@pytest.mark.parametrize(("kinds", "shares"), [(KINDS, (4, 1, 1, 0, 0)), (PLAIN_KINDS, (8, 1, 1, 1, 1))])
-def test_activation_kinds_and_scalars(kinds, shares):
-    drawn = [PlainActivation.draw(draw_scalars(seed), kinds) for seed in range(3000)]
-    names = ["fixed" if a.name in FIXED else a.name for a in drawn]
-    for name, share in zip(("fixed", *POWERS), shares, strict=True):
-        assert names.count(name) / 3000 == pytest.approx(share / sum(shares), abs=0.03)
-    assert {a.name for a in drawn} >= set(FIXED)
-    powers = [a.power for a in drawn if a.name == "signed_power"]
-    assert 0.1 <= min(powers) < 0.2 and 5 < max(powers) <= 10
-    assert {a.power for a in drawn if a.name == "integer_power"} in (set(), {2, 3, 4, 5})
-    scales = [Activation.draw(draw_scalars(seed)).scale for seed in range(300)]
-    assert 1 <= min(scales) < 1.1 and 9 < max(scales) <= 10
-
-
-@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e6])
-def test_features_are_standardized_and_constant_ones_become_zero(scale: float):
-    x = np.random.default_rng(0).standard_normal((4, 300)) * scale + 2 * scale
-    x[3] = 3.7 * scale
-    given = x.astype(np.float32)
-    standardize_features(given, given)
-    np.testing.assert_allclose(given, standardized(x), atol=2e-4)
-    assert not given[3].any()
 
 
 @pytest.mark.parametrize("name", [*CLOSED_FORMS, "relu_power", "signed_power"])

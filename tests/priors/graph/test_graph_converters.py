@@ -1,14 +1,12 @@
 """Column converters: types, values, and what flows on."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from graph_draws import draw_points, draw_scalars
 from scipy.special import softmax
 
-from priors.graph.converters import CATEGORICAL_MODES, Categorical, Numeric, convert_numeric
+from priors.graph.converters import Categorical, Numeric, convert_numeric
 from priors.graph.functions import Linear, Points, distinct_rows
 from priors.graph.scalars import Weights
 from priors.random import rng_at
@@ -29,24 +27,6 @@ def test_warps_are_kumaraswamy_s_and_flow_on_only_if_warp_flow_is_set(warp_flow:
     np.testing.assert_allclose(column, expected, atol=1e-4)
     assert not column[3].any(), "a constant"
     assert torch.equal(flow, column if warp_flow else x)
-
-
-def test_categorical_modes_widths_and_scalars():
-    drawn = [Categorical.draw(draw_scalars(seed), 8, 100) for seed in range(2000)]
-    modes = [c.mode for c in drawn]
-    assert [modes.count(mode) / 2000 for mode in CATEGORICAL_MODES] == pytest.approx([1 / 7] * 7, abs=0.03)
-    for c in drawn:
-        if c.mode.startswith("softmax"):
-            assert c.width == 8 and 0.1 <= c.factor <= 10
-        else:
-            assert 1 <= c.width <= 8 and 0.5 <= c.p <= 4
-        assert (c.function is not None) == (c.mode == "neighbor_func")
-        assert (c.embedding is not None) == (c.mode == "softmax_disc")
-    widths = [c.width for c in drawn if c.mode.startswith("neighbor")]
-    assert widths.count(8) / len(widths) == pytest.approx(0.5, abs=0.06)
-    # the narrow ones: floor of a log-uniform draw over [1, 8)
-    narrow = [width for width in widths if width < 8]
-    assert narrow.count(1) / len(narrow) == pytest.approx(math.log(2) / math.log(8), abs=0.06)
 
 
 @pytest.mark.parametrize("p", [0.5, 2.0, 4.0])
@@ -71,11 +51,6 @@ def test_neighbor_categories_are_the_nearest_of_random_rows(p: float):
             torch.testing.assert_close(flow, function(centers[:, index], rng))
         else:
             assert torch.equal(flow, index.float().expand(3, 200))
-
-
-def test_there_are_no_more_centers_than_rows():
-    index, _ = Categorical("neighbor_id", 50, 3)(draw_points(3, 20), rng_at("n"))
-    assert sorted(index.tolist()) == list(range(20))
 
 
 def test_softmax_categories_have_the_frequencies_of_the_softmax():

@@ -77,15 +77,6 @@ def test_linear_is_a_matrix_with_one_row_per_output():
         np.testing.assert_allclose(function(x, rng_of(seed)).numpy().T, x.double().numpy().T @ M.T, atol=2e-5)
 
 
-def test_mlp_is_its_steps_one_after_another():
-    function = MLP.draw(draw_scalars(1), 3, 5, 100)
-    x, rng = draw_points(1, 3, 100), rng_of(1)
-    expected = x
-    for step in function.steps:
-        expected = step(expected, rng)
-    torch.testing.assert_close(function(x, rng_of(1)), expected)
-
-
 def test_leaves_are_standard_normal_and_trees_are_averaged():
     x = draw_points(0, 3, 20)
     for trees in (1, 16):
@@ -103,16 +94,6 @@ def test_trees_split_where_the_spread_is():
         group = high == high[x[0].argmax()]
         first += bool(x[0, group].min() > x[0, ~group].max()) if (~group).any() else bool(seed % 4)
     assert abs(first / 600 - 0.75) < 0.08
-
-
-def test_trees_split_at_values_of_rows():
-    # The share of rows above a random row's value is uniform, whatever the distribution.
-    x = draw_points(0, 1, 2000).exp().pow(3)
-    shares = []
-    for seed in range(400):
-        y = Tree(1, 1, 1)(x, rng_of(seed))[0]
-        shares.append((y == y[x[0].argmax()]).float().mean().item())
-    assert kstest(shares, "uniform").pvalue > 1e-3
 
 
 def test_discretize_is_a_linear_function_of_the_nearest_of_a_few_rows():
@@ -156,15 +137,6 @@ def test_gp_has_variance_one_half_and_is_stationary():
         assert abs(covariance[0, 1] - covariance[2, 3]) < error
 
 
-def test_the_gp_kernel_follows_from_the_spectrum():
-    # Product kernel, one input: E cos(w d) / 2 with the density of the radii.
-    gp, distance = GP(1, 4.0, True), 1.5
-    y = torch.cat([gp(torch.tensor([[0.0, distance]]), rng_of(seed)) for seed in range(6000)]).double()
-    u = (np.arange(100000) + 0.5) / 100000
-    expected = 0.5 * np.cos((u ** (1 / (1 - 4.0)) - 1) * distance).mean()
-    assert abs((y[:, 0] * y[:, 1]).mean() - expected) < 4 * 0.5 * math.sqrt(2 / len(y))
-
-
 def test_quadratic_is_the_quadratic_form():
     for seed, (n, m) in enumerate([(1, 1), (3, 4), (20, 2), (33, 3)]):
         x, rng = draw_points(seed, n, 300), rng_of(seed)
@@ -194,25 +166,9 @@ def test_em_is_a_linear_function_of_a_softmax():
         np.testing.assert_allclose(function(x, rng_of(seed)), expected, atol=1e-2)
 
 
-def test_product_is_the_product_of_two_cheap_functions():
-    for seed in range(40):
-        function = Product.draw(draw_scalars(seed), 3, 4, 100)
-        assert all(type(factor) in CHEAP_FUNCTIONS for factor in function.factors)
-        x, rng = draw_points(seed, 3, 100), rng_of(seed)
-        expected = function.factors[0](x, rng).clone()
-        expected *= function.factors[1](x, rng)
-        torch.testing.assert_close(function(x, rng_of(seed)), expected)
-
-
 @pytest.mark.parametrize("kind", [GP, Quadratic, EM], ids=lambda kind: kind.kind)
 def test_chunks_of_rows_change_nothing(kind, monkeypatch):
     function, x = kind.draw(draw_scalars(3), 6, 4, 1000), draw_points(0, 6, 1000)
     whole = function(x, rng_of(0))
     monkeypatch.setattr(functions, "CHUNK", 64)
     torch.testing.assert_close(function(x, rng_of(0)), whole, rtol=1e-5, atol=1e-5)
-
-
-def test_a_tree_on_values_that_are_not_finite_gives_nan():
-    x = draw_points(0, 3, 50)
-    x[1, 3] = math.inf
-    assert Tree(3, 2, 2)(x, rng_of(0)).isnan().all()

@@ -55,17 +55,6 @@ def test_power_is_accurate_monotone_and_continuous_over_the_whole_range(p: float
 
 
 @pytest.mark.parametrize("p", POWERS)
-def test_p_distances_are_those_of_float64(rng, p: float):
-    for n, size, k in SHAPES:
-        x, centers = draw_points(rng, n, size, k)
-        exact = brute_distances(x, centers, p)
-        for outer in (1.0, 1.0 / p, 1.7 / p):
-            got = kernels.p_distances(x, np.ascontiguousarray(centers.T), np.float32(p), np.float32(outer))
-            assert got.shape == (k, size)
-            np.testing.assert_allclose(got, exact**outer, rtol=1e-3 * (1 + outer), atol=1e-8)
-
-
-@pytest.mark.parametrize("p", POWERS)
 def test_nearest_centers_are_nearest(rng, p: float):
     for n, size, k in SHAPES:
         x, centers = draw_points(rng, n, size, k)
@@ -81,25 +70,6 @@ def test_nearest_centers_are_nearest(rng, p: float):
             assert index.dtype == np.int64 and index.shape == (size,)
             assert_nearest(index, exact, rtol=1e-3 + 2e-4 * p)
             assert (index != k - 1).all()  # it equals center 0, which comes first
-
-
-def test_the_wide_kernel_looks_at_every_feature(rng):
-    # Centers agree on all features but one, which is the only one to decide.
-    for deciding in range(30):
-        centers = np.tile(rng.standard_normal(30), (4, 1)).astype(np.float32)
-        centers[:, deciding] = [0, 3, 6, 9]
-        x = np.repeat(centers[:1].T, 40, axis=1)
-        x[deciding] = rng.uniform(-1, 10, 40)
-        expected = np.clip(np.round(x[deciding] / 3), 0, 3)
-        assert (kernels.nearest_centers_wide(np.ascontiguousarray(x), centers, np.float32(1.3)) == expected).all()
-
-
-def test_values_nearer_to_the_padding_than_to_any_center_get_an_index():
-    # The wide loop pads centers to whole vectors with values of 1e30.
-    x = np.full((20, 6), 1e30, np.float32)
-    for k in (3, 9, 95):
-        index = kernels.nearest_centers_wide(x, np.full((k, 20), -1e30, np.float32), np.float32(0.5))
-        assert 0 <= index.min() and index.max() < k
 
 
 def test_oblivious_trees_are_those_of_a_loop_over_rows(rng):

@@ -1,14 +1,11 @@
 """What describe and gallery say about tables with a numeric target."""
 
-import re
-from collections import Counter
-
 import numpy as np
 import pytest
 import torch
 
 from priors import TableSpec, build_prior
-from priors.inspection.describe import describe, statistics
+from priors.inspection.describe import statistics
 from priors.inspection.gallery import informative_columns, save_gallery
 from priors.random import rng_at
 from priors.table import Table
@@ -33,15 +30,6 @@ def test_statistics_of_a_numeric_target():
     assert 0 <= noise["skill of ridge regression"] < 0.1 and 0 <= noise["skill of extra trees"] < 0.1
     constant = np.append(rng_at("noise").standard_normal(300), np.zeros(100))  # among the query rows
     assert statistics(make_table(X, constant, 300))["skill of ridge regression"] == 0
-
-
-def test_describe_counts_rejections_of_numeric_targets():
-    spec = TableSpec(80, 40, 4, max_classes=0)
-    tables = [build_prior("graph_scm").sample(spec, seed) for seed in range(12)]
-    text = describe(tables)
-    rejections = sum((table.rejections for table in tables), Counter())
-    assert "kurtosis of target" in text and "classes" not in text
-    assert {name: int(count) for name, count in re.findall(r"rejected as (\w+) +(\d+)", text)} == dict(rejections)
 
 
 def test_the_informative_columns_are_those_that_a_number_depends_on():

@@ -4,16 +4,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import expon, kstest, norm
 
 from priors import build_prior
 from priors.finish import Rejected
 from priors.random import rng_at
-from priors.scm.causes import plan_causes, sample_categorical, sample_causes, sample_zipf
-from priors.scm.discretization import Category, Discretization, cut, discretize, plan_discretization
+from priors.scm.causes import plan_causes, sample_causes
+from priors.scm.discretization import Category, Discretization, discretize
 from priors.scm.hyperparameters import choice_weights, choose, group_rng, scaled_normal
 from priors.table import TableSpec
 
@@ -78,48 +76,6 @@ def test_normal_causes_have_the_moments_that_are_planned(rng):
     assert kstest(((columns - causes.means) / causes.stds).ravel()[::100], "norm").pvalue > 0.01
 
 
-def test_mixed_causes_have_the_shares_of_a_table(rng):
-    kinds = ("normal", "categorical", "zipf", "uniform")
-    tables = [Counter(plan_causes(rng, 200, "mixed", False).kinds) for _ in range(3000)]
-    shares = np.array([[table[kind] / 200 for kind in kinds] for table in tables])
-    passed = 0.33 ** np.arange(4)  # mean share that the kinds before leave over
-    assert np.allclose(shares.mean(0), passed * [0.67, 0.67, 0.67, 1], atol=0.01)
-    binomial = 0.67 * 0.33 / 200
-    assert shares[:, 0].std() == pytest.approx(np.sqrt(0.66**2 / 12 + binomial), rel=0.05)
-
-
-def test_categorical_causes_are_standardized_indices(rng):
-    counts = []
-    for _ in range(300):
-        values, rows = np.unique(sample_categorical(rng, 2000), return_counts=True)
-        steps = np.diff(values)
-        assert 2 <= len(values) <= 20 and np.abs(steps / steps.min() - np.round(steps / steps.min())).max() < 1e-6
-        assert (values * rows).sum() == pytest.approx(0, abs=1e-6)
-        assert (values**2 * rows).sum() / 1999 == pytest.approx(1)
-        counts.append(len(values))
-    assert np.mean(counts) == pytest.approx(11, abs=1)
-
-
-def test_zipf_causes_are_clipped_and_centered(rng):
-    exponents = []
-    for _ in range(300):
-        column = sample_zipf(rng, 4000)
-        values, rows = np.unique(column.round(6), return_counts=True)
-        assert column.mean() == pytest.approx(0, abs=1e-9) and values[-1] - values[0] <= 9 + 1e-6
-        exponents.append(np.log2(rows[0] / rows[1]))
-    assert np.mean(exponents) == pytest.approx(3, abs=0.15) and np.std(exponents) == pytest.approx(2 / 12**0.5, abs=0.1)
-
-
-@settings(deadline=None, derandomize=True)
-@given(
-    st.lists(st.floats(-3, 3, width=16), min_size=1, max_size=20),
-    st.lists(st.floats(-3, 3, width=16), min_size=1, max_size=9),
-)
-def test_cut_counts_the_boundaries_below(values, boundaries):
-    counted = [sum(value > boundary for boundary in boundaries) for value in values]
-    assert cut(torch.tensor(values), torch.tensor(boundaries)).tolist() == counted
-
-
 def class_shares(target: torch.Tensor, boundaries: str, num_classes: int, tables: int) -> np.ndarray:
     """Share of the first class in many tables with num_classes classes; 0 and 1 where a class is missing."""
     shares = []
@@ -159,29 +115,6 @@ def test_classes_without_rows_do_not_count():
         discretize(columns, torch.full((100,), torch.inf), plan, (0,))
 
 
-def test_number_of_classes_and_categories_of_tables():
-    plans = [plan_discretization(TableSpec(100, 50, 40), (seed, 0), "rank") for seed in range(4000)]
-    counts = np.bincount([plan.num_classes for plan in plans], minlength=11) / 4000
-    assert np.allclose(counts[2:], [0.5 + 0.5 / 9] + [0.5 / 9] * 8, atol=0.025) and counts[2:].sum() == 1
-    with_categories = [plan.categories for plan in plans if plan.categories]
-    assert len(with_categories) / 4000 == pytest.approx(0.2, abs=0.02)  # 1 in 41 of them has none of 40 columns
-    assert kstest([len(columns) / 40 for columns in with_categories], "uniform").statistic < 0.06
-    levels = np.array([category.levels for columns in with_categories for category in columns])
-    more = np.exp(-(np.arange(3, 200) - 0.5) / 10)  # P(round(an exponential of mean 10) >= 3, 4, ...)
-    assert levels.min() == 2 and levels.mean() == pytest.approx(2 + more.sum(), rel=0.03)
-    orders = Counter(category.order for columns in with_categories for category in columns)
-    total = orders.total()
-    assert orders["shuffled"] / total == pytest.approx(0.7, abs=0.02)
-    assert orders["ascending"] / total == pytest.approx(0.15, abs=0.02)
-
-
-def test_a_table_keeps_its_number_of_classes_when_it_is_drawn_again():
-    plans = [plan_discretization(SPEC, (7, attempt), "rank") for attempt in range(200)]
-    assert len({plan.num_classes for plan in plans[:100]}) == 1
-    assert len({plan.categories for plan in plans[:100]}) > 1
-    assert len({plan_discretization(SPEC, (7, 100 * k), "rank").num_classes for k in range(20)}) > 1
-
-
 @pytest.mark.parametrize(("name", "options"), [("mlp_scm", {}), ("mlp_scm", {"causal": True}), ("tree_scm", {})])
 def test_a_numeric_target_is_the_one_that_is_cut_into_classes(name, options):
     prior = build_prior(name, **options)
@@ -214,25 +147,3 @@ def test_categories_cut_a_column_by_rank(rng):
     assert ordered[2].max() == len(ordered[2].unique()) - 1
     for codes in ordered:
         assert 8 <= len(codes.unique()) <= 12 and 0 <= codes.min() and codes.max() <= 11
-
-
-def test_the_boundaries_of_categories_are_values_of_random_rows():
-    """So the share of the lower of two categories is uniform, whatever the column's distribution."""
-    shares = []
-    for seed in range(500):
-        columns = torch.linspace(0, 1, 200).pow(6)[:, None].clone()
-        plan = Discretization("rank", 10, (Category(0, 2, "ascending"),))
-        discretize(columns, torch.arange(200.0), plan, (seed,))
-        shares.append((columns == 0).float().mean().item())
-    assert kstest(shares, "uniform").pvalue > 0.01
-
-
-def test_codes_of_ordered_categories_have_gaps_and_those_of_shuffled_ones_have_none():
-    gaps = Counter()
-    for seed in range(40):
-        columns = torch.arange(60.0)[:, None].repeat(1, 3)
-        categories = tuple(Category(i, 20, order) for i, order in enumerate(["ascending", "descending", "shuffled"]))
-        discretize(columns, torch.arange(60.0), Discretization("rank", 10, categories), (seed,))
-        for column, category in zip(columns.T, categories, strict=True):
-            gaps[category.order] += int(column.max() - column.min() + 1 - len(column.unique()))
-    assert gaps["ascending"] > 40 < gaps["descending"] and gaps["shuffled"] == 0

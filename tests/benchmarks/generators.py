@@ -1,19 +1,16 @@
-"""Speed of a prior in accepted tables and cells per second, alone or beside the released generator."""
+"""Tables of a prior, and of the released generator with the same settings."""
 
 from __future__ import annotations
 
 import random
-import time
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from statistics import median
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
 from priors.prior import Prior
-from priors.random import one_thread, rng_at
+from priors.random import rng_at
 from priors.table import MAX_CLASSES, TableSpec
 
 PlainTable = tuple[np.ndarray, np.ndarray, int]  # X float32 (num_rows, M), y as in Table (num_rows,), train_size
@@ -78,38 +75,3 @@ def released_tables(
             X, y, num_features, _, train_size = dataset.get_batch()
         X = X[0, :, : int(num_features[0])]
         yield X.numpy(), y[0].numpy().astype(np.int64 if max_classes else np.float32), int(train_size[0])
-
-
-@dataclass
-class Speed:
-    """CPU seconds and cells of the tables of each round."""
-
-    tables_per_round: int
-    seconds: list[float]
-    cells: list[int]
-
-    @property
-    def tables_per_s(self) -> float:
-        return median(self.tables_per_round / seconds for seconds in self.seconds)
-
-    @property
-    def cells_per_s(self) -> float:
-        return median(cells / seconds for cells, seconds in zip(self.cells, self.seconds, strict=True))
-
-
-def measure(sources: list[Iterator[PlainTable]], tables: int, rounds: int, clock: Callable = time.process_time):
-    """The Speed of each source; they take turns, with `tables` tables per round, after one table each to warm up.
-
-    What is measured is the CPU time of this process with one torch thread: the speed of one core, whatever else runs.
-    """
-    with one_thread():
-        speeds = [Speed(tables, [], []) for _ in sources]
-        for source in sources:
-            next(source)
-        for _ in range(rounds):
-            for source, speed in zip(sources, speeds, strict=True):
-                start = clock()
-                drawn = [next(source) for _ in range(tables)]
-                speed.seconds.append(clock() - start)
-                speed.cells.append(sum(X.size for X, _, _ in drawn))
-        return speeds
