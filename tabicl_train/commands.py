@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import select
 import shlex
 import signal
 import sys
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import yaml
 
-from tabicl_train.console import first_line, is_first, is_first_here, print_line
+from tabicl_train.console import first_line, info, is_first, print_line
 from tabicl_train.distributed.launch import (
     PREEMPTED,
     die_with_launcher,
@@ -60,10 +59,6 @@ def closed_output() -> Iterator[None]:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        poll = select.poll()
-        poll.register(sys.stdout, select.POLLOUT)
-        if not any(event & select.POLLERR for _, event in poll.poll(0)):  # it was another pipe
-            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at the end
         sys.exit(128 + signal.SIGPIPE)
 
@@ -73,30 +68,33 @@ def train() -> None:
     """tabicl-train experiment=NAME run_dir=DIR key=value ..."""
     die_with_launcher()
     args = train_arguments("tabicl-train")
-    files = (args.config_name, args.config_path, args.config_dir)
     if args.help and not args.multirun:
         from tabicl_train.config.arguments import train_help
 
         with config_errors():
-            print(train_help(*files[1:]))
+            print(train_help(args.config_dir))
         return
     if not sys.argv[1:]:  # 500,000 steps that nobody has asked for
-        with config_errors(is_first()):
+        with config_errors():
             raise ConfigError([NOTHING_CHOSEN])
     if args.multirun:
         run_sweep(args)
         return
     from tabicl_train.config.compose import compose
 
-    with config_errors(is_first()):
-        config = compose(args.overrides, *files)
+    with config_errors():
+        config = compose(args.overrides, args.config_dir)
     if args.cfg:
         from tabicl_train.planning import run_plan
 
         print(yaml.safe_dump(asdict(config), sort_keys=False), end="")
         print("\n".join(run_plan(config)), file=sys.stderr)
         return
-    check_start(config)
+    with config_errors():
+        if problems := [*start_problems(), *config.start_problems()]:
+            raise ConfigError(problems)
+        if not config.preflight and is_first():
+            make_folder("run_dir", Path(config.run_dir))
     if (devices := config.trainer.devices or 1) > 1 and not is_rank():
         sys.exit(launch_ranks(devices, Path(config.run_dir)))
     run(config)
@@ -106,8 +104,6 @@ def train_arguments(program: str) -> argparse.Namespace:
     """The arguments of tabicl-train or tabicl-sweep; exits with 2 if there is an option that they do not have."""
     parser = argparse.ArgumentParser(program, f"{program} key=value ... [--help]", add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
-    parser.add_argument("--config-name", "-cn", default="train")
-    parser.add_argument("--config-path", "-cp")
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--cfg", "-c", choices=["job"])
     parser.add_argument("--multirun", "-m", action="store_true")
@@ -118,15 +114,6 @@ def train_arguments(program: str) -> argparse.Namespace:
         print(f"tabicl-train {version('tabicl-train')}")
         sys.exit(0)
     return args
-
-
-def check_start(config: RunConfig) -> None:
-    """Exit with what keeps a run from starting here, printed by the first process of the machine; make its folder."""
-    with config_errors(is_first_here()):
-        if problems := [*start_problems(), *config.start_problems()]:
-            raise ConfigError(problems)
-        if not config.preflight and is_first():
-            make_folder("run_dir", Path(config.run_dir))
 
 
 def run(config: RunConfig) -> None:
@@ -157,13 +144,12 @@ def submit() -> None:
             raise ConfigError([f"submitting needs submitit: {install('submitit', 'slurm')}"])
         if not settings:
             raise ConfigError(["there are no settings of the run, such as experiment=tabicl_v2 or run_dir=runs/mine"])
-        from tabicl_train.config.schema import with_workers
         from tabicl_train.distributed.submit import GPU_WORKERS
         from tabicl_train.distributed.submit import submit as submit_job
 
         options, config = check_submission(settings)
         folder = Path(config.run_dir, "jobs").absolute()
-        config, workers = with_workers(config, GPU_WORKERS if options.gpus else 1)
+        config, workers = config.with_workers(GPU_WORKERS if options.gpus else 1)
         job = submit_job([*settings, *workers, f"run_dir={folder.parent}"], options, folder, config.cores)
     print(f"job       {job.job_id}, started again at its time limit until the run is finished")
     print(f"messages  {shlex.join(['tail', '-F', str(job.paths.stdout)])}")
@@ -210,19 +196,18 @@ def run_sweep(args: argparse.Namespace) -> None:
     """A sweep; with --help its settings, with --cfg its runs. Exits as `run` does."""
     from tabicl_train.config.arguments import sweep_help
 
-    files = (args.config_name, args.config_path, args.config_dir)
     with config_errors():
         if args.help:
-            print(sweep_help(*files[1:]))
+            print(sweep_help(args.config_dir))
             return
-        if not args.overrides and args.config_name == "train":
+        if not args.overrides:
             raise ConfigError([NOTHING_VARIES])
         from tabicl_train.config.sweep import require_sweep_packages
 
         require_sweep_packages()
         from tabicl_train.sweep.plan import make_plan
 
-        plan = make_plan(args.overrides, *files)
+        plan = make_plan(args.overrides, args.config_dir)
         if args.cfg:
             print(plan.text())
             return
@@ -341,7 +326,7 @@ def run_errors(folder: Path | None) -> Iterator[None]:
         yield
     except ConfigError as error:
         if is_rank():
-            print_problems(error, is_first())
+            print_problems(error)
             end_rank(EXIT_CONFIG)
         raise
     except Exception as error:
@@ -378,21 +363,15 @@ def end_rank(code: int) -> NoReturn:
 
 
 @contextlib.contextmanager
-def config_errors(prints: bool = True) -> Iterator[None]:
-    """Turns a ConfigError into exit code 2 and a list of problems, without a stack trace.
-
-    prints: whether this process prints the problems
-    """
+def config_errors() -> Iterator[None]:
+    """Turns a ConfigError into exit code 2 and a list of problems, without a stack trace."""
     try:
         yield
     except ConfigError as error:
-        print_problems(error, prints)
+        print_problems(error)
         sys.exit(EXIT_CONFIG)
 
 
-def print_problems(error: ConfigError, prints: bool) -> None:
-    if prints:
-        for problem in error.problems:
-            print(f"error: {problem}", file=sys.stderr)
-        for note in getattr(error, "__notes__", []):
-            print(note, file=sys.stderr)
+def print_problems(error: ConfigError) -> None:
+    for line in [*(f"error: {problem}" for problem in error.problems), *getattr(error, "__notes__", [])]:
+        info(line)

@@ -7,7 +7,6 @@ import re
 from collections.abc import Collection
 
 from tabicl_train.console import first_line
-from tabicl_train.errors import TORCHRUN
 
 
 def one_of(name: str, value: str, choices: Collection[str]) -> list[str]:
@@ -49,8 +48,6 @@ def unknown_key(
     all_keys: the dotted keys of all settings
     """
     start = f"{prefix}." if prefix else ""
-    if start + key == "trainer.nodes":
-        return f"trainer.nodes: no such setting; {TORCHRUN}"
     keys_by_name: dict[str, list[str]] = {}
     for path in all_keys:
         keys_by_name.setdefault(path.rpartition(".")[2], []).append(path)

@@ -3,7 +3,6 @@ from command_line import exit_code
 from problems import problems
 
 from tabicl_train.config.compose import compose
-from tabicl_train.sweep.plan import make_plan
 
 
 def test_all_problems_are_reported_at_once_with_the_nearest_name():
@@ -65,12 +64,9 @@ def test_contradictions_are_reported_at_once():
         ("curriculum.stages=null", "curriculum.stages"),
         ("seed=-1", "seed is -1"),
         ("run_dir=", "run_dir is empty"),
-        ("trainer.timeout=1e20", "trainer.timeout is 1e+20; it must be at most 1e9"),
         ("max_steps=3", "max_steps: no such setting; did you mean trainer.max_steps?"),
         ("tabel=2", "did you mean curriculum.stages.smoke.tables or validation.tables?"),
         ("modle.embed_dim=3", "modle: no such setting; did you mean model.embed_dim?"),
-        ("trainer.nodes=2", "trainer.nodes: no such setting; start one torchrun on each machine: torchrun --nnodes=N"),
-        ("+trainer.nodes=2", "trainer.nodes: no such setting; start one torchrun on each machine: torchrun --nnodes=N"),
         ("color=3", "color: no such setting; there are name, seed, run_dir"),
         ("curriculum.stages.long.steps=3", "there are smoke (+curriculum.stages.long.KEY=VALUE adds a stage)"),
         ("+curriculum.stages.long.step=3", "long.step: no such setting; did you mean curriculum.stages.long.steps"),
@@ -129,14 +125,6 @@ def test_mistakes_of_different_runs_of_a_sweep_are_reported_at_once(tmp_path, mo
         "error: trainer.precision is 'bf17'; it must be one of auto, fp32, bf16, fp16",
     ]
     assert not list(tmp_path.iterdir())
-
-
-def test_the_values_of_a_sweep_may_be_a_pattern(own_configs):
-    (own_configs / "prior").mkdir()
-    (own_configs / "prior/mix_own.yaml").write_text("defaults: [mix_scm]\n")
-    plan = make_plan(["experiment=smoke", "seed=1,2", "prior=glob(mix*)"], "train", None, str(own_configs))
-    assert plan.points == [{"prior": f"mix_{name}"} for name in ("own", "scm", "scm_causal")]
-    assert plan.sweep.seeds == [1, 2]
 
 
 @pytest.mark.parametrize("command", [("train", "-m"), ("sweep",)])
