@@ -16,7 +16,7 @@ def one_of(name: str, value: str, choices: Collection[str]) -> list[str]:
 
 def at_least(bound: float, **values: float | None) -> list[str]:
     """A problem for each of the named values that is below the bound; None has no value yet, and no problem."""
-    low = {name: value for name, value in values.items() if value is not None and value < bound}
+    low = {name: value for name, value in values.items() if value is not None and not value >= bound}
     return [f"{name} is {value}; it must be at least {bound}" for name, value in low.items()]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import math
 import re
 from collections.abc import Collection
 from dataclasses import field
@@ -33,17 +32,12 @@ from tabicl_train.config.sweep import SweepConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.families import FAMILIES, FIRST, family_name, settings_of
 
-__all__ = ["compose", "from_values"]
+__all__ = ["compose"]
 
 STAGES = "curriculum.stages"
 
-# Limits that inf switches off. Anywhere else inf is a mistake. nan always is: comparisons with it never fail.
-UNLIMITED = (".clip", "guard.loss", "guard.multiplier", "guard.multiplier_loss", "stream.prefetch_gib")
 
-
-def compose(
-    overrides: list[str], config_dir: str | None = None, also: Collection[str] = ()
-) -> RunConfig:
+def compose(overrides: list[str], config_dir: str | None = None, also: Collection[str] = ()) -> RunConfig:
     """Compose and check the configuration of a command line.
 
     Parameters
@@ -69,23 +63,7 @@ def compose(
 
 
 def from_values(values: dict[str, Any]) -> RunConfig:
-    """Check the configuration that a checkpoint keeps.
-
-    Parameters
-    ----------
-    values : dict
-        Plain values, as `dataclasses.asdict` makes them of a RunConfig.
-
-    Returns
-    -------
-    RunConfig
-        The configuration, without problems.
-
-    Raises
-    ------
-    ConfigError
-        If the values do not fit the schema, or contradict each other.
-    """
+    """The configuration that a checkpoint keeps, in plain values; raises ConfigError if it has problems now."""
     try:
         tree = OmegaConf.merge(OmegaConf.structured(RunConfig(model=settings_of(values["model"])())), values)
         config, problems = to_config(tree)
@@ -276,16 +254,8 @@ def set_value(
 
 
 def to_config(tree: Any) -> tuple[RunConfig, list[str]]:
-    """Return a composed tree as dataclasses, and what is wrong: numbers that are not finite, and contradictions."""
+    """Return a composed tree as dataclasses, and its problems."""
     config: Any = OmegaConf.to_object(tree)
     config.curriculum.drop_skipped()
     config.prior = OmegaConf.to_container(tree.prior, resolve=True) if tree.prior is not None else None
-    not_finite = {}
-    for key, value in flatten(dataclasses.asdict(config)).items():
-        for number in value if isinstance(value, list) else [value]:
-            if not isinstance(number, float) or math.isfinite(number):
-                continue
-            if number != math.inf or not key.endswith(UNLIMITED):
-                not_finite[key] = f"{key} is {value}; it must be a finite number"
-    problems = [line for line in config.problems() if not line.startswith(tuple(f"{key} " for key in not_finite))]
-    return config, [*not_finite.values(), *problems]
+    return config, config.problems()

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from tabicl_train.config.checks import at_least, one_of, positive
 from tabicl_train.config.monitoring import (
     REAL,
-    SYNTHETIC,
     AveragesConfig,
     CheckpointConfig,
     GuardConfig,
@@ -29,7 +28,7 @@ from tabicl_train.config.monitoring import (
     ValidationConfig,
     WandbConfig,
 )
-from tabicl_train.config.stages import SCHEDULES, CurriculumConfig, OptimizerConfig, StageConfig, long_enough
+from tabicl_train.config.stages import CurriculumConfig, OptimizerConfig, StageConfig, long_enough
 from tabicl_train.console import is_first
 from tabicl_train.errors import install, is_installed, unusable_folder
 from tabicl_train.model.config import TabICLConfig
@@ -37,25 +36,7 @@ from tabicl_train.model.config import TabICLConfig
 if TYPE_CHECKING:
     from priors import Prior
 
-__all__ = [
-    "SCHEDULES",
-    "SYNTHETIC",
-    "AveragesConfig",
-    "CheckpointConfig",
-    "CurriculumConfig",
-    "GuardConfig",
-    "OptimizerConfig",
-    "ProfileConfig",
-    "ResumeConfig",
-    "RunConfig",
-    "StageConfig",
-    "StreamConfig",
-    "TrainerConfig",
-    "ValidationConfig",
-    "WandbConfig",
-    "build_prior",
-    "flatten",
-]
+__all__ = ["RunConfig", "StageConfig"]
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 
@@ -100,7 +81,6 @@ class TrainerConfig:
     """Ask SLURM to start the job again when the run is preempted."""
 
     def problems(self) -> list[str]:
-        """List what is wrong with the values."""
         problems = one_of("precision", self.precision, PRECISIONS)
         problems += one_of("accelerator", self.accelerator, ACCELERATORS)
         problems += at_least(1, max_steps=self.max_steps, devices=self.devices, cpu_threads=self.cpu_threads)
@@ -126,7 +106,6 @@ class StreamConfig:
     """Ray cluster to draw on: HOST:PORT of its head; null starts Ray on this machine until the run ends."""
 
     def problems(self) -> list[str]:
-        """List what is wrong with the values."""
         problems = one_of("name", self.name, STREAMS)
         if self.num_workers is not None:
             problems += at_least(int(self.name == "ray"), num_workers=self.num_workers)
@@ -362,24 +341,9 @@ def flatten(values: dict, prefix: str = "") -> dict[str, Any]:
 
 
 def build_prior(settings: dict[str, Any] | None) -> Prior:
-    """Build the prior of a run, or return the one that was built last for the same settings.
+    """Build the prior with these settings, or return the one that was built last, if for the same settings.
 
     Checking a configuration builds its prior anew; all who ask for it later in the same process get that one.
-
-    Parameters
-    ----------
-    settings : dict
-        The section `prior` of a RunConfig: the name of a prior and its options.
-
-    Returns
-    -------
-    Prior
-        The prior.
-
-    Raises
-    ------
-    PriorError
-        With everything wrong with the settings.
     """
     import priors
 

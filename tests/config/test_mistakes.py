@@ -2,8 +2,6 @@ import pytest
 from command_line import exit_code
 from problems import problems
 
-from tabicl_train.config.compose import compose
-
 
 def test_all_problems_are_reported_at_once_with_the_nearest_name():
     found = problems(
@@ -76,21 +74,6 @@ def test_contradictions_are_reported_at_once():
 )
 def test_single_problems(override, words):
     assert words in "\n".join(problems("experiment=smoke", override))
-
-
-def test_numbers_must_be_finite_except_for_limits():
-    wrong = {
-        "model.scaling_bound": "inf",
-        "curriculum.stages.smoke.learning_rate": "nan",
-        "curriculum.stages.smoke.weight_decay": "nan",
-        "optimizer.betas": "[nan, 0.9]",
-        "trainer.timeout": "inf",
-        "guard.loss": "nan",
-    }
-    found = problems("experiment=smoke", *(f"{key}={value}" for key, value in wrong.items()))
-    assert found == [f"{k} is {v}; it must be a finite number" for k, v in wrong.items()]
-    config = compose(["experiment=smoke", "guard.multiplier=inf", "curriculum.stages.smoke.clip=inf"])
-    assert config.guard.multiplier == config.curriculum.stages["smoke"].clip == float("inf")
 
 
 def test_a_wrong_choice_brings_no_false_problems():
