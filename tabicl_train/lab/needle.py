@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +16,7 @@ import pandas as pd
 from omegaconf import MISSING
 
 from priors import TableSpec, build_prior
-from tabicl_train.config.checks import at_least
 from tabicl_train.console import counted
-from tabicl_train.errors import ConfigError
 from tabicl_train.lab.folder import Folder, markdown
 from tabicl_train.lab.instruments import QUERY, measure
 from tabicl_train.lab.runs import trained_runs
@@ -32,9 +30,11 @@ from tabicl_train.statistics import mean_interval
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from tabicl_train.sweep.results import Run
+    from tabicl_train.sweep.results import SweepRun
 
 FEATURES, NEEDLES, QUERIES = 2, 4, 32  # of a test table; training has as many features and needles
+NEGATIVES = [100, 300, 1000, 3000, 10000, 15000, 30000]  # of the tables that networks are tested on
+TABLES = 12  # tables for each number of negatives
 LONGEST = 224  # negatives of the longest table of training: 95 % of 240 rows, without the needles
 HELD_OUT = -1  # in place of a run's seed, which is at least 0
 CLAIM = 15_000  # negatives at which the paper's claim is made
@@ -51,7 +51,7 @@ the negatives, and is right in one case of four.
 
 @dataclass
 class Options:
-    """tabicl-lab needle folder=DIR [negatives=[100,15000]] key=value ...
+    """tabicl-lab needle folder=DIR [small=true]
 
     Trains small networks of each scoring rule to find one row among few negatives, and tests them on many. It takes
     about 25 minutes on two CPU cores; when it is stopped, the same command continues it.
@@ -59,34 +59,22 @@ class Options:
 
     folder: str = MISSING
     """Folder to write; the runs are inside, in runs/."""
-    negatives: list[int] = field(default_factory=lambda: [100, 300, 1000, 3000, 10000, 15000, 30000])
-    """Negatives of the tables that networks are tested on."""
-    tables: int = 12
-    """Test tables for each number of negatives, each with 32 rows to be classified."""
     small: bool = False
     """Two steps of training, one seed, and two short tables."""
-
-    def problems(self) -> list[str]:
-        """What is wrong with the values, one line each."""
-        problems = at_least(1, tables=self.tables)
-        problems += [problem for number in self.negatives for problem in at_least(1, negatives=number)]
-        return problems + ([] if self.negatives else ["negatives is empty; name at least one number"])
 
 
 SMALL = ["seed=0", *(f"curriculum.stages.stage1.{value}" for value in ("steps=2", "rows=[20,40]", "tables=2"))]
 
 
 def run(options: Options) -> None:
-    if problems := options.problems():
-        raise ConfigError(problems)
     folder = Folder("needle", options)
     runs = trained_runs(["sweep=needle", *(SMALL if options.small else [])], folder.path / "runs")
-    scores = score(folder, runs, *(([20, 60], 2) if options.small else (sorted(options.negatives), options.tables)))
+    scores = score(folder, runs, *(([20, 60], 2) if options.small else (NEGATIVES, TABLES)))
     folder.figure("needle", draw(scores))
     folder.page("Needles in haystacks", QUESTION, findings(scores))
 
 
-def score(folder: Folder, runs: list[Run], negatives: list[int], tables: int) -> pd.DataFrame:
+def score(folder: Folder, runs: list[SweepRun], negatives: list[int], tables: int) -> pd.DataFrame:
     """A row for each run and test table: run, negatives, table, rule, seed, accuracy, entropy."""
     prior, of_name = build_prior("needle", needles=NEEDLES), {run.name: run for run in runs}
 

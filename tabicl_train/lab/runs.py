@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from tabicl_train.config.sweep import require_sweep_packages
 
 if TYPE_CHECKING:
-    from tabicl_train.sweep.results import Run
+    from tabicl_train.sweep.results import SweepRun
 
 
-class Stopped(Exception):
+class Preempted(Exception):
     """A signal has stopped an experiment; the same command continues it."""
 
 
@@ -19,28 +19,11 @@ class Failed(Exception):
     """A run of an experiment has failed."""
 
 
-def trained_runs(settings: list[str], folder: Path) -> list[Run]:
-    """Train what is not trained yet of a grid.
+def trained_runs(settings: list[str], folder: Path) -> list[SweepRun]:
+    """The runs of a grid, trained unless they are, in its order, the last parameter and then the seed varying fastest.
 
-    Parameters
-    ----------
-    settings : list of str
-        As on the command line of tabicl-sweep.
-    folder : Path
-        The folder of the sweep.
-
-    Returns
-    -------
-    list of Run
-        In the order of the grid, the last parameter and then the seed varying fastest.
-
-    Raises
-    ------
-    Stopped
-    Failed
-        If any run has failed.
-    ConfigError
-        If the settings are wrong, or the folder is in use.
+    settings: as on the command line of tabicl-sweep; folder: of the sweep
+    Raises Preempted after a signal, and Failed if any run has failed.
     """
     require_sweep_packages()
     from tabicl_train.sweep.plan import make_plan
@@ -48,8 +31,8 @@ def trained_runs(settings: list[str], folder: Path) -> list[Run]:
     from tabicl_train.sweep.run import run_sweep
 
     plan = make_plan([*settings, f"run_dir={folder}"])
-    if run_sweep(plan) == "stopped":
-        raise Stopped
+    if run_sweep(plan) == "preempted":
+        raise Preempted
     points = plan.points
     runs = sorted(Sweep(folder).runs, key=lambda run: (points.index(run.params), run.seed))
     if failed := [run for run in runs if run.status != "finished"]:

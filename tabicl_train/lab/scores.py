@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from tabicl_train.distributed.signals import watch_signals
 from tabicl_train.lab.folder import Folder
-from tabicl_train.lab.runs import Stopped
+from tabicl_train.lab.runs import Preempted
 
 FEWEST_SEEDS = 3  # for a claim
 NO_CLAIM = f"No claim is made with fewer than {FEWEST_SEEDS} seeds."
@@ -25,7 +25,7 @@ def score_all(
 
     units: for each, the values of `keys`
     score: rows of a unit, which also gets the keys' columns
-    Raises Stopped after a signal; the units until then are kept.
+    Raises Preempted after a signal; the units until then are kept.
     """
     path = folder.path / f"{name}.csv"
     found = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=keys)
@@ -34,7 +34,7 @@ def score_all(
     with watch_signals() as stop:
         for unit in tqdm(left, initial=len(units) - len(left), total=len(units), unit="table"):
             if stop.asked:
-                raise Stopped
+                raise Preempted
             rows = [dict(zip(keys, unit, strict=True)) | row for row in score(*unit)]
             found = pd.concat([found, pd.DataFrame(rows)], ignore_index=True) if len(found) else pd.DataFrame(rows)
             folder.csv(name, found)

@@ -26,7 +26,7 @@ def read_table(path: str, target: str | None) -> tuple[pd.DataFrame, np.ndarray]
     """The columns of a CSV file and the classes in its column `target`, as text; by default, the last column.
 
     Rows without a class are left out; the index counts the rows of the file. Raises ConfigError if there is no such
-    file or column, or if a number is infinite, or too large for float32.
+    file or column.
     """
     if not Path(path).is_file():
         raise ConfigError([f"table is {path!r}; there is no such file"])
@@ -41,9 +41,6 @@ def read_table(path: str, target: str | None) -> tuple[pd.DataFrame, np.ndarray]
         raise ConfigError([f"target is {target!r}; {path} has the columns {', '.join(map(str, frame))}"])
     frame = frame[frame[target].notna()]
     y = frame.pop(target).astype(str).to_numpy()
-    numbers = frame.select_dtypes("number")
-    if large := list(numbers.columns[(numbers.abs() > np.finfo(np.float32).max).any()]):
-        raise ConfigError([f"{path}: numbers are infinite, or too large for float32, in {', '.join(map(str, large))}"])
     return frame, y
 
 

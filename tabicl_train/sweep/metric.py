@@ -11,7 +11,7 @@ from tabicl_train.config.monitoring import CLASS_SCORES, NUMBER_SCORES, REAL, ki
 from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.run_dir.records import Records, number
 
-# Means over data sets or sets of held-out tables; `loss` is the mean training loss over the last tenth of the steps.
+# Means over data sets or sets of validation tables; `loss` is the mean training loss over the last tenth of the steps.
 METRICS = (
     *("real/loss", "real/roc_auc", "real/accuracy", "real/r2", "synthetic/loss", "synthetic/accuracy", "synthetic/r2"),
     *("own/loss", "own/accuracy", "own/r2", "loss"),
@@ -35,7 +35,7 @@ def problem(metric: str, config: RunConfig) -> str | None:
     if kind == REAL:
         return None if settings.real_rows else f"metric is {metric!r}, but validation.real_rows is 0"
     if not settings.rows:
-        return f"metric is {metric!r}, but validation.rows is [], which leaves held-out tables out"
+        return f"metric is {metric!r}, but validation.rows is [], which leaves validation tables out"
     if kind not in config.curriculum.parts(build_prior(config.prior)):
         return f"metric is {metric!r}, but prior={config.prior['name']} draws no such tables"
     return None
@@ -65,9 +65,6 @@ def curve(run_dir: Path, metric: str) -> list[tuple[int, float]]:
     """The means of the validations over their sets of tables, by ascending optimizer steps done; they may be nan."""
     kind, score = metric.split("/")
     rows = rows_by_step(run_dir, "validation.csv")
-    sizes = [len(at_step) for at_step in rows.values()]
-    if len(sizes) > 1 and sizes[-1] < sizes[-2]:
-        rows.popitem()  # it is being written, or the run was killed meanwhile
     return [
         (step, statistics.fmean(values))
         for step, at_step in rows.items()

@@ -11,8 +11,6 @@ import numpy as np
 import optuna
 from matplotlib import pyplot
 from matplotlib.figure import Figure
-from optuna.distributions import BaseDistribution, FloatDistribution
-from optuna.trial import TrialState
 from optuna.visualization import matplotlib as plots
 
 from tabicl_train.report.page import fill
@@ -32,9 +30,9 @@ def write_page(sweep: Sweep) -> None:
 
 def figures(sweep: Sweep) -> dict[str, Figure]:
     """Optuna's figures of the points that have finished, by their titles; those of parameters need two values."""
-    study = finished(sweep)
-    varied = [name for name in sweep.parameters.values() if len({str(t.params[name]) for t in study.trials}) > 1]
-    drawn: dict[str, Callable] = {"Optimization history": plots.plot_optimization_history} if study.trials else {}
+    study, found = sweep.study, [trial for trial, _ in sweep.ranked]
+    varied = [key for key in sweep.parameters if len({str(trial.params[key]) for trial in found}) > 1]
+    drawn: dict[str, Callable] = {"Optimization history": plots.plot_optimization_history} if found else {}
     if varied:
         drawn["Slices"] = partial(plots.plot_slice, params=varied)
         drawn["Parallel coordinates"] = partial(plots.plot_parallel_coordinate, params=varied)
@@ -49,22 +47,3 @@ def figures(sweep: Sweep) -> dict[str, Figure]:
     for figure in pictures.values():
         pyplot.close(figure)
     return pictures
-
-
-def finished(sweep: Sweep) -> optuna.Study:
-    """A copy of the study with the points that have finished, under short names, and with numbers as numbers."""
-    copy = optuna.create_study(direction=sweep.study.direction)
-    for trial in (trial for trial, _ in sweep.points if trial.state == TrialState.COMPLETE):
-        params = {name: trial.params[key] for key, name in sweep.parameters.items()}
-        distributions = {name: as_range(trial.distributions[key]) for key, name in sweep.parameters.items()}
-        copy.add_trial(optuna.create_trial(params=params, distributions=distributions, value=trial.value))
-    return copy
-
-
-def as_range(distribution: BaseDistribution) -> BaseDistribution:
-    """Choices that are numbers as a range of them, logarithmic over a decade or more."""
-    choices = getattr(distribution, "choices", ())
-    if not choices or any(type(value) not in (int, float) for value in choices):
-        return distribution
-    low, high = min(choices), max(choices)
-    return FloatDistribution(low, high, log=low > 0 and high >= 10 * low)

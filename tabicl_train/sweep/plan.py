@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -204,5 +203,3 @@ def check_configs(plan: Plan, problems: list[str]) -> None:
             problems.append(f"trainer.devices is {config.trainer.devices}; leave it out, sweep.submit.gpus decides")
     if (plan.folder / "config.yaml").exists():
         problems.append(f"run_dir is {str(plan.folder)!r}, the folder of a run; a sweep needs one of its own")
-    if "WORLD_SIZE" in os.environ:
-        problems.append("a sweep is one process, which starts its runs; start it without torchrun")

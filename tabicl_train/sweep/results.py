@@ -29,7 +29,7 @@ STATES = {
 
 
 @dataclass
-class Run:
+class SweepRun:
     """A run of a sweep.
 
     params: values of what the sweep varies, apart from the seed
@@ -72,25 +72,25 @@ class Sweep:
         self.points = [(trial, [self.read_run(trial, *run) for run in trial.user_attrs[RUNS]]) for trial in trials]
         self.parameters = short_names(list(dict.fromkeys(key for trial in trials for key in trial.params)))
 
-    def read_run(self, trial: FrozenTrial, name: str, seed: int, arguments: list[str]) -> Run:
+    def read_run(self, trial: FrozenTrial, name: str, seed: int, arguments: list[str]) -> SweepRun:
         folder = self.folder / name
         state = Records(folder).json("status.json") or {"status": "planned", "step": 0}
         is_pruned = trial.state == TrialState.PRUNED and state["status"] != "finished"
         status = "pruned" if is_pruned else state["status"]
-        return Run(folder, trial.params, seed, arguments, status, last(folder, self.metric), state["step"])
+        return SweepRun(folder, trial.params, seed, arguments, status, last(folder, self.metric), state["step"])
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[SweepRun]:
         return [run for _, runs in self.points for run in runs]
 
     @property
-    def ranked(self) -> list[tuple[optuna.trial.FrozenTrial, list[Run]]]:
+    def ranked(self) -> list[tuple[optuna.trial.FrozenTrial, list[SweepRun]]]:
         """The points that have finished, best first."""
         finished = [point for point in self.points if point[0].state == TrialState.COMPLETE]
         return sorted(finished, key=lambda point: point[0].value, reverse=not is_better_lower(self.metric))
 
     @property
-    def best_run(self) -> Run | None:
+    def best_run(self) -> SweepRun | None:
         """The best run of the best point; None before there is any."""
         choose = min if is_better_lower(self.metric) else max
         return choose(self.ranked[0][1], key=lambda run: run.value) if self.ranked else None

@@ -27,15 +27,13 @@ from tabicl_train.sweep.study import RUNS, ask, has_more, open_study
 
 POLL = 0.5  # seconds between looks at the jobs
 DRAW = 60.0  # seconds between pages while the sweep runs
-RETRIES = 3  # jobs of a run in a row without a further checkpoint, after which it has failed
 
 
 @dataclass(eq=False)
-class Run:
+class ActiveRun:
     """A run of a trial.
 
     job, slot: while it runs
-    step: that of the newest checkpoint at the end of a job; stalls: jobs in a row without a further one
     value: the metric once it has ended, nan if it has failed
     reason: why it has failed
     """
@@ -44,8 +42,6 @@ class Run:
     arguments: list[str]
     job: jobs.Job | None = None
     slot: str | None = None
-    step: int = 0
-    stalls: int = 0
     value: float | None = None
     reason: str = ""
 
@@ -60,12 +56,12 @@ class ActiveTrial:
     def __init__(self, trial: Trial, folder: Path) -> None:
         self.trial, self.reported, self.pruned = trial, 0, ""
         self.runs = [
-            Run(folder / name, [*arguments, f"run_dir={hydra_text(str((folder / name).absolute()))}"])
+            ActiveRun(folder / name, [*arguments, f"run_dir={hydra_text(str((folder / name).absolute()))}"])
             for name, _, arguments in trial.user_attrs[RUNS]
         ]
 
     @property
-    def running(self) -> list[tuple[Run, jobs.Job]]:
+    def running(self) -> list[tuple[ActiveRun, jobs.Job]]:
         return [(run, run.job) for run in self.runs if run.job is not None]
 
 
@@ -113,10 +109,10 @@ class Controller:
             info(f"{'resume' if run.folder.exists() else 'start':9} {run.folder.name}")
             self.begin(run, jobs.start(self.plan, run.arguments, run.folder, self.free[0], self.at_once))
 
-    def begin(self, run: Run, job: jobs.Job) -> None:
+    def begin(self, run: ActiveRun, job: jobs.Job) -> None:
         run.job, run.slot = job, self.free.pop(0) if self.free else None
 
-    def next_run(self) -> Run | None:
+    def next_run(self) -> ActiveRun | None:
         """A run that can start, of a new trial if there is none; with a pruner, a trial begins with its first seed."""
         for active in self.active:
             first, *others = active.runs
@@ -145,23 +141,18 @@ class Controller:
             reason = "; ".join(f"{run.folder.name}: {run.reason}" for run in active.runs if run.reason)
             self.tell(active, TrialState.FAIL if reason else TrialState.COMPLETE, reason)
 
-    def end(self, run: Run, error: str = "", was_asked: bool = False) -> None:
+    def end(self, run: ActiveRun, error: str = "", was_asked: bool = False) -> None:
         """Decide what has become of a run whose job has ended: it has finished, has failed, or goes on later."""
-        status = read_status(run.folder) or {}
-        step = status.get("saved", 0)
-        run.stalls, run.step = 0 if step > run.step else run.stalls + 1, max(step, run.step)
-        if status.get("status") == "finished":
+        status = read_status(run.folder) or {"status": "killed"}
+        if status["status"] == "finished":
             value = last(run.folder, self.metric)
             if value is None or not math.isfinite(value):
                 run.value, run.reason = math.nan, f"{self.metric} is {value}"
             else:
                 run.value = value
                 info(f"finished  {run.folder.name}: {self.metric} {value:.4f}")
-        elif not was_asked and (status.get("status") == "failed" or error or run.stalls >= RETRIES):
-            run.value = math.nan
-            run.reason = (
-                error or status.get("cause") or f"it was killed or stopped {RETRIES} times without a further checkpoint"
-            )
+        elif not was_asked and (error or status["status"] != "preempted"):
+            run.value, run.reason = math.nan, error or status.get("cause") or "it was killed"
         if run.reason:
             info(f"failed    {run.folder.name}: {run.reason}")
 
@@ -205,20 +196,8 @@ class Controller:
 def run_sweep(plan: Plan) -> str:
     """Run a sweep, or what is left of it, and print its table.
 
-    Parameters
-    ----------
-    plan : Plan
-        What to run.
-
-    Returns
-    -------
-    str
-        "finished"; "failed" if no point has finished; or "stopped" by a signal before the end.
-
-    Raises
-    ------
-    ConfigError
-        If another process runs the sweep, its folder holds another one, or a job cannot be submitted.
+    Returns "finished"; "failed" if no point has finished; or "preempted" by a signal before the end. Raises ConfigError
+    if another process runs the sweep, its folder holds another one, or a job cannot be submitted.
     """
     make_folder("run_dir", plan.folder)
     lock = RunLock(plan.folder)
@@ -232,6 +211,8 @@ def run_sweep(plan: Plan) -> str:
         lock.release()
     print(sweep.text())
     if not is_whole:
-        info(f"sweep     stopped; the same command continues it: {shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])}")
-        return "stopped"
+        info(
+            f"sweep     preempted; the same command continues it: {shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])}"
+        )
+        return "preempted"
     return "finished" if sweep.ranked else "failed"

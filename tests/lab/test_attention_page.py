@@ -8,13 +8,13 @@ from browser import BROWSER, browse
 from command_line import command
 from html_page import Page
 
-pytestmark = [pytest.mark.slow, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=["icl", "column"])
-def page(request, run_dir, table, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(request.param)
-    settings = [f"checkpoint={run_dir}", f"table={table}", "target=class", "row=7", f"site={request.param}"]
+@pytest.fixture(scope="module")
+def page(run_dir, table, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    settings = [f"checkpoint={run_dir}", f"table={table}", "target=class", "row=7"]
     result = command("lab", "attention", f"folder={folder}", *settings)
     assert result.returncode == 0, result.stderr
     return folder / "attention.html"

@@ -1,28 +1,22 @@
 """The command, the folders that experiments write, and each experiment at its smallest size."""
 
-import copy
 import dataclasses
 import json
 import shlex
-import subprocess
-import sys
 from unittest import mock
 
 import pandas as pd
 import pytest
-import torch
 from command_line import command
 from forked_jobs import forked_jobs  # noqa: F401
 from made_run import make_run
-from small_networks import small_network
 
 from tabicl_train.config.arguments import help_text, parse
 from tabicl_train.config.options import ExportOptions
 from tabicl_train.lab import EXPERIMENTS, needle
-from tabicl_train.lab.classes import name_of
 from tabicl_train.lab.experiments import load
 from tabicl_train.lab.folder import markdown
-from tabicl_train.lab.runs import Failed, Stopped
+from tabicl_train.lab.runs import Failed, Preempted
 from tabicl_train.prediction.export import export
 from tabicl_train.sweep.results import Sweep
 
@@ -69,13 +63,9 @@ def test_fading_writes_a_folder(tmp_path):
 
 
 def test_mistakes_in_the_options_are_told_at_once(tmp_path):
-    settings = ("gap=0", "exponent=1", "gates=[0.5,2]", "others=[nan]", "scale=1e300")
-    result = command("lab", "fading", f"folder={tmp_path}/x", *settings)
+    result = command("lab", "fading", f"folder={tmp_path}/x", "gap=-1", "gates=[0.5,3]", "others=[nan]", "scale=1e300")
     assert result.returncode == 2 and not (tmp_path / "x").exists()
-    assert all(
-        word in result.stderr
-        for word in ("gap is 0.0", "exponent is 1.0", "gates has 2.0", "others has nan", "scale is 1e+300")
-    )
+    assert all(word in result.stderr for word in ("gap is -1.0", "gates is 3.0", "others is nan", "scale is 1e+300"))
 
 
 @pytest.mark.parametrize(
@@ -83,8 +73,6 @@ def test_mistakes_in_the_options_are_told_at_once(tmp_path):
     [
         ("notes.txt", "mine", "holds notes.txt, which is of no experiment"),
         ("experiment.json", '{"experiment": "needle"}', "holds the experiment needle"),
-        ("experiment.json", "[]", "holds a damaged experiment.json"),
-        ("experiment.json", "{", "holds a damaged experiment.json"),
     ],
 )
 def test_a_folder_of_something_else_is_refused_and_kept(tmp_path, name, text, message):
@@ -92,21 +80,6 @@ def test_a_folder_of_something_else_is_refused_and_kept(tmp_path, name, text, me
     result = command("lab", "fading", f"folder={tmp_path}")
     assert result.returncode == 2 and message in result.stderr and "choose another name" in result.stderr
     assert files(tmp_path) == {name} and (tmp_path / name).read_text() == text
-
-
-def test_the_scores_of_a_network_are_kept_under_its_own_name():
-    network = small_network()
-    name = name_of(network)
-    assert name == name_of(copy.deepcopy(network)) != name_of(small_network(icl_scaling="ssa"))
-    with torch.no_grad():
-        network.icl_predictor.ln.weight[0] += 1
-    assert name_of(network) != name
-
-
-def test_a_full_disk_is_told_in_a_line(tmp_path, monkeypatch):
-    monkeypatch.setattr("tabicl_train.lab.folder.write_atomically", mock.Mock(side_effect=OSError(28, "no space")))
-    result = command("lab", "fading", f"folder={tmp_path}/x", "small=true")
-    assert result.returncode == 2 and "experiment.json cannot be written (no space)\n" in result.stderr
 
 
 def test_a_bar_within_a_cell_ends_no_cell():
@@ -150,33 +123,21 @@ def test_curriculum_at_its_smallest_size(tmp_path):
     scores = pd.read_csv(tmp_path / "curriculum.csv")
     assert len(scores) == 2 * 3 * 2 * 5 and set(scores["data"]) == {"synthetic"}
     assert sorted(set(scores["n"])) == [16, 32, 64, 128, 256]
-    assert "| growing_rows | QASSMax | 3 |" in page and "Real tables" not in page.partition("## How")[0]
+    assert "QASSMax minus SSMax" in page and "Real tables" not in page.partition("## How")[0]
 
 
 @pytest.mark.slow  # git, for the page
 def test_classes_at_its_smallest_size(tmp_path, run_dir):
-    page = run("classes", tmp_path / "classes", "small=true", f"checkpoint={run_dir}", "queries=20")
+    page = run("classes", tmp_path / "classes", "small=true", f"checkpoint={run_dir}")
     scores = pd.read_csv(tmp_path / "classes" / "classes.csv")
     assert scores[["classes", "digits", "nodes"]].to_numpy().tolist() == [[4, 1, 1], [23, 2, 4]]
-    run("classes", tmp_path / "classes", "small=true", f"checkpoint={run_dir}", "queries=10")
-    again = pd.read_csv(tmp_path / "classes" / "classes.csv")  # scores of other tables are not taken for these
-    assert again["queries"].tolist() == [20, 20, 10, 10] and again["network"].nunique() == 1
     decomposition = pd.read_csv(tmp_path / "classes" / "decomposition-1.csv")
     assert decomposition.iloc[42].tolist() == [42, 42, 5, 2, 4]  # class, name, digits, group
     assert "![digits and groups" in page and "real labels" not in page
 
 
-@pytest.mark.campaign
-def test_all_experiments_at_their_smallest_size(tmp_path):
-    lab = "import sys; sys.argv[0] = 'tabicl-lab'; from tabicl_train.commands import lab; lab()"
-    subprocess.run([sys.executable, "-c", lab, "all", f"folder={tmp_path}", "small=true"], check=True)
-    names = set(EXPERIMENTS) - {"all"}
-    assert files(tmp_path) == {*names, "experiment.json", "README.md"}
-    assert all((tmp_path / name / "README.md").is_file() for name in names)
-
-
 @pytest.mark.parametrize(
-    ("error", "code", "text"), [(Stopped(), 75, ""), (Failed("1 of 4 runs have failed"), 1, "error: 1 of 4")]
+    ("error", "code", "text"), [(Preempted(), 75, ""), (Failed("1 of 4 runs have failed"), 1, "error: 1 of 4")]
 )
 def test_exit_codes_are_those_of_a_sweep(tmp_path, monkeypatch, error, code, text):
     monkeypatch.setattr(needle, "trained_runs", mock.Mock(side_effect=error))
@@ -185,13 +146,9 @@ def test_exit_codes_are_those_of_a_sweep(tmp_path, monkeypatch, error, code, tex
     assert files(tmp_path) == {"experiment.json"}  # the same command goes on
 
 
-@pytest.mark.parametrize(
-    "experiment, settings",
-    [("classes", []), ("attention", ["table=0", "step=0"]), ("entropy", ["table=FILE", "target=class"])],
-)
-def test_classes_need_a_network_that_predicts_them(experiment, settings, table, tmp_path):
+@pytest.mark.parametrize("experiment, settings", [("classes", []), ("attention", ["table=rows.csv"])])
+def test_classes_need_a_network_that_predicts_them(experiment, settings, tmp_path):
     make_run(tmp_path / "run", "prior=mlp_scm", "task=regression", "model.num_quantiles=9")
-    settings = [text.replace("FILE", str(table)) for text in settings]
     result = command("lab", experiment, f"folder={tmp_path}/page", f"checkpoint={tmp_path}/run", *settings)
     assert result.returncode == 2 and "its network predicts numbers" in result.stderr
     assert not (tmp_path / "page").exists()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from small_networks import draw, small_network
 
-from tabicl_train.lab.instruments import INDUCING, LABELED, QUERY, logits, measure, multipliers, recorded, shape, sites
+from tabicl_train.lab.instruments import INDUCING, LABELED, QUERY, logits, measure, recorded, shape, sites
 from tabicl_train.model.attention import Attention
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.pack import Pack
@@ -49,11 +49,10 @@ def plain_logits(rule, attention, x, context):
 
 
 def plain_shape(z):
-    """entropy, top weight, gaps: (H, Q) each, from logits (H, Q, K)."""
+    """entropy, top weight, gap: (H, Q) each, from logits (H, Q, K)."""
     w = torch.softmax(z, -1)
     entropy = -(w * w.log()).sum(-1) / math.log(z.shape[-1])
-    first, second = z.sort(-1, descending=True).values[..., :2].unbind(-1)
-    return entropy, w.amax(-1), first - second, first - z.mean(-1)
+    return entropy, w.amax(-1), z.amax(-1) - z.mean(-1)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -112,65 +111,29 @@ def test_measures_are_those_of_a_plain_softmax(rule):
             plain = [plain_logits(rule, site.attention, *sequence) for sequence in sequences]
             expected = [torch.cat(of, 1).mean(1) for of in zip(*(plain_shape(z) for z, _, _ in plain), strict=True)]
             rows = found.loc[(site.stage, site.layer, kind)]
-            names = ["entropy", "top_weight", "gap_second", "gap_mean"]
+            names = ["entropy", "top_weight", "gap_mean"]
             np.testing.assert_allclose(rows[names], torch.stack(expected, 1), rtol=1e-4)
             assert set(rows["n"]) == {n} and set(rows["measured"]) == {sum(len(x) for x, _ in sequences)}
             _, base, _ = plain[0]
-            assert rows["base"].isna().all() == (rule == "none")
+            assert rows["base_largest"].isna().all() == (rule == "none")
             if base is not None:
-                np.testing.assert_allclose(rows["base"], base.abs().mean(-1), rtol=1e-5)
                 np.testing.assert_allclose(rows["base_largest"], base.abs().amax(-1), rtol=1e-5)
             assert rows["gate_mean"].isna().all() == (not rule.startswith("qassmax"))
             if rule.startswith("qassmax"):
-                gate = torch.cat([gate for _, _, gate in plain]).transpose(0, 1).flatten(1)  # (H, ...)
-                low, high = np.quantile(gate, [0.05, 0.95], axis=1)
-                expected = np.stack([gate.mean(1), gate.std(1, correction=0), low, high], 1)
-                np.testing.assert_allclose(
-                    rows[["gate_mean", "gate_std", "gate_low", "gate_high"]], expected, rtol=1e-4
-                )
+                gate = torch.cat([gate for _, _, gate in plain])  # (queries, H, 1 or d)
+                np.testing.assert_allclose(rows["gate_mean"], gate.mean((0, 2)), rtol=1e-4)
 
 
-@pytest.mark.parametrize("block", [(1, 1), (3, 7), (64, 22), (64, 23), (1000, 1000)])
-def test_blocks_do_not_change_the_numbers(block):
-    """Also for logits whose exponentials overflow, in any order of their sizes."""
-    torch.manual_seed(0)
+def test_even_weights_and_a_single_key(monkeypatch):
     attention = Attention(16, 2, "none", TabICLConfig())
-    q, k = torch.randn(11, 2, 8), torch.randn(23, 2, 8)
-    k *= torch.logspace(-2, 3, 23)[torch.randperm(23)][:, None, None]
-    z = torch.einsum("qhd,khd->hqk", q.double(), k.double()) / math.sqrt(8)
-    assert z.max() > 800
-    w = torch.softmax(z, -1)
-    entropy, _, second, mean = plain_shape(z)
-    entropy = -torch.xlogy(w, w).sum(-1) / math.log(23)
-    for found, expected in zip(shape(attention, q, k, block), (entropy, w.amax(-1), second, mean), strict=True):
-        torch.testing.assert_close(found, expected.T, rtol=1e-10, atol=1e-11)
-
-
-def test_even_weights_and_a_single_key():
-    attention = Attention(16, 2, "none", TabICLConfig())
+    monkeypatch.setattr("tabicl_train.lab.instruments.BLOCK", 2 * 10_000)  # a query at a time
     even = shape(attention, torch.randn(3, 2, 8), torch.ones(10_000, 2, 8))
-    for found, expected in zip(even, (1, 1e-4, 0, 0), strict=True):
+    for found, expected in zip(even, (1, 1e-4, 0), strict=True):
         torch.testing.assert_close(
             found, torch.full((3, 2), float(expected), dtype=torch.float64), rtol=1e-12, atol=1e-11
         )
     single = shape(attention, torch.randn(3, 2, 8), torch.ones(1, 2, 8))
-    assert single.top.eq(1).all() and single.gap_mean.eq(0).all()
-    assert single.entropy.isnan().all() and single.gap_second.isnan().all()
-
-
-@pytest.mark.parametrize("rule", list(RULES)[1:])
-@torch.no_grad()
-def test_the_multipliers_explain_the_scaled_queries(rule):
-    network = small_network(col_scaling=rule, icl_scaling=rule).eval()
-    calls = []
-    with recorded({site: site.attention for site in sites(network)}, lambda *call: calls.append(call)):
-        logits = predictor(network)()
-    assert len(calls) == 4
-    for site, call in calls:
-        base, gate = multipliers(site.attention, call.projected, n)
-        scaled = call.projected * base * (1 if gate is None else gate)
-        torch.testing.assert_close(scaled, call.q, rtol=1e-5, atol=1e-6)
-    assert torch.equal(predictor(network)(), logits) and len(calls) == 4  # the hooks are gone
+    assert single.top.eq(1).all() and single.gap.eq(0).all() and single.entropy.isnan().all()
 
 
 def test_samples_of_queries_are_as_large_as_asked_for():
@@ -178,17 +141,6 @@ def test_samples_of_queries_are_as_large_as_asked_for():
     found = measure(network, predictor(network), rows=5, points=2)
     assert dict(found.groupby("queries")["measured"].unique().explode()) == {INDUCING: 2 * M, LABELED: 5, QUERY: 5}
     assert found.equals(measure(network, predictor(network), rows=5, points=2))
-    assert not found["entropy"].equals(measure(network, predictor(network), rows=5, points=2, seed=1)["entropy"])
-
-
-def test_memory_does_not_grow_with_the_keys(monkeypatch):
-    """Blocks of logits hold as many numbers as they may, however many keys there are."""
-    from tabicl_train.lab import instruments
-
-    sizes, plain = [], instruments.logits
-    monkeypatch.setattr(instruments, "logits", lambda a, q, k: sizes.append((len(q), len(k))) or plain(a, q, k))
-    shape(Attention(16, 2, "none", TabICLConfig()), torch.randn(70, 2, 8), torch.randn(60_000, 2, 8))
-    assert max(q for q, _ in sizes) == 64 and max(k for _, k in sizes) == 4096 and len(sizes) == 2 * 15
 
 
 def test_sites_are_the_layers_with_a_scalable_softmax():

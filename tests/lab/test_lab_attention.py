@@ -7,29 +7,19 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from command_line import command
 from scipy.special import erf
 from small_networks import small_network
 
 from tabicl_train import TabICLClassifier
-from tabicl_train.config.compose import compose
-from tabicl_train.config.schema import build_prior
-from tabicl_train.curriculum import plan_step
-from tabicl_train.errors import ConfigError
-from tabicl_train.lab.attention import Options, explain, page, real_scene, run, synthetic_scene
-from tabicl_train.lab.instruments import sites
-from tabicl_train.lab.one_query import Place
-from tabicl_train.lab.tables import read_table
-from tabicl_train.model.pack import Pack
+from tabicl_train.lab import attention as lab_attention
+from tabicl_train.lab.attention import Options, explain, page, scene_of
 from tabicl_train.model.scaling import RULES
-from tabicl_train.prediction.export import load_model
-from tabicl_train.stream import draw_table
 
 
-def data_of(network, table, place, **options):
+def data_of(network, table, layer, head, **options):
     options = Options(folder="", checkpoint="", table=str(table), target="class", **options)
-    return json.loads(json.dumps(explain(real_scene(options, network), place), allow_nan=False))
+    return json.loads(json.dumps(explain(scene_of(options, network), layer, head), allow_nan=False))
 
 
 def numpy_mlp(weights, name, x):
@@ -69,13 +59,14 @@ def numpy_attention(attention, rule, head, query, keys, hidden):
     return q, k, v, base, gate, scaled, steps, w
 
 
-@pytest.mark.parametrize("site, layer, head", [("icl", 0, 3), ("icl", 1, 1), ("column", 0, 2), ("column", 1, 0)])
+@pytest.mark.parametrize("layer, head", [(0, 3), (1, 1)])
 @pytest.mark.parametrize("rule", RULES)
-def test_every_number_is_what_numpy_computes(rule, site, layer, head, table):
+def test_every_number_is_what_numpy_computes(rule, layer, head, table, monkeypatch):
+    monkeypatch.setattr(lab_attention, "SAMPLE", 11)
     network = small_network(col_scaling=rule, icl_scaling=rule, max_classes=4)
-    data = data_of(network, table, Place(site, layer, head, 1), row=7, rows=11)
+    data = data_of(network, table, layer, head, row=7)
     assert data["rule"] == rule and data["n"] == len(data["keys"]) == 11 and data["rest"] is None
-    (attention,) = [one.attention for one in sites(network) if one[:2] == (site, layer)]
+    attention = network.icl_predictor.tf_icl["blocks"][layer].attn
     keys = np.array([key["token"] for key in data["keys"]])
     query = np.array(data["query"]["token"])
     q, k, v, base, gate, scaled, steps, w = numpy_attention(attention, rule, head, query, keys, len(data["hidden"]))
@@ -105,72 +96,9 @@ def test_every_number_is_what_numpy_computes(rule, site, layer, head, table):
         assert one["rows"] == len(own) and math.isclose(one["weight"], sum(own), rel_tol=1e-12)
 
 
-@pytest.mark.parametrize("rule", ["qassmax_elementwise", "ssa_trainable"])
-def test_the_context_vector_is_what_the_layer_hands_on(rule, table):
-    network = small_network(icl_scaling=rule, max_classes=4)
-    scene = real_scene(Options("", "", str(table), row=7, target="class"), network)
-    outputs = []
-    attention = scene.network.icl_predictor.tf_icl["blocks"][1].attn
-    handle = attention.out_proj.register_forward_pre_hook(lambda _, x: outputs.append(x[0]))
-    data = explain(scene, Place("icl", -1, 2))
-    handle.remove()
-    np.testing.assert_allclose(data["context"], outputs[0][0].unflatten(0, (4, -1))[2].detach(), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "grouping, column, names",
-    [("none", 1, ["y"]), ("circular", 0, ["y", "z"]), ("circular", 2, ["x", "y"]), ("disjoint", 1, ["z"])],
-)
-def test_a_column_is_named_by_the_features_of_its_tokens(grouping, column, names, tmp_path):
-    """Features that do not vary among the labeled rows are not seen; others change the tokens of their columns."""
-    rng = np.random.default_rng(0)
-    x, y, z = rng.normal(size=(3, 30))
-    frame = pd.DataFrame({"const": 1.0, "x": x, "empty": np.nan, "y": y, "z": z, "class": rng.integers(2, size=30)})
-    network = small_network(max_classes=4, col_grouping=grouping, col_group_size=2 if grouping == "disjoint" else 3)
-
-    def data(frame):
-        frame.to_csv(tmp_path / "rows.csv", index=False)
-        return data_of(network, tmp_path / "rows.csv", Place("column", 0, 0, column), row=7)
-
-    found = data(frame)
-    assert found["group"] == names
-    for name in ("x", "y", "z"):  # its rows in reverse, but for their mean and scale the same values
-        other = data(frame.assign(**{name: frame[name].to_numpy()[::-1]}))
-        assert ([key["token"] for key in other["keys"]] != [key["token"] for key in found["keys"]]) == (name in names)
-    source = page(found)
-    assert f"whose tokens are made\nfrom {', '.join(names)})" in source
-
-
-@pytest.mark.parametrize("site", ["icl", "column"])
-def test_the_token_of_a_key_is_that_of_its_row(site, tmp_path):
-    """Two rows that are alike in the file have the same token, and no others do."""
-    rng = np.random.default_rng(0)
-    frame = pd.DataFrame({"x": rng.normal(size=14), "y": rng.normal(size=14), "class": np.arange(14) % 2})
-
-    def keys(frame):
-        frame.to_csv(tmp_path / "rows.csv", index=False)
-        found = data_of(small_network(max_classes=4), tmp_path / "rows.csv", Place(site, 0, 0), row=7)
-        return {key["row"]: key["token"] for key in found["keys"]}
-
-    first, _, other, *_ = sorted(keys(frame))  # not symmetric, so that no reversed order would do
-    frame.loc[other] = frame.loc[first]
-    tokens = keys(frame)
-    np.testing.assert_allclose(tokens[first], tokens.pop(other), rtol=1e-5, atol=1e-6)
-    assert len({tuple(np.round(token, 4)) for token in tokens.values()}) == len(tokens) == 9
-
-
-def test_numbers_that_float32_cannot_hold_are_refused(tmp_path):
-    pd.DataFrame({"a": [1.0, 2, 3], "b": [1, np.inf, 0], "c": [1e300, 0, 0], "y": list("pqp")}).to_csv(
-        tmp_path / "rows.csv", index=False
-    )
-    with pytest.raises(ConfigError, match="too large for float32, in b, c"):
-        read_table(str(tmp_path / "rows.csv"), None)
-
-
-@pytest.mark.parametrize("site", ["icl", "column"])
-def test_rows_and_prediction_are_those_of_the_table(site, table):
+def test_rows_and_prediction_are_those_of_the_table(table):
     network = small_network(max_classes=4)
-    data = data_of(network, table, Place(site, 0, 0), row=7)
+    data = data_of(network, table, 0, 0, row=7)
     frame = pd.read_csv(table)
     X, y = frame.drop(columns="class"), frame["class"]
     hidden = [row["row"] for row in data["hidden"]]
@@ -190,7 +118,7 @@ def test_rows_and_prediction_are_those_of_the_table(site, table):
     [("none", []), ("ssmax", ["based"]), ("qassmax", ["based", "scaled"]), ("ssa_trainable", ["based", "logit"])],
 )
 def test_the_page_has_the_steps_of_the_rule(rule, steps, table):
-    source = page(data_of(small_network(icl_scaling=rule, max_classes=4), table, Place("icl", 0, 1), row=7))
+    source = page(data_of(small_network(icl_scaling=rule, max_classes=4), table, 0, 1, row=7))
     found = re.findall(r'data-step="(\w+)"', source)
     assert found == [
         "tokens", "qkv", "score", "divided", *steps, "visibility", "weight", "context", "prediction",
@@ -203,7 +131,7 @@ def test_the_page_has_the_steps_of_the_rule(rule, steps, table):
 
 def test_many_keys_are_the_largest_two_others_and_the_rest_together(table):
     network = small_network(max_classes=4)
-    data = data_of(network, table, Place("icl", 0, 1), row=7)
+    data = data_of(network, table, 0, 1, row=7)
     weights = [key["weight"] for key in data["keys"]]
     assert len(weights) == 12 and sorted(weights, reverse=True) == weights and data["rest"]["count"] == 76 - 12
     assert math.isclose(sum(weights) + data["rest"]["weight"], 1, rel_tol=1e-12)
@@ -214,70 +142,18 @@ def test_many_keys_are_the_largest_two_others_and_the_rest_together(table):
     assert data["rest"]["weight"] <= 64 * weights[9]
 
 
-def test_the_inducing_point_is_the_one_that_the_cell_reads_most(table):
-    """By the same formulas, from the tokens of the layer in which cells attend to inducing points."""
-    network = small_network(max_classes=4)
-    scene = real_scene(Options("", "", str(table), row=7, target="class"), network)
-    block = scene.network.col_embedder.tf_col["blocks"][1]
-    inputs = []
-    handle = block.multihead_attn2.attn.register_forward_pre_hook(lambda _, x: inputs.append(x[:2]))
-    data = explain(scene, Place("column", 1, 2, 2))
-    handle.remove()
-    ((tokens, points),) = inputs  # 76 labeled cells of 3 columns, 4 query cells of each; 6 points of each
-    cell, own = tokens[3 * 76 + 2 * 4].detach().numpy(), points[2 * 6 : 3 * 6].detach().numpy()
-    *_, w = numpy_attention(block.multihead_attn2.attn, "none", 2, cell, own, 0)
-    assert data["point"] == w.argmax() and math.isclose(data["reading"], w.max(), rel_tol=1e-4)
-    token = block.multihead_attn1.norm1(block.ind_vectors)[data["point"]]
-    np.testing.assert_allclose(data["query"]["token"], token.detach(), rtol=1e-5, atol=1e-6)
-
-
-def test_a_synthetic_table_has_the_address_of_tabicl_prior(run_dir, tmp_path):
-    network = load_model(str(run_dir))
-    options = Options("", str(run_dir), "2", step=3)
-    scene = synthetic_scene(options, network)
-    config = compose(["experiment=smoke", "prior=dummy", f"run_dir={run_dir}"])
-    plan = plan_step(config.curriculum, network.config, config.seed, 3)
-    spec = next(group.spec for group in plan.groups if 2 in group.tables)
-    table = draw_table(build_prior(config.prior), spec, config.seed, 3, 2)
-    assert scene.row == len(table.y) - 1 and scene.labeled == list(range(table.train_size))
-    data = explain(scene, Place("icl", -1, 0))
-    with torch.no_grad():
-        logits = network(Pack.of([(table.X, table.y, table.train_size)]))[-1, : int(table.y.max()) + 1]
-    np.testing.assert_allclose([one["p"] for one in data["prediction"]], torch.softmax(logits, 0), atol=1e-6)
-    assert data["query"]["label"] == f"class {table.y[-1]}"
-    assert data["query"]["cells"] == [f"{x:.4g}" for x in table.X[-1, :8].tolist()]
-    for key in data["keys"]:
-        assert key["label"] == f"class {table.y[key['row']]}" and key["row"] < table.train_size
-
-
 @pytest.mark.parametrize(
     "settings, problem",
     [
-        (["step=3", "table=999"], "table is 999; a step has the tables 0.."),
-        (["step=99999", "table=0"], "step is 99999; the run has steps 0.."),
-        (["step=3", "table=0", "row=0"], "row is 0; the query rows are"),
-        (["step=3", "table=FILE"], "with step, it is the number of a table in the step"),
         (["table=FILE", "row=80"], "has the rows 0..79"),
         (["table=FILE", "target=nothing"], "has the columns height, class, color, weight"),
         (["table=FILE", "target=height"], "76 labeled rows, classes among them: 76"),
         (["table=missing.csv"], "there is no such file"),
-        (["table=FILE", "head=2"], "the layer has the heads 0..1"),
-        (["table=FILE", "layer=2"], "icl has the layers 0..1"),
-        (["table=FILE", "site=row"], "site is 'row'"),
-        (["table=FILE", "target=class", "site=column", "column=3"], "the table has the columns 0..2"),
+        (["table=FILE", "target=class", "head=2"], "the layer has the heads 0..1"),
+        (["table=FILE", "target=class", "layer=2"], "the network has the layers 0..1"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named(settings, problem, run_dir, table, tmp_path):
     settings = [text.replace("FILE", str(table)) for text in settings]
     result = command("lab", "attention", f"folder={tmp_path}/page", f"checkpoint={run_dir}", *settings)
     assert result.returncode == 2 and problem in result.stderr and not (tmp_path / "page").exists()
-
-
-def test_only_a_run_knows_its_tables(table, tmp_path):
-    from tiny_network import TINY, tiny_network
-
-    from tabicl_train.prediction.public_format import save_public
-
-    save_public(TINY, tiny_network().state_dict(), f"{tmp_path}/tiny.ckpt")
-    with pytest.raises(ConfigError, match="only a run knows the tables of its steps"):
-        run(Options(f"{tmp_path}/page", f"{tmp_path}/tiny.ckpt", "0", step=0))

@@ -16,7 +16,7 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.lab import curriculum, needle, scores
 from tabicl_train.lab.classes import nodes
 from tabicl_train.lab.folder import Folder
-from tabicl_train.lab.runs import Stopped
+from tabicl_train.lab.runs import Preempted
 from tabicl_train.lab.scores import score_all
 from tabicl_train.lab.sequences import linear, quantifiers, shared
 from tabicl_train.planning import expected_work
@@ -37,7 +37,7 @@ def test_scores_go_on_where_they_were_stopped(tmp_path, monkeypatch):
         stop.asked = len(made) == 3
         return [{"value": len(made), "part": part} for part in (1, 2)]
 
-    with pytest.raises(Stopped):
+    with pytest.raises(Preempted):
         score_all(folder, "scores", ["name", "table"], units, score)
     assert made == units[:3] and len(pd.read_csv(tmp_path / "scores.csv")) == 6
     stop.asked = False
@@ -69,7 +69,7 @@ def test_needle_claims_only_what_the_interval_supports():
 
 def test_shorter_tables_have_the_same_query_rows_and_the_labeled_rows_before_them(monkeypatch):
     rows = 40 + curriculum.QUERIES
-    table = curriculum.Table(torch.arange(rows, dtype=torch.float32)[:, None], torch.arange(rows) % 3)
+    table = curriculum.TestTable(torch.arange(rows, dtype=torch.float32)[:, None], torch.arange(rows) % 3)
 
     def predict_logits(network, pack, classes):
         assert pack.X.tolist() == list(range(30, rows)) and pack.shapes[0][:2] == (rows - 30, 10)
@@ -85,7 +85,7 @@ def test_query_rows_of_a_class_that_no_labeled_row_has_do_not_count(monkeypatch)
     p = np.tile([[0.75, 0.25]], (curriculum.QUERIES, 1))
     classifier = SimpleNamespace(classes_=np.array(["a", "c"]), predict_proba=lambda X: p)
     monkeypatch.setattr(curriculum, "plain_classifier", lambda *_: classifier)
-    found = curriculum.score(None, curriculum.Table(pd.DataFrame({"x": range(len(y))}), y), 8)
+    found = curriculum.score(None, curriculum.TestTable(pd.DataFrame({"x": range(len(y))}), y), 8)
     assert found == pytest.approx({"accuracy": 1 / 3, "log_loss": -(np.log(0.75) + 2 * np.log(0.25)) / 3})
 
 
@@ -151,20 +151,15 @@ def test_the_claim_about_linear_functions_is_judged_by_its_intervals():
         assert f"- with MLP: {words}" in page and "| softmax, with MLP, paper | 8e-05 | 1.62 | 45.35 |" in page
         assert "| network | sigma 1, 40 rows | sigma 5, 40 rows | sigma 1, 200 rows | sigma 5, 200 rows |" in page
     scores = sequence_scores(0.3, 0.01)
-    assert "No claim is made" in linear.verdict(scores[scores["sigma"] < 5], 40)
+    assert "No claim is made" in linear.verdict(scores[scores["seed"] < 2], 40)
     page = quantifiers.findings(scores)
     assert "at sigma 5 and 200 numbers" in page and "with MLP, as drawn: -0.01" in page
 
 
-def test_an_error_of_a_sequence_is_that_of_its_answers(tmp_path):
-    options = linear.Options(folder=str(tmp_path), sigmas=[2], lengths=[10], sequences=3)
+def test_test_sequences_are_the_same_for_all_networks_and_differ_between_blocks():
     pack = shared.sequences(3, 2, 10, 0, "linear_functions", 0)
     again = shared.sequences(3, 2, 10, 0, "linear_functions", 0)
-    assert torch.equal(pack.X, again.X) and pack.shapes == ((10, 5, 1),) * 3 and options.check() is None
+    assert torch.equal(pack.X, again.X) and pack.shapes == ((10, 5, 1),) * 3
     assert not torch.equal(pack.X, shared.sequences(3, 2, 10, 1, "linear_functions", 0).X)  # another block
-    with pytest.raises(ConfigError) as caught:
-        linear.Options(folder="x", sigmas=[], lengths=[9, 256, 257], sequences=0).check()
-    words = ("sequences is 0", "lengths is 9", "lengths is 257; it must lie in 10..256", "sigmas is empty")
-    assert all(line.startswith(word) for line, word in zip(caught.value.problems, words, strict=True))
-    with pytest.raises(ConfigError, match="quantifiers is empty"):
-        quantifiers.Options(folder="x", quantifiers=[]).check()
+    with pytest.raises(ConfigError, match="quantifiers is 'evry'; it must be one of every, some"):
+        quantifiers.run(quantifiers.Options(folder="x", quantifiers=["evry"]))

@@ -13,8 +13,8 @@ def attention_measures(gate: bool = True) -> pd.DataFrame:
     rows = [
         {
             "table": table, "stage": stage, "layer": layer, "queries": kind, "head": head, "n": n, "measured": 8,
-            "entropy": 0.1 * (layer + 1) + 0.02 * (head + table), "top_weight": 10 / n, "gap_second": 0.5,
-            "gap_mean": 3.0, "base": 1.0, "base_largest": len(str(n)) - 1.0, "gate_mean": 1.0 if gate else None,
+            "entropy": 0.1 * (layer + 1) + 0.02 * (head + table), "top_weight": 10 / n, 
+            "gap_mean": 3.0, "base_largest": len(str(n)) - 1.0, "gate_mean": 1.0 if gate else None,
         }
         for table in (0, 1)
         for n in (100, 1000)

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import shutil
 from collections.abc import Callable
 
 import optuna
@@ -15,11 +14,10 @@ from optuna.trial import TrialState
 from scipy import stats
 
 from tabicl_train.config.compose import compose
-from tabicl_train.errors import ConfigError
-from tabicl_train.sweep.page import finished, write_page
+from tabicl_train.sweep.page import write_page
 from tabicl_train.sweep.plan import Plan, make_plan
 from tabicl_train.sweep.results import Sweep
-from tabicl_train.sweep.study import RUNS, ask, has_more, open_study, pruner
+from tabicl_train.sweep.study import RUNS, ask, has_more, open_study
 
 RATE, WIDTH = "curriculum.stages.smoke.learning_rate", "model.embed_dim"
 SETTINGS = ["experiment=smoke", "validation.every=5", "validation.rows=[]", "trainer.accelerator=cpu"]
@@ -75,11 +73,6 @@ def test_the_ranking_has_means_and_intervals_over_seeds(sweep):
     assert ["1", *map(str, rows.loc[1])] in [re.split(r" {2,}", line) for line in sweep.text().splitlines()]
 
 
-def test_scores_rank_downwards(tmp_path):
-    plan = make_plan([*GRID, "sweep.metric=real/accuracy", f"run_dir={tmp_path}/it"])
-    assert open_study_of(plan).direction == optuna.study.StudyDirection.MAXIMIZE
-
-
 def open_study_of(plan: Plan) -> optuna.Study:
     plan.folder.mkdir(exist_ok=True)
     return open_study(plan)
@@ -110,13 +103,6 @@ def test_the_page_needs_no_network_and_has_the_tables_and_figures(sweep, tmp_pat
         assert "Best run:" in browse("--dump-dom", sweep.folder / "sweep.html")
 
 
-def test_figures_take_numbers_as_numbers(sweep):
-    study = finished(sweep)
-    assert len(study.trials) == 4
-    assert study.trials[0].distributions["embed_dim"] == optuna.distributions.FloatDistribution(16, 32)
-    assert study.trials[0].distributions["learning_rate"].log
-
-
 @pytest.mark.parametrize(
     ("settings", "count", "pictures"), [(["optimizer=muon,adamw"], 0, 0), ([], 1, 1), (["optimizer=muon,adamw"], 2, 3)]
 )
@@ -126,16 +112,6 @@ def test_pages_of_few_results(settings, count, pictures, tmp_path):
     found.write_csv()
     assert len(Page(found.folder / "sweep.html").pictures) == pictures
     assert ("none has begun" in found.text()) == (count == 0)
-
-
-def test_a_moved_folder_is_read(sweep, tmp_path):
-    shutil.copytree(sweep.folder, tmp_path / "moved")
-    assert Sweep(tmp_path / "moved").ranking().equals(sweep.ranking())
-
-
-def test_a_folder_without_a_sweep_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="there is no sweep in it"):
-        Sweep(tmp_path)
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
@@ -160,12 +136,6 @@ def test_a_trial_that_was_killed_while_it_was_asked_for_gets_its_point(tmp_path)
     assert set(first.params) == {RATE, WIDTH} and len(first.user_attrs[RUNS]) == 3
     invent(plan, quality, 5)
     assert len({str(trial.params) for trial in study.get_trials()}) == 6 and not has_more(plan, study)
-
-
-def test_pruners_are_those_of_optuna(tmp_path):
-    kinds = {"none": "NopPruner", "median": "MedianPruner", "hyperband": "HyperbandPruner"}
-    for name, kind in kinds.items():
-        assert type(pruner(make_plan([*GRID, f"sweep.pruner={name}"]))).__name__ == kind
 
 
 def test_without_its_packages_a_sweep_names_the_extra(monkeypatch):

@@ -5,6 +5,7 @@ The task is priors/linear_functions.py, and training is configs/sweep/linear.yam
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pandas as pd
@@ -12,19 +13,9 @@ import pandas as pd
 from tabicl_train.console import counted
 from tabicl_train.lab.folder import Folder, markdown
 from tabicl_train.lab.scores import FEWEST_SEEDS, NO_CLAIM, Row
-from tabicl_train.lab.sequences.shared import (
-    SHIFT,
-    SequenceOptions,
-    comparison,
-    contrast,
-    heat_maps,
-    places,
-    predicted,
-    scored,
-    sequences,
-    trained,
-)
+from tabicl_train.lab.sequences import shared
 from tabicl_train.model.family import Network
+from tabicl_train.model.pack import Pack
 
 KNOWN = 2  # rows that tell a linear function; errors are of those after them
 WITH_MLP, WITHOUT = "with MLP", "without MLP"
@@ -45,8 +36,8 @@ longer sequences. Whose error stays small?
 
 
 @dataclass
-class Options(SequenceOptions):
-    """tabicl-lab linear folder=DIR [without_mlp=false] key=value ...
+class Options(shared.SequenceOptions):
+    """tabicl-lab linear folder=DIR [without_mlp=false]
 
     Trains small transformers with softmax and with signed averaging (SSA) on linear functions, and tests them on larger
     functions and longer sequences. It takes an hour on two CPU cores; when it is stopped, the same command continues
@@ -58,25 +49,24 @@ class Options(SequenceOptions):
 
 
 def run(options: Options) -> None:
-    options.check()
     folder = Folder("linear", options)
     variations = {WITH_MLP: ["model.ff_factor=4"]}
     if options.without_mlp:
         variations[WITHOUT] = ["model.ff_factor=0"]
-    runs = trained(folder, options, "linear", variations)
+    runs = shared.trained(folder, options, "linear", variations)
 
-    def errors(network: Network, variation: str, sigma: int, length: int, block: int) -> Row:
-        pack = sequences(options.sequences, sigma, length, block, "linear_functions", 0)
-        squares = (predicted(network, pack)[..., 0] - pack.y.view(len(pack), -1)).square()
+    def errors(network: Network, variation: str, draw: Callable[..., Pack]) -> Row:
+        pack = draw("linear_functions", 0)
+        squares = (shared.predicted(network, pack)[..., 0] - pack.y.view(len(pack), -1)).square()
         return {"error": squares[:, KNOWN:].mean().item()}
 
-    scores = scored(folder, options, runs, errors)
-    folder.figure("linear", heat_maps(scores, {"error": ""}, logarithmic=True))
+    scores = shared.scored(folder, options, runs, errors)
+    folder.figure("linear", shared.heat_maps(scores, {"error": ""}, logarithmic=True))
     folder.page("Linear functions in context", QUESTION, findings(scores))
 
 
 def findings(scores: pd.DataFrame) -> str:
-    length = places(scores)[0][1]
+    length = shared.places(scores)[0][1]
     seeds, blocks = counted(scores["seed"].nunique(), "seed"), counted(scores["block"].nunique(), "block")
     return f"""
 ![squared error by sigma and length](linear.png)
@@ -89,7 +79,7 @@ Mean squared error over all points after the second, by sigma, for sequences of 
 
 With 95 % intervals for other seeds of training and other functions, from {seeds} and {blocks} of test sequences:
 
-{comparison(scores, {"error": ""}, ".3g")}
+{shared.comparison(scores, {"error": ""}, ".3g")}
 
 The paper's networks have 12 layers, 8 heads and width 256, and were trained for 500,000 steps
 (`experiment=linear_functions`); its errors are sums over 38 points divided by 40. configs/sweep/linear.yaml has every
@@ -115,12 +105,10 @@ def verdict(scores: pd.DataFrame, length: int) -> str:
     """Whether the paper's claim holds here, for each kind of network."""
     if scores["seed"].nunique() < FEWEST_SEEDS:
         return NO_CLAIM
-    sigmas, lines = sorted(sigma for sigma in scores["sigma"].unique() if sigma >= SHIFT), []
-    if not sigmas:
-        return f"No claim is made, since it is about sigma {SHIFT} and above, which was not tested."
+    sigmas, lines = sorted(sigma for sigma in scores["sigma"].unique() if sigma >= shared.SHIFT), []
     for variation in scores["variation"].unique():
         where = {"variation": variation, "length": length}
-        means = {sigma: contrast(scores, "error", CLAIM, sigma=sigma, **where) for sigma in sigmas}
+        means = {sigma: shared.contrast(scores, "error", CLAIM, sigma=sigma, **where) for sigma in sigmas}
         below = [sigma for sigma, mean in means.items() if mean.high < 0]
         above = [sigma for sigma, mean in means.items() if mean.low > 0]
         if len(below) == len(sigmas):
@@ -131,7 +119,7 @@ def verdict(scores: pd.DataFrame, length: int) -> str:
             where_below = f"at sigma {listed(below)} only" if below else "nowhere"
             result = f"neither confirmed nor refuted: its interval is below one half {where_below}"
         lines.append(f"- {variation}: {result}.")
-    claim = f"The claim: from sigma {SHIFT} on, SSA has at most half of softmax's squared error."
+    claim = f"The claim: from sigma {shared.SHIFT} on, SSA has at most half of softmax's squared error."
     return "\n".join([claim, "", *lines])
 
 

@@ -5,6 +5,7 @@ The task is priors/quantifiers.py, and training is configs/sweep/quantifiers.yam
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pandas as pd
@@ -15,18 +16,9 @@ from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.folder import Folder
 from tabicl_train.lab.scores import FEWEST_SEEDS, NO_CLAIM, Row
-from tabicl_train.lab.sequences.shared import (
-    SequenceOptions,
-    comparison,
-    contrast,
-    heat_maps,
-    places,
-    predicted,
-    scored,
-    sequences,
-    trained,
-)
+from tabicl_train.lab.sequences import shared
 from tabicl_train.model.family import Network
+from tabicl_train.model.pack import Pack
 
 KINDS = {"drawn": ", as drawn", "undecided": ", the last number decides"}
 
@@ -42,8 +34,8 @@ half of the cases.
 
 
 @dataclass
-class Options(SequenceOptions):
-    """tabicl-lab quantifiers folder=DIR [quantifiers=[every,some]] key=value ...
+class Options(shared.SequenceOptions):
+    """tabicl-lab quantifiers folder=DIR [quantifiers=[every,some]]
 
     Trains small transformers with softmax and with signed averaging (SSA) on the truth of sentences about numbers, and
     tests them on larger numbers and longer sequences. It takes an hour on two CPU cores; when it is stopped, the same
@@ -53,29 +45,24 @@ class Options(SequenceOptions):
     quantifiers: list[str] = field(default_factory=lambda: list(QUANTIFIERS))
     """The sentences: every (number is positive), some."""
 
-    def check(self) -> None:
-        if problems := [line for name in self.quantifiers for line in one_of("quantifiers", name, QUANTIFIERS)]:
-            raise ConfigError(problems)
-        super().check()
-
 
 def run(options: Options) -> None:
-    options.check()
+    if problems := [line for name in options.quantifiers for line in one_of("quantifiers", name, QUANTIFIERS)]:
+        raise ConfigError(problems)
     folder = Folder("quantifiers", options)
     variations = {name: [f"prior.quantifier={name}"] for name in options.quantifiers}
-    runs = trained(folder, options, "quantifiers", variations)
+    runs = shared.trained(folder, options, "quantifiers", variations)
 
-    def errors(network: Network, quantifier: str, sigma: int, length: int, block: int) -> Row:
+    def errors(network: Network, quantifier: str, draw: Callable[..., Pack]) -> Row:
         found: Row = {}
         for kind in KINDS:
-            settings = {"quantifier": quantifier, "undecided": kind == "undecided"}
-            pack = sequences(options.sequences, sigma, length, block, "quantifiers", 2, **settings)
-            answers = predicted(network, pack)[:, -1].argmax(-1)  # (sequences,)
+            pack = draw("quantifiers", 2, quantifier=quantifier, undecided=kind == "undecided")
+            answers = shared.predicted(network, pack)[:, -1].argmax(-1)  # (sequences,)
             found[kind] = (answers != pack.y.view(len(pack), -1)[:, -1]).double().mean().item()
         return found
 
-    scores = scored(folder, options, runs, errors)
-    folder.figure("quantifiers", heat_maps(scores, KINDS, logarithmic=False))
+    scores = shared.scored(folder, options, runs, errors)
+    folder.figure("quantifiers", shared.heat_maps(scores, KINDS, logarithmic=False))
     folder.page("Quantifiers in context", QUESTION, findings(scores))
 
 
@@ -87,7 +74,7 @@ def findings(scores: pd.DataFrame) -> str:
 Share of wrong answers after the last number, with 95 % intervals for other seeds of training and other sequences, from
 {seeds} and {blocks} of test sequences:
 
-{comparison(scores, KINDS, ".3f", 1.0)}
+{shared.comparison(scores, KINDS, ".3f", 1.0)}
 
 {verdict(scores)}
 
@@ -102,11 +89,11 @@ def verdict(scores: pd.DataFrame) -> str:
     """What SSA changes where numbers are larger and sequences longer than in training."""
     if scores["seed"].nunique() < FEWEST_SEEDS:
         return NO_CLAIM
-    sigma, length = places(scores)[-1]
+    sigma, length = shared.places(scores)[-1]
     lines = [f"SSA's error minus that of softmax, at sigma {sigma} and {length} numbers:", ""]
     for variation in scores["variation"].unique():
         for kind, title in KINDS.items():
-            gap = contrast(scores, kind, 1.0, variation=variation, sigma=sigma, length=length)
+            gap = shared.contrast(scores, kind, 1.0, variation=variation, sigma=sigma, length=length)
             end = "whose interval excludes zero" if gap.excludes_zero else "which decides nothing"
             lines.append(f"- {variation}{title}: {gap:+.3f}, {end}.")
     return "\n".join(lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,12 +14,9 @@ import torch
 from omegaconf import MISSING
 
 from priors import TableSpec, build_prior
-from tabicl_train.config.checks import at_least
-from tabicl_train.errors import ConfigError
 from tabicl_train.lab.folder import Folder, markdown
 from tabicl_train.lab.runs import trained_runs
 from tabicl_train.lab.scores import Row, by_seed_and_table, score_all
-from tabicl_train.model.config import SequenceConfig
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
 from tabicl_train.prediction.export import load_network
@@ -29,11 +26,13 @@ from tabicl_train.statistics import Estimate, mean_interval
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from tabicl_train.sweep.results import Run
+    from tabicl_train.sweep.results import SweepRun
 
 TRAINED = 40  # rows of the longest sequence of training
 SHIFT, LONG = 5, 5 * TRAINED  # sigma and rows at which the rules are compared
-LONGEST = SequenceConfig().max_tokens // 2  # rows of a number and its label, that the networks can read
+SIGMAS = range(1, 11)  # standard deviations of the test sequences; 1 is that of training
+LENGTHS = (10, 20, 40, 100, LONG)  # rows of the test sequences
+SEQUENCES = 32  # of each block, for each sigma and length
 BLOCKS = 10  # of test sequences, whose means the intervals are taken from
 HELD_OUT = -1  # in place of a run's seed, which is at least 0
 SMALL = [
@@ -42,7 +41,7 @@ SMALL = [
     *(f"curriculum.stages.sequences.{value}" for value in ("steps=2", "tables=4", "group_size=4")),
 ]
 
-Runs = dict[str, tuple[str, "Run"]]  # by variation and name: the variation and the run
+Runs = dict[str, tuple[str, "SweepRun"]]  # by variation and name: the variation and the run
 
 
 @dataclass
@@ -51,25 +50,8 @@ class SequenceOptions:
 
     folder: str = MISSING
     """Folder to write; the runs are inside, in runs/."""
-    sigmas: list[int] = field(default_factory=lambda: list(range(1, 11)))
-    """Standard deviations of the test sequences; 1 is that of training."""
-    lengths: list[int] = field(default_factory=lambda: [10, 20, 40, 100, 200])
-    """Rows of the test sequences, 10 to 256; training has up to 40."""
-    sequences: int = 32
-    """Test sequences of each of ten blocks, for each sigma and length."""
     small: bool = False
     """Two steps of training, one seed, and a few test sequences."""
-
-    def check(self) -> None:
-        """Raise ConfigError with everything wrong with the values."""
-        problems = at_least(1, sequences=self.sequences)
-        problems += [problem for sigma in self.sigmas for problem in at_least(1, sigmas=sigma)]
-        problems += [f"lengths is {n}; it must lie in 10..{LONGEST}" for n in self.lengths if not 10 <= n <= LONGEST]
-        problems += [f"{name} is empty; name at least one" for name, value in vars(self).items() if value == []]
-        if problems:
-            raise ConfigError(problems)
-        if self.small:
-            self.sigmas, self.lengths, self.sequences = [1, 5], [10, 20], 2
 
 
 def trained(folder: Folder, options: SequenceOptions, sweep: str, variations: dict[str, list[str]]) -> Runs:
@@ -83,11 +65,11 @@ def trained(folder: Folder, options: SequenceOptions, sweep: str, variations: di
 
 
 def scored(
-    folder: Folder, options: SequenceOptions, runs: Runs, errors: Callable[[Network, str, int, int, int], Row]
+    folder: Folder, options: SequenceOptions, runs: Runs, errors: Callable[[Network, str, Callable[..., Pack]], Row]
 ) -> pd.DataFrame:
     """A row for each run, sigma, length and block: also variation, rule, seed, and what `errors` measures.
 
-    errors: of a network, for a variation, a sigma, a length and a block
+    errors: of a network under a variation on what its third argument, `sequences` of a sigma, length and block, draws
     """
 
     @functools.lru_cache(maxsize=1)
@@ -97,10 +79,11 @@ def scored(
     def score_one(name: str, sigma: int, length: int) -> list[Row]:
         variation, job = runs[name]
         known: Row = {"variation": variation, "rule": job.params["rule"], "seed": job.seed}
-        blocks = range(2 if options.small else BLOCKS)
-        return [known | {"block": b} | errors(network(name), variation, sigma, length, b) for b in blocks]
+        count, blocks = (2, 2) if options.small else (SEQUENCES, BLOCKS)
+        draws = [functools.partial(sequences, count, sigma, length, block) for block in range(blocks)]
+        return [known | {"block": b} | errors(network(name), variation, draw) for b, draw in enumerate(draws)]
 
-    units = itertools.product(runs, options.sigmas, options.lengths)
+    units = itertools.product(runs, *(([1, 5], [10, 20]) if options.small else (SIGMAS, LENGTHS)))
     return score_all(folder, folder.experiment, ["run", "sigma", "length"], units, score_one)
 
 
