@@ -223,16 +223,8 @@ def export() -> None:
     with config_errors():
         args = arguments("ExportOptions")
         from tabicl_train.prediction.export import export as write
-        from tabicl_train.prediction.export import read_weights
 
-        if not args.artifact:
-            print(write(args.checkpoint, args.output, args.weights, args.format))
-            return
-        from tabicl_train.callbacks.wandb_artifact import log_artifact, wandb_run_of
-
-        run_dir = wandb_run_of(args.checkpoint)  # before anything is written
         print(write(args.checkpoint, args.output, args.weights, args.format))
-        print(log_artifact(run_dir, Path(args.output), read_weights(args.checkpoint, args.weights).summary))
 
 
 @closed_output()

@@ -5,7 +5,6 @@ The items depend on (seed, step) only, so they are the same whether this process
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
@@ -43,8 +42,6 @@ class StepItem:
         Tables of real ones and of mixtures, by where they come from and their rows.
     clusters : list
         Of the tables of all packs, see RealTables.clusters; only if the stream keeps them.
-    seconds : float
-        What drawing took.
     """
 
     step: int
@@ -54,7 +51,6 @@ class StepItem:
     rejections: Counter[str] = field(default_factory=Counter)
     sources: Counter[tuple[Source, int]] = field(default_factory=Counter)
     clusters: list[list[Hashable] | None] = field(default_factory=list)
-    seconds: float = 0.0
 
     def to(self, device: torch.device) -> StepItem:
         """Return the same with its tables on a device."""
@@ -98,7 +94,6 @@ class StepStream:
 
     def draw(self, step: int, drawing: Callable[[int], None] = lambda table: None) -> StepItem:
         """Draw the item of a step; `drawing` is called with the number of each table before it is drawn."""
-        started = time.perf_counter()
         plan = plan_step(self.curriculum, self.model, self.seed, step)
         item = StepItem(step, plan.stage, plan.tables, [])
         for groups in plan.packs(self.rank, self.ranks):
@@ -114,7 +109,6 @@ class StepStream:
             if self.keeps_clusters:
                 real = real_tables(self.prior)
                 item.clusters += [None if real is None else real.clusters(table) for table in tables]
-        item.seconds = time.perf_counter() - started
         return item
 
     def size(self, step: int) -> int:

@@ -109,13 +109,6 @@ def test_a_stop_signal_is_obeyed_while_tables_are_drawn(workers):
         assert loader.next() is None
 
 
-def test_an_item_tells_how_long_drawing_took():
-    clock = iter([3.0, 4.5])
-    with mock.patch("tabicl_train.stream.time.perf_counter", lambda: next(clock)):
-        item = stream().draw(0)
-    assert item.seconds == 1.5 and item.to(torch.device("cpu")).seconds == 1.5
-
-
 def test_ranks_divide_the_tables_of_one_process(undisturbed):
     def columns(items):
         return sorted(tuple(t.flatten().tolist()) for item in items for p in item.packs for t, _, _ in p.tables())

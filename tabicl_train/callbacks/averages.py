@@ -8,41 +8,21 @@ from torch import Tensor
 from tabicl_train.config.monitoring import AveragesConfig
 from tabicl_train.module import Pretraining
 
-__all__ = ["Averages"]
-
 
 class Averages:
     """Average the weights on rank 0, and keep the averages in its checkpoints: a resumed run has bit-identical ones.
 
-    Parameters
-    ----------
-    config : AveragesConfig
-        The section `averages` of the configuration.
-
-    Attributes
-    ----------
-    ema : dict of Tensor
-        Exponential moving average by name of the weight. Its decay after t steps is (1 + t) / (10 + t), at most the
-        configured one, so that the initial weights are soon forgotten.
-    since : int
-        Optimizer steps done before the first one in the EMA.
-    points : list of dict of Tensor
-        The weights after the most recent multiples of `averages.every` steps, oldest first, as in [1]_.
-
-    References
-    ----------
-    .. [1] J. Kaddour, "Stop Wasting My Time! Saving Days of ImageNet and BERT Training with Latest Weight Averaging",
-       arXiv 2209.14981, section 2.
+    The decay of the EMA after t steps is (1 + t) / (10 + t), at most the configured one, so that the initial weights
+    are soon forgotten.
     """
 
     def __init__(self, config: AveragesConfig) -> None:
         self.config = config
         self.ema: dict[str, Tensor] = {}
-        self.since = 0
-        self.points: list[dict[str, Tensor]] = []
+        self.since = 0  # optimizer steps done before the first one in the EMA
+        self.points: list[dict[str, Tensor]] = []  # after the latest multiples of averages.every, oldest first
 
     def state_dict(self) -> dict:
-        """Return the averages for a checkpoint."""
         return {"ema": self.ema, "since": self.since, "points": self.points}
 
     def load_state_dict(self, state: dict) -> None:
@@ -51,7 +31,6 @@ class Averages:
         self.points = state["points"] if self.config.last else []
 
     def on_train_batch_end(self, step: int, module: Pretraining, **_) -> None:
-        """Take up the weights after a step."""
         if not (self.config.ema or self.config.last):
             return
         weights = module.model.state_dict()

@@ -20,23 +20,13 @@ from tabicl_train.optimizer import MuonAdamW
 from tabicl_train.run_dir.atomic import save_atomically
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, saved, step_of
 
-__all__ = ["CheckpointFiles", "Checkpoints", "SaveFailed"]
-
 
 class SaveFailed(Exception):
     """Raised if a checkpoint could not be written."""
 
 
 class CheckpointFiles:
-    """Write copies of checkpoints in a thread, one at a time, and remove old ones once a new one is on disk.
-
-    Parameters
-    ----------
-    config : CheckpointConfig
-        Which checkpoints are kept.
-    on_saved : callable
-        Called in the thread with the step of a checkpoint that is on disk.
-    """
+    """Write copies of checkpoints in a thread, one at a time, and remove old ones once a new one is on disk."""
 
     def __init__(self, config: CheckpointConfig, on_saved: Callable[[int], None] = lambda step: None) -> None:
         self.config, self.on_saved = config, on_saved
@@ -81,22 +71,8 @@ class CheckpointFiles:
 class Checkpoints:
     """Make and load what a checkpoint of a run holds: one dictionary.
 
-    Parameters
-    ----------
-    folder : Path
-        Where checkpoints are saved, by rank 0.
-    files : CheckpointFiles
-        Writes them.
-    curriculum : CurriculumConfig
-        The stages, at whose ends the run is saved too.
-    config : dict
-        The whole configuration, which is saved with each checkpoint.
-    facts : dict
-        Also saved: the origin of the run's code, its world size and device, and the hash of its real tables.
-    callbacks : list
-        Those with a `state_dict` are part of a checkpoint.
-    rank : int
-        All ranks call `save`, since states may be added up over the ranks; rank 0 writes.
+    `facts` are saved with it: the origin of the code, world size and device, and the hash of the real tables. All ranks
+    call `save`, since states may be added up over the ranks; rank 0 writes.
     """
 
     def __init__(

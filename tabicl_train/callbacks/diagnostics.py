@@ -18,23 +18,11 @@ from tabicl_train.module import Pretraining
 from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem
 
-__all__ = ["Diagnostics"]
-
 COLUMNS = ("step", "stage", "layer", "n_smallest", "n_largest", "at_smallest", "at_largest", "gate_mean", "gate_std")
 
 
 class Diagnostics:
-    """Write scaling.csv, on rank 0 alone, and log the multipliers.
-
-    Parameters
-    ----------
-    records : Records
-        The files of the run.
-    logged : LoggedSteps
-        The steps after which there are rows.
-    log : callable
-        Logs values by name, after a number of steps.
-    """
+    """Write scaling.csv, on rank 0 alone, and log the multipliers."""
 
     def __init__(self, records: Records, logged: LoggedSteps, log: Log) -> None:
         self.records, self.logged, self.log = records, logged, log

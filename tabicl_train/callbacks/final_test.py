@@ -20,13 +20,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from priors import PriorError
 from priors.real import real_tables
 from tabicl_train.callbacks.scores import cluster_means, score_network
 from tabicl_train.callbacks.validation import BEST, START
 from tabicl_train.callbacks.validation_history import read_history
 from tabicl_train.config.monitoring import ValidationConfig
-from tabicl_train.console import first_line, info
+from tabicl_train.console import info
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.distributed.signals import Stop
 from tabicl_train.model.family import Network
@@ -37,32 +36,12 @@ from tabicl_train.statistics import gain_in_words, paired_gain
 from tabicl_train.stream import StepStream
 from tabicl_train.workers import StopRequested
 
-__all__ = ["FinalTest"]
-
 NAME = "test.json"
 NO_GAIN = "no gain found: the weights you started from stay the best ones"
 
 
 class FinalTest:
-    """Compare the best weights of a run with those it started from, on rank 0, if validation has kept both.
-
-    Parameters
-    ----------
-    settings : ValidationConfig
-        The section `validation` of the configuration.
-    streams : dict of StepStream
-        The test tables by part of the prior.
-    precision : Precision
-        Number format of the matrix products.
-    device : torch.device
-        Where the networks compute.
-    records : Records
-        The files of the run.
-    ranks : Ranks
-        The ranks of the run.
-    stop : Stop
-        Whether this process was asked to stop.
-    """
+    """Compare the best weights of a run with those it started from, on rank 0, if validation has kept both."""
 
     def __init__(
         self,
@@ -116,10 +95,7 @@ class FinalTest:
     def compare(self, part: str, best: Network, parts: dict[str, dict[str, Any]]) -> str:
         """Return a sentence about a part of the prior, and add its numbers to `parts`; raises StopRequested."""
         stream = self.streams[part]
-        try:
-            items = [(part, stream.draw(k, self.check_stop)) for k in stream.steps]
-        except PriorError as error:
-            return f"{part} tables: none, since they cannot be drawn: {first_line(error)}"
+        items = [(part, stream.draw(k, self.check_stop)) for k in stream.steps]
         if not items:
             return f"{part} tables: none, since the prior has no test tables; raise prior.test_fraction"
         start = load_network(str(self.start)).to(self.device)

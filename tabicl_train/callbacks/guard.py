@@ -29,14 +29,12 @@ from tabicl_train.run_dir.checkpoint import DamagedCheckpoint, read, saved, step
 from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem, StepStream
 
-__all__ = ["Diverged", "Guard"]
-
 MEMORY = 0.99  # decay of the moving average of the loss: half of its weight is on the last 69 steps
 LOW_MEMORY = 0.999  # decay of its low: the distance to an average that stays higher halves within 693 steps
 HORIZON = 100  # steps; a rise shows in the moving average that late, so a good checkpoint must be older
 MULTIPLIER_AT = 512  # labeled rows for which the limit of the multiplier was published
 REWINDS = 3  # after which the run stops instead of rewinding once more
-STATE = ("average", "low", "skipped", "in_a_row", "abandoned")
+STATE = ("average", "low", "in_a_row", "abandoned")
 
 
 class Diverged(Exception):
@@ -44,25 +42,7 @@ class Diverged(Exception):
 
 
 class Guard:
-    """Watch loss, gradient norm and multiplier on all ranks: at logged steps and before a save.
-
-    Parameters
-    ----------
-    limits : GuardConfig
-        The section `guard` of the configuration.
-    stream : StepStream
-        The steps of the run, which incidents name.
-    logged : LoggedSteps
-        The steps after which the limits are compared.
-    records : Records
-        The files of the run.
-    files : CheckpointFiles
-        Writes the checkpoints to which a rewind goes back.
-    ranks : Ranks
-        The ranks of the run.
-    averages, metrics : Averages, Metrics
-        Callbacks whose states a rewind takes back too.
-    """
+    """Watch loss, gradient norm and multiplier on all ranks: at logged steps and before a save."""
 
     def __init__(
         self,
@@ -80,8 +60,8 @@ class Guard:
         self.unread: list[tuple[int, torch.Tensor]] = []  # of the steps since the last call of `read_steps`
         self.average: float | None = None  # of the loss
         self.low: float | None = None  # follows the average down immediately, and up slowly
-        self.skipped = self.in_a_row = 0  # non-finite steps: all of them, and the last consecutive ones
-        self.longest = 0  # most consecutive ones since the limits were last compared; not in checkpoints
+        self.in_a_row = 0  # non-finite steps up to the last one
+        self.longest = 0  # most of them since the limits were last compared; not in checkpoints
         self.abandoned: list[list[int]] = []  # per rewind: the step of its checkpoint, and the steps done before it
         self.warned = False  # of the limit that is passed at present
 
@@ -123,7 +103,6 @@ class Guard:
             self.longest = max(self.longest, self.in_a_row)
             if math.isfinite(loss) and scale >= 1:
                 continue  # fp16 is searching for its loss scale
-            self.skipped += 1
             what = "gradient norm" if math.isfinite(loss) else "loss"
             self.report(step, f"the {what} is not finite", loss=repr(loss), grad_norm=repr(norm))
         self.unread.clear()
@@ -148,19 +127,15 @@ class Guard:
         self.records.append_line("incidents.jsonl", {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **line})
 
     def stop_if_skipped(self, step: int) -> None:
-        """Raise Diverged if too many steps were skipped; those that were counted before do not stop the run again."""
+        """Raise Diverged if too many steps in a row were skipped since the last call."""
         longest, self.longest = self.longest, 0
-        for count, most, what in (
-            (longest, self.limits.skipped_in_a_row, "steps in a row"),
-            (self.skipped, self.limits.skipped, "steps"),
-        ):
-            if longest and count >= most:
-                raise Diverged(
-                    f"loss or gradient norm was not finite in {count} {what}, the last ones before step "
-                    f"{step}; {self.records.folder}/incidents.jsonl names them. Lower the learning "
-                    "rate or use trainer.precision=fp32, and begin a new run from an earlier checkpoint "
-                    "(init_weights=CHECKPOINT run_dir=...); tabicl-replay shows the tables of a step"
-                )
+        if longest >= self.limits.skipped_in_a_row:
+            raise Diverged(
+                f"loss or gradient norm was not finite in {longest} steps in a row, the last ones before step {step}; "
+                f"{self.records.folder}/incidents.jsonl names them. Lower the learning rate or use "
+                "trainer.precision=fp32, and begin a new run from an earlier checkpoint "
+                "(init_weights=CHECKPOINT run_dir=...); tabicl-replay shows the tables of a step"
+            )
 
     def act(self, step: int, reason: str, module: Pretraining, optimizer: MuonAdamW) -> None:
         """Warn, stop or rewind, as configured, since a limit is passed."""

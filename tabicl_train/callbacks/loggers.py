@@ -11,44 +11,24 @@ from typing import Any
 
 from tabicl_train.console import first_line, info
 
-__all__ = ["Loggers"]
-
 Log = Callable[[dict[str, Any], int], None]  # logs values by name, after a number of steps
 
 
 class Loggers:
     """Log to several loggers, none of which can end a run: one that raises an error is dropped, with one warning.
 
-    Parameters
-    ----------
-    loggers : iterable
-        Objects with a `name` and the two methods of this class; none on all ranks but the first. The first values open
-        them, when all workers are forked.
+    Each has a `name` and the two methods of this class. The first values open them, when all workers are forked.
     """
 
     def __init__(self, loggers: Iterable[Any] = ()) -> None:
         self.loggers = list(loggers)
 
     def log_metrics(self, values: dict[str, Any], step: int) -> None:
-        """Log values by name, after so many optimizer steps.
-
-        Parameters
-        ----------
-        values : dict
-            Numbers, and texts, which a logger may leave out.
-        step : int
-            Optimizer steps done.
-        """
+        """Log values by name, after so many optimizer steps: numbers, and texts, which a logger may leave out."""
         self._call("log_metrics", values, step)
 
     def close(self, exit_code: int = 0) -> None:
-        """Write or upload what was logged; a second call does nothing.
-
-        Parameters
-        ----------
-        exit_code : int
-            0 if the run has finished or was preempted; otherwise it is shown as failed where that is possible.
-        """
+        """Write or upload what was logged, as that of a failed run if the exit code is not 0."""
         self._call("close", exit_code)
         self.loggers = []
 

@@ -25,9 +25,8 @@ from torch import Tensor
 
 from tabicl_train.callbacks.loggers import Log
 from tabicl_train.callbacks.progress import Progress
-from tabicl_train.compiling import count_graphs, too_many_graphs
 from tabicl_train.config.stages import CurriculumConfig
-from tabicl_train.console import counted, info
+from tabicl_train.console import info
 from tabicl_train.curriculum import stage_at
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.model.families import family_of
@@ -41,10 +40,9 @@ from tabicl_train.schedules import learning_rate
 from tabicl_train.stream import StepItem
 from tabicl_train.workers import Loader
 
-__all__ = ["Metrics"]
+__all__ = ["LoggedSteps"]
 
 SEEN_EVERY = 600.0  # seconds between lines about the real tables that were drawn
-SECONDS = 10.0  # of training or drawing, before the two are compared
 
 COLUMNS = (
     "step", "stage", "loss", "guess_loss", "grad_norm", "lr", "tables_per_s", "cells_per_s", "data_wait",
@@ -72,27 +70,7 @@ class LoggedSteps:
 
 
 class Metrics:
-    """Write metrics.csv and show progress on rank 0, and count the real tables that all ranks draw.
-
-    Parameters
-    ----------
-    curriculum : CurriculumConfig
-        The stages of training.
-    logged : LoggedSteps
-        The steps after which there are rows.
-    records : Records
-        The files of the run.
-    loader : Loader
-        What draws the tables.
-    ranks : Ranks
-        The ranks of the run; all of them call this callback.
-    seen : TablesSeen
-        Counts the real tables.
-    progress : Progress
-        The progress line.
-    log : callable
-        Logs values by name, after a number of steps.
-    """
+    """Write metrics.csv and show progress on rank 0, and count the real tables that all ranks draw."""
 
     def __init__(
         self,
@@ -107,8 +85,6 @@ class Metrics:
     ) -> None:
         self.curriculum, self.logged, self.records, self.loader, self.ranks = curriculum, logged, records, loader, ranks
         self.seen, self.seen_printed, self.progress, self.log = seen, time.perf_counter(), progress, log
-        self.feeding = Feeding()
-        self.step = 0
 
     def state_dict(self) -> dict:
         """Return the counts of real tables, added up over all ranks."""
@@ -132,7 +108,6 @@ class Metrics:
 
     def on_train_start(self, step: int, **_) -> None:
         """Start the clock and the progress line."""
-        self.step, self.graphs, self.many_graphs = step, count_graphs(), False
         self.start_window()
         if self.ranks.rank == 0:
             self.progress.start(step)
@@ -141,7 +116,7 @@ class Metrics:
         """Start to measure a row."""
         self.started, self.waited = time.perf_counter(), self.loader.waited
         self.tables = self.cells = self.drawn = self.rejected = self.steps = 0
-        self.flops = self.drawing = 0.0
+        self.flops = 0.0
         self.clipped: Tensor | int = 0
 
     def on_train_batch_start(self, item: StepItem, **_) -> None:
@@ -150,10 +125,8 @@ class Metrics:
 
     def on_train_batch_end(self, step: int, item: StepItem, module: Pretraining, **_) -> None:
         """Measure a step; after a logged one, write its row."""
-        self.step = step
         self.steps += 1
         self.tables += item.tables
-        self.drawing += item.seconds
         self.cells += sum(pack.cells for pack in item.packs)
         self.drawn += sum(map(len, item.packs))
         self.rejected += item.rejections.total()
@@ -167,7 +140,6 @@ class Metrics:
                 self.records.append_rows("metrics.csv", row)
                 self.log({column: value for column, value in row.items() if column != "step" and value != ""}, step)
                 self.progress.show(row)
-                self.watch_graphs()
             self.start_window()
 
     def row(self, step: int, item: StepItem, module: Pretraining) -> dict[str, object]:
@@ -177,9 +149,6 @@ class Metrics:
         own = torch.tensor([self.cells, self.flops, self.drawn, self.rejected, guess], dtype=torch.float64)
         cells, flops, drawn, rejected, guess = self.ranks.sum(own).tolist()
         peak = peak_flops(module.device, module.precision.name)
-        data_wait = (self.loader.waited - self.waited) / seconds
-        if self.ranks.rank == 0:
-            self.feeding.add(item.stage, self.tables, seconds * (1 - data_wait), self.drawing, self.loader.drawers)
         return {
             "step": step,
             "stage": item.stage,
@@ -188,7 +157,7 @@ class Metrics:
             "grad_norm": module.grad_norm.item(),
             "tables_per_s": self.tables / seconds,
             "cells_per_s": cells / seconds,
-            "data_wait": data_wait,
+            "data_wait": (self.loader.waited - self.waited) / seconds,
             "accept_rate": drawn / (drawn + rejected),
             "skipped": int(module.skipped),
             "clipped": int(self.clipped) / self.steps,
@@ -197,51 +166,12 @@ class Metrics:
             "memory_gb": peak_memory(module.device) / 1e9,
         }
 
-    def watch_graphs(self) -> None:
-        """Warn once of more compiled graphs than a run needs; there are none without trainer.compile."""
-        if not self.many_graphs and (line := too_many_graphs(count_graphs() - self.graphs)) is not None:
-            self.many_graphs = True
-            info(line)
-
     def on_train_end(self, **_) -> None:
         """Print which real tables were seen, and end the progress line."""
         if self.seen.sizes:
             self.add_seen(is_end=True)
         if self.ranks.rank == 0:
             self.progress.close()
-
-
-class Feeding:
-    """Compares, once in a stage, the tables that the workers of a rank draw with those that training takes."""
-
-    def __init__(self) -> None:
-        self.stage: str | None = None
-        self.totals: list[float] | None = None  # tables, seconds of training, and of drawing for each worker
-
-    def add(self, stage: str, tables: float, training: float, drawing: float, drawers: int) -> None:
-        """Count the steps since the previous row; those up to a stage's first row are left out, as kernels are made.
-
-        tables: of these steps, over all ranks
-        training: seconds, without those of waiting for tables
-        drawing: seconds of drawing, over all `drawers` processes that draw tables for a rank
-        """
-        if stage != self.stage:
-            self.stage, self.totals = stage, [0.0, 0.0, 0.0] if drawers else None
-            return
-        if self.totals is None:  # already compared
-            return
-        self.totals = [a + b for a, b in zip(self.totals, (tables, training, drawing / drawers), strict=True)]
-        tables, training, drawing = self.totals
-        if max(training, drawing) < SECONDS:
-            return
-        self.totals = None
-        workers = f"{counted(drawers, 'worker')} {'draws' if drawers == 1 else 'draw'} {tables / drawing:.3g} tables/s"
-        info(f"feeding   {workers}, training takes {tables / training:.3g} ({stage})")
-        if drawing > training:
-            info(
-                "warning   training waits for tables; more cores for more workers (stream.num_workers), other machines "
-                "(stream=ray), or tables drawn beforehand (tabicl-prior dump, prior=disk) make it faster"
-            )
 
 
 def guess_losses(module: Pretraining, item: StepItem) -> list[float]:

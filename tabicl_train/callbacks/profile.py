@@ -11,8 +11,6 @@ from tabicl_train.config.monitoring import ProfileConfig
 from tabicl_train.console import info
 from tabicl_train.module import Pretraining
 
-__all__ = ["Profile"]
-
 
 class Profile:
     """Profile some steps on rank 0, and write files to `profile` in the run directory.
@@ -21,13 +19,6 @@ class Profile:
     steps-A-B.pickle      allocations on the GPU up to the end of step B and the code that made them, for
                           pytorch.org/memory_viz
     out-of-memory.pickle  the same up to the moment when a step runs out of memory
-
-    Parameters
-    ----------
-    config : ProfileConfig
-        The section `profile` of the configuration.
-    run_dir : Path
-        The run directory.
     """
 
     def __init__(self, config: ProfileConfig, run_dir: Path) -> None:

@@ -21,29 +21,15 @@ from tabicl_train.precision import Precision
 from tabicl_train.prediction.predict import predict
 from tabicl_train.stream import StepItem
 
-__all__ = ["Scored", "score_network"]
-
 
 @dataclass(frozen=True)
 class Scored:
-    """Scores of a network on one set of tables.
+    """Scores of a network on one set of tables."""
 
-    Attributes
-    ----------
-    data : str
-        Name of the set: of a part of the prior, or of a public real table.
-    rows : int
-        Rows of a table.
-    scores : dict
-        Scores by column of validation.csv; None where a column does not apply.
-    losses : list of (hashable, float)
-        Loss of each query row or table, with the cluster that it belongs to; empty for public real tables.
-    """
-
-    data: str
-    rows: int
-    scores: dict[str, float | None]
-    losses: list[tuple[Hashable, float]] = field(default_factory=list)
+    data: str  # a part of the prior, or a public real table
+    rows: int  # of a table
+    scores: dict[str, float | None]  # by column of validation.csv; None where it does not apply
+    losses: list[tuple[Hashable, float]] = field(default_factory=list)  # of each query row or table, by cluster
 
 
 def score_network(
@@ -53,25 +39,10 @@ def score_network(
     precision: Precision,
     before_each: Callable[[], None] = lambda: None,
 ) -> list[Scored]:
-    """Score a network on drawn tables and on public real ones.
+    """Score a network in evaluation mode on drawn tables and on public real ones of at most so many rows.
 
-    Parameters
-    ----------
-    network : Network
-        In evaluation mode.
-    items : iterable of (str, StepItem)
-        Drawn tables of equal numbers of rows, each item with the name of its part of the prior.
-    real_rows : int
-        Most rows of a public real table; 0 leaves these tables out.
-    precision : Precision
-        Number format of the matrix products.
-    before_each : callable
-        Called before each set of tables; it may raise an exception to interrupt.
-
-    Returns
-    -------
-    list of Scored
-        One for each item and each public real table, in this order.
+    Items have tables of equal numbers of rows, and come with the name of their part of the prior. `before_each` is
+    called before each set of tables, and may raise an exception to interrupt.
     """
     found = []
     for part, item in items:
@@ -93,7 +64,7 @@ def score_packs(
     of them. A network that predicts the number itself has no crps and no coverage.
     """
     device = next(network.parameters()).device
-    measure = measure_numbers if network.config.is_regression else measure_classes
+    measure = measure_numbers if network.config.is_regression else is_correct
     measures, row_losses = [], []
     for pack in (pack.to(device) for pack in packs):
         with precision.autocast(device.type):
@@ -112,8 +83,7 @@ def score_packs(
     return (scores | {"crps": crps, "coverage": coverage} if network.predicts_quantiles else scores), row_losses
 
 
-def measure_classes(logits: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-    """Whether each row is predicted correctly."""
+def is_correct(logits: Tensor, y: Tensor) -> tuple[Tensor]:
     return ((logits.argmax(-1) == y).float(),)
 
 

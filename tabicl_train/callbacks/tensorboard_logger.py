@@ -5,26 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-__all__ = ["TensorBoardLogger"]
-
 
 class TensorBoardLogger:
-    """Write event files, one for each start of the run, with the first values.
-
-    Parameters
-    ----------
-    folder : Path
-        Run directory.
-    step : int
-        The step at which the run is resumed; 0 at its beginning. TensorBoard discards what earlier event files hold of
-        the steps after it, which are done again.
-    """
+    """Write event files, one for each start of the run, with the first values."""
 
     name = "tensorboard"
 
     def __init__(self, folder: Path, step: int) -> None:
         self.folder = folder / "tensorboard"
-        # The validation of the resumed step is not done again, except the one before the first step.
+        # TensorBoard discards what earlier files hold of steps that are done again. The validation of the resumed step
+        # is not done again, except the one before the first step.
         self.purge_step = step + 1 if step else 0
         self.writer: Any = None
 

@@ -55,8 +55,6 @@ from tabicl_train.statistics import paired_gain
 from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.workers import StopRequested
 
-__all__ = ["Validation"]
-
 START, BEST = "checkpoints/start.ckpt", "checkpoints/best.ckpt"  # in the run directory
 COLUMNS = ("step", "data", "rows", *CLASS_SCORES, "is_best")
 NUMBER_COLUMNS = ("step", "data", "rows", *NUMBER_SCORES, "is_best")  # of regression
@@ -72,34 +70,6 @@ class Validation:
     killed in between validates again. Of a run that starts from weights, these are the first best ones, which
     checkpoints/start.ckpt keeps. With `best` own or synthetic, later ones take their place only if the mean of the
     differences to the start, cluster by cluster, exceeds its standard error.
-
-    Parameters
-    ----------
-    settings : ValidationConfig
-        The section `validation` of the configuration.
-    config : dict
-        The whole configuration, which best.ckpt holds.
-    total_steps : int
-        Optimizer steps of the run, after which there is a last validation.
-    streams : dict of StepStream
-        The validation tables by part of the prior.
-    records : Records
-        The files of the run.
-    ranks : Ranks
-        The ranks of the run.
-    stop : Stop
-        Whether this process was asked to stop.
-    averages : Averages
-        Averages of the weights, which best.ckpt holds too.
-    log : callable
-        Logs values by name, after a number of steps.
-
-    Attributes
-    ----------
-    postponed : bool
-        Whether the last validation was left to the next start of the run.
-    has_ended : bool
-        Whether there was no better score for as long as `validation.patience` allows.
     """
 
     def __init__(
@@ -117,7 +87,8 @@ class Validation:
         self.settings, self.config, self.total_steps, self.streams = settings, config, total_steps, streams
         self.records, self.ranks, self.stop, self.averages, self.log = records, ranks, stop, averages, log
         self.start, self.best = records.folder / START, records.folder / BEST
-        self.postponed = self.has_ended = False
+        self.postponed = False  # the last validation was left to the next start of the run
+        self.has_ended = False  # there was no better score for as long as validation.patience allows
         self.start_losses: dict[Hashable, float] | None = None  # by cluster
 
     def history(self, step: int) -> History:
@@ -191,11 +162,6 @@ class Validation:
         """Decide whether weights are the best so far: those of the start, and later ones that are better by no luck."""
         if step == 0:
             self.start_losses = losses
-            if len(losses) < 2 and self.settings.best != REAL:
-                info(
-                    "warning   a single validation table or cluster cannot show a gain, so the weights of the start "
-                    "stay the best ones; raise prior.validation_fraction"
-                )
             return True
         written = self.records.rows("validation.csv") if self.best.exists() else []
         if not is_improvement(rows, written, self.settings):

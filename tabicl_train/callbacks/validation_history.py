@@ -12,8 +12,6 @@ from typing import Any
 from tabicl_train.config.monitoring import REAL, REAL_SCORES, ValidationConfig, judged_by, kind_of
 from tabicl_train.console import counted
 
-__all__ = ["History", "read_history"]
-
 FALLS = 3  # consecutive falls of the mean score on real data after which there is a warning
 
 Row = Mapping[str, Any]  # cells of validation.csv by column, as text or as numbers
@@ -21,40 +19,15 @@ Row = Mapping[str, Any]  # cells of validation.csv by column, as text or as numb
 
 @dataclass(frozen=True)
 class History:
-    """The validations of a run so far.
+    """The validations of a run so far."""
 
-    Attributes
-    ----------
-    scores : dict
-        By optimizer steps done, and by kind of data: mean loss on validation tables (`synthetic`, `own`), mean ROC AUC
-        or R2 on public real data (`real`).
-    best_step : int or None
-        Steps after which the best weights were saved; None if there are none yet.
-    ended : str or None
-        Why the run ends by `validation.patience`; None if it goes on.
-    """
-
-    scores: dict[int, dict[str, float]]
-    best_step: int | None
-    ended: str | None
+    scores: dict[int, dict[str, float]]  # by optimizer steps done and kind of data: mean loss; ROC AUC or R2 if real
+    best_step: int | None  # steps after which the best weights were saved
+    ended: str | None  # why the run ends by validation.patience; None if it goes on
 
 
 def read_history(rows: Iterable[Row], settings: ValidationConfig, until: int | None = None) -> History:
-    """Read the rows of validation.csv.
-
-    Parameters
-    ----------
-    rows : iterable of mapping
-        Cells by column.
-    settings : ValidationConfig
-        Which score decides, and the patience.
-    until : int, optional
-        Rows of later steps are ignored.
-
-    Returns
-    -------
-    History
-    """
+    """What rows of validation.csv say, without those of later steps than `until`."""
     rows = [row for row in rows if until is None or int(row["step"]) <= until]
     scores = read_scores(rows)
     best, since, without = math.nan, "", 0

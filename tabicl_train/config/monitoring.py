@@ -74,8 +74,6 @@ class GuardConfig:
 
     skipped_in_a_row: int = 10
     """Consecutive steps with a non-finite loss or gradient norm after which the run stops."""
-    skipped: int = 1000
-    """Steps with a non-finite loss or gradient norm, over the whole run, after which it stops."""
     action: str = "warn"
     """What to do when one of the limits below is passed: warn, stop, or rewind to an earlier checkpoint."""
     after: int = 5000
@@ -88,7 +86,7 @@ class GuardConfig:
     """The multiplier's limit applies only while the moving average of the loss is above this."""
 
     def problems(self) -> list[str]:
-        problems = at_least(1, skipped_in_a_row=self.skipped_in_a_row, skipped=self.skipped)
+        problems = at_least(1, skipped_in_a_row=self.skipped_in_a_row)
         problems += one_of("action", self.action, GUARD_ACTIONS)
         return problems + at_least(0, after=self.after)
 

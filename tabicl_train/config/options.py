@@ -29,8 +29,6 @@ class ExportOptions:
     validation."""
     format: str | None = None
     """tabicl, hub or onnx; null goes by the name of the output."""
-    artifact: bool = False
-    """Also log the export to Weights and Biases, as an artifact of the run (needs the extra "wandb")."""
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import signal
 from pathlib import Path
 from unittest import mock
@@ -11,15 +10,12 @@ import numpy as np
 import own_rows
 import pytest
 import torch
-from forked import run_ranks
 from own_rows import OwnRows, configured, installed, run
 from runs import assert_same_state, read
 from scipy import stats
 
 from priors.table import TableSpec
 from tabicl_train.callbacks import final_test, validation
-from tabicl_train.callbacks.final_test import FinalTest
-from tabicl_train.callbacks.validation import Validation
 from tabicl_train.callbacks.validation_tables import final_test_streams, validation_streams
 from tabicl_train.config.schema import build_prior
 from tabicl_train.distributed.signals import watch_signals
@@ -208,31 +204,3 @@ def test_the_parts_of_a_mixture_are_scored_apart(folder, tmp_path):
     found = found_in(tmp_path / "run")
     assert list(found["parts"]) == ["synthetic", "own"] and found["parts"]["synthetic"]["clusters"] == 12
     assert [sentence.split(":")[0] for sentence in found["sentences"]] == ["synthetic tables", "own rows"]
-
-
-def train(run_dir: Path, start: Path, owner: type, method: str, at: int) -> None:
-    """A run of which rank 1 gets SIGTERM when it begins to wait for rank 0 after `at` steps."""
-    original = getattr(owner, method)
-
-    def call(self, step, *arguments):
-        if (os.environ["RANK"], step) == ("1", at):
-            signal.raise_signal(signal.SIGTERM)
-        return original(self, step, *arguments)
-
-    with mock.patch.object(owner, method, call):
-        run(run_dir, *GAINS, f"init_weights={start}", best="synthetic", name="dummy")
-
-
-@pytest.mark.slow
-def test_a_stop_signal_to_another_rank_ends_a_validation_and_the_test(folder, tmp_path):
-    def outcome(*signaled) -> tuple[str, int, list[str]]:
-        codes = run_ranks(train, tmp_path / "run", folder / "start", *signaled, folder=tmp_path)
-        assert codes == [0, 0], (tmp_path / "stderr.0").read_text()
-        status = read_status(tmp_path / "run")
-        return status["status"], status["step"], sorted({row["step"] for row in read(tmp_path / "run/validation.csv")})
-
-    assert outcome(Validation, "validate_if_due", 2) == ("preempted", 2, ["0"])
-    assert outcome(FinalTest, "run", 6) == ("preempted", 6, ["0", "2", "4", "6"])
-    assert found_in(tmp_path / "run")["step"] == 2
-    assert outcome(FinalTest, "run", -1) == ("finished", 6, ["0", "2", "4", "6"])
-    assert found_in(tmp_path / "run")["step"] == 6

@@ -8,7 +8,7 @@ import torch
 from tqdm import tqdm
 
 from tabicl_train.callbacks import metrics, progress
-from tabicl_train.callbacks.metrics import SECONDS, Feeding, LoggedSteps, Metrics
+from tabicl_train.callbacks.metrics import LoggedSteps, Metrics
 from tabicl_train.callbacks.progress import Progress
 from tabicl_train.config.compose import compose
 from tabicl_train.distributed.ranks import Ranks
@@ -22,14 +22,13 @@ from tabicl_train.stream import StepItem
 @pytest.fixture
 def printed(monkeypatch) -> list[str]:
     lines: list[str] = []
-    monkeypatch.setattr(metrics, "info", lines.append)
     monkeypatch.setattr(progress, "info", lines.append)
     return lines
 
 
 def watch(config, folder, ranks: Ranks | None = None) -> Metrics:
     """Metrics of steps of which the even ones are logged."""
-    loader, line = SimpleNamespace(waited=0.0, drawers=0), SimpleNamespace(show=lambda row: None, start=lambda step: 0)
+    loader, line = SimpleNamespace(waited=0.0), SimpleNamespace(show=lambda row: None, start=lambda step: 0)
     logged, seen = LoggedSteps(2, 100), SimpleNamespace(sizes={})
     return Metrics(config.curriculum, logged, Records(folder), loader, ranks or Ranks(), seen, line, lambda *_: None)
 
@@ -94,33 +93,6 @@ def test_guessing_the_quantiles_of_numbers():
     error = y[40:, None].double() - y[:40].double().quantile(a)
     assert guess_loss(y, 40) == pytest.approx(torch.maximum(a * error, (a - 1) * error).mean().item(), rel=1e-6)
     assert guess_loss(torch.tensor([2.0, 2.0, 5.0, 2.0]), 2) == pytest.approx(3 / 4)  # half of 3, and 0
-
-
-def test_tables_drawn_and_taken_are_compared_once_a_stage_without_the_first_steps(printed):
-    feeding = Feeding()
-    feeding.add("stage1", 640, 1000.0, 1000.0, 3)  # while kernels are made
-    feeding.add("stage1", 100, SECONDS / 2, 7.5, 3)
-    assert not printed
-    for _ in range(3):
-        feeding.add("stage1", 100, SECONDS / 2, 7.5, 3)
-    assert printed == ["feeding   3 workers draw 40 tables/s, training takes 20 (stage1)"]
-    feeding.add("stage2", 1, 500.0, 1.0, 1)
-    feeding.add("stage2", 50, 1.0, 4 * SECONDS, 1)  # training waits: its own time is short
-    assert printed[1] == "feeding   1 worker draws 1.25 tables/s, training takes 50 (stage2)"
-    assert printed[2].startswith("warning   training waits for tables") and "stream.num_workers" in printed[2]
-    for stage in ("stage3", "stage3"):
-        feeding.add(stage, 10, SECONDS, SECONDS, 0)  # a process that draws its own tables
-    assert len(printed) == 3
-
-
-def test_many_graphs_are_a_warning_once(tmp_path, printed, monkeypatch):
-    graphs = iter([100, 124, 125, 130])
-    monkeypatch.setattr(metrics, "count_graphs", lambda: next(graphs))
-    watching = watch(compose(["experiment=smoke"]), tmp_path)
-    watching.on_train_start(step=0)  # 100 graphs of other runs of this process
-    for _ in range(3):
-        watching.watch_graphs()
-    assert [line[:19] for line in printed] == ["warning   25 graphs"]
 
 
 def test_time_left_counts_the_work_of_later_stages(monkeypatch):
