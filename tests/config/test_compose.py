@@ -54,27 +54,6 @@ def test_a_run_composes_once_and_builds_its_prior_once():
     assert build_prior(config.prior | {"needles": 2}).needles == 2
 
 
-def test_overrides_reach_the_configuration():
-    config = compose(
-        [
-            "experiment=smoke",
-            "seed=7",
-            "run_dir=elsewhere/x",
-            "trainer.max_steps=3",
-            "trainer.precision=bf16",
-            "model.embed_dim=32",
-            "model.max_classes=5",
-            "stream.num_workers=2",
-            "checkpoint.every=9",
-            "curriculum.stages.smoke.learning_rate=0.5",
-        ]
-    )
-    assert (config.seed, config.run_dir, config.total_steps, config.trainer.precision) == (7, "elsewhere/x", 3, "bf16")
-    assert (config.model.embed_dim, config.model.max_classes) == (32, 5)
-    assert (config.stream.num_workers, config.checkpoint.every) == (2, 9)
-    assert config.curriculum.stages["smoke"].learning_rate == 0.5
-
-
 @pytest.mark.parametrize(
     "overrides",
     [
