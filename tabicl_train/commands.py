@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import select
 import shlex
 import signal
 import sys
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import yaml
 
-from tabicl_train.console import first_line, is_first, is_first_here, print_line
+from tabicl_train.console import first_line, info, is_first, print_line
 from tabicl_train.distributed.launch import (
     PREEMPTED,
     die_with_launcher,
@@ -52,51 +51,49 @@ NOTHING_VARIES = (
 
 
 @contextlib.contextmanager
-def closed_output() -> Iterator[None]:
-    """Ends a command without a stack trace when its output is no longer read, as by `head`."""
+def plain_end() -> Iterator[None]:
+    """Ends a command without a stack trace: after wrong arguments, or when its output is no longer read (`head`)."""
     try:
         try:
             yield
+        except ConfigError as error:
+            print_problems(error)
+            sys.exit(EXIT_CONFIG)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        poll = select.poll()
-        poll.register(sys.stdout, select.POLLOUT)
-        if not any(event & select.POLLERR for _, event in poll.poll(0)):  # it was another pipe
-            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at the end
         sys.exit(128 + signal.SIGPIPE)
 
 
-@closed_output()
+@plain_end()
 def train() -> None:
     """tabicl-train experiment=NAME run_dir=DIR key=value ..."""
     die_with_launcher()
     args = train_arguments("tabicl-train")
-    files = (args.config_name, args.config_path, args.config_dir)
     if args.help and not args.multirun:
         from tabicl_train.config.arguments import train_help
 
-        with config_errors():
-            print(train_help(*files[1:]))
+        print(train_help(args.config_dir))
         return
     if not sys.argv[1:]:  # 500,000 steps that nobody has asked for
-        with config_errors(is_first()):
-            raise ConfigError([NOTHING_CHOSEN])
+        raise ConfigError([NOTHING_CHOSEN])
     if args.multirun:
         run_sweep(args)
         return
     from tabicl_train.config.compose import compose
 
-    with config_errors(is_first()):
-        config = compose(args.overrides, *files)
+    config = compose(args.overrides, args.config_dir)
     if args.cfg:
         from tabicl_train.planning import run_plan
 
         print(yaml.safe_dump(asdict(config), sort_keys=False), end="")
         print("\n".join(run_plan(config)), file=sys.stderr)
         return
-    check_start(config)
+    if problems := [*start_problems(), *config.start_problems()]:
+        raise ConfigError(problems)
+    if not config.preflight and is_first():
+        make_folder("run_dir", Path(config.run_dir))
     if (devices := config.trainer.devices or 1) > 1 and not is_rank():
         sys.exit(launch_ranks(devices, Path(config.run_dir)))
     run(config)
@@ -106,8 +103,6 @@ def train_arguments(program: str) -> argparse.Namespace:
     """The arguments of tabicl-train or tabicl-sweep; exits with 2 if there is an option that they do not have."""
     parser = argparse.ArgumentParser(program, f"{program} key=value ... [--help]", add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
-    parser.add_argument("--config-name", "-cn", default="train")
-    parser.add_argument("--config-path", "-cp")
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--cfg", "-c", choices=["job"])
     parser.add_argument("--multirun", "-m", action="store_true")
@@ -120,20 +115,11 @@ def train_arguments(program: str) -> argparse.Namespace:
     return args
 
 
-def check_start(config: RunConfig) -> None:
-    """Exit with what keeps a run from starting here, printed by the first process of the machine; make its folder."""
-    with config_errors(is_first_here()):
-        if problems := [*start_problems(), *config.start_problems()]:
-            raise ConfigError(problems)
-        if not config.preflight and is_first():
-            make_folder("run_dir", Path(config.run_dir))
-
-
 def run(config: RunConfig) -> None:
     """Train, or do the preflight; exits with 1 and one line if it fails, with 75 if preempted (a rank with 0)."""
     folder, status = None if config.preflight else Path(config.run_dir), "finished"
     # Signals are watched from here on since the imports take seconds; a preflight has nothing to save.
-    with config_errors(), contextlib.nullcontext() if config.preflight else watch_signals(), run_errors(folder):
+    with contextlib.nullcontext() if config.preflight else watch_signals(), run_errors(folder):
         if config.preflight:
             from tabicl_train.debugging.preflight import preflight
 
@@ -146,25 +132,23 @@ def run(config: RunConfig) -> None:
         sys.exit(PREEMPTED)
 
 
-@closed_output()
+@plain_end()
 def submit() -> None:
     """tabicl-submit experiment=NAME run_dir=DIR key=value ... submit.nodes=2 ..."""
-    with config_errors():
-        settings = [text for text in sys.argv[1:] if not text.startswith("submit.")]
-        if {"-h", "--help"} & set(settings):
-            arguments("SubmitOptions", "submit.")
-        if not is_installed("submitit"):
-            raise ConfigError([f"submitting needs submitit: {install('submitit', 'slurm')}"])
-        if not settings:
-            raise ConfigError(["there are no settings of the run, such as experiment=tabicl_v2 or run_dir=runs/mine"])
-        from tabicl_train.config.schema import with_workers
-        from tabicl_train.distributed.submit import GPU_WORKERS
-        from tabicl_train.distributed.submit import submit as submit_job
+    settings = [text for text in sys.argv[1:] if not text.startswith("submit.")]
+    if {"-h", "--help"} & set(settings):
+        arguments("SubmitOptions", "submit.")
+    if not is_installed("submitit"):
+        raise ConfigError([f"submitting needs submitit: {install('submitit', 'slurm')}"])
+    if not settings:
+        raise ConfigError(["there are no settings of the run, such as experiment=tabicl_v2 or run_dir=runs/mine"])
+    from tabicl_train.distributed.submit import GPU_WORKERS
+    from tabicl_train.distributed.submit import submit as submit_job
 
-        options, config = check_submission(settings)
-        folder = Path(config.run_dir, "jobs").absolute()
-        config, workers = with_workers(config, GPU_WORKERS if options.gpus else 1)
-        job = submit_job([*settings, *workers, f"run_dir={folder.parent}"], options, folder, config.cores)
+    options, config = check_submission(settings)
+    folder = Path(config.run_dir, "jobs").absolute()
+    config, workers = config.with_workers(GPU_WORKERS if options.gpus else 1)
+    job = submit_job([*settings, *workers, f"run_dir={folder.parent}"], options, folder, config.cores)
     print(f"job       {job.job_id}, started again at its time limit until the run is finished")
     print(f"messages  {shlex.join(['tail', '-F', str(job.paths.stdout)])}")
     if options.cluster == "slurm":
@@ -200,7 +184,7 @@ def check_submission(settings: list[str]) -> tuple[SubmitOptions, RunConfig]:
     return options, config
 
 
-@closed_output()
+@plain_end()
 def sweep() -> None:
     """tabicl-sweep sweep=NAME run_dir=DIR key=value ..."""
     run_sweep(train_arguments("tabicl-sweep"))
@@ -210,93 +194,85 @@ def run_sweep(args: argparse.Namespace) -> None:
     """A sweep; with --help its settings, with --cfg its runs. Exits as `run` does."""
     from tabicl_train.config.arguments import sweep_help
 
-    files = (args.config_name, args.config_path, args.config_dir)
-    with config_errors():
-        if args.help:
-            print(sweep_help(*files[1:]))
-            return
-        if not args.overrides and args.config_name == "train":
-            raise ConfigError([NOTHING_VARIES])
-        from tabicl_train.config.sweep import require_sweep_packages
+    if args.help:
+        print(sweep_help(args.config_dir))
+        return
+    if not args.overrides:
+        raise ConfigError([NOTHING_VARIES])
+    from tabicl_train.config.sweep import require_sweep_packages
 
-        require_sweep_packages()
-        from tabicl_train.sweep.plan import make_plan
+    require_sweep_packages()
+    from tabicl_train.sweep.plan import make_plan
 
-        plan = make_plan(args.overrides, *files)
-        if args.cfg:
-            print(plan.text())
-            return
-        from tabicl_train.sweep.run import run_sweep as run_all
+    plan = make_plan(args.overrides, args.config_dir)
+    if args.cfg:
+        print(plan.text())
+        return
+    from tabicl_train.sweep.run import run_sweep as run_all
 
-        status = run_all(plan)
+    status = run_all(plan)
     if status != "finished":
         sys.exit(PREEMPTED if status == "preempted" else "error: no run has finished")
 
 
-@closed_output()
+@plain_end()
 def export() -> None:
-    with config_errors():
-        args = arguments("ExportOptions")
-        from tabicl_train.prediction.export import export as write
+    args = arguments("ExportOptions")
+    from tabicl_train.prediction.export import export as write
 
-        print(write(args.checkpoint, args.output, args.weights, args.format))
+    print(write(args.checkpoint, args.output, args.weights, args.format))
 
 
-@closed_output()
+@plain_end()
 def replay() -> None:
-    with config_errors():
-        args = arguments("ReplayOptions")
-        from tabicl_train.debugging.replay import replay as run_again
+    args = arguments("ReplayOptions")
+    from tabicl_train.debugging.replay import replay as run_again
 
-        run_again(args.run_dir, args.step)
+    run_again(args.run_dir, args.step)
 
 
-@closed_output()
+@plain_end()
 def evaluate() -> None:
-    with config_errors():
-        args = arguments("EvaluateOptions")
-        from tabicl_train.evaluation.evaluate import evaluate as score
+    args = arguments("EvaluateOptions")
+    from tabicl_train.evaluation.evaluate import evaluate as score
 
-        score(**vars(args))
+    score(**vars(args))
 
 
-@closed_output()
+@plain_end()
 def report() -> None:
-    with config_errors():
-        args = arguments("ReportOptions")
-        require_matplotlib()
-        from tabicl_train.report.page import write_report
+    args = arguments("ReportOptions")
+    require_matplotlib()
+    from tabicl_train.report.page import write_report
 
-        if not args.run_dir:
-            raise ConfigError(["run_dir is empty; name at least one run"])
-        folders = [Path(str(name)) for name in (args.run_dir if isinstance(args.run_dir, list) else [args.run_dir])]
-        output = Path(args.output or folders[0] / "report.html")
-        write_report(folders, output)
-        print(output)
+    if not args.run_dir:
+        raise ConfigError(["run_dir is empty; name at least one run"])
+    folders = [Path(str(name)) for name in (args.run_dir if isinstance(args.run_dir, list) else [args.run_dir])]
+    output = Path(args.output or folders[0] / "report.html")
+    write_report(folders, output)
+    print(output)
 
 
-@closed_output()
+@plain_end()
 def prior() -> None:
     """tabicl-prior ACTION key=value ..."""
     from tabicl_train.debugging.prior_actions import act
 
-    with config_errors():
-        act(sys.argv[1:])
+    act(sys.argv[1:])
 
 
-@closed_output()
+@plain_end()
 def lab() -> None:
     """tabicl-lab EXPERIMENT key=value ..."""
     from tabicl_train.lab import Failed, Preempted
     from tabicl_train.lab.experiments import run as run_experiment
 
-    with config_errors():
-        try:
-            run_experiment(sys.argv[1:])
-        except Preempted:
-            sys.exit(PREEMPTED)
-        except Failed as error:
-            sys.exit(f"error: {error}")
+    try:
+        run_experiment(sys.argv[1:])
+    except Preempted:
+        sys.exit(PREEMPTED)
+    except Failed as error:
+        sys.exit(f"error: {error}")
 
 
 def arguments(name: str, prefix: str = "") -> Any:
@@ -333,7 +309,7 @@ def run_errors(folder: Path | None) -> Iterator[None]:
         yield
     except ConfigError as error:
         if is_rank():
-            print_problems(error, is_first())
+            print_problems(error)
             end_rank(EXIT_CONFIG)
         raise
     except Exception as error:
@@ -369,22 +345,6 @@ def end_rank(code: int) -> NoReturn:
     os._exit(code)
 
 
-@contextlib.contextmanager
-def config_errors(prints: bool = True) -> Iterator[None]:
-    """Turns a ConfigError into exit code 2 and a list of problems, without a stack trace.
-
-    prints: whether this process prints the problems
-    """
-    try:
-        yield
-    except ConfigError as error:
-        print_problems(error, prints)
-        sys.exit(EXIT_CONFIG)
-
-
-def print_problems(error: ConfigError, prints: bool) -> None:
-    if prints:
-        for problem in error.problems:
-            print(f"error: {problem}", file=sys.stderr)
-        for note in getattr(error, "__notes__", []):
-            print(note, file=sys.stderr)
+def print_problems(error: ConfigError) -> None:
+    for line in [*(f"error: {problem}" for problem in error.problems), *getattr(error, "__notes__", [])]:
+        info(line)

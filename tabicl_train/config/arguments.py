@@ -119,8 +119,6 @@ OPTIONS = {
     "--cfg job": "Print the configuration, and the steps, FLOPs and memory of each stage; run nothing.",
     "-m": "Run one training for each combination of values, such as seed=0,1,2: the short form of tabicl-sweep.",
     "--config-dir DIR": "Also search a folder of your own for configuration files.",
-    "--config-path DIR": "Search this folder instead of that of this program.",
-    "--config-name NAME": "Begin from this file of the folders searched instead of train.",
     "--version": "Print the version.",
 }
 
@@ -142,9 +140,9 @@ Settings of a sweep:
 How to write a sweep: {reference}"""
 
 
-def train_help(config_path: str | None, config_dir: str | None) -> str:
+def train_help(config_dir: str | None) -> str:
     """The help of tabicl-train; the choices of groups are those of the folders searched."""
-    choices = group_choices(search_folders(config_path, config_dir))
+    choices = group_choices(search_folders(config_dir))
     return TRAIN.format(
         settings="\n".join(option_line(key, setting_text(RunConfig, key)) for key in COMMON),
         groups="\n".join(option_line(group, ", ".join(choices[group])) for group in choices if group != "sweep"),
@@ -153,9 +151,9 @@ def train_help(config_path: str | None, config_dir: str | None) -> str:
     )
 
 
-def sweep_help(config_path: str | None, config_dir: str | None) -> str:
+def sweep_help(config_dir: str | None) -> str:
     """The help of sweeps."""
-    choices = group_choices(search_folders(config_path, config_dir))
+    choices = group_choices(search_folders(config_dir))
     return SWEEP.format(
         groups=option_line("sweep", ", ".join(choices.get("sweep", []))),
         settings="\n".join(option_lines(SweepConfig, "sweep.")),

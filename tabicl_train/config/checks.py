@@ -7,7 +7,6 @@ import re
 from collections.abc import Collection
 
 from tabicl_train.console import first_line
-from tabicl_train.errors import TORCHRUN
 
 
 def one_of(name: str, value: str, choices: Collection[str]) -> list[str]:
@@ -17,7 +16,7 @@ def one_of(name: str, value: str, choices: Collection[str]) -> list[str]:
 
 def at_least(bound: float, **values: float | None) -> list[str]:
     """A problem for each of the named values that is below the bound; None has no value yet, and no problem."""
-    low = {name: value for name, value in values.items() if value is not None and value < bound}
+    low = {name: value for name, value in values.items() if value is not None and not value >= bound}
     return [f"{name} is {value}; it must be at least {bound}" for name, value in low.items()]
 
 
@@ -49,8 +48,6 @@ def unknown_key(
     all_keys: the dotted keys of all settings
     """
     start = f"{prefix}." if prefix else ""
-    if start + key == "trainer.nodes":
-        return f"trainer.nodes: no such setting; {TORCHRUN}"
     keys_by_name: dict[str, list[str]] = {}
     for path in all_keys:
         keys_by_name.setdefault(path.rpartition(".")[2], []).append(path)

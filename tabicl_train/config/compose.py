@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import math
 import re
 from collections.abc import Collection
 from dataclasses import field
@@ -27,35 +26,26 @@ from omegaconf.errors import OmegaConfBaseException
 
 import priors
 from tabicl_train.config.checks import first_lines, unknown_key, wrong_type
-from tabicl_train.config.folders import CONFIG_DIR, file_of, group_choices, search_folders
+from tabicl_train.config.folders import group_choices, search_folders
 from tabicl_train.config.schema import RunConfig, flatten
 from tabicl_train.config.sweep import SweepConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.families import FAMILIES, FIRST, family_name, settings_of
 
-__all__ = ["CONFIG_DIR", "Composer", "compose", "from_values"]
+__all__ = ["compose"]
 
 STAGES = "curriculum.stages"
 
-# Limits that inf switches off. Anywhere else inf is a mistake. nan always is: comparisons with it never fail.
-UNLIMITED = (".clip", "guard.loss", "guard.multiplier", "guard.multiplier_loss", "stream.prefetch_gib")
 
-
-def compose(
-    overrides: list[str],
-    config_name: str = "train",
-    config_path: str | None = None,
-    config_dir: str | None = None,
-    also: Collection[str] = (),
-) -> RunConfig:
+def compose(overrides: list[str], config_dir: str | None = None, also: Collection[str] = ()) -> RunConfig:
     """Compose and check the configuration of a command line.
 
     Parameters
     ----------
     overrides : list of str
         GROUP=CHOICE and KEY=VALUE, as they follow `tabicl-train`.
-    config_name, config_path, config_dir : str, optional
-        The options --config-name, --config-path and --config-dir.
+    config_dir : str, optional
+        The option --config-dir: a folder of your own.
     also : collection of str, optional
         Keys that the command takes beside the settings of a run, to be suggested for a misspelled one.
 
@@ -69,27 +59,11 @@ def compose(
     ConfigError
         With everything that is wrong.
     """
-    return Composer(config_name, config_path, config_dir).compose(overrides, also)
+    return Composer(config_dir).compose(overrides, also)
 
 
 def from_values(values: dict[str, Any]) -> RunConfig:
-    """Check the configuration that a checkpoint keeps.
-
-    Parameters
-    ----------
-    values : dict
-        Plain values, as `dataclasses.asdict` makes them of a RunConfig.
-
-    Returns
-    -------
-    RunConfig
-        The configuration, without problems.
-
-    Raises
-    ------
-    ConfigError
-        If the values do not fit the schema, or contradict each other.
-    """
+    """The configuration that a checkpoint keeps, in plain values; raises ConfigError if it has problems now."""
     try:
         tree = OmegaConf.merge(OmegaConf.structured(RunConfig(model=settings_of(values["model"])())), values)
         config, problems = to_config(tree)
@@ -101,25 +75,10 @@ def from_values(values: dict[str, Any]) -> RunConfig:
 
 
 class Composer:
-    """Composes configurations from the folders that are searched.
+    """Composes configurations from the folders that are searched."""
 
-    Parameters
-    ----------
-    config_name, config_path, config_dir : str, optional
-        The options --config-name, --config-path and --config-dir.
-
-    Raises
-    ------
-    ConfigError
-        If a file or folder does not exist, or the entry points of an installed package are broken.
-    """
-
-    def __init__(
-        self, config_name: str = "train", config_path: str | None = None, config_dir: str | None = None
-    ) -> None:
-        self.name, self.folders = config_name, search_folders(config_path, config_dir)
-        if not file_of(self.folders, config_name).is_file():
-            raise ConfigError([f"--config-name is {config_name!r}; there is no such file in the folders searched"])
+    def __init__(self, config_dir: str | None = None) -> None:
+        self.folders = search_folders(config_dir)
         self.choices = group_choices(self.folders)
         try:
             self.priors = tuple((name, priors.prior_class(name)) for name in priors.prior_names())
@@ -148,7 +107,8 @@ class Composer:
         # What may be wrong only because a choice is: an experiment decides about the stages and the prior.
         doubtful = tuple({STAGES, "prior"} if "experiment" in wrong_groups else wrong_groups)
         try:
-            tree = self.compose_groups(groups)
+            written = max(path.stat().st_mtime_ns for folder in self.folders for path in folder.rglob("*.yaml"))
+            tree = copy.deepcopy(hydra_tree(tuple(self.folders), tuple(groups), self.priors, written))
             content: Any = OmegaConf.to_container(tree)
             keys = list(flatten(content))
             found = [set_value(tree, text, override, keys, also) for text, override in values]
@@ -160,17 +120,6 @@ class Composer:
             raise ConfigError(list(dict.fromkeys(problems)))
         return config
 
-    def compose_groups(self, groups: list[str]) -> DictConfig:
-        """Compose the choices of groups."""
-        files = [path for folder in self.folders for path in folder.rglob("*.yaml")]
-        written = max(path.stat().st_mtime_ns for path in files)
-        first = file_of(self.folders, self.name).parent  # where Hydra must find the file that it begins with
-        folders = (first, *(folder for folder in self.folders if folder != first))
-        tree = hydra_tree(self.name, folders, tuple(groups), self.priors, written)
-        if OmegaConf.get_type(tree) is not RunConfig:
-            raise ConfigError(["the configuration has no schema; its file must begin with defaults: [run_schema, ...]"])
-        return copy.deepcopy(tree)
-
     def compose_sweep(self, overrides: list[str]) -> SweepConfig:
         """Compose the settings of a sweep, from overrides of them alone; raises ConfigError with every problem."""
         problems: list[str] = []
@@ -180,8 +129,9 @@ class Composer:
             if name not in names:
                 problems.append(f"{text}: there is no such choice; there are {', '.join(names)}")
                 continue
+            file = next(file for folder in self.folders if (file := folder / f"sweep/{name}.yaml").is_file())
             try:
-                tree.sweep = OmegaConf.merge(tree.sweep, OmegaConf.load(file_of(self.folders, f"sweep/{name}")))
+                tree.sweep = OmegaConf.merge(tree.sweep, OmegaConf.load(file))
             except OmegaConfBaseException as error:
                 problems.append(f"{text}: {first_lines(error)}")
         for text, override in read:
@@ -216,13 +166,6 @@ class Composer:
             if override is None:
                 hint = f"cannot be read; if the value is plain text, put it in quotes: \"{key}='...'\""
                 problems.append(f"{text!r} {hint if equals else 'is not of the form key=value'}")
-            elif re.match(r"[+~]*hydra[./=]", text):
-                problems.append(f"{text}: settings of Hydra are not used; see tabicl-train --help, tabicl-sweep --help")
-            elif override.is_delete():
-                problems.append(f"{text}: a setting cannot be removed")
-            elif isinstance(glob := override.value(), Glob):  # Hydra itself would not see the folder of --config-dir
-                text = f"{key}={','.join(glob.filter(self.choices.get(key, [])))}"
-                read.append((text, OverridesParser.create().parse_override(text)))
             else:
                 read.append((text, override))
         return read
@@ -230,19 +173,19 @@ class Composer:
 
 @functools.lru_cache(maxsize=8)  # it takes 0.15 s, and a sweep makes hundreds that differ in values only
 def hydra_tree(
-    name: str, folders: tuple[Path, ...], groups: tuple[str, ...], classes: tuple[tuple[str, type], ...], written: int
+    folders: tuple[Path, ...], groups: tuple[str, ...], classes: tuple[tuple[str, type], ...], written: int
 ) -> DictConfig:
     """Return what Hydra composes; not to be changed."""
-    store_schemas(classes)
+    store_schemas(classes, tuple(FAMILIES))
     paths = ",".join("'file://" + str(folder).replace("'", "\\'") + "'" for folder in folders[1:])
     with initialize_config_dir(str(folders[0]), job_name="tabicl-train", version_base="1.3"):
-        tree = hydra_compose(name, [*groups, f"hydra.searchpath=[{paths}]"])
+        tree = hydra_compose("train", [*groups, f"hydra.searchpath=[{paths}]"])
     OmegaConf.set_struct(tree, None)  # which Hydra has set, so that only + could add to a dictionary
     return tree
 
 
 @functools.lru_cache(maxsize=1)
-def store_schemas(classes: tuple[tuple[str, type], ...]) -> None:
+def store_schemas(classes: tuple[tuple[str, type], ...], families: tuple[type, ...]) -> None:
     """Make known to Hydra the schema of a run, and those of each prior (its own fields) and family of networks.
 
     That of `model` is a family's, which a file of the group may replace by another.
@@ -252,7 +195,7 @@ def store_schemas(classes: tuple[tuple[str, type], ...]) -> None:
     run.model = MISSING
     store.store(name="run", node=run)
     store.store(name="run_schema", node={"defaults": ["run", {"model/schema@model": FIRST}, "_self_"]})
-    for settings in FAMILIES:
+    for settings in families:
         store.store(group="model/schema", name=family_name(settings), node=settings)
     for prior, cls in classes:
         schema = dataclasses.make_dataclass(cls.__name__, [("name", str, field(default=prior))], bases=(cls,))
@@ -266,9 +209,10 @@ def is_of_sweep(override: str) -> bool:
 
 def parse(text: str) -> Override | None:
     try:
-        return OverridesParser.create().parse_override(text)
+        override = OverridesParser.create().parse_override(text)
     except HydraException:
         return None
+    return None if isinstance(override.value(), Glob) else override
 
 
 def set_value(
@@ -276,7 +220,7 @@ def set_value(
 ) -> str | None:
     """Set a value in the configuration; returns what is wrong with it, for an unknown key with the nearest one.
 
-    Keys can be added to dictionaries, after a plus unless they are of a `mix`.
+    Keys of dictionaries can be added, after a plus unless they are of a `mix`, and removed, after a tilde.
     """
     key, value = override.key_or_group, override.value()
     node: Any = tree
@@ -294,6 +238,11 @@ def set_value(
             OmegaConf.update(tree, STAGES, {part: {}})  # with the defaults of a stage
         elif part not in known:
             break
+        if override.is_delete() and depth + 1 == len(parts):
+            if not is_open:
+                return f"{text}: only a key of a dictionary can be removed"
+            del node[part]
+            return None
         node = None if OmegaConf.is_missing(node, part) else node[part]
     try:
         OmegaConf.update(tree, key, value)
@@ -305,16 +254,8 @@ def set_value(
 
 
 def to_config(tree: Any) -> tuple[RunConfig, list[str]]:
-    """Return a composed tree as dataclasses, and what is wrong: numbers that are not finite, and contradictions."""
+    """Return a composed tree as dataclasses, and its problems."""
     config: Any = OmegaConf.to_object(tree)
     config.curriculum.drop_skipped()
     config.prior = OmegaConf.to_container(tree.prior, resolve=True) if tree.prior is not None else None
-    not_finite = {}
-    for key, value in flatten(dataclasses.asdict(config)).items():
-        for number in value if isinstance(value, list) else [value]:
-            if not isinstance(number, float) or math.isfinite(number):
-                continue
-            if number != math.inf or not key.endswith(UNLIMITED):
-                not_finite[key] = f"{key} is {value}; it must be a finite number"
-    problems = [line for line in config.problems() if not line.startswith(tuple(f"{key} " for key in not_finite))]
-    return config, [*not_finite.values(), *problems]
+    return config, config.problems()

@@ -111,7 +111,6 @@ class SubmitOptions:
     """slurm, or local for a job on this machine."""
 
     def problems(self) -> list[str]:
-        """What is wrong with the values, one line each."""
         problems = at_least(1, nodes=self.nodes) + at_least(0, gpus=self.gpus)
         problems += one_of("cluster", self.cluster, ("slurm", "local"))
         if not 0 < self.hours < math.inf:

@@ -45,7 +45,6 @@ class SweepConfig:
     """Where the runs go: the options of tabicl-submit, such as sweep.submit.cluster=slurm sweep.submit.hours=4."""
 
     def problems(self) -> list[str]:
-        """What is wrong with the values, one line each."""
         problems = one_of("sampler", self.sampler, SAMPLERS) + one_of("pruner", self.pruner, PRUNERS)
         problems += at_least(1, trials=self.trials, jobs=self.jobs)
         problems += [f"seeds holds {seed}; a seed must be at least 0" for seed in self.seeds if seed < 0]

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from tabicl_train.config.options import SubmitOptions
-from tabicl_train.config.schema import with_workers
 from tabicl_train.distributed.submit import GPU_WORKERS, submit
 from tabicl_train.precision import uses_cuda
 from tabicl_train.run_dir.lock import is_in_use
@@ -39,7 +38,7 @@ def slots(plan: Plan) -> list[str]:
         groups = [",".join(gpus[i : i + devices]) for i in range(0, len(gpus) - devices + 1, devices)]
         groups = groups or [",".join(gpus)]  # too few for a run, which says so itself
         return [groups[i % len(groups)] for i in range(sweep.jobs or len(groups))]
-    cores = devices * with_workers(largest, 1)[0].cores
+    cores = devices * largest.with_workers(1)[0].cores
     return [""] * (sweep.jobs or max(1, num_cores() // cores))
 
 
@@ -104,7 +103,7 @@ def start(plan: Plan, arguments: list[str], run_dir: Path, gpus: str, at_once: i
         options = SubmitOptions(cluster="local", gpus=0)  # with trainer.devices the run starts its ranks by itself
     else:
         workers, variables = GPU_WORKERS if options.gpus else 1, {}
-    config, more = with_workers(config, workers)
+    config, more = config.with_workers(workers)
     variables["OMP_NUM_THREADS"] = str(config.trainer.cpu_threads)
     run_dir.mkdir(parents=True, exist_ok=True)
     arguments = [*arguments, *more]

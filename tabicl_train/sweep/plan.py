@@ -36,7 +36,7 @@ class Plan:
 
     settings: overrides of every run
     own: those of the command line, which win over all others
-    files: the options --config-name, --config-path and --config-dir
+    config_dir: the option --config-dir
     configs: what the points are composed into with the first seed; of ranges, only points that have both ends
     """
 
@@ -45,7 +45,7 @@ class Plan:
     axes: list[Axis]
     settings: list[str]
     own: list[str]
-    files: tuple[str, str | None, str | None]
+    config_dir: str | None = None
     configs: list[RunConfig] = field(default_factory=list)
 
     @property
@@ -65,9 +65,7 @@ class Plan:
 
     def arguments(self, point: Point, seed: int) -> list[str]:
         """The arguments of tabicl-train, without run_dir."""
-        name, path, folder = self.files
-        options = {"--config-name": None if name == "train" else name, "--config-path": path, "--config-dir": folder}
-        arguments = [text for option, value in options.items() if value is not None for text in (option, value)]
+        arguments = [] if self.config_dir is None else ["--config-dir", self.config_dir]
         arguments += self.overrides(point, seed)
         wandb = self.configs[0].wandb
         if wandb.mode != "disabled" and wandb.group is None:
@@ -104,20 +102,17 @@ def last_of_each(overrides: list[str]) -> list[str]:
     return list(kept.values())
 
 
-def make_plan(
-    overrides: list[str], config_name: str = "train", config_path: str | None = None, config_dir: str | None = None
-) -> Plan:
+def make_plan(overrides: list[str], config_dir: str | None = None) -> Plan:
     """The plan of a command line; raises ConfigError with every problem.
 
     All points of a grid are checked; of a search, whose points are not known, points that have every value.
     """
-    files, problems = (config_name, config_path, config_dir), list[str]()
-    composer = Composer(*files)
+    composer, problems = Composer(config_dir), list[str]()
     try:
         sweep = composer.compose_sweep([text for text in overrides if is_of_sweep(text)])
     except ConfigError as error:
         sweep, problems = SweepConfig(), list(error.problems)
-    plan = read_settings(sweep, [text for text in overrides if not is_of_sweep(text)], files, composer, problems)
+    plan = read_settings(sweep, [text for text in overrides if not is_of_sweep(text)], config_dir, composer, problems)
     searches = plan.sweep.sampler != "grid"
     if searches and not plan.axes:
         problems.append(f"sweep.sampler is {sweep.sampler!r}, but nothing varies; set sweep.space")
@@ -139,7 +134,7 @@ def make_plan(
 def read_settings(
     sweep: SweepConfig,
     command_line: list[str],
-    files: tuple[str, str | None, str | None],
+    config_dir: str | None,
     composer: Composer,
     problems: list[str],
 ) -> Plan:
@@ -183,7 +178,7 @@ def read_settings(
             axes.pop(key, None)
             plain.append(text)
     seeds = list(dict.fromkeys(seeds))
-    return Plan(dataclasses.replace(sweep, seeds=seeds), Path(folder), list(axes.values()), settings, own, files)
+    return Plan(dataclasses.replace(sweep, seeds=seeds), Path(folder), list(axes.values()), settings, own, config_dir)
 
 
 RESERVED = {"seed": "sweep.seeds", "run_dir": "the setting run_dir for the folder of the sweep"}

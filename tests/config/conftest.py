@@ -16,6 +16,4 @@ def own_configs(tmp_path) -> Path:
     )
     (folder / "curriculum").mkdir()
     (folder / "curriculum/own.yaml").write_text("stages: {only: {steps: 3, rows: [40, 50], tables: 4}}\n")
-    (folder / "short.yaml").write_text("defaults: [train, _self_]\ntrainer: {max_steps: 2}\n")
-    (folder / "loose.yaml").write_text("seed: 1\n")
     return folder

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
@@ -162,15 +161,6 @@ def test_a_command_whose_output_is_no_longer_read_ends_quietly(buffering, monkey
             monkeypatch.setattr(sys, "stdout", output)
             assert exit_code(monkeypatch, name, "--help") == 128 + signal.SIGPIPE
     assert capfd.readouterr().err == ""
-
-
-def test_an_error_of_another_pipe_is_not_hidden(monkeypatch):
-    monkeypatch.setattr("tabicl_train.config.arguments.help_text", mock.Mock(side_effect=BrokenPipeError("a worker's")))
-    reader, writer = os.pipe()
-    with os.fdopen(writer, "w") as output, pytest.raises(BrokenPipeError, match="a worker's"):
-        monkeypatch.setattr(sys, "stdout", output)
-        exit_code(monkeypatch, "evaluate", "--help")
-    os.close(reader)
 
 
 def test_a_value_that_must_be_a_list_is_told_so():

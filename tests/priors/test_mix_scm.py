@@ -185,7 +185,7 @@ def test_real_tables_that_only_a_stage_draws_are_validated(tmp_path, name):
         compose(["experiment=smoke", "prior=mix_scm", *real])
     real += [f"{STAGE}.mix={{{name}:3,mlp_scm:1}}"]
     config = compose(["experiment=smoke", "prior=mix_scm", *real])
-    parts = config.curriculum.parts(build_configured(config))
+    parts = config.curriculum.parts(build_configured(config.prior))
     given = config.validation, parts, config.model
     for streams in (validation_streams(*given), final_test_streams(*given)):
         assert sorted(streams) == ["own", "synthetic"]

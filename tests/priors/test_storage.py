@@ -252,7 +252,7 @@ def test_a_folder_without_shards_is_an_error(folder, message, tmp_path):
 
 def test_a_mixture_streams_stored_tables_and_needs_those_of_the_stages_that_use_them(tmp_path):
     config = compose(["experiment=smoke", "prior=mix_scm", "seed=3", "trainer.max_steps=4"])
-    live = build_configured(config)
+    live = build_configured(config.prior)
     requested = [
         ((config.seed, step, index), group.spec)
         for step in range(4)
@@ -268,7 +268,7 @@ def test_a_mixture_streams_stored_tables_and_needs_those_of_the_stages_that_use_
     (problem,) = compose([*mixture, *later]).missing_steps()
     assert problem.startswith("prior.components.disk.folder is ") and "tables of 2 of the run's 6 steps" in problem
     assert compose([*mixture, *later, "+curriculum.stages.later.mix.mlp_scm=1"]).missing_steps() == []
-    stored = build_configured(compose(["experiment=smoke", "prior=disk", f"prior.folder={tmp_path}", "seed=3"]))
+    stored = build_configured(compose(["experiment=smoke", "prior=disk", f"prior.folder={tmp_path}", "seed=3"]).prior)
     streams = [StepStream(prior, config.curriculum, config.model, 3, range(4)) for prior in (live, stored)]
     for a, b in zip(*streams, strict=True):
         assert a.rejections == b.rejections and len(a.packs) == len(b.packs)
