@@ -63,7 +63,7 @@ def compose(overrides: list[str], config_dir: str | None = None, also: Collectio
 
 
 def from_values(values: dict[str, Any]) -> RunConfig:
-    """The configuration that a checkpoint keeps, in plain values; raises ConfigError if it has problems now."""
+    """Return the configuration that a checkpoint keeps, in plain values; raises ConfigError if it has problems now."""
     try:
         tree = OmegaConf.merge(OmegaConf.structured(RunConfig(model=settings_of(values["model"])())), values)
         config, problems = to_config(tree)
