@@ -78,8 +78,6 @@ class Pretraining(L.LightningModule):
         device, and equal on all ranks.
     finite : Tensor
         Whether both are finite, (); if not, all ranks have skipped the step.
-    table_losses : list of Tensor
-        The losses of this rank's tables in the last step, (B,) for each pack.
     skipped : Tensor
         Steps skipped in the whole run, ().
     """
@@ -98,7 +96,6 @@ class Pretraining(L.LightningModule):
         self.loss = torch.zeros(())
         self.grad_norm = torch.zeros(())
         self.finite = torch.ones((), dtype=torch.bool)
-        self.table_losses: list[Tensor] = []  # (B,) per pack of this rank
         self.skipped = torch.zeros((), dtype=torch.int64)  # steps skipped in the whole run
         self.loss_scale = LossScale(self.precision.name == "fp16", torch.device("cpu"))
         self.too_large = math.inf  # tokens of the smallest pack that did not fit into memory
@@ -148,9 +145,8 @@ class Pretraining(L.LightningModule):
         gradients.flat.zero_()
         # one context for all packs: autocast keeps its casts of the weights until it ends
         with self.precision.autocast(self.device.type):
-            self.table_losses = [
-                self.accumulate(gradients, item, k, stage.checkpoint_rows) for k in range(len(item.packs))
-            ]
+            for k in range(len(item.packs)):
+                self.accumulate(gradients, item, k, stage.checkpoint_rows)
         gradients.exchange()
 
         views = gradients.views
@@ -176,13 +172,13 @@ class Pretraining(L.LightningModule):
             self.gradients = Gradients(trained, frozen)
         return self.gradients
 
-    def accumulate(self, gradients: Gradients, item: StepItem, number: int, checkpoint_rows: int | None) -> Tensor:
-        """Add the gradients of pack `number`, in pieces that fit into memory, and return its tables' losses, (B,).
+    def accumulate(self, gradients: Gradients, item: StepItem, number: int, checkpoint_rows: int | None) -> None:
+        """Add the gradients of pack `number`, in pieces that fit into memory.
 
         A piece that does not fit is halved. This costs only time: none of its gradients have been added yet, and
         no rank waits for another here.
         """
-        pieces, losses, done = [item.packs[number]], [], 0
+        pieces, done = [item.packs[number]], 0
         while pieces:
             piece = pieces.pop(0)
             tables, tokens = len(piece), self.tokens_of(piece)
@@ -193,7 +189,8 @@ class Pretraining(L.LightningModule):
                 rng = rng_at(self.seed, item.step, self.rank, number, done, "dropout")
                 torch.manual_seed(int(rng.integers(2**63)))
             try:
-                piece_losses = self.add_gradients(gradients, piece, tables / item.tables, checkpoint_rows)
+                self.add_gradients(gradients, piece, tables / item.tables, checkpoint_rows)
+                fits = True
             except torch.OutOfMemoryError as error:
                 if tables == 1:
                     rows, _, features = piece.shapes[0]
@@ -201,17 +198,15 @@ class Pretraining(L.LightningModule):
                         f"a table of {rows} rows and {features} features (step {item.step}) does not fit into memory: "
                         f"lower the curriculum's rows or model.checkpoint_rows; {error}"
                     ) from None
-                piece_losses = None
-            if piece_losses is None:  # outside the handler, whose traceback keeps the activations alive
+                fits = False
+            if not fits:  # outside the handler, whose traceback keeps the activations alive
                 self.too_large = tokens
                 torch.cuda.empty_cache()
                 what = f"{tables} tables of {tokens:,} tokens did not fit at step {item.step}"
                 print_line(f"memory    {what} on rank {self.rank}; packs of this size are halved from now on")
                 pieces[:0] = piece.halves()
                 continue
-            losses.append(piece_losses)
             done += tables
-        return torch.cat(losses)
 
     def tokens_of(self, pack: Pack) -> int:
         """Count the tokens of a pack."""
