@@ -160,6 +160,7 @@ def test_a_task_that_cannot_be_scored_is_skipped(checkpoint, tmp_path, monkeypat
 
     def fails_on_the_third(X, y):
         if X["c0"].iloc[0] == failing:
+            assert set(pd.read_csv(tmp_path / "rows.csv")["data"]) == {"one"}  # a kill would find this file
             raise RuntimeError("no solution\nand more lines")
         return DummyClassifier(strategy="prior").fit(X, y)
 
