@@ -114,24 +114,16 @@ def test_a_gain_within_its_standard_error_keeps_the_start(gain, kept_start, monk
     assert equal(weights(model), weights(untuned(X, y))) == kept_start
 
 
-@pytest.mark.parametrize("where", ["loss", pytest.param("check", marks=pytest.mark.slow)])
-def test_a_loss_that_is_not_finite_ends_it_with_the_best_weights_so_far(where, learned, monkeypatch):
-    X, y = rule()
-    calls = {"loss": 0, "check": 0}
-    last = {"loss": 20, "check": 4}[where]  # checks are counted with those at the start, of validation and test rows
+def test_a_loss_that_is_not_finite_ends_it_with_the_best_weights_so_far(learned, monkeypatch):
+    losses, calls = TabICL.losses, []
 
-    def counted(name, function):
-        def call(*values):
-            calls[name] += 1
-            return function(*values) * (np.nan if name == where and calls[name] > last else 1.0)
+    def broken_after_20_steps(*values):
+        calls.append(1)
+        return losses(*values) * (np.nan if len(calls) > 20 else 1.0)
 
-        return call
-
-    monkeypatch.setattr(TabICL, "losses", counted("loss", TabICL.losses))
-    monkeypatch.setattr(TabICLClassifier, "_losses", counted("check", TabICLClassifier._losses))
-    model = tuned(X, y, **{**LEARNS, "max_steps": 40}, test_fraction=0.15)
-    assert model.fine_tuning_.ended_by == "loss"
-    assert calls["loss"] == {"loss": 21, "check": 30}[where]
+    monkeypatch.setattr(TabICL, "losses", broken_after_20_steps)
+    model = tuned(*rule(), **{**LEARNS, "max_steps": 40}, test_fraction=0.15)
+    assert model.fine_tuning_.ended_by == "loss" and len(calls) == 21
     assert equal(weights(model), weights(learned))
 
 
@@ -171,19 +163,18 @@ def test_the_time_limit(monkeypatch):
     assert [check.seconds for check in found.history] == [60, 300, 420]
 
 
-@pytest.mark.parametrize("kind", [pytest.param(TabICLClassifier, marks=pytest.mark.slow), TabICLRegressor])
-def test_two_fits_are_equal_to_the_bit_and_draw_no_numbers_of_torch(kind):
-    X, y = rule()
-    network, y = (NETWORK, y) if kind is TabICLClassifier else (tiny_network(TINY_REGRESSOR), X[:, 0])
+def test_two_fits_are_equal_to_the_bit_and_draw_no_numbers_of_torch():
+    X, _ = rule()
+    network = tiny_network(TINY_REGRESSOR)
     options = {"n_estimators": 2, "fine_tune": FineTune(**{**LEARNS, "max_steps": 6, "every": 2})}
     state = torch.random.get_rng_state()
-    first, second = kind(network, **options).fit(X, y), kind(network, **options).fit(X, y)
+    with torch.no_grad():  # fit turns gradients on
+        first, second = (TabICLRegressor(network, **options).fit(X, X[:, 0]) for _ in range(2))
     assert torch.equal(state, torch.random.get_rng_state())
-    assert equal(weights(first), weights(second))
-    assert not equal(weights(first), network.state_dict())
+    assert equal(weights(first), weights(second)) and not equal(weights(first), network.state_dict())
     losses = [[check.loss for check in one.fine_tuning_.history] for one in (first, second)]
     assert losses[0] == losses[1]
-    other = kind(network, **options, random_state=1).fit(X, y)
+    other = TabICLRegressor(network, **options, random_state=1).fit(X, X[:, 0])
     assert not equal(weights(first), weights(other))
 
 
@@ -258,17 +249,11 @@ def test_gradients_do_not_depend_on_how_many_draws_go_through_the_network_togeth
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"learning_rate": 0.0}, "learning_rate is 0.0; it must be a number above 0"),
-        ({"max_steps": 0, "max_minutes": -1}, "max_steps is 0; .* max_minutes is -1; it must be a number above 0"),
+        ({"learning_rate": 0.0}, "learning_rate is 0.0; it must be above 0"),
+        ({"max_steps": 0, "max_minutes": -1}, "max_steps is 0; .* max_minutes is -1; it must be above 0"),
         ({"frozen": ("head",)}, r"frozen is \('head',\); it must be a tuple of some of column, row, icl"),
         ({"frozen": ("column", "row", "icl")}, "not of all"),
-        ({"frozen": "icl"}, "it must be a tuple"),
         ({"validation_fraction": 0.5, "test_fraction": 0.5}, "leave no rows for training"),
-        (
-            {"max_steps": 2.5, "every": None},
-            "max_steps is 2.5; .* every is None; it must be a whole number",
-        ),
-        ({"learning_rate": "1e-4"}, "learning_rate is '1e-4'; it must be a number above 0"),
         ({"validation_fraction": 0.95}, "rows are for training, where at least 10 are needed"),
     ],
 )
@@ -278,10 +263,9 @@ def test_wrong_parameters_are_told(options, message):
         tuned(X, y, **options)
 
 
-@pytest.mark.parametrize("wrong", [True, False, {"max_steps": 3}, FineTune])
-def test_options_of_another_type_are_told(wrong):
+def test_options_of_another_type_are_told():
     with pytest.raises(TypeError, match=r"fine_tune is .*; it must be None or FineTune\(\.\.\.\)"):
-        TabICLClassifier(NETWORK, fine_tune=wrong).fit(*rule())
+        TabICLClassifier(NETWORK, fine_tune={"max_steps": 3}).fit(*rule())
 
 
 def test_an_interruption_leaves_the_best_weights_so_far(learned, monkeypatch):
@@ -300,20 +284,6 @@ def test_an_interruption_leaves_the_best_weights_so_far(learned, monkeypatch):
         model.fit(X, y)
     assert equal(weights(model), weights(learned))
     assert model.fine_tuning_ is None
-
-
-def test_fit_where_gradients_are_off():
-    X, y = rule(60)
-    with torch.no_grad():
-        model = tuned(X, y)
-    assert model.fine_tuning_ is not None
-    assert model.fine_tuning_.history[1].loss != model.fine_tuning_.history[0].loss
-
-
-def test_a_network_without_gradients_is_told():
-    fixed = copy.deepcopy(NETWORK).requires_grad_(False)
-    with pytest.raises(ValueError, match="no weight of the network that is not frozen takes gradients"):
-        TabICLClassifier(fixed, fine_tune=FineTune()).fit(*rule(60))
 
 
 def test_tables_that_cannot_be_trained_on_are_told():

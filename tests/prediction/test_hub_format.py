@@ -8,13 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from made_run import make_run
 from safetensors import safe_open
 from tiny_network import TINY, tiny_network
 
 from priors.random import STREAM_VERSION
-from tabicl_train import TabICLClassifier
 from tabicl_train.errors import ConfigError
 from tabicl_train.prediction.export import export, load_checkpoint
 from tabicl_train.prediction.hub_format import load_hub
@@ -47,12 +45,6 @@ def hub(made, tmp_path) -> Path:
 
 def files(folder) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def test_it_predicts_as_the_run_does(run_dir, hub):
-    X, y = np.random.default_rng(0).normal(size=(30, 3)), np.arange(30) % 3
-    of_run, of_hub = (TabICLClassifier(model, n_estimators=2).fit(X, y).predict_proba(X) for model in (run_dir, hub))
-    assert np.array_equal(of_run, of_hub) and np.ptp(of_run) > 0.01
 
 
 def test_its_files_say_where_the_weights_are_from(run_dir, tmp_path):
@@ -93,15 +85,12 @@ def test_a_folder_with_work_of_others_is_not_replaced(name, words, run_dir, hub)
     assert files(hub) == before
 
 
-def test_a_run_and_a_file_are_not_replaced(run_dir, tmp_path):
+def test_a_run_is_not_replaced(run_dir):
     with pytest.raises(ConfigError, match=r"also holds checkpoints and 2 more, which would be lost"):
         export(str(run_dir), str(run_dir))
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="it is a file, not a folder"):
-        export(str(run_dir), str(tmp_path / "file"))
 
 
-@pytest.mark.parametrize(("exists", "failing"), [(True, 0), (True, 2), (False, 1)])
+@pytest.mark.parametrize(("exists", "failing"), [(True, 2), (False, 1)])
 def test_a_full_disk_leaves_everything_as_it_was(exists, failing, run_dir, hub, tmp_path, monkeypatch):
     before, output = files(hub), hub if exists else tmp_path / "other"
     opened = []
@@ -143,7 +132,6 @@ def test_weights_of_another_export_and_damaged_ones_are_refused(run_dir, hub, tm
     ("change", "words"),
     [
         ({"library_name": "transformers"}, r"config\.json was not written by tabicl-export"),
-        ({"model": None}, r"config\.json was not written by tabicl-export"),
         ({"format_version": 2}, "was written by "),
         ({"model": {"new": 1}}, r"has model\.new=1, which this version of tabicl-train does not have"),
         ({"model": {"embed_dim": 32}}, "has shape|are missing|do not belong"),
@@ -164,15 +152,6 @@ def test_a_file_in_the_folder_is_no_checkpoint(hub):
         load_checkpoint(str(hub / "model.safetensors"))
     with pytest.raises(ConfigError, match="holds one set of weights; weights=best needs a checkpoint of a run"):
         load_checkpoint(str(hub), "best")
-
-
-def test_weights_of_any_type_and_layout_are_written_as_fp32(tmp_path):
-    network = tiny_network()
-    weights = {name: w.t().contiguous().t() if w.dim() == 2 else w for name, w in network.state_dict().items()}
-    save_public(TINY, weights, tmp_path / "tiny.ckpt")
-    export(str(tmp_path / "tiny.ckpt"), str(tmp_path / "hub"))
-    _, tensors = load_checkpoint(str(tmp_path / "hub"))
-    assert all(torch.equal(tensors[name], w) and tensors[name].is_contiguous() for name, w in weights.items())
 
 
 def exported_card(source, folder, weights="trained"):

