@@ -49,12 +49,12 @@ PRIORS = {  # classes by name, imported when they are asked for
 
 
 def prior_names() -> list[str]:
-    """The names of the priors of this package and of those that other packages register, in alphabetical order."""
+    """Return the names of the priors of this package and of those that other packages register, in alphabetical order."""
     return sorted([*PRIORS, *installed_priors()])
 
 
 def prior_class(name: str) -> type[Prior]:
-    """The class of a prior; raises PriorError if there is none of this name, or its package is broken."""
+    """Return the class of a prior; raises PriorError if there is none of this name, or its package is broken."""
     entry = EntryPoint(name, PRIORS[name], GROUP) if name in PRIORS else installed_priors().get(name)
     if entry is None:
         raise PriorError(f"there is no prior {name!r}; there are: {', '.join(prior_names())}")

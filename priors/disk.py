@@ -44,7 +44,7 @@ class Disk(Prior):
         return self
 
     def missing_steps(self, seed: int, tables: Sequence[int]) -> list[str]:
-        """Why a run cannot get all its tables; tables: number of tables of every step of the run, from step 0 on"""
+        """Say why a run cannot get all its tables; tables: their number in every step of the run, from step 0 on."""
         try:
             stored = tables_of_steps(Path(self.folder), seed)
         except PriorError as error:

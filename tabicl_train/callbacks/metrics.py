@@ -65,6 +65,7 @@ class LoggedSteps:
     last: int
 
     def __contains__(self, step: int) -> bool:
+        """Whether the files get rows after this step."""
         return step % self.every == 0 or step == self.last
 
 
@@ -164,7 +165,7 @@ class Metrics:
 
 
 def guess_losses(module: Pretraining, item: StepItem) -> list[float]:
-    """The loss of guessing each table of this rank from labels alone; waits for the device once for each pack."""
+    """Return the loss of guessing each table of this rank from labels alone; waits for the device once for each pack."""
     return [
         module.model.guess_loss(y, n)
         for pack in item.packs
