@@ -1,6 +1,7 @@
 """Accepted tables per second of a prior and of the released generator: one thread, in turn, in one process.
 
-python tests/benchmarks/bench_prior.py [prior=graph_scm] [preset=released] [rows=1024] [tables=20] [rounds=7] [task=classification]
+python tests/benchmarks/bench_prior.py [prior=graph_scm] [preset=released] [rows=1024] [tables=20] [rounds=7]
+                                       [task=classification]
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ if __name__ == "__main__":
         released_tables(name, rows, max_classes=max_classes),
     ]
     ours, released = measure(sources, tables, rounds)
-    for name, speed in ((name, ours), ("released", released)):
-        print(f"{name:10} {speed.tables_per_s:8.2f} tables/s {speed.cells_per_s / 1e6:8.3f} M cells/s at {rows} rows")
+    for label, speed in ((name, ours), ("released", released)):
+        print(f"{label:10} {speed.tables_per_s:8.2f} tables/s {speed.cells_per_s / 1e6:8.3f} M cells/s at {rows} rows")
     pairs = np.array([released.seconds, ours.seconds])
     ratios = pairs[0] / pairs[1]
     drawn = np.random.default_rng(0).integers(rounds, size=(2000, rounds))  # rounds drawn with replacement
