@@ -53,24 +53,23 @@ def check_predictability(table: Table, rng: np.random.Generator) -> None:
 class ExtraTrees:
     """An ensemble for one table that grows: X float32 (N, M), y int64 (N,).
 
+    size: number of trees
     votes: sums of the out-of-bag predictions, float32 (N, classes that occur)
     counts: number of trees that a row is out of the bag of, int32 (N,)
     """
 
     def __init__(self, X: np.ndarray, y: np.ndarray, rng: np.random.Generator):
-        self.X, self.rng, self.size = np.ascontiguousarray(X, dtype=np.float32), rng, 0
-        self.counts = np.zeros(len(y), np.int32)
-        self.set_target(y)
-
-    def set_target(self, y: np.ndarray) -> None:
         present, self.y = np.unique(y, return_inverse=True)
+        self.X = np.ascontiguousarray(X, dtype=np.float32)
+        self.rng = rng
+        self.size = 0
         self.votes = np.zeros((len(y), len(present)), np.float32)
+        self.counts = np.zeros(len(y), np.int32)
 
     def grow(self, trees: int) -> ExtraTrees:
         """Add this number of trees; returns itself."""
-        grow = grow_tree if self.votes.ndim == 2 else grow_numeric_tree
         for _ in range(trees):
-            grow(self.X, self.y, self.rng.integers(1, 2**63), self.votes, self.counts)
+            grow_tree(self.X, self.y, self.rng.integers(1, 2**63), self.votes, self.counts)
         self.size += trees
         return self
 
@@ -96,8 +95,18 @@ class ExtraTrees:
 class NumericExtraTrees(ExtraTrees):
     """An ensemble that predicts numbers: y float32 (N,), rows of a target of variance 1; votes are float32 (N,)."""
 
-    def set_target(self, y: np.ndarray) -> None:
-        self.y, self.votes = y, np.zeros(len(y), np.float32)
+    def __init__(self, X: np.ndarray, y: np.ndarray, rng: np.random.Generator):
+        self.X, self.y = np.ascontiguousarray(X, dtype=np.float32), y
+        self.rng = rng
+        self.size = 0
+        self.votes = np.zeros(len(y), np.float32)
+        self.counts = np.zeros(len(y), np.int32)
+
+    def grow(self, trees: int) -> NumericExtraTrees:
+        for _ in range(trees):
+            grow_numeric_tree(self.X, self.y, self.rng.integers(1, 2**63), self.votes, self.counts)
+        self.size += trees
+        return self
 
     def errors(self) -> tuple[np.ndarray, np.ndarray]:
         """Squared errors of the mean and of the predictions, float64, of the rows that have a prediction."""
@@ -176,20 +185,6 @@ def draw_bag(N, seed):
 
 
 @njit(inline="always")
-def start_tree(weight, M):
-    """A tree without nodes, and space for what its nodes need; bounds: of a node's part of `rows`"""
-    nodes = 2 ** (MAX_DEPTH + 1) - 1
-    feature = np.full(nodes, -1, np.int64)
-    threshold = np.zeros(nodes, np.float32)
-    bounds = np.zeros((nodes, 2), np.int64)
-    rows = np.flatnonzero(weight).astype(np.int32)
-    spare = np.empty(len(rows), np.int32)
-    bounds[0, 1] = len(rows)
-    low, high, cut = np.empty(M, np.float32), np.empty(M, np.float32), np.empty(M, np.float32)
-    return feature, threshold, bounds, rows, spare, low, high, cut
-
-
-@njit(inline="always")
 def draw_cuts(X, rows, state, low, high, cut):
     """Fill (M,) with each feature's lowest and highest value in the rows and, unless it is constant, a random cut."""
     M = X.shape[1]
@@ -252,10 +247,19 @@ def grow_tree(X, y, seed, votes, counts):
     N, M = X.shape
     C = votes.shape[1]
     weight, state = draw_bag(N, seed)
-    feature, threshold, bounds, rows, spare, low, high, cut = start_tree(weight, M)
-    nodes = len(feature)
-    share = np.zeros((nodes, C), np.float32)
 
+    nodes = 2 ** (MAX_DEPTH + 1) - 1
+    feature = np.full(nodes, -1, np.int64)
+    threshold = np.zeros(nodes, np.float32)
+    share = np.zeros((nodes, C), np.float32)
+    bounds = np.zeros((nodes, 2), np.int64)  # the node's part of `rows`
+    rows = np.flatnonzero(weight).astype(np.int32)
+    spare = np.empty(len(rows), np.int32)
+    bounds[0, 1] = len(rows)
+
+    low = np.empty(M, np.float32)
+    high = np.empty(M, np.float32)
+    cut = np.empty(M, np.float32)
     left = np.empty((C, M), np.float32)  # weight of each class at or below the cut
     total = np.empty(C, np.float32)
     for node in range(nodes):
@@ -321,10 +325,19 @@ def grow_numeric_tree(X, y, seed, votes, counts):
     """Grow a tree on X (N, M) and y (N,), and add its out-of-bag predictions to votes (N,) and counts (N,)."""
     N, M = X.shape
     weight, state = draw_bag(N, seed)
-    feature, threshold, bounds, rows, spare, low, high, cut = start_tree(weight, M)
-    nodes = len(feature)
-    value = np.zeros(nodes, np.float32)
 
+    nodes = 2 ** (MAX_DEPTH + 1) - 1
+    feature = np.full(nodes, -1, np.int64)
+    threshold = np.zeros(nodes, np.float32)
+    value = np.zeros(nodes, np.float32)
+    bounds = np.zeros((nodes, 2), np.int64)  # the node's part of `rows`
+    rows = np.flatnonzero(weight).astype(np.int32)
+    spare = np.empty(len(rows), np.int32)
+    bounds[0, 1] = len(rows)
+
+    low = np.empty(M, np.float32)
+    high = np.empty(M, np.float32)
+    cut = np.empty(M, np.float32)
     left_weight = np.empty(M, np.float32)  # at or below the cut
     left_sum = np.empty(M, np.float32)
     for node in range(nodes):
