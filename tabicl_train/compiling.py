@@ -7,6 +7,7 @@ where a table or a run of equal tables is on its own, as 1 is no symbolic size, 
 from __future__ import annotations
 
 import shutil
+import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from tabicl_train.model.family import Network
 from tabicl_train.model.scaling import QASSMax
 from tabicl_train.precision import uses_cuda
 
-GRAPHS = 64  # of a run at most; a shrunk curriculum of TabICLv2 takes 47 on a CPU
+GRAPHS = 64  # that a run should need; a shrunk curriculum of TabICLv2 takes 47 on a CPU
 
 
 def problems(settings: TrainerConfig) -> list[str]:
@@ -59,7 +60,8 @@ def compile_blocks(network: Network, backend: str | Callable = "inductor") -> No
     shapes.use_duck_shape = False
     # A graph would be compiled for each set of sizes.
     attention.attend_by_run = torch.compiler.disable(attention.attend_by_run)
-    config.recompile_limit = GRAPHS  # beyond it, torch warns and runs blocks as they are
+    # At a limit, blocks would run as they are without a word; `too_many_graphs` speaks of them.
+    config.recompile_limit = config.accumulated_recompile_limit = sys.maxsize
     for block in network.blocks():
         block.compile(dynamic=True, backend=backend)
 
@@ -70,3 +72,19 @@ def use_triton(network: Network) -> bool:
     for layer in layers:
         layer.triton = True
     return bool(layers)
+
+
+def count_graphs() -> int:
+    """Graphs that this process has compiled so far."""
+    utils = sys.modules.get("torch._dynamo.utils")  # takes seconds to import, and without it there are none
+    return utils.counters["stats"]["unique_graphs"] if utils else 0
+
+
+def too_many_graphs(graphs: int) -> str | None:
+    """A line about too many graphs in a run."""
+    if graphs <= GRAPHS:
+        return None
+    return (
+        f"warning   {graphs} graphs have been compiled, more than the {GRAPHS} that a run should need; if it goes on, "
+        "end the run and continue it with trainer.compile=false"
+    )

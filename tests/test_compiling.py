@@ -81,7 +81,7 @@ def test_few_graphs_serve_all_stages_and_compute_the_same(tracing):
         for layer in scalings if step % 2 == 1 else []:
             assert layer.gate_sums[2] == (2 if max(N for N, _, _ in pack.shapes) > SMALL.checkpoint_rows else 1)
             layer.gate_sums = None
-        found.append(counters["stats"]["unique_graphs"])
+        found.append(compiling.count_graphs())
     assert found[0] == found[2], found  # other sizes alone do not compile anew
     assert 5 <= found[-1] <= compiling.GRAPHS, found
 
@@ -93,7 +93,13 @@ def test_weights_keep_their_names_and_copies_run_as_they_are(tracing):
     other = copy.deepcopy(traced).eval()
     with torch.no_grad():
         other(pack_of([(20, 12, 3)]))
-    assert counters["stats"]["unique_graphs"] == 0
+    assert compiling.count_graphs() == 0
+
+
+def test_many_graphs_are_told_once_with_what_to_do():
+    assert compiling.too_many_graphs(compiling.GRAPHS) is None
+    line = compiling.too_many_graphs(65)
+    assert line is not None and line.startswith("warning   65 graphs") and "trainer.compile=false" in line
 
 
 def test_what_is_missing_for_compiling_is_one_clear_line(monkeypatch, tmp_path):

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from tabicl_train.callbacks.loggers import Log
 from tabicl_train.callbacks.progress import Progress
+from tabicl_train.compiling import count_graphs, too_many_graphs
 from tabicl_train.config.stages import CurriculumConfig
 from tabicl_train.console import counted, info
 from tabicl_train.curriculum import stage_at
@@ -131,7 +132,7 @@ class Metrics:
 
     def on_train_start(self, step: int, **_) -> None:
         """Start the clock and the progress line."""
-        self.step = step
+        self.step, self.graphs, self.many_graphs = step, count_graphs(), False
         self.start_window()
         if self.ranks.rank == 0:
             self.progress.start(step)
@@ -166,6 +167,7 @@ class Metrics:
                 self.records.append_rows("metrics.csv", row)
                 self.log({column: value for column, value in row.items() if column != "step" and value != ""}, step)
                 self.progress.show(row)
+                self.watch_graphs()
             self.start_window()
 
     def row(self, step: int, item: StepItem, module: Pretraining) -> dict[str, object]:
@@ -194,6 +196,12 @@ class Metrics:
             "peak_share": "" if peak is None else flops / seconds / (peak * self.ranks.size),
             "memory_gb": peak_memory(module.device) / 1e9,
         }
+
+    def watch_graphs(self) -> None:
+        """Warn once of more compiled graphs than a run needs; there are none without trainer.compile."""
+        if not self.many_graphs and (line := too_many_graphs(count_graphs() - self.graphs)) is not None:
+            self.many_graphs = True
+            info(line)
 
     def on_train_end(self, **_) -> None:
         """Print which real tables were seen, and end the progress line."""

@@ -113,6 +113,16 @@ def test_tables_drawn_and_taken_are_compared_once_a_stage_without_the_first_step
     assert len(printed) == 3
 
 
+def test_many_graphs_are_a_warning_once(tmp_path, printed, monkeypatch):
+    graphs = iter([100, 164, 165, 170])
+    monkeypatch.setattr(metrics, "count_graphs", lambda: next(graphs))
+    watching = watch(compose(["experiment=smoke"]), tmp_path)
+    watching.on_train_start(step=0)  # 100 graphs of other runs of this process
+    for _ in range(3):
+        watching.watch_graphs()
+    assert [line[:19] for line in printed] == ["warning   65 graphs"]
+
+
 def test_time_left_counts_the_work_of_later_stages(monkeypatch):
     curriculum = compose(["experiment=demo", "curriculum=mini_v2"]).curriculum
     work = {id(stage): float(number) for number, stage in enumerate(curriculum.stages.values(), 1)}
