@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from tabicl_train.errors import ConfigError
 
-__all__ = ["OPTIMIZERS", "MuonAdamW", "build_optimizer", "orthogonalize"]
-
 # Quintic Newton-Schulz coefficients of Muon (Jordan et al. 2024): steepest at zero, singular values end in 0.7..1.2.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
@@ -36,23 +34,9 @@ class Settings(Protocol):
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Approximate the nearest semi-orthogonal matrices: all singular values are moved close to 1.
+    """The nearest semi-orthogonal matrices, about: all singular values of (K, rows, columns) are moved close to 1.
 
-    It is computed in the dtype of the matrices; on a GPU, `trainer.tf32` makes fp32 fast.
-
-    Parameters
-    ----------
-    matrices : Tensor
-        (K, rows, columns), rows <= columns.
-
-    Returns
-    -------
-    Tensor
-        Of the same shape and dtype.
-
-    References
-    ----------
-    Jordan et al., Muon: an optimizer for hidden layers in neural networks, 2024, section "Newton-Schulz".
+    rows <= columns. It is computed in the dtype of the matrices; on a GPU, `trainer.tf32` makes fp32 fast.
     """
     a, b, c = NEWTON_SCHULZ
     X = matrices / (matrices.norm(dim=(1, 2), keepdim=True) + 1e-7)
@@ -65,14 +49,8 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 class MuonAdamW(torch.optim.Optimizer):
     """Muon and AdamW, whose steps the device itself can skip.
 
-    Cautious weight decay (arXiv 2510.12402) skips the weights that the update itself moves away from zero.
-
-    Parameters
-    ----------
-    groups : list of dict
-        Parameter groups with `kind` ("muon" or "adamw"), `lr` and `weight_decay` (decoupled, scaled by lr).
-    config : OptimizerConfig
-        Momentum, betas, eps and whether decay is cautious.
+    Groups have a `kind` ("muon" or "adamw"), `lr` and `weight_decay` (decoupled, scaled by lr). Cautious weight decay
+    (arXiv 2510.12402) skips the weights that the update itself moves away from zero.
     """
 
     def __init__(self, groups: list[dict], config: Settings) -> None:
@@ -85,18 +63,8 @@ class MuonAdamW(torch.optim.Optimizer):
     def step(self, closure=None, taken: Tensor | None = None):
         """Update the parameters that have gradients.
 
-        Parameters
-        ----------
-        closure : callable, optional
-            Computes the loss and the gradients.
-        taken : Tensor, optional
-            (), bool, whether the step counts. If not, weights and state stay unchanged, provided that the gradients are
-            zero. It is a tensor, so that the host need not wait for the device.
-
-        Returns
-        -------
-        Any
-            What the closure returned.
+        taken: (), bool, whether the step counts. If not, weights and state stay unchanged, provided that the gradients
+        are zero. It is a tensor, so that the host need not wait for the device.
         """
         loss = None
         if closure is not None:
@@ -240,24 +208,9 @@ OPTIMIZERS: dict[str, Callable[[str, nn.Parameter], bool]] = {
 
 
 def build_optimizer(model: nn.Module, config: Settings) -> MuonAdamW:
-    """Build an optimizer with groups by kind and by decay: matrices are decayed, vectors and biases never.
+    """An optimizer with groups by kind and by decay: matrices are decayed, vectors and biases never.
 
-    Parameters
-    ----------
-    model : nn.Module
-        The network; only parameters that require gradients are optimized.
-    config : OptimizerConfig
-        Its `name` is one of `OPTIMIZERS`.
-
-    Returns
-    -------
-    MuonAdamW
-        With learning rates of 0.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such optimizer.
+    Only parameters that require gradients are optimized; learning rates are 0 at first.
     """
     if config.name not in OPTIMIZERS:
         raise ConfigError([f"there is no optimizer {config.name!r}; there are {', '.join(OPTIMIZERS)}"])

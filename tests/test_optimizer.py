@@ -147,18 +147,6 @@ def test_cautious_decay_spares_weights_that_the_update_moves_away_from_zero():
         torch.testing.assert_close(plain, bare - 0.05 * weight)
 
 
-def test_muon_on_everything_takes_vectors_by_their_direction():
-    groups = build_optimizer(tiny_model(), OptimizerConfig(name="muon_all")).param_groups
-    assert {group["kind"] for group in groups} == {"muon"}
-    w = nn.Parameter(torch.zeros(9))
-    optimizer = MuonAdamW([{"params": [w], "kind": "muon", "lr": 1.0}], OptimizerConfig())
-    w.grad = torch.arange(9.0)
-    optimizer.step()
-    direction = -w.detach() / (0.2 * 3)
-    torch.testing.assert_close(direction / direction.norm(), w.grad / w.grad.norm())
-    assert 0.6 < direction.norm() < 1.3
-
-
 def test_matrices_together_move_as_each_alone():
     """Wide and tall ones, vectors, a column, a scalar, and few rows with zeros around them."""
     generator = torch.Generator().manual_seed(0)
@@ -235,15 +223,6 @@ def test_every_parameter_is_in_one_group_and_muon_takes_hidden_matrices_only():
             assert all(p.ndim == 1 for p in group["params"])
     with pytest.raises(ConfigError, match="there is no optimizer 'sgd'; there are muon, muon_all, adamw"):
         build_optimizer(model, OptimizerConfig(name="sgd"))
-    adamw = build_optimizer(model, OptimizerConfig(name="adamw"))
-    assert {group["kind"] for group in adamw.param_groups} == {"adamw"}
-
-
-def test_a_step_without_gradients_changes_nothing():
-    model = tiny_model()
-    before = {k: v.clone() for k, v in model.state_dict().items()}
-    optimizer = build_optimizer(model, OptimizerConfig())
-    for group in optimizer.param_groups:
-        group["lr"], group["weight_decay"] = 0.1, 0.1
-    optimizer.step()
-    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    for name, kind in (("muon_all", "muon"), ("adamw", "adamw")):
+        groups = build_optimizer(model, OptimizerConfig(name=name)).param_groups
+        assert {group["kind"] for group in groups} == {kind}

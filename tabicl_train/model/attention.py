@@ -20,8 +20,6 @@ from tabicl_train.model.averaging import attend_averaging, attend_plain
 from tabicl_train.model.layout import Spans
 from tabicl_train.model.scaling import RULES, SSA, Scaling
 
-__all__ = ["Attention", "Block", "CausalSpans", "LayerNorm", "Rotary", "RowSpans", "attend"]
-
 CUDA_GRID = 65_535  # launch limit of a kernel's batch dimension, which counts sequences
 FLASH_BACKWARD = 2**31  # flash attention's backward pass counts the elements of all queries in 32 bits
 # Scores of a head, and of a run, between which products are up to 1.6 times as fast as torch's kernel on a CPU.
@@ -29,27 +27,13 @@ SOME_SCORES, MANY_SCORES = 2**8, 2**20
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, spans: Spans, dropout: float = 0.0) -> Tensor:
-    """Compute softmax attention within sequences.
+    """Softmax attention within sequences -> (Q, H, d).
 
     On CUDA it is one launch of torch's kernels for sequences of various lengths, and otherwise a call of torch's
     attention, or of its products, for each run of equal sequences.
-
-    Parameters
-    ----------
-    q : Tensor
-        (Q, H, d), or (P, L, H, d) if all sequences have the same L queries, up to a factor that depends on the table;
-        P is the number of tables, or 1 without such a factor.
-    k, v : Tensor
-        (K, H, d).
-    spans : Spans
-        The sequences.
-    dropout : float
-        The rate at which weights are dropped.
-
-    Returns
-    -------
-    Tensor
-        (Q, H, d).
+    q: (Q, H, d), or (P, L, H, d) if all sequences have the same L queries, up to a factor that depends on the table; P
+        is the number of tables, or 1 without such a factor
+    k, v: (K, H, d)
     """
     if q.is_cuda and not dropout and fits_one_launch(spans, *q.shape[-2:]):
         return attend_at_once(q, k, v, spans)
@@ -212,14 +196,8 @@ class LayerNorm(nn.LayerNorm):
 class Rotary(nn.Module):
     """Rotary position embedding (arXiv 2104.09864), in both layouts of the rotated pairs.
 
-    Parameters
-    ----------
-    head_dim : int
-        Values of a head, an even number.
-    base : float
-        Pair i turns by base ** (-2 i / head_dim) for each position.
-    interleaved : bool
-        Whether pairs are neighbors (2i, 2i+1), or else (i, i + head_dim/2).
+    Pair i turns by base ** (-2 i / head_dim) for each position.
+    interleaved: whether pairs are neighbors (2i, 2i+1), or else (i, i + head_dim/2)
     """
 
     def __init__(self, head_dim: int, base: float, interleaved: bool) -> None:
@@ -229,18 +207,8 @@ class Rotary(nn.Module):
         self.freqs = nn.Parameter(base ** -(torch.arange(0, head_dim, 2) / head_dim), requires_grad=False)
 
     def forward(self, length: int) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines of the angles of positions 0..length-1.
-
-        Parameters
-        ----------
-        length : int
-            Number of positions.
-
-        Returns
-        -------
-        tuple of Tensor
-            (length, head_dim) float32 each; sines are negative for the first element of a pair.
-        """
+        """Cosines and sines of positions 0..length-1, (length, head_dim) float32 each; the sines of the first element
+        of a pair are negative."""
         angles = torch.arange(length, device=self.freqs.device)[:, None] * self.freqs
         cos, sin = angles.cos(), angles.sin()  # (length, head_dim/2)
         if self.interleaved:
@@ -251,18 +219,10 @@ class Rotary(nn.Module):
 class Attention(nn.Module):
     """Multi-head attention with a packed projection, and a scaling rule or a rotary embedding.
 
-    Parameters
-    ----------
-    dim : int
-        Width E of queries, keys and values.
-    num_heads : int
-        Heads H, which divide E.
-    scaling : str
-        A name in `scaling.RULES`.
-    settings : TabICLConfig or SequenceConfig
-        The network's, of which dropout, zero_init and the options of scaling rules are read.
-    fp32 : bool
-        Compute in float32 under autocast.
+    dim: the width E, which num_heads divides
+    scaling: a name in `scaling.RULES`
+    settings: of the network, with dropout, zero_init and the options of scaling rules
+    fp32: compute in float32 under autocast
     """
 
     def __init__(self, dim: int, num_heads: int, scaling: str, settings: Any, fp32: bool = False) -> None:
@@ -286,25 +246,11 @@ class Attention(nn.Module):
         log_n: Tensor | None = None,
         table: Tensor | None = None,
     ) -> Tensor:
-        """Let queries attend to keys.
+        """Let x (Q, E) attend to a context (K, E) -> (Q, E); without a context, to itself.
 
-        Parameters
-        ----------
-        x : Tensor
-            (Q, E), or (L, E), the queries that all sequences share.
-        context : Tensor, optional
-            (K, E); without it, x attends to itself.
-        spans : Spans, RowSpans or CausalSpans
-            Which queries attend to which keys.
-        log_n : Tensor, optional
-            Logarithm of the number of keys of each table, (B,); a scaling rule needs it.
-        table : Tensor, optional
-            The table of each query, (Q,), unless all sequences share their queries.
-
-        Returns
-        -------
-        Tensor
-            (Q, E), or (sequences * L, E).
+        x is (L, E) if all sequences share their queries, and the result (sequences * L, E).
+        log_n: (B,), logarithm of the number of keys of each table, which a scaling rule needs
+        table: (Q,), the table of each query, unless all sequences share their queries
         """
         if self.fp32 and torch.is_autocast_enabled(x.device.type):
             with torch.autocast(x.device.type, enabled=False):
@@ -327,19 +273,8 @@ class Attention(nn.Module):
         return self.out_proj(out.flatten(1))  # out (Q, H, d)
 
     def project(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Project `forward`'s x and context to queries, keys and values.
-
-        Parameters
-        ----------
-        x, context : Tensor
-            As in `forward`.
-
-        Returns
-        -------
-        tuple
-            Queries (Q, H, d), not yet scaled, and keys and values (K, 2, H, d); without a context, x's own are one
-            tensor: (Q, 3, H, d) and None.
-        """
+        """Queries (Q, H, d), not yet scaled, and keys and values (K, 2, H, d); without a context, x's own as one
+        tensor, (Q, 3, H, d), and None."""
         heads = (self.num_heads, self.dim // self.num_heads)
         if context is None:
             return F.linear(x, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, *heads)), None
@@ -347,20 +282,7 @@ class Attention(nn.Module):
         return F.linear(x, wq, bq).unflatten(-1, heads), F.linear(context, wkv, bkv).unflatten(-1, (2, *heads))
 
     def scale(self, q: Tensor, log_n: Tensor | None, table: Tensor | None, spans: Spans) -> Tensor:
-        """Scale the queries of `project` by the layer's rule.
-
-        Parameters
-        ----------
-        q : Tensor
-            (Q, H, d).
-        log_n, table, spans
-            As in `forward`.
-
-        Returns
-        -------
-        Tensor
-            As `attend` takes them: (Q, H, d), or (B or 1, L, H, d) if the sequences share them.
-        """
+        """The queries as `attend` takes them: (Q, H, d), or (B or 1, L, H, d) if the sequences share them."""
         if self.ssmax_layer is not None:
             return self.ssmax_layer(q, log_n, table)
         return q[None] if spans.shares_queries else q
@@ -369,11 +291,8 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Pre-norm attention and feed-forward, each with a residual. Queries and keys share the first LayerNorm.
 
-    Parameters
-    ----------
-    dim, num_heads, scaling, settings, fp32
-        As in `Attention`; of the settings, ff_factor and bias_free_ln are read besides. With ff_factor=0 there is no
-        feed-forward network.
+    Arguments as in `Attention`; of the settings, ff_factor and bias_free_ln are read besides. With ff_factor=0 there is
+    no feed-forward network.
     """
 
     def __init__(self, dim: int, num_heads: int, scaling: str, settings: Any, fp32: bool = False) -> None:
@@ -399,22 +318,7 @@ class Block(nn.Module):
         log_n: Tensor | None = None,
         table: Tensor | None = None,
     ) -> Tensor:
-        """Let x attend to a context, to its own first tokens, or to itself.
-
-        Parameters
-        ----------
-        x : Tensor
-            (Q, E), or (L, E) if all sequences share their queries.
-        context : Tensor or int, optional
-            Keys (K, E), or the number of x's own tokens that are keys; without it, all are.
-        spans, log_n, table
-            As in `Attention`.
-
-        Returns
-        -------
-        Tensor
-            (Q, E), or (sequences * L, E).
-        """
+        """`Attention.forward` with a residual; context may be the number of x's own first tokens that are keys."""
         normed = self.norm1(x)
         if isinstance(context, Tensor):
             context = self.norm1(context)

@@ -14,8 +14,6 @@ from tabicl_train.model.config import SequenceConfig, TabICLConfig
 if TYPE_CHECKING:
     from tabicl_train.model.family import Network, NetworkConfig
 
-__all__ = ["FAMILIES", "FIRST", "family_name", "family_of", "settings_of"]
-
 FAMILIES: dict[type, tuple[str, str]] = {  # settings -> module and class of the network
     TabICLConfig: ("tabicl_train.model.tabicl", "TabICL"),
     SequenceConfig: ("tabicl_train.model.sequence", "SequenceModel"),
@@ -24,22 +22,7 @@ FIRST = "tabicl"  # the family whose settings do not name it
 
 
 def family_of(config: NetworkConfig) -> type[Network]:
-    """Return the class of the network with these settings; `family_of(config)(config)` builds it.
-
-    Parameters
-    ----------
-    config : NetworkConfig
-        Settings of one of the families.
-
-    Returns
-    -------
-    type of Network
-
-    Raises
-    ------
-    ConfigError
-        If the settings are of no family.
-    """
+    """The class of the network with these settings; `family_of(config)(config)` builds it."""
     if type(config) not in FAMILIES:
         raise ConfigError([f"{type(config).__name__} is no family of networks; there are {', '.join(names())}"])
     module, name = FAMILIES[type(config)]
@@ -47,33 +30,17 @@ def family_of(config: NetworkConfig) -> type[Network]:
 
 
 def family_name(settings: type) -> str:
-    """Return the name of the family with settings of this class."""
+    """The name of the family with settings of this class."""
     return getattr(settings, "family", FIRST)
 
 
 def names() -> dict[str, type]:
-    """Return the classes of settings by the names of families."""
+    """The classes of settings by the names of families."""
     return {family_name(settings): settings for settings in FAMILIES}
 
 
 def settings_of(values: dict[str, Any]) -> type:
-    """Return the class of the settings with these values.
-
-    Parameters
-    ----------
-    values : dict
-        Settings as a file holds them.
-
-    Returns
-    -------
-    type
-        A dataclass.
-
-    Raises
-    ------
-    ConfigError
-        If the family is unknown.
-    """
+    """The class of the settings with these values, as a file holds them."""
     name = values.get("family", FIRST)
     if name not in names():
         raise ConfigError([f"there is no family of networks {name!r}; there are {', '.join(names())}"])

@@ -62,13 +62,6 @@ def public_values() -> dict[str, dict[str, Any]]:
 
 def to_public(config: TabICLConfig) -> dict[str, Any]:
     """The `tabicl` package's configuration of the same network, all 26 keys; raises ConfigError if it has none."""
-    if config.missing_values:
-        raise ConfigError(
-            [
-                "the `tabicl` package imputes missing values, and this network learned them as tokens "
-                "(model.missing_values=true); format=hub and format=onnx can express it"
-            ]
-        )
     values = public_values()
     if setting := beyond_public(config):
         has = f", it has {', '.join(values['icl_scaling'])}" if "_scaling=" in setting else ""

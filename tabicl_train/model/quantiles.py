@@ -8,30 +8,16 @@ from torch import Tensor
 
 from tabicl_train.model.config import TabICLConfig
 
-__all__ = ["guess_loss", "levels", "pinball"]
-
 
 def levels(num_quantiles: int, device: torch.device | None = None) -> Tensor:
-    """Return the levels of quantiles, float32 (Q,): evenly spaced in (0, 1), both ends left out."""
+    """The levels of quantiles, float32 (Q,): evenly spaced in (0, 1), both ends left out."""
     return torch.arange(1, num_quantiles + 1, device=device) / (num_quantiles + 1)
 
 
 def pinball(quantiles: Tensor, y: Tensor) -> Tensor:
-    """Compute the pinball loss, mean over the levels, in fp32 under any precision.
+    """The mean pinball loss of quantiles (rows, Q) for targets y (rows,), (rows,) float32 under any precision.
 
     Of a quantile q at level a it is max(a (y - q), (a - 1) (y - q)).
-
-    Parameters
-    ----------
-    quantiles : Tensor
-        (rows, Q).
-    y : Tensor
-        Targets, (rows,) float32.
-
-    Returns
-    -------
-    Tensor
-        (rows,) float32.
     """
     return Pinball.apply(quantiles, y)
 
@@ -67,22 +53,10 @@ def slopes(above: Tensor, a: Tensor) -> Tensor:
 
 
 def guess_loss(y: Tensor, train_size: int) -> float:
-    """Compute the loss of a table whose query rows are predicted from labels alone.
+    """The loss of a table whose query rows are predicted from labels alone; y (N,) classes or numbers, on the CPU.
 
     A class of n_c among the n labeled rows gets the probability (n_c + 1) / (n + C) in a table of C classes, so that
     a class which occurs in query rows only is not impossible. Numbers are predicted by the quantiles of the labels.
-
-    Parameters
-    ----------
-    y : Tensor
-        Classes, int64, or numbers, float32, (N,) on the CPU, labeled rows first.
-    train_size : int
-        Labeled rows n.
-
-    Returns
-    -------
-    float
-        Mean over the query rows.
     """
     labeled, queries = y[:train_size], y[train_size:]
     if y.is_floating_point():

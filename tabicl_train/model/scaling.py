@@ -84,20 +84,10 @@ class Scaling(nn.Module):
 
     @torch.no_grad()
     def multipliers(self, n: int) -> Tensor:
-        """Return base multipliers for n keys.
+        """Return base multipliers for n keys, float32 (H, 1) or (H, head_dim).
 
         Their growth is an early warning: in the released model the maximum of the first in-context block is about 12 at
         n = 512.
-
-        Parameters
-        ----------
-        n : int
-            Number of keys.
-
-        Returns
-        -------
-        Tensor
-            float32, (H, 1) or (H, head_dim).
         """
         weight = next(self.parameters())
         with torch.autocast(weight.device.type, enabled=False):
@@ -162,7 +152,7 @@ class QASSMax(Scaling):
             from tabicl_train.model.triton_scaling import scale_queries  # needs Triton
 
             weights = list(self.query_mlp.parameters())  # weight and bias of the first linear layer, of the second
-            scaled, moments = scale_queries(q, base, table, *weights)
+            scaled, moments = scale_queries(q, base, table.int(), *weights)
             self.note(moments, q.numel() // q.shape[-1] * len(weights[-1]))
             return scaled
         wide = q.float()
@@ -185,44 +175,22 @@ class SSA(nn.Module):
     softmax are p sgn(z) log(1 + b|z|): a large score outweighs the others by the power of its ratio to them, where
     softmax takes the exponential of its difference.
 
-    The factor b > 0 and the exponent p > 1 of each head; b is applied here, to the queries, and p in the kernels.
-
-    b starts at 1, as plotted in the paper: near z = 0 the logits are then p z, about those of softmax.
-    gate_sums: as in Scaling, but this rule has no gate
-
-    Parameters
-    ----------
-    num_heads, head_dim : int
-        The heads H of the layer and the values of each.
-    settings : TabICLConfig or SequenceConfig
-        Those of the network, with `ssa_exponent`, the exponent p, or the first one.
-    trainable : bool
-        Whether each head learns its exponent.
+    Each head has a factor b > 0, which is applied here, to the queries, and an exponent p > 1, which averaging.py
+    applies; p is learned if `trainable`, and otherwise the settings' `ssa_exponent`. b starts at 1, as plotted in the
+    paper: near z = 0 the logits are then p z, about those of softmax.
     """
 
     def __init__(self, num_heads: int, head_dim: int, settings: Any, trainable: bool = False) -> None:
         super().__init__()
         self.num_heads, self.exponent = num_heads, settings.ssa_exponent
-        self.gate_sums: Tensor | None = None
+        self.gate_sums: Tensor | None = None  # as in Scaling, but this rule has no gate
         self.log_b = nn.Parameter(torch.zeros(num_heads))
         excess = math.log(self.exponent - 1)
         self.log_excess = nn.Parameter(torch.full((num_heads,), excess)) if trainable else None
 
     def forward(self, q: Tensor, log_n: Tensor | None = None, table: Tensor | None = None) -> Tensor:
-        """Multiply queries by b, in float32 and back to their dtype.
-
-        Parameters
-        ----------
-        q : Tensor
-            Queries, (Q, H, head_dim).
-        log_n, table : Tensor, optional
-            As in `Scaling`; log_n has no effect.
-
-        Returns
-        -------
-        Tensor
-            (Q, H, head_dim), or (1, Q, H, head_dim) without `table`, since all sequences then share the queries.
-        """
+        """Multiply queries (Q, H, head_dim) by b, in float32; without `table`, all sequences share the result,
+        (1, Q, H, head_dim)."""
         scaled = (q.float() * self.log_b.exp()[:, None]).to(q.dtype)
         return scaled[None] if table is None else scaled
 

@@ -113,18 +113,7 @@ class TabICL(Network):
         return self.icl_predictor(represented, labels, context, log_n, recompute)
 
     def groups(self, pack: Pack) -> tuple[Tensor, list[Shape]]:
-        """Count rows N, labeled rows n and feature groups G of each table.
-
-        Parameters
-        ----------
-        pack : Pack
-            The tables.
-
-        Returns
-        -------
-        tuple
-            N, n and G, int64 (B, 3) on the device, and the same as a list on the host.
-        """
+        """N, n and G of each table, int64 (B, 3) on the device, and the same as a list on the host."""
         sizes, shapes = pack.sizes, [(N, n, token_groups(self.config, M)) for N, n, M in pack.shapes]
         if self.config.col_grouping == "disjoint":
             N, n, M = sizes.unbind(1)
@@ -132,20 +121,7 @@ class TabICL(Network):
         return sizes, shapes
 
     def row_losses(self, predictions: Tensor, pack: Pack) -> Tensor:
-        """Compute cross entropies of logits, or pinball losses of quantiles.
-
-        Parameters
-        ----------
-        predictions : Tensor
-            As from `forward`.
-        pack : Pack
-            The tables.
-
-        Returns
-        -------
-        Tensor
-            (query rows,) float32.
-        """
+        """Compute cross entropies of logits, or pinball losses of quantiles; see `Network`."""
         if self.config.is_regression:
             return pinball(predictions, pack.queries())
         return F.cross_entropy(predictions.float(), pack.queries(), reduction="none")

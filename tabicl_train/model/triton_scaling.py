@@ -181,28 +181,27 @@ def options(num_heads: int, head_dim: int, bases: int, gates: int, backward: boo
     return sizes | {"HIDDEN": HIDDEN, "TOKENS": tokens, "num_warps": 8 if wide and backward else 4}
 
 
-def forward(
+@torch.library.custom_op("tabicl_train::scale_queries", mutates_args=())
+def scale_queries(
     q: Tensor, base: Tensor, segment: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """scaled = q * base[segment] * gate(q), gate(q) = 1 + tanh(MLP(q)), in the dtype of q; and the gate's moments.
+    """q * base[segment] * gate(q) with gate(q) = 1 + tanh(MLP(q)), in the dtype of q; and the gate's moments.
 
     q: (N, H, d), bf16, fp16 or fp32
     base: (S, H, d or 1) float32
     segment: (N,) int32, which base a token has; fast if the tokens of a segment lie together
     w1 (64, d), b1 (64,), w2 (d or 1, 64), b2 (d or 1,), float32: Linear, exact GELU, Linear
 
-    Returns scaled (N, H, d) and moments (2,) float32, the sum of all gates and that of their squares.
+    The moments, (2,) float32 without gradients, are the sum of all gates and that of their squares.
     """
     q, base = q.contiguous(), base.contiguous()
     constants, programs, chunk = _split(q, base, w2, backward=False)
     scaled, moments = torch.empty_like(q), base.new_empty(programs, 2)
-    if programs:
-        forward_kernel[(programs,)](
-            q, base, segment, w1, b1, w2, b2, scaled, moments, q.shape[0], chunk, **constants
-        )  # fmt: skip
+    forward_kernel[(programs,)](q, base, segment, w1, b1, w2, b2, scaled, moments, q.shape[0], chunk, **constants)
     return scaled, moments.sum(0)
 
 
+@torch.library.custom_op("tabicl_train::scale_queries_backward", mutates_args=())
 def backward(
     q: Tensor, base: Tensor, segment: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -211,13 +210,11 @@ def backward(
     constants, programs, chunk = _split(q, base, w2, backward=True)
     dq, dbase = torch.empty_like(q), base.new_zeros(programs, *base.shape)
     sums = [dbase, *(w.new_empty(programs, *w.shape) for w in (w1, b1, w2, b2))]
-    if programs:
-        backward_kernel[(programs,)](
-            q, base, segment, w1, b1, w2, b2, grad.contiguous(), dq, *sums, q.shape[0], chunk, base.shape[0],
-            **constants,
-        )  # fmt: skip
-    gradients = [each.sum(0) for each in sums]
-    return dq, gradients[0], gradients[1], gradients[2], gradients[3], gradients[4]
+    backward_kernel[(programs,)](
+        q, base, segment, w1, b1, w2, b2, grad.contiguous(), dq, *sums, q.shape[0], chunk, base.shape[0], **constants
+    )  # fmt: skip
+    dbase, dw1, db1, dw2, db2 = (each.sum(0) for each in sums)
+    return dq, dbase, dw1, db1, dw2, db2
 
 
 def _split(q: Tensor, base: Tensor, w2: Tensor, backward: bool) -> tuple[dict[str, int], int, int]:
@@ -229,46 +226,15 @@ def _split(q: Tensor, base: Tensor, w2: Tensor, backward: bool) -> tuple[dict[st
     return constants, -(-tokens // chunk), chunk
 
 
-def scale_queries(
-    q: Tensor, base: Tensor, table: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor
-) -> tuple[Tensor, Tensor]:
-    """q * base[table] * (1 + tanh(MLP(q))), computed in float32, in the dtype of q.
-
-    q: (Q, H, d)
-    base: (B, H, d or 1) float32, the factor of each table
-    table: (Q,) int64
-    w1 (64, d), b1 (64,), w2 (W, 64), b2 (W,): Linear, GELU, Linear
-
-    Also returns the sum of the gates 1 + tanh(...) and that of their squares, (2,) float32, without gradients.
-    """
-    return torch.ops.tabicl_train.scale_queries(q, base, table.int(), w1, b1, w2, b2)
-
-
-@torch.library.custom_op("tabicl_train::scale_queries", mutates_args=(), device_types="cuda")
-def _forward(
-    q: Tensor, base: Tensor, table: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor
-) -> tuple[Tensor, Tensor]:
-    return forward(q, base, table, w1, b1, w2, b2)
-
-
-@torch.library.custom_op("tabicl_train::scale_queries_backward", mutates_args=(), device_types="cuda")
-def _backward(
-    q: Tensor, base: Tensor, table: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, grad: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return backward(q, base, table, w1, b1, w2, b2, grad)
-
-
-@_forward.register_fake
+@scale_queries.register_fake
 def _(q: Tensor, base: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return torch.empty_like(q, memory_format=torch.contiguous_format), base.new_empty(2)
 
 
-@_backward.register_fake
-def _(q: Tensor, base: Tensor, table: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, grad: Tensor) -> Any:
-    q, base, w1, b1, w2, b2 = (
-        torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, base, w1, b1, w2, b2)
-    )
-    return q, base, w1, b1, w2, b2
+@backward.register_fake
+def _(q: Tensor, base: Tensor, segment: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    given = (q, base, *others[:-1])
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in given)
 
 
 def _keep(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -277,8 +243,8 @@ def _keep(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
 
 
 def _differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple:
-    dq, dbase, *rest = _backward(*ctx.saved_tensors, grad)
+    dq, dbase, *rest = backward(*ctx.saved_tensors, grad)
     return dq, dbase, None, *rest
 
 
-_forward.register_autograd(_differentiate, setup_context=_keep)
+scale_queries.register_autograd(_differentiate, setup_context=_keep)

@@ -1,7 +1,7 @@
 """Accepted tables per second of a prior and of the released generator: one thread, in turn, in one process.
 
-    python tests/benchmarks/bench_prior.py [prior=graph_scm] [preset=released] [rows=1024] [tables=20] [rounds=7]
-        [task=classification]
+python tests/benchmarks/bench_prior.py [prior=graph_scm] [preset=released] [rows=1024] [tables=20] [rounds=7]
+    [task=classification]
 """
 
 from __future__ import annotations

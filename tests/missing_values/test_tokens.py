@@ -10,7 +10,6 @@ from tabicl_train.model import TabICL
 from tabicl_train.model.layout import column_layout, log_counts
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import feature_index
-from tabicl_train.module import query_losses
 from tabicl_train.prediction.predict import predict_logits
 
 V1 = dict(col_affine=True, col_grouping="none", col_target_aware=False, col_scaling="none", icl_scaling="none")
@@ -78,19 +77,6 @@ def test_tokens_before_attention_are_those_of_the_formula_in_float64(options):
 
 
 @kinds
-def test_the_gradient_reaches_the_token_from_its_first_step(options):
-    network = seeing(small_network(**options)).train()
-    X, gaps, y_train, y_query = with_gaps(2, 20, 4, 12, classes=network.config.max_classes)
-    X.requires_grad_()
-    pack = dataclasses.replace(Pack.stack(X, y_train), y=torch.cat([y_train, y_query], 1).flatten())
-    query_losses(network, pack).sum().backward()
-    assert all(p.grad.isfinite().all() for p in network.parameters() if p.requires_grad)
-    slopes = network.col_embedder.missing_values.grad  # (E, size)
-    assert (slopes.abs().amax(0) > 1e-6).all()
-    assert X.grad.isfinite().all() and X.grad[gaps].abs().max() == 0 and X.grad[~gaps].abs().max() > 0
-
-
-@kinds
 def test_which_cells_are_missing_matters_and_their_rows_order_does_not(options):
     network = small_network(missing_values=True, **options)
     X, gaps, y, _ = with_gaps(1, 20, 4, 12, classes=network.config.max_classes)
@@ -127,9 +113,3 @@ def test_tables_of_a_pack_are_predicted_one_by_one_and_in_parts(options, classes
     if classes <= 10:
         with torch.no_grad():
             torch.testing.assert_close(network(pack)[:, :classes], together, rtol=0, atol=1e-5)
-
-
-def test_without_the_option_there_is_no_such_weight():
-    network = small_network()
-    assert not hasattr(network.col_embedder, "missing_values")
-    assert set(seeing(network).state_dict()) - set(network.state_dict()) == {"col_embedder.missing_values"}

@@ -10,15 +10,9 @@ from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.model.public_config import to_public
 from tabicl_train.model.scaling import RULES
 
-V1 = dict(
-    col_affine=True,
-    col_grouping="none",
-    col_target_aware=False,
-    col_scaling="none",
-    row_rope_interleaved=True,
-    icl_scaling="none",
-    zero_init=True,
-)
+V1 = {name: getattr(TabICLConfig.v1(), name) for name in (
+    "col_affine", "col_grouping", "col_target_aware", "col_scaling", "row_rope_interleaved", "icl_scaling", "zero_init"
+)}  # fmt: skip
 
 
 def run(network, X, y_train, y_query, compute=logits_of):
@@ -49,10 +43,6 @@ def assert_agreement(network, batch):
 @pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if rule.public])
 def test_scaling_rules(rule):
     assert_agreement(small_network(col_scaling=rule, icl_scaling=rule), draw(2, 24, 5, 15))
-
-
-def test_scaling_rules_of_the_stages_are_independent():
-    assert_agreement(small_network(col_scaling="ssmax", icl_scaling="qassmax"), draw(2, 24, 5, 15))
 
 
 @pytest.mark.parametrize("M", [1, 3, 30])
@@ -111,28 +101,12 @@ def test_full_size(config):
     network = TabICL(config)
     randomize(network)
     X, y_train, _ = draw(1, 30, 5, 20, classes=config.max_classes)
-    with torch.no_grad():
-        difference = (logits_of(network, X, y_train) - peer_of(network)(X, y_train)).abs().max()
-    assert difference < 1e-4  # logits of these 27 M random weights are an order larger than those of the small networks
-
-
-@pytest.mark.parametrize("config", [TabICLConfig.v1(), TabICLConfig(), REGRESSION], ids=["v1", "v2", "regression"])
-def test_parameters_have_the_names_and_shapes_of_the_client(config):
-    from tabicl._model.tabicl import TabICL as Peer
-
-    peer, network = Peer(**to_public(config)), TabICL(config)
-    assert {k: v.shape for k, v in network.state_dict().items()} == {k: v.shape for k, v in peer.state_dict().items()}
+    peer = peer_of(network)  # loads the weights, so names and shapes are the same
     frozen = [name for name, p in network.named_parameters() if not p.requires_grad]
     assert frozen == [name for name, p in peer.named_parameters() if not p.requires_grad]
-    assert torch.allclose(network.state_dict()[frozen[0]], peer.state_dict()[frozen[0]], rtol=1e-6)
-
-
-def test_parameter_counts_of_v2():
-    network = TabICL(TabICLConfig())
-    stages = (network.col_embedder, network.row_interactor, network.icl_predictor)
-    assert [sum(p.numel() for p in stage.parameters()) for stage in stages] == [877_680, 398_216, 26_276_362]
-    assert sum(p.numel() for p in network.parameters()) == 27_552_258
-    assert len(network.state_dict()) == 391
+    with torch.no_grad():
+        difference = (logits_of(network, X, y_train) - peer(X, y_train)).abs().max()
+    assert difference < 1e-4  # logits of these 27 M random weights are an order larger than those of the small networks
 
 
 @pytest.mark.parametrize("options", [dict(zero_init=True), dict(zero_init=False), V1], ids=["zero", "default", "v1"])

@@ -1,8 +1,6 @@
 """Training, planning and export ask nothing of a network but the interface of a family."""
 
-import ast
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pandas as pd
@@ -11,7 +9,6 @@ import torch
 from short_runs import module_of
 from torch import Tensor, nn
 
-import tabicl_train
 from tabicl_train.config.compose import compose
 from tabicl_train.config.stages import CurriculumConfig, StageConfig
 from tabicl_train.errors import ConfigError
@@ -131,21 +128,6 @@ def test_another_family_is_trained_planned_and_exported(line, tmp_path):
         content["config"] == {"family": "line"}
         and content["state_dict"].keys() == dict(module.model.named_parameters()).keys()
     )
-
-
-FILES = ("module", "train", "stream", "resume", "workers", "optimizer", "curriculum")
-TRAINER = ("callbacks", "sweep", "report", "planning", "run_dir", "processes", "remote")
-
-
-def test_nothing_in_the_trainer_names_a_family():
-    package = Path(tabicl_train.__file__).parent
-    files = [package / f"{name}.py" for name in FILES]
-    files += [file for folder in TRAINER for file in (package / folder).rglob("*.py")]
-    modules = {"tabicl_train.model", "tabicl_train.model.config", *(module for module, _ in FAMILIES.values())}
-    assert len(files) > 30 and "tabicl_train.model.sequence" in modules
-    for file in files:
-        imports = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
-        assert modules.isdisjoint(node.module for node in imports), file
 
 
 def test_an_unknown_family_is_refused_with_the_list_of_families():

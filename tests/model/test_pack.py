@@ -59,15 +59,6 @@ def test_a_pack_is_its_tables_one_by_one(options, shapes, repeated):
     assert close(gradient, sum(slope for _, slope in each))
 
 
-def test_order_of_tables_does_not_matter():
-    network = small_network()
-    tables = fill([(9, 3, 1, 2), (30, 20, 6, 10), (9, 3, 1, 2), (12, 11, 3, 4), (30, 20, 2, 10)])
-    order = [3, 0, 4, 2, 1]
-    losses, gradient = losses_and_gradient(network, Pack.of(tables), 1)
-    other_losses, other_gradient = losses_and_gradient(network, Pack.of([tables[i] for i in order]), 1)
-    assert close(other_losses, losses[order]) and close(other_gradient, gradient)
-
-
 @settings(deadline=None, derandomize=True, max_examples=20)
 @given(st.lists(a_table(), min_size=1, max_size=7))
 def test_a_pack_holds_its_tables(shapes):

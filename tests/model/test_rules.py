@@ -54,10 +54,3 @@ def gates(config: TabICLConfig) -> float:
     """FLOPs of the gates of QASSMax in a table of 20 rows, of which 12 are labeled."""
     rule = RULES[config.icl_scaling]
     return (20 * (config.icl_num_blocks - 1) + 8) * rule.flops(config.row_dim, config.icl_num_heads)
-
-
-def test_an_unknown_rule_is_refused_with_the_list_of_rules():
-    (problem,) = TabICLConfig(icl_scaling="power").problems()
-    assert problem == f"icl_scaling is 'power', must be one of {', '.join(RULES)}"
-    (problem,) = SequenceConfig(scaling="qassmax").problems()
-    assert problem == "scaling is 'qassmax', must be one of none, ssa, ssa_trainable"

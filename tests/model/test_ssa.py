@@ -4,11 +4,9 @@ import math
 
 import pytest
 import torch
-from small_networks import logits_of, small_network
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tabicl_train.config.compose import compose
-from tabicl_train.config.schema import OptimizerConfig
 from tabicl_train.model import averaging
 from tabicl_train.model.attention import Attention, attend_ssa
 from tabicl_train.model.averaging import attend_averaging, attend_plain
@@ -17,7 +15,6 @@ from tabicl_train.model.layout import Spans
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.scaling import SSA
 from tabicl_train.module import Pretraining
-from tabicl_train.optimizer import build_optimizer
 from tabicl_train.precision import choose
 from tabicl_train.stream import StepItem
 
@@ -197,15 +194,6 @@ def test_autocast_changes_no_bit_of_the_attention(dtype):
     assert all(map(torch.equal, found, plain))
 
 
-def test_parameters_are_adamw_vectors_without_decay():
-    network = small_network(icl_scaling="ssa_trainable")
-    (layer,) = (layer for name, layer in network.named_scalings() if name == "icl.0")
-    groups = build_optimizer(network, OptimizerConfig(name="muon")).param_groups
-    for parameter in (layer.log_b, layer.log_excess):
-        (group,) = (group for group in groups if any(p is parameter for p in group["params"]))
-        assert group["kind"] == "adamw" and not group["decayed"]
-
-
 def test_a_training_step_moves_the_exponent_that_is_learned():
     settings = ("model.icl_scaling=ssa_trainable", "model.col_scaling=ssa_trainable", "trainer.accelerator=cpu")
     config = compose(["experiment=smoke", *settings])
@@ -222,20 +210,3 @@ def test_a_training_step_moves_the_exponent_that_is_learned():
     for name, layer in layers.items():
         assert layer.log_excess.grad.abs().max() > 0, name
         assert (layer.exponents() - before[name]).abs().min() > 1e-6, name
-
-
-def test_the_rule_and_its_exponent_make_a_difference_in_each_stage():
-    X, y = torch.randn(2, 40, 3, generator=torch.Generator().manual_seed(0)), torch.arange(30).expand(2, -1) % 4
-    options = [
-        {},
-        {"col_scaling": "ssa"},
-        {"icl_scaling": "ssa"},
-        {"icl_scaling": "ssa_trainable", "ssa_exponent": 2.0},
-    ]
-    networks = [small_network(**{"col_scaling": "none", "icl_scaling": "none"} | each) for each in options]
-    assert [[name for name, _ in network.named_scalings()] for network in networks] == [
-        [], ["column.0", "column.1"], ["icl.0", "icl.1"], ["icl.0", "icl.1"]
-    ]  # fmt: skip
-    logits = [logits_of(network, X, y) for network in networks]
-    for i, one in enumerate(logits):
-        assert all((one - other).abs().max() > 1e-3 for other in logits[:i])
