@@ -26,6 +26,7 @@ def rows(losses: list[float], guess_loss: float = 1.6) -> list[dict[str, str]]:
     [
         (LOSSES, 5, 8), ([1.0, 1.0, 1.0, 1.0], 4, 1), ([1.0, NAN, NAN, NAN], 4, 1), ([NAN, 2.0, 1.0, 1.5], None, 3),
         ([3.0, 2.0, 1.0, 0.5], None, 4), ([NAN], None, None), ([], None, None),
+        ([1.0, 1.5, 0.9, 1.5, 1.5], None, 3),  # the better third one starts the count anew
     ],
 )  # fmt: skip
 def test_the_end_and_the_best_step_follow_from_the_rows_up_to_a_step(losses, ends, best_step):
