@@ -49,7 +49,7 @@ PRIORS = {  # classes by name, imported when they are asked for
 
 
 def prior_names() -> list[str]:
-    """Return the names of the priors of this package and of those that other packages register, in alphabetical order."""
+    """Return the names of the priors of this package and of those that other packages register, sorted."""
     return sorted([*PRIORS, *installed_priors()])
 
 

@@ -91,13 +91,13 @@ class Prior:
         """Raise Rejected for a finished table that does not pass the prior's filters."""
 
     def mixed(self, mix: Mapping[str, float]) -> Prior:
-        """Return the prior as a stage with these shares of its components draws from it; {} for the prior's own shares."""
+        """Return the prior as a stage with these shares of its components draws from it; {} for its own shares."""
         if mix:
             raise PriorError("only mixtures have shares (prior=mix_scm)")
         return self
 
     def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:
-        """Draw a table with its plan, or raise Rejected; the seed is the table's address and the number of the attempt."""
+        """Draw a table with its plan, or raise Rejected; seed: the table's address and the number of the attempt."""
         changes = self.realism.draw(spec, seed)
         plan = self.plan(changes.planned, seed)
         columns, target, num_classes = changes.change(*self.execute(plan))

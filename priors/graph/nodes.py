@@ -6,7 +6,7 @@ Source: TabICLv2, arXiv 2602.11139, appendix on the prior.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +20,6 @@ from priors.graph.functions import Function, Points, draw_function
 from priors.graph.scalars import LOCAL, Scalars, Weights
 from priors.random import normals, rng_at
 from priors.table import TableSpec
-
-if TYPE_CHECKING:
-    from priors.graph_scm import GraphSCM
 
 TARGET = -1  # the index of the target among the columns
 MULTI_FUNCTIONS = ("concat", "aggregate")
@@ -153,7 +150,7 @@ def place_columns(scalars: Scalars, num_nodes: int, count: int) -> list[int]:
     return nodes[scalars.rng.integers(candidates, size=count)].tolist()
 
 
-def draw_plan(prior: GraphSCM, spec: TableSpec, seed: tuple[int, ...]) -> GraphPlan:
+def draw_plan(prior: Any, spec: TableSpec, seed: tuple[int, ...]) -> GraphPlan:
     released = prior.preset == "released"
     scalars = Scalars(rng_at(seed, "plan"), skewed_choices=not released)
     num_classes = scalars.integer(LOCAL, 2, spec.max_classes + 1) if spec.max_classes else 0

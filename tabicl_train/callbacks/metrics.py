@@ -165,7 +165,7 @@ class Metrics:
 
 
 def guess_losses(module: Pretraining, item: StepItem) -> list[float]:
-    """Return the loss of guessing each table of this rank from labels alone; waits for the device once for each pack."""
+    """Return the loss of guessing each table of this rank from labels alone; waits for the device for each pack."""
     return [
         module.model.guess_loss(y, n)
         for pack in item.packs

@@ -242,7 +242,7 @@ class SequenceConfig:
 
 
 def scaling_problems(settings: TabICLConfig | SequenceConfig, names: tuple[str, ...]) -> list[str]:
-    """The problems with the scaling rules in the settings `names`, and with options that only some rules have."""
+    """List the problems with the scaling rules in the settings `names`, and with options of some rules only."""
     from tabicl_train.model.scaling import OPTIONS, RULES  # on first use, as it imports torch
 
     causal, problems = isinstance(settings, SequenceConfig), []

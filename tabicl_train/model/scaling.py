@@ -95,7 +95,7 @@ class Scaling(nn.Module):
 
 
 def per_query(base: Tensor, table: Tensor | None) -> Tensor:
-    """The factors (B, H, .) of queries of these tables (Q, H, .), or of queries that all tables share (B, 1, H, .)."""
+    """Return the factors (B, H, .) of the queries of these tables, (Q, H, .), or of shared queries, (B, 1, H, .)."""
     return base[:, None] if table is None else base.index_select(0, table)
 
 
@@ -189,8 +189,7 @@ class SSA(nn.Module):
         self.log_excess = nn.Parameter(torch.full((num_heads,), excess)) if trainable else None
 
     def forward(self, q: Tensor, log_n: Tensor | None = None, table: Tensor | None = None) -> Tensor:
-        """Multiply queries (Q, H, head_dim) by b, in float32; without `table`, all sequences share the result,
-        (1, Q, H, head_dim)."""
+        """Multiply queries (Q, H, head_dim) by b, in float32; (1, Q, H, head_dim) without `table`."""
         scaled = (q.float() * self.log_b.exp()[:, None]).to(q.dtype)
         return scaled[None] if table is None else scaled
 
@@ -250,7 +249,7 @@ def gate_flops(width: int, heads: int, elementwise: bool = False) -> float:
 
 
 def gate_kept(width: int, heads: int, elementwise: bool = False) -> float:
-    """The rescaled query, its factor, and for the gate the query before it, the gate, its tanh and the hidden layer."""
+    """Count the rescaled query, its factor, and of the gate the query before it, the gate, tanh and hidden layer."""
     return 2 + 3 * (1.0 if elementwise else heads / width) + 2 * HIDDEN * heads / width
 
 

@@ -158,13 +158,12 @@ class LabelEncoder(nn.Linear):
     """A linear map of the one-hot label, or of a number."""
 
     def forward(self, y: Tensor) -> Tensor:
-        """y (rows,), int64 in [0, C) or float32 -> (rows, out_features)."""
+        """Y (rows,), int64 in [0, C) or float32 -> (rows, out_features)."""
         return super().forward(label_values(y, self.in_features).to(self.weight.dtype))
 
 
 def label_values(y: Tensor, width: int) -> Tensor:
-    """What is read of labels (rows,): of classes, int64, whether they are 0, 1, ..., as (rows, width); of numbers,
-    float32, themselves, as (rows, 1)."""
+    """Return what is read of labels (rows,): of classes whether they are 0, 1, ..., (rows, width); numbers, (rows, 1)."""
     return y[:, None] if y.is_floating_point() else y[:, None] == torch.arange(width, device=y.device)
 
 
@@ -181,7 +180,7 @@ class InducedAttention(nn.Module):
         nn.init.trunc_normal_(self.ind_vectors, std=0.02)
 
     def forward(self, tokens: Tensor, columns: Columns, log_n: Tensor) -> Tensor:
-        """tokens (tokens, E) of all columns -> (tokens, E). Inducing points see only labeled rows: nothing leaks."""
+        """Tokens (tokens, E) of all columns -> (tokens, E). Inducing points see only labeled rows: nothing leaks."""
         labeled = tokens[: columns.labeled]
         hidden = self.multihead_attn1(self.ind_vectors, labeled, columns.to_inducing, log_n)  # (columns * I, E)
         return self.multihead_attn2(tokens, hidden, columns.from_inducing)
@@ -210,9 +209,11 @@ class ColumnEmbedding(nn.Module):
         return self.embed(cells, columns, log_n, recompute)
 
     def read(self, pack: Pack, columns: Columns, labels: Tensor) -> Tensor:
-        """What each token knows of its cell, (tokens, K): the features of its group, which of them are missing if the
-        network sees that, and, if it is target-aware, of a labeled row the label (see label_values) and a 1; 0
-        otherwise. labels: (labeled tokens,)"""
+        """Return what each token knows of its cell, (tokens, K).
+
+        The features of its group, which of them are missing if the network sees that, and, if it is target-aware, of a
+        labeled row the label (see label_values) and a 1; 0 otherwise. labels: (labeled tokens,)
+        """
         size, width = self.config.group_size, self.config.label_width
         index = feature_index(pack.sizes, pack.shapes, columns, self.config.col_grouping, size)  # (tokens, size)
         X = F.pad(pack.X, (0, max(N for N, _, _ in pack.shapes))) if self.config.col_grouping == "disjoint" else pack.X
@@ -227,7 +228,7 @@ class ColumnEmbedding(nn.Module):
         return cells
 
     def embed(self, cells: Tensor, columns: Columns, log_n: Tensor, recompute: bool = False) -> Tensor:
-        """cells (tokens, K) -> (tokens, E), for any columns: they do not see each other."""
+        """Cells (tokens, K) -> (tokens, E), for any columns: they do not see each other."""
         weights = [self.in_linear.weight]
         if self.config.missing_values:
             weights.append(self.missing_values)
@@ -243,13 +244,13 @@ class ColumnEmbedding(nn.Module):
 
 
 def mark_missing(features: Tensor) -> Tensor:
-    """features (..., size), NaN where missing -> (..., 2 size): 0 in place of NaN, and whether they are missing"""
+    """Features (..., size), NaN where missing -> (..., 2 size): 0 in place of NaN, and whether they are missing."""
     missing = features.isnan()
     return torch.cat([torch.where(missing, 0.0, features), missing.to(features.dtype)], -1)
 
 
 def feature_index(sizes: Tensor, shapes: Iterable[Shape], columns: Columns, grouping: str, size: int) -> Tensor:
-    """The cells that each token sees: positions in Pack.X, (tokens, size).
+    """Return the cells that each token sees: positions in Pack.X, (tokens, size).
 
     none: one feature per token, G = M
     circular: token j sees features j + 1, j + 2, j + 4, ... modulo M, G = M
@@ -299,16 +300,16 @@ class RowInteraction(nn.Module):
         nn.init.trunc_normal_(self.cls_tokens, std=0.02)
 
     def forward(self, tokens: Tensor, rows: Rows, recompute: bool = False) -> Tensor:
-        """tokens (tokens, E) of all cells -> representations of all rows (rows, D), in the order of `rows`."""
+        """Tokens (tokens, E) of all cells -> representations of all rows (rows, D), in the order of `rows`."""
         return self.interact(self.add_cls(tokens, rows), rows.within, recompute)
 
     def add_cls(self, tokens: Tensor, rows: Rows) -> Tensor:
-        """The tokens of all cells and, in front of those of each row, its CLS tokens, (rows * T, E)."""
+        """Join the tokens of all cells and, in front of those of each row, its CLS tokens, (rows * T, E)."""
         cls_tokens = self.cls_tokens.to(tokens.dtype).repeat(len(rows.order), 1)  # (rows * row_num_cls, E)
         return Merge.apply(tokens, rows.tokens, cls_tokens, rows.within.cls)
 
     def interact(self, x: Tensor, within: WithinRows, recompute: bool = False) -> Tensor:
-        """x (rows * T, E) -> representations (rows, D)."""
+        """X (rows * T, E) -> representations (rows, D)."""
         tables, interleaved = self.tf_row["rope"](within.every.most_keys), self.config.row_rope_interleaved
         cos, sin = (table.index_select(0, within.position)[:, None] for table in tables)  # (rows * T, 1, head_dim)
         of_cls = cos.index_select(0, within.cls), sin.index_select(0, within.cls)

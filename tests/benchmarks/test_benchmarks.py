@@ -16,7 +16,9 @@ from tabicl_train.prediction.public_format import save_public
 
 FOLDER = Path(__file__).parent
 PAGE = (FOLDER / "README.md").read_text()
-SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if not path.name.startswith("test_"))
+SCRIPTS = sorted(
+    path.name for path in FOLDER.glob("*.py") if "__main__" in path.read_text() and "test_" not in path.name
+)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from forked import run_ranks
 from runs import last
 from test_resume import STEPS, tables
 
-from priors import PriorError
 from tabicl_train.config.compose import compose
 from tabicl_train.errors import ConfigError
 
@@ -72,30 +71,6 @@ def test_a_run_is_continued_on_the_same_file_only(short, tmp_path):
     own_tables.frame(1, 70).to_csv(tmp_path / "short.csv", index=False)
     with pytest.raises(ConfigError, match="is another run: the hash of the real tables was"):
         train(*run, "trainer.max_steps=3")
-
-
-@pytest.fixture
-def files_change_after_a_step(tmp_path, monkeypatch):
-    """Those in the folder of a test."""
-    from tabicl_train.callbacks.metrics import Metrics
-
-    end = Metrics.on_train_batch_end
-
-    def change_files(*arguments, **keywords):
-        for path in tmp_path.rglob("*.csv"):
-            path.write_text(path.read_text().replace("red", "redder"))
-        return end(*arguments, **keywords)
-
-    monkeypatch.setattr(Metrics, "on_train_batch_end", change_files)
-
-
-@pytest.mark.usefixtures("files_change_after_a_step")
-def test_a_file_that_changes_stops_the_run(settings, short, folder, tmp_path):
-    mine = shutil.copytree(folder, tmp_path / "mine")
-    with pytest.raises(PriorError, match=r"mine/table\d\.csv has changed since it was indexed"):
-        train(*settings, f"prior.folder={mine}", f"run_dir={tmp_path}/run")
-    with pytest.raises(PriorError, match=r"short\.csv has changed since it was indexed"):
-        train(*short, f"run_dir={tmp_path}/other")
 
 
 @pytest.mark.parametrize(
