@@ -163,7 +163,7 @@ class LabelEncoder(nn.Linear):
 
 
 def label_values(y: Tensor, width: int) -> Tensor:
-    """Return what is read of labels (rows,): of classes whether they are 0, 1, ..., (rows, width); numbers, (rows, 1)."""
+    """Return what is read of labels (rows,): whether classes are 0, 1, ..., (rows, width); numbers, (rows, 1)."""
     return y[:, None] if y.is_floating_point() else y[:, None] == torch.arange(width, device=y.device)
 
 
