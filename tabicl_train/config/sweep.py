@@ -32,7 +32,7 @@ class SweepConfig:
     seeds: list[int] = field(default_factory=lambda: [0])
     """Each point is run with each of these seeds, and judged by the mean."""
     metric: str | None = None
-    """What points are compared by: real/loss, real/roc_auc, real/accuracy, the loss or accuracy of held-out tables
+    """What points are compared by: real/loss, real/roc_auc, real/accuracy, the loss or accuracy of validation tables
     (synthetic/loss, synthetic/accuracy, own/loss, own/accuracy), or loss (of training); for regression also real/r2,
     synthetic/r2 and own/r2, but no ROC AUC and accuracy. null takes real/loss, or loss without validation on real
     data."""
