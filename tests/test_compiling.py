@@ -82,7 +82,7 @@ def test_few_graphs_serve_all_stages_and_compute_the_same(tracing):
             assert layer.gate_sums[2] == (2 if max(N for N, _, _ in pack.shapes) > SMALL.checkpoint_rows else 1)
             layer.gate_sums = None
         found.append(counters["stats"]["unique_graphs"])
-    assert found[0] == found[2], found  # other sizes alone do not compile anew
+    assert found[1] == found[3], found  # other sizes alone do not compile anew
     assert 5 <= found[-1] <= compiling.GRAPHS, found
 
 

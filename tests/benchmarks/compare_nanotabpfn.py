@@ -83,7 +83,7 @@ if __name__ == "__main__":
     from train import train
 
     torch.set_num_threads(1)
-    prior = build_prior(compose(["experiment=smoke", *settings]))
+    prior = build_prior(compose(["experiment=smoke", *settings]).prior)
     batches = [draw_batch(prior, number) for number in range(tables // BATCH)]
     print(f"{len(batches)} batches are drawn")
     torch.set_num_threads(threads)
