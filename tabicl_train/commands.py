@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import yaml
 
 from tabicl_train.console import first_line, info, is_first, print_line
-from tabicl_train.distributed.launch import (
+from tabicl_train.distributed.processes import (
     PREEMPTED,
     die_with_launcher,
     is_own_launch,
     is_rank,
     launch_ranks,
     start_problems,
+    watch_signals,
 )
-from tabicl_train.distributed.signals import watch_signals
-from tabicl_train.errors import ConfigError, install, is_installed, require_matplotlib
-from tabicl_train.run_dir.outputs import make_folder
+from tabicl_train.errors import ConfigError, install, is_installed, require_matplotlib, require_sweep_packages
+from tabicl_train.outputs import make_folder
 
 if TYPE_CHECKING:
     from tabicl_train.config.options import SubmitOptions
@@ -69,10 +69,11 @@ def plain_end() -> Iterator[None]:
 @plain_end()
 def train() -> None:
     """tabicl-train experiment=NAME run_dir=DIR key=value ..."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # during imports, ctrl-C ends it without a stack trace
     die_with_launcher()
     args = train_arguments("tabicl-train")
     if args.help and not args.multirun:
-        from tabicl_train.config.arguments import train_help
+        from tabicl_train.config.documentation import train_help
 
         print(train_help(args.config_dir))
         return
@@ -90,7 +91,7 @@ def train() -> None:
         print(yaml.safe_dump(asdict(config), sort_keys=False), end="")
         print("\n".join(run_plan(config)), file=sys.stderr)
         return
-    if problems := [*start_problems(), *config.start_problems()]:
+    if problems := start_problems(config):
         raise ConfigError(problems)
     if not config.preflight and is_first():
         make_folder("run_dir", Path(config.run_dir))
@@ -160,9 +161,8 @@ def check_submission(settings: list[str]) -> tuple[SubmitOptions, RunConfig]:
 
     Raises ConfigError with the problems of both.
     """
-    from tabicl_train.config.arguments import parse
     from tabicl_train.config.compose import compose
-    from tabicl_train.config.options import SubmitOptions
+    from tabicl_train.config.options import SubmitOptions, parse
 
     problems, options, config = [], None, None
     try:
@@ -192,15 +192,13 @@ def sweep() -> None:
 
 def run_sweep(args: argparse.Namespace) -> None:
     """A sweep; with --help its settings, with --cfg its runs. Exits as `run` does."""
-    from tabicl_train.config.arguments import sweep_help
+    from tabicl_train.config.documentation import sweep_help
 
     if args.help:
         print(sweep_help(args.config_dir))
         return
     if not args.overrides:
         raise ConfigError([NOTHING_VARIES])
-    from tabicl_train.config.sweep import require_sweep_packages
-
     require_sweep_packages()
     from tabicl_train.sweep.plan import make_plan
 
@@ -281,12 +279,14 @@ def arguments(name: str, prefix: str = "") -> Any:
     prefix: of the options in the help
     """
     from tabicl_train.config import options
-    from tabicl_train.config.arguments import help_text, parse
 
+    cls = getattr(options, name)
     if {"-h", "--help"} & set(sys.argv[1:]):
-        print(help_text(getattr(options, name), prefix))
+        from tabicl_train.config.documentation import help_text
+
+        print(help_text(cls, prefix))
         sys.exit(0)
-    return parse(getattr(options, name), sys.argv[1:])
+    return options.parse(cls, sys.argv[1:])
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import functools
 import re
 from collections.abc import Collection
 from dataclasses import field
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,18 @@ from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-import priors
-from tabicl_train.config.checks import first_lines, unknown_key, wrong_type
-from tabicl_train.config.folders import group_choices, search_folders
+from tabicl_train.config.options import SweepConfig, first_lines, unknown_key, wrong_type
 from tabicl_train.config.schema import RunConfig, flatten
-from tabicl_train.config.sweep import SweepConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.families import FAMILIES, FIRST, family_name, settings_of
 
 __all__ = ["compose"]
 
 STAGES = "curriculum.stages"
+PACKAGE = Path(__file__).resolve().parents[1]
+
+# In a wheel the folder lies inside the package, in a checkout beside it.
+CONFIG_DIR = next(d for d in (PACKAGE / "configs", PACKAGE.parent / "configs") if d.is_dir())
 
 
 def compose(overrides: list[str], config_dir: str | None = None, also: Collection[str] = ()) -> RunConfig:
@@ -78,6 +80,8 @@ class Composer:
     """Composes configurations from the folders that are searched."""
 
     def __init__(self, config_dir: str | None = None) -> None:
+        import priors  # on first use: torch takes 2 s, and the help needs only the folders
+
         self.folders = search_folders(config_dir)
         self.choices = group_choices(self.folders)
         try:
@@ -259,3 +263,29 @@ def to_config(tree: Any) -> tuple[RunConfig, list[str]]:
     config.curriculum.drop_skipped()
     config.prior = OmegaConf.to_container(tree.prior, resolve=True) if tree.prior is not None else None
     return config, config.problems()
+
+
+def search_folders(config_dir: str | None) -> list[Path]:
+    """The folders that are searched, in this order: the own, that of --config-dir, and those of installed packages.
+
+    Raises ConfigError if one of them does not exist.
+    """
+    if config_dir and not Path(config_dir).is_dir():
+        raise ConfigError([f"--config-dir is {config_dir!r}; there is no such folder"])
+    folders = [CONFIG_DIR, *([Path(config_dir).absolute()] if config_dir else [])]
+    for entry in entry_points(group="tabicl_train.configs"):
+        try:
+            folders.append(Path(next(iter(entry.load().__path__))))
+        except Exception as error:  # the package is imported, which may fail in any way
+            reason = f"is no folder of configuration files ({type(error).__name__}: {error})"
+            owner = entry.dist.name if entry.dist else entry.name
+            raise ConfigError([f"package {owner}: its entry point {entry.name} = {entry.value!r} {reason}"]) from None
+    return folders
+
+
+def group_choices(folders: list[Path]) -> dict[str, list[str]]:
+    """The groups of configuration files in some folders, and the choices of each."""
+    choices: dict[str, set[str]] = {}
+    for path in (path for folder in folders for path in folder.glob("*/*.yaml")):
+        choices.setdefault(path.parent.name, set()).add(path.stem)
+    return {group: sorted(choices[group]) for group in sorted(choices)}

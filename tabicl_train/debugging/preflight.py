@@ -18,13 +18,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tabicl_train.callbacks.guard import MULTIPLIER_AT
-from tabicl_train.config.schema import RunConfig, TrainerConfig, build_prior
-from tabicl_train.config.stages import CurriculumConfig
+from tabicl_train.config.schema import CurriculumConfig, RunConfig, TrainerConfig, build_prior
 from tabicl_train.console import info, text_table
 from tabicl_train.curriculum import stage_at
-from tabicl_train.distributed.launch import read_launch
+from tabicl_train.distributed.processes import Stop, read_launch
 from tabicl_train.distributed.ranks import Ranks
-from tabicl_train.distributed.signals import Stop
 from tabicl_train.errors import ConfigError
 from tabicl_train.module import Gradients, Pretraining
 from tabicl_train.optimizer import MuonAdamW

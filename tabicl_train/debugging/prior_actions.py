@@ -13,13 +13,13 @@ from tqdm import tqdm
 
 from priors import PriorError, Table
 from priors.real import real_tables
-from tabicl_train.config.arguments import help_text, parse
 from tabicl_train.config.compose import compose
-from tabicl_train.config.options import PriorOptions
+from tabicl_train.config.documentation import help_text
+from tabicl_train.config.options import PriorOptions, parse
 from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.errors import ConfigError, require_matplotlib
-from tabicl_train.run_dir.outputs import check_output, make_folder
+from tabicl_train.outputs import check_output, make_folder
 from tabicl_train.stream import draw_table
 
 

@@ -13,7 +13,7 @@ from tabicl_train.config.compose import from_values
 from tabicl_train.config.schema import build_prior
 from tabicl_train.console import text_table
 from tabicl_train.curriculum import plan_step, stage_at
-from tabicl_train.distributed.launch import Launch
+from tabicl_train.distributed.processes import Launch
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.module import Gradients, Pretraining

@@ -15,8 +15,7 @@ from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
-from tabicl_train.config.checks import at_least
-from tabicl_train.config.monitoring import QUERY_SHARE
+from tabicl_train.config.schema import QUERY_SHARE, at_least
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, tabicl_package
@@ -24,12 +23,12 @@ from tabicl_train.evaluation.scores import LEVELS, score, score_numbers, standar
 from tabicl_train.evaluation.scores_text import THIS_MODEL, as_text
 from tabicl_train.evaluation.suites import Source, Task, sources
 from tabicl_train.model import TabICL
+from tabicl_train.outputs import output_problems
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.export import build_model, read_weights
 from tabicl_train.prediction.origin import TrainedRange
 from tabicl_train.prediction.regressor import TabICLRegressor
 from tabicl_train.run_dir.checkpoint import is_run_checkpoint, load
-from tabicl_train.run_dir.outputs import output_problems
 from tabicl_train.run_dir.records import Records
 
 Methods = dict[str, Callable[[], BaseEstimator]]  # by name, what makes an estimator

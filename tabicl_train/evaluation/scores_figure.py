@@ -11,7 +11,7 @@ from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from tabicl_train.config.monitoring import REAL_SCORES, judged_by
+from tabicl_train.config.schema import REAL_SCORES, judged_by
 from tabicl_train.evaluation.scores import BUCKETS, COVERAGE, by_bucket, by_task, judged, summarize
 from tabicl_train.statistics import mean_interval
 

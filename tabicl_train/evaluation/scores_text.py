@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from tabicl_train.config.monitoring import REAL_SCORES, judged_by
+from tabicl_train.config.schema import REAL_SCORES, judged_by
 from tabicl_train.console import counted, text_table
 from tabicl_train.evaluation.scores import BUCKETS, FORMATS, by_bucket, by_task, judged, relative_rmse, summarize
 from tabicl_train.prediction.origin import TrainedRange

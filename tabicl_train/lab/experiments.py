@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from tabicl_train.config.arguments import help_text, option_line, parse
+from tabicl_train.config.documentation import help_text, option_line
+from tabicl_train.config.options import parse
 from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.lab import EXPERIMENTS, SEQUENCES
 

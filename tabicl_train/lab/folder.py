@@ -14,8 +14,7 @@ import pandas as pd
 
 from tabicl_train.console import markdown_table
 from tabicl_train.errors import ConfigError
-from tabicl_train.run_dir.atomic import write_atomically
-from tabicl_train.run_dir.outputs import make_folder
+from tabicl_train.outputs import make_folder, write_atomically
 from tabicl_train.run_dir.provenance import git, versions
 from tabicl_train.run_dir.records import Records
 

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from tabicl_train.config.sweep import require_sweep_packages
-from tabicl_train.distributed.signals import watch_signals
+from tabicl_train.distributed.processes import watch_signals
+from tabicl_train.errors import require_sweep_packages
 from tabicl_train.lab import Failed, Preempted
 from tabicl_train.lab.folder import Folder, markdown
 from tabicl_train.statistics import Estimate

@@ -17,8 +17,8 @@ from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.families import family_of
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.model.public_config import from_public
+from tabicl_train.outputs import save, write_atomically
 from tabicl_train.prediction.origin import mismatches
-from tabicl_train.run_dir.atomic import save, write_atomically
 from tabicl_train.run_dir.checkpoint import check_version
 
 FORMAT_VERSION = 1

@@ -18,7 +18,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from tabicl_train.config.monitoring import OWN, REAL, REAL_SCORES, SYNTHETIC, kind_of
+from tabicl_train.config.schema import OWN, REAL, REAL_SCORES, SYNTHETIC, kind_of
 
 WINDOWS = 40  # a smoothed curve is a moving average over one fortieth of the longest run
 RATIO_WINDOWS = 20  # the same for the ratio of losses

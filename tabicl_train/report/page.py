@@ -17,8 +17,8 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from tabicl_train.errors import ConfigError
+from tabicl_train.outputs import check_output
 from tabicl_train.report.sections import Run, holds_run, read_run, sections
-from tabicl_train.run_dir.outputs import check_output
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 

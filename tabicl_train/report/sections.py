@@ -17,8 +17,7 @@ import pandas as pd
 import yaml
 from matplotlib.figure import Figure
 
-from tabicl_train.config.monitoring import OWN, REAL, REAL_SCORES, SYNTHETIC, judged_by, kind_of
-from tabicl_train.config.schema import RunConfig, flatten
+from tabicl_train.config.schema import OWN, REAL, REAL_SCORES, SYNTHETIC, RunConfig, flatten, judged_by, kind_of
 from tabicl_train.evaluation.scores import FORMATS, judged, summarize
 from tabicl_train.evaluation.scores_figure import draw_scores
 from tabicl_train.model.families import settings_of

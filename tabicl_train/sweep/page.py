@@ -13,8 +13,8 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 from optuna.visualization import matplotlib as plots
 
+from tabicl_train.outputs import write_atomically
 from tabicl_train.report.page import fill
-from tabicl_train.run_dir.atomic import write_atomically
 from tabicl_train.sweep.results import Sweep
 
 PAGE = "sweep.html"

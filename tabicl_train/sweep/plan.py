@@ -12,8 +12,9 @@ from typing import Any
 import yaml
 
 from tabicl_train.config.compose import Composer, is_of_sweep
+from tabicl_train.config.options import SweepConfig
 from tabicl_train.config.schema import HARMLESS, RunConfig
-from tabicl_train.config.sweep import SweepConfig
+from tabicl_train.distributed.processes import start_problems
 from tabicl_train.errors import ConfigError
 from tabicl_train.sweep.metric import problem as metric_problem
 from tabicl_train.sweep.space import (
@@ -198,7 +199,7 @@ def check_configs(plan: Plan, problems: list[str]) -> None:
         if config.trainer.requeue:
             problems.append("trainer.requeue is true, but a sweep itself starts its runs again")
         if sweep.submit.cluster == "local":
-            problems += [line for line in config.start_problems() if not line.startswith("run_dir ")]
+            problems += [line for line in start_problems(config) if not line.startswith("run_dir ")]
         elif config.trainer.devices is not None:
             problems.append(f"trainer.devices is {config.trainer.devices}; leave it out, sweep.submit.gpus decides")
     if (plan.folder / "config.yaml").exists():

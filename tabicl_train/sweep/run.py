@@ -13,9 +13,9 @@ from pathlib import Path
 from optuna.trial import Trial, TrialState
 
 from tabicl_train.console import first_line, info
-from tabicl_train.distributed.signals import Stop, watch_signals
+from tabicl_train.distributed.processes import Stop, watch_signals
+from tabicl_train.outputs import make_folder
 from tabicl_train.run_dir.lock import RunLock
-from tabicl_train.run_dir.outputs import make_folder
 from tabicl_train.run_dir.status import read_status
 from tabicl_train.sweep import jobs
 from tabicl_train.sweep.metric import curve, last

@@ -10,7 +10,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial
 
-from tabicl_train.config.schema import STUDY
+from tabicl_train.distributed.processes import STUDY
 from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir.records import whole_lines_end
 from tabicl_train.sweep.metric import is_better_lower

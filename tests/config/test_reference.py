@@ -5,9 +5,8 @@ import pytest
 
 import priors
 from tabicl_train.config import options
-from tabicl_train.config.documentation import field_docs
-from tabicl_train.config.folders import CONFIG_DIR
-from tabicl_train.config.reference import reference
+from tabicl_train.config.compose import CONFIG_DIR
+from tabicl_train.config.documentation import field_docs, reference
 from tabicl_train.config.schema import RunConfig, StageConfig
 from tabicl_train.model.families import FAMILIES
 
@@ -27,5 +26,5 @@ def test_every_option_has_a_sentence(cls):
 
 def test_the_committed_page_is_the_generated_one():
     assert (CONFIG_DIR / "README.md").read_text() == reference(), (
-        "python -m tabicl_train.config.reference > configs/README.md"
+        "python -m tabicl_train.config.documentation > configs/README.md"
     )

@@ -11,8 +11,8 @@ from command_line import command
 from forked_jobs import forked_jobs  # noqa: F401
 from made_run import make_run
 
-from tabicl_train.config.arguments import help_text, parse
-from tabicl_train.config.options import ExportOptions
+from tabicl_train.config.documentation import help_text
+from tabicl_train.config.options import ExportOptions, parse
 from tabicl_train.lab import EXPERIMENTS, Failed, Preempted, needle
 from tabicl_train.lab.experiments import load
 from tabicl_train.prediction.export import export

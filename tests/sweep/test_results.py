@@ -139,6 +139,6 @@ def test_a_trial_that_was_killed_while_it_was_asked_for_gets_its_point(tmp_path)
 
 
 def test_without_its_packages_a_sweep_names_the_extra(monkeypatch):
-    monkeypatch.setattr("tabicl_train.config.sweep.is_installed", lambda name: name != "submitit")
+    monkeypatch.setattr("tabicl_train.errors.is_installed", lambda name: name != "submitit")
     result = command("sweep", "experiment=smoke", "seed=0,1")
     assert result.returncode == 2 and "sweeps need submitit" in result.stderr and ".[sweep]" in result.stderr
