@@ -192,7 +192,7 @@ class SweepConfig:
     data."""
     pruner: str = "none"
     """Optuna's pruner, which stops points that do worse than others after as many steps, judged by their first seed:
-    none, median, or hyperband."""
+    none or median."""
     jobs: int | None = None
     """Runs at once; null takes as many as there are devices, or cores for them, or on SLURM all."""
     submit: SubmitOptions = field(default_factory=lambda: SubmitOptions(cluster="local"))
@@ -200,7 +200,7 @@ class SweepConfig:
 
     def problems(self) -> list[str]:
         problems = one_of("sampler", self.sampler, ("grid", "random", "tpe")) + one_of(
-            "pruner", self.pruner, ("none", "median", "hyperband")
+            "pruner", self.pruner, ("none", "median")
         )
         problems += at_least(1, trials=self.trials, jobs=self.jobs)
         problems += [f"seeds holds {seed}; a seed must be at least 0" for seed in self.seeds if seed < 0]

@@ -30,7 +30,7 @@ def open_study(plan: Plan) -> optuna.Study:
         study_name=NAME,
         direction="minimize" if is_better_lower(plan.sweep.metric) else "maximize",
         sampler=optuna.samplers.RandomSampler(),
-        pruner=pruner(plan),
+        pruner=optuna.pruners.MedianPruner() if plan.sweep.pruner == "median" else optuna.pruners.NopPruner(),
         load_if_exists=True,
     )
     identity = plan.identity()
@@ -61,15 +61,6 @@ def repair(path: Path) -> None:
     path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
     with contextlib.suppress(FileNotFoundError), open(path, "r+b") as file:
         file.truncate(whole_lines_end(path))
-
-
-def pruner(plan: Plan) -> optuna.pruners.BasePruner:
-    config = plan.configs[0]
-    if plan.sweep.pruner == "median":
-        return optuna.pruners.MedianPruner()
-    if plan.sweep.pruner == "hyperband":
-        return optuna.pruners.HyperbandPruner(min_resource=config.validation.every, max_resource=config.total_steps)
-    return optuna.pruners.NopPruner()
 
 
 def sampler(plan: Plan, number: int) -> optuna.samplers.BaseSampler:

@@ -14,9 +14,8 @@ from optuna.trial import TrialState
 from scipy import stats
 
 from tabicl_train.config.compose import compose
-from tabicl_train.sweep.page import write_page
 from tabicl_train.sweep.plan import Plan, make_plan
-from tabicl_train.sweep.results import Sweep
+from tabicl_train.sweep.results import Sweep, write_page
 from tabicl_train.sweep.study import RUNS, ask, has_more, open_study
 
 RATE, WIDTH = "curriculum.stages.smoke.learning_rate", "model.embed_dim"
