@@ -157,17 +157,13 @@ def submit() -> None:
 
 
 def check_submission(settings: list[str]) -> tuple[SubmitOptions, RunConfig]:
-    """The options of a job, from the arguments submit.KEY=VALUE, and the configuration of its run from the others.
-
-    Raises ConfigError with the problems of both.
-    """
+    """The options of a job, submit.KEY=VALUE, and the configuration of its run; an error has the problems of both."""
     from tabicl_train.config.compose import compose
     from tabicl_train.config.options import SubmitOptions, parse
 
     problems, options, config = [], None, None
     try:
         options = parse(SubmitOptions, [text[7:] for text in sys.argv[1:] if text.startswith("submit.")])
-        problems += [f"submit.{problem}" for problem in options.problems()]
     except ConfigError as error:
         problems += [f"submit.{problem}" for problem in error.problems]
     try:
@@ -274,10 +270,7 @@ def lab() -> None:
 
 
 def arguments(name: str, prefix: str = "") -> Any:
-    """The arguments of a command, whose options have this name; prints the help and exits if it is asked for.
-
-    prefix: of the options in the help
-    """
+    """The arguments of a command, whose options have this name; with --help, prints it and exits."""
     from tabicl_train.config import options
 
     cls = getattr(options, name)
@@ -291,10 +284,8 @@ def arguments(name: str, prefix: str = "") -> Any:
 
 @contextlib.contextmanager
 def run_errors(folder: Path | None) -> Iterator[None]:
-    """Turns the errors that end a run into exit code 1 and one line; a rank gives its error to the elastic agent.
-
-    folder: the run directory, where a rank writes its stack trace
-    """
+    """Turns the errors that end a run into exit code 1 and one line; a rank gives its error to the elastic agent, and
+    writes its stack trace into the run directory."""
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
     from priors import PriorError

@@ -77,12 +77,12 @@ def from_values(values: dict[str, Any]) -> RunConfig:
 
 
 class Composer:
-    """Composes configurations from the folders that are searched."""
+    """Composes configurations from the folders that are searched, a user's `config_dir` among them."""
 
     def __init__(self, config_dir: str | None = None) -> None:
         import priors  # on first use: torch takes 2 s, and the help needs only the folders
 
-        self.folders = search_folders(config_dir)
+        self.config_dir, self.folders = config_dir, search_folders(config_dir)
         self.choices = group_choices(self.folders)
         try:
             self.priors = tuple((name, priors.prior_class(name)) for name in priors.prior_names())

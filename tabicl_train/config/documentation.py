@@ -99,10 +99,7 @@ def class_doc(cls: type) -> str:
 
 @functools.cache
 def field_docs(cls: type) -> dict[str, str]:
-    """The sentence under each field of a dataclass and of the dataclasses it inherits from, by field name.
-
-    Python does not keep these strings, so they are read from the source. Fields without one are left out.
-    """
+    """The sentence under each field of a dataclass that has one, inherited too; it is in the source alone."""
     docs = {}
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
@@ -127,18 +124,13 @@ def value_text(value: Any) -> str:
 
 
 def help_text(options: type, prefix: str = "") -> str:
-    """Usage, description, and every option with its default.
-
-    prefix: of the options on the command line
-    """
+    """Usage, description, and every option with its default, after a prefix on the command line."""
     description = class_doc(options).partition("\n")[2].strip("\n")
     return "\n".join([f"usage: {usage(options)}", "", description, "", *option_lines(options, prefix)])
 
 
 def option_lines(options: type, prefix: str = "") -> list[str]:
-    return [
-        option_line(prefix + field.name, setting_text(options, field.name)) for field in dataclasses.fields(options)
-    ]
+    return [option_line(prefix + f.name, setting_text(options, f.name)) for f in dataclasses.fields(options)]
 
 
 def option_line(key: str, text: str, width: int = 22) -> str:
@@ -193,11 +185,8 @@ def reference() -> str:
         title, prefix = f"## `{field.name}`", f"{field.name}."
         if field.name == "prior":
             sections.append(f"{title}\n\nThe distribution that tables are drawn from.\n")
-            own = {
-                name: cls
-                for name in priors.prior_names()
-                if (cls := priors.prior_class(name)).__module__[:7] == "priors."
-            }
+            classes = {name: priors.prior_class(name) for name in priors.prior_names()}
+            own = {name: cls for name, cls in classes.items() if cls.__module__.startswith("priors.")}
             sections += [section(f"### `prior={name}`", cls, prefix) for name, cls in own.items()]
             sections.append(section("### `prior.realism`", Realism, "prior.realism."))
         elif field.name == "model":
@@ -227,13 +216,9 @@ def section(title: str, cls: type, prefix: str = "", fields: Iterable[dataclasse
 
 def first_sentence(file: Path) -> str:
     """The first sentence of the comment at the top of a configuration file."""
-    comment = []
-    for line in file.read_text().splitlines():
-        if not line.startswith("#"):
-            break
-        if "@package" not in line:
-            comment.append(line.removeprefix("#").strip())
-    return " ".join(comment).partition(". ")[0].rstrip(".") + "."
+    lines = itertools.takewhile(lambda line: line.startswith("#"), file.read_text().splitlines())
+    comment = " ".join(line.removeprefix("#").strip() for line in lines if "@package" not in line)
+    return comment.partition(". ")[0].rstrip(".") + "."
 
 
 if __name__ == "__main__":

@@ -242,14 +242,14 @@ def parse(options: type, arguments: list[str]) -> Any:
         mistake = ConfigError(problems)
         mistake.add_note(f"usage: {usage(options)}")
         raise mistake
-    return OmegaConf.to_object(schema)
+    parsed: Any = OmegaConf.to_object(schema)
+    if hasattr(parsed, "problems") and (problems := parsed.problems()):
+        raise ConfigError(problems)
+    return parsed
 
 
 def read_value(text: str) -> Any:
-    """A value in YAML, its numbers as text: the options have types, and a folder may be called 2024_10.
-
-    What is no YAML, such as a path with an opening quote, is plain text.
-    """
+    """A value in YAML, its numbers as text, as a folder may be called 2024_10; what is no YAML is plain text."""
     if text in ("", "null"):
         return None
     try:

@@ -214,13 +214,11 @@ class CurriculumConfig:
 
         lines = []
         for name, stage in self.stages.items():
-            real = real_tables(prior.mixed(stage.mix))
-            few, many = (real.eligible(rows, is_regression) if real else None for rows in stage.rows)
+            real, (low, high) = real_tables(prior.mixed(stage.mix)), stage.rows
+            few, many = (real.eligible(rows, is_regression) if real else None for rows in (low, high))
             if few and many:
-                low, high = stage.rows
-                lines.append(
-                    f"stage {name}: {few[0]} of {few[1]} tables have {low:,} rows, and {many[0]} have {high:,}"
-                )
+                counts = f"{few[0]} of {few[1]} tables have {low:,} rows, and {many[0]} have {high:,}"
+                lines.append(f"stage {name}: {counts}")
         return lines
 
     def drop_skipped(self) -> None:
@@ -535,29 +533,18 @@ class RunConfig:
     prior: Any = None
     """The distribution that tables are drawn from: its name and its options."""
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
-    """The stages of training."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    """The optimizer."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
-    """Devices, processes, precision and time."""
     stream: StreamConfig = field(default_factory=StreamConfig)
-    """The processes that draw tables."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    """Which checkpoints are saved and kept."""
     guard: GuardConfig = field(default_factory=GuardConfig)
-    """When a run counts as failed, and what happens then."""
     averages: AveragesConfig = field(default_factory=AveragesConfig)
-    """Averages of the weights."""
     validation: ValidationConfig = field(default_factory=ValidationConfig)
-    """Scores during training."""
     wandb: WandbConfig = field(default_factory=WandbConfig)
-    """Weights and Biases."""
     tensorboard: bool = False
     """Write the curves for TensorBoard to `tensorboard` in the run directory; it needs the extra `tensorboard`."""
     profile: ProfileConfig = field(default_factory=ProfileConfig)
-    """A trace of a few steps."""
     resume: ResumeConfig = field(default_factory=ResumeConfig)
-    """What may change when a run is continued."""
 
     def problems(self) -> list[str]:
         """List what is wrong with the values."""

@@ -131,8 +131,6 @@ def act(arguments: list[str]) -> None:
         return
     own = {field.name for field in dataclasses.fields(PriorOptions)}
     args = parse(PriorOptions, [text for text in rest if text.partition("=")[0] in own])
-    if problems := args.problems():
-        raise ConfigError(problems)
     config = compose([text for text in rest if text.partition("=")[0] not in own], also=own)
     if action not in ACTIONS:
         raise ConfigError([f"there is no action {action!r}; there are {', '.join(ACTIONS)}"])

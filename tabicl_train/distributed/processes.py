@@ -183,11 +183,9 @@ def launch_ranks(devices: int, run_dir: Path) -> int:
 
 
 def describe_cause(failures: dict[int, ProcessFailure], run_dir: Path) -> str:
-    """One line about the rank that has failed first, and how.
-
-    The loss of a rank makes the others fail, at a time that their error files may date before it, and those that do not
-    fail are sent SIGTERM: a rank killed by any other signal comes first, then one that has not lost a connection.
-    """
+    """One line about the rank that has failed first, and how."""
+    # The loss of a rank makes the others fail, at a time that their error files may date before it, and those that do
+    # not fail are sent SIGTERM: a rank killed by any other signal comes first, then one that has not lost a connection.
     start = min(failure.timestamp for failure in failures.values())
 
     def order(item: tuple[int, ProcessFailure]) -> tuple:
@@ -254,10 +252,7 @@ _active: Stop | None = None
 
 @contextlib.contextmanager
 def watch_signals() -> Iterator[Stop]:
-    """Let stop signals be noted within the context, instead of ending the process.
-
-    To be used in the main thread. Nested contexts share the outermost one's Stop.
-    """
+    """Let stop signals be noted, in the main thread, instead of ending the process; nested contexts share one Stop."""
     global _active
     if _active is not None:
         yield _active

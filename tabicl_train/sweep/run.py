@@ -215,8 +215,7 @@ def run_sweep(plan: Plan) -> str:
         lock.release()
     print(sweep.text())
     if not is_whole:
-        info(
-            f"sweep     preempted; the same command continues it: {shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])}"
-        )
+        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        info(f"sweep     preempted; the same command continues it: {command}")
         return "preempted"
     return "finished" if sweep.ranked else "failed"

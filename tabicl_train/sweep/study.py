@@ -80,10 +80,8 @@ def ask(plan: Plan, study: optuna.Study, running: FrozenTrial | None = None) -> 
     point = {axis.key: axis.suggest(trial) for axis in plan.axes}
     # GridSampler would raise RuntimeError when the last trial is told: it calls Study.stop, which needs Study.optimize.
     study.sampler = default
-    runs = [
-        [plan.run_dir(trial.number, point, seed).name, seed, plan.arguments(point, seed)] for seed in plan.sweep.seeds
-    ]
-    trial.set_user_attr(RUNS, runs)
+    names = [(plan.run_dir(trial.number, point, seed).name, seed) for seed in plan.sweep.seeds]
+    trial.set_user_attr(RUNS, [[name, seed, plan.arguments(point, seed)] for name, seed in names])
     return trial
 
 
