@@ -190,10 +190,7 @@ def hydra_tree(
 
 @functools.lru_cache(maxsize=1)
 def store_schemas(classes: tuple[tuple[str, type], ...], families: tuple[type, ...]) -> None:
-    """Make known to Hydra the schema of a run, and those of each prior (its own fields) and family of networks.
-
-    That of `model` is a family's, which a file of the group may replace by another.
-    """
+    """Make known to Hydra the schemas of a run, of each prior, and of each family of networks, for `model`."""
     store = ConfigStore.instance()
     run = OmegaConf.structured(RunConfig)
     run.model = MISSING
@@ -222,10 +219,8 @@ def parse(text: str) -> Override | None:
 def set_value(
     tree: DictConfig, text: str, override: Override, all_keys: Collection[str] = (), also: Collection[str] = ()
 ) -> str | None:
-    """Set a value in the configuration; returns what is wrong with it, for an unknown key with the nearest one.
-
-    Keys of dictionaries can be added, after a plus unless they are of a `mix`, and removed, after a tilde.
-    """
+    """Set a value in the configuration; returns what is wrong with it, for an unknown key with the nearest one. Keys of
+    dictionaries can be added, after a plus unless they are of a `mix`, and removed, after a tilde."""
     key, value = override.key_or_group, override.value()
     node: Any = tree
     parts = key.split(".")
@@ -266,10 +261,7 @@ def to_config(tree: Any) -> tuple[RunConfig, list[str]]:
 
 
 def search_folders(config_dir: str | None) -> list[Path]:
-    """The folders that are searched, in this order: the own, that of --config-dir, and those of installed packages.
-
-    Raises ConfigError if one of them does not exist.
-    """
+    """The folders that are searched, in order: the own, that of --config-dir, those of packages; they must exist."""
     if config_dir and not Path(config_dir).is_dir():
         raise ConfigError([f"--config-dir is {config_dir!r}; there is no such folder"])
     folders = [CONFIG_DIR, *([Path(config_dir).absolute()] if config_dir else [])]

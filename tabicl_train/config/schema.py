@@ -625,17 +625,11 @@ class RunConfig:
 
     @property
     def cores(self) -> int:
-        """Cores of this machine that a training process and its workers keep busy.
-
-        The actors of a Ray cluster have cores of their own; Ray's processes on this machine take one.
-        """
+        """Cores of this machine that a training process and its workers keep busy; Ray's own processes take one."""
         return self.trainer.cpu_threads + (self.stream.workers if self.stream.address is None else 1)
 
     def with_workers(self, number: int) -> tuple[RunConfig, list[str]]:
-        """Set the number of workers of a job that shares its machine, since by default a run takes all cores.
-
-        Returns the configuration, and arguments of its command that do the same.
-        """
+        """The configuration with a number of workers, unless it has one, and arguments of its command that say so."""
         if self.stream.num_workers is not None:
             return self, []
         return replace(self, stream=replace(self.stream, num_workers=number)), [f"stream.num_workers={number}"]
