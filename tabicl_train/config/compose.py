@@ -219,8 +219,10 @@ def parse(text: str) -> Override | None:
 def set_value(
     tree: DictConfig, text: str, override: Override, all_keys: Collection[str] = (), also: Collection[str] = ()
 ) -> str | None:
-    """Set a value in the configuration; returns what is wrong with it, for an unknown key with the nearest one. Keys of
-    dictionaries can be added, after a plus unless they are of a `mix`, and removed, after a tilde."""
+    """Set a value in the configuration; returns what is wrong with it, for an unknown key with the nearest one.
+
+    Keys of dictionaries can be added, after a plus unless they are of a `mix`, and removed, after a tilde.
+    """
     key, value = override.key_or_group, override.value()
     node: Any = tree
     parts = key.split(".")
@@ -261,7 +263,7 @@ def to_config(tree: Any) -> tuple[RunConfig, list[str]]:
 
 
 def search_folders(config_dir: str | None) -> list[Path]:
-    """The folders that are searched, in order: the own, that of --config-dir, those of packages; they must exist."""
+    """Return the folders to search, in order: the own, that of --config-dir, those of packages; they must exist."""
     if config_dir and not Path(config_dir).is_dir():
         raise ConfigError([f"--config-dir is {config_dir!r}; there is no such folder"])
     folders = [CONFIG_DIR, *([Path(config_dir).absolute()] if config_dir else [])]
@@ -276,7 +278,7 @@ def search_folders(config_dir: str | None) -> list[Path]:
 
 
 def group_choices(folders: list[Path]) -> dict[str, list[str]]:
-    """The groups of configuration files in some folders, and the choices of each."""
+    """Return the groups of configuration files in some folders, and the choices of each."""
     choices: dict[str, set[str]] = {}
     for path in (path for folder in folders for path in folder.glob("*/*.yaml")):
         choices.setdefault(path.parent.name, set()).add(path.stem)

@@ -40,41 +40,41 @@ REAL_SCORES = {"roc_auc": "ROC AUC", "r2": "R2"}  # those by which the network i
 
 
 def judged_by(columns: Iterable[str]) -> str:
-    """Which of the REAL_SCORES a table of scores with these columns has; raises ValueError if it is not one."""
+    """Return which of the REAL_SCORES a table of scores with these columns has; raises ValueError if it is not one."""
     (score,) = REAL_SCORES.keys() & set(columns)
     return score
 
 
 def kind_of(data: str) -> str:
-    """What a row of validation.csv is about: synthetic, own or real; data: its column."""
+    """Return what a row of validation.csv is about: synthetic, own or real; data: its column."""
     return data if data in (SYNTHETIC, OWN) else REAL
 
 
 def one_of(name: str, value: str, choices: Collection[str]) -> list[str]:
-    """The problem with a value that is not among the choices, as a list of one or no lines."""
+    """List the problem with a value that is not among the choices, as a list of one or no lines."""
     return [] if value in choices else [f"{name} is {value!r}; it must be one of {', '.join(choices)}"]
 
 
 def at_least(bound: float, **values: float | None) -> list[str]:
-    """A problem for each of the named values that is below the bound; None has no value yet, and no problem."""
+    """List a problem for each of the named values that is below the bound; None has no value yet, and no problem."""
     low = {name: value for name, value in values.items() if value is not None and not value >= bound}
     return [f"{name} is {value}; it must be at least {bound}" for name, value in low.items()]
 
 
 def positive(**values: float | None) -> list[str]:
-    """A problem for each of the named values that is not above zero."""
+    """List a problem for each of the named values that is not above zero."""
     wrong = {name: value for name, value in values.items() if value is not None and not value > 0}
     return [f"{name} is {value}; it must be positive" for name, value in wrong.items()]
 
 
 def within(low: float, high: float, **values: float) -> list[str]:
-    """A problem for each of the named values outside low..high, both ends included."""
+    """List a problem for each of the named values outside low..high, both ends included."""
     wrong = {name: value for name, value in values.items() if not low <= value <= high}
     return [f"{name} is {value}; it must lie in {low}..{high}" for name, value in wrong.items()]
 
 
 def ordered_pair(name: str, value: list, low: float) -> list[str]:
-    """The problem with a range: it must be a list of two numbers in order, none of them below the bound."""
+    """List the problem with a range: it must be a list of two numbers in order, none of them below the bound."""
     if len(value) != 2 or value[0] > value[1]:
         return [f"{name} is {list(value)}; it must be [lowest, highest]"]
     return [] if value[0] >= low else [f"{name} is {list(value)}; it must lie in {low} and above"]
@@ -137,6 +137,7 @@ class StageConfig:
         return {name: rows for name, rows in ranges.items() if rows}
 
     def problems(self) -> list[str]:
+        """List what is wrong with the values."""
         from priors.table import MIN_ROWS
 
         problems = at_least(1, steps=self.steps, tables=self.tables, group_size=self.group_size)
@@ -172,7 +173,7 @@ class CurriculumConfig:
         return problems + [f"stages.{name}.{p}" for name, stage in self.stages.items() for p in stage.problems()]
 
     def unfit(self, model: NetworkConfig) -> list[str]:
-        """What the stages ask of a network that its family cannot do."""
+        """List what the stages ask of a network that its family cannot do."""
         from tabicl_train.model.families import family_of
 
         family, problems = family_of(model), list[str]()
@@ -187,14 +188,13 @@ class CurriculumConfig:
         return problems
 
     def parts(self, prior: Prior) -> dict[str, Prior]:
-        """The parts of a prior, see priors.real.parts, from which the stages draw."""
+        """Return the parts of a prior, see priors.real.parts, from which the stages draw."""
         from priors.real import parts
 
         return parts(prior, [stage.mix for stage in self.stages.values()])
 
     def unserved(self, prior: Prior, is_regression: bool) -> list[str]:
-        """What the stages ask of a prior that it does not have: shares of components, and real tables that are long
-        enough for the longest tables."""
+        """List what a prior lacks for the stages: components of their mixes, and real tables that are long enough."""
         from priors import PriorError
 
         problems = []
@@ -209,7 +209,7 @@ class CurriculumConfig:
         return problems
 
     def eligible_tables(self, prior: Prior, is_regression: bool) -> list[str]:
-        """For each stage, how many real tables are long enough, in a line; [] if the prior has no real tables."""
+        """Return for each stage how many real tables are long enough, in a line; [] if the prior has no real tables."""
         from priors.real import real_tables
 
         lines = []
@@ -229,7 +229,7 @@ class CurriculumConfig:
 
 
 def long_enough(name: str, rows: int, prior: Prior, is_regression: bool) -> list[str]:
-    """The problem with a number of rows that none of a prior's real tables has."""
+    """List the problem with a number of rows that none of a prior's real tables has."""
     from priors.real import real_tables
 
     real = real_tables(prior)
@@ -427,8 +427,10 @@ class AveragesConfig:
 
 @dataclass
 class ValidationConfig:
-    """How good the network is during training: on validation tables of the prior, which are synthetic or your own, and
-    on public real data."""
+    """How good the network is during training.
+
+    It is scored on validation tables of the prior, which are synthetic or your own, and on public real data.
+    """
 
     every: int = 0
     """Steps between validations; 0 never validates."""
@@ -468,7 +470,7 @@ class ValidationConfig:
         return problems
 
     def unfit(self, model: NetworkConfig) -> list[str]:
-        """What a validation asks of a network that its family cannot do."""
+        """List what a validation asks of a network that its family cannot do."""
         if not self.every:
             return []
         from tabicl_train.model.families import family_of
@@ -629,7 +631,7 @@ class RunConfig:
         return self.trainer.cpu_threads + (self.stream.workers if self.stream.address is None else 1)
 
     def with_workers(self, number: int) -> tuple[RunConfig, list[str]]:
-        """The configuration with a number of workers, unless it has one, and arguments of its command that say so."""
+        """Return the configuration with a number of workers, unless it has one, and arguments of a command that do so."""
         if self.stream.num_workers is not None:
             return self, []
         return replace(self, stream=replace(self.stream, num_workers=number)), [f"stream.num_workers={number}"]
@@ -662,7 +664,7 @@ def flatten(values: dict, prefix: str = "") -> dict[str, Any]:
 
 
 def default_of(field: dataclasses.Field) -> Any:
-    """The default of an option."""
+    """Return the default of an option."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
