@@ -631,7 +631,7 @@ class RunConfig:
         return self.trainer.cpu_threads + (self.stream.workers if self.stream.address is None else 1)
 
     def with_workers(self, number: int) -> tuple[RunConfig, list[str]]:
-        """Return the configuration with a number of workers, unless it has one, and arguments of a command that do so."""
+        """Return the configuration with a number of workers, unless it has one, and arguments that do so."""
         if self.stream.num_workers is not None:
             return self, []
         return replace(self, stream=replace(self.stream, num_workers=number)), [f"stream.num_workers={number}"]
