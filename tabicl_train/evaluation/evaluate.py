@@ -61,7 +61,7 @@ def evaluate(
         raise ConfigError(problems)
     pretrained = read_weights(checkpoint)
     tasks = sources(suite, folder, pretrained.config.is_regression)
-    network, trained = build_model(pretrained.config, pretrained.tensors), pretrained.trained_range
+    network, trained = build_model(pretrained), pretrained.trained_range
     methods = competitors(network, n_estimators, tabicl_weights)
 
     scores: list[dict] = []

@@ -30,8 +30,8 @@ from tabicl_train.evaluation import scores_figure
 from tabicl_train.evaluation.evaluate import score_task
 from tabicl_train.evaluation.scores import LEVELS, score_numbers
 from tabicl_train.evaluation.suites import make_number_task, make_task
+from tabicl_train.prediction.export import save_public
 from tabicl_train.prediction.origin import TrainedRange, trained_range
-from tabicl_train.prediction.public_format import save_public
 from tabicl_train.run_dir import atomic
 
 METHODS = ["this model", "logistic regression", "random forest", "gradient boosting"]
