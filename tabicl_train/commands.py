@@ -236,7 +236,7 @@ def evaluate() -> None:
     args = arguments("EvaluateOptions")
     from tabicl_train.evaluation.evaluate import evaluate as score
 
-    score(**vars(args))
+    score(args)
 
 
 @plain_end()
