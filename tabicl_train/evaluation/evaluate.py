@@ -90,11 +90,7 @@ def option_problems(options: EvaluateOptions) -> list[str]:
 
 
 def competitors(network: TabICL, n_estimators: int, tabicl_weights: str | None) -> Methods:
-    """List the methods to compare.
-
-    Raises ConfigError if the `tabicl` package is needed and not installed, or its weights are for the other kind of
-    task.
-    """
+    """List the methods to compare; raises ConfigError for weights that the `tabicl` package cannot use here."""
     numbers = network.config.is_regression
     estimator, baselines = (TabICLRegressor, NUMBER_BASELINES) if numbers else (TabICLClassifier, BASELINES)
     methods = {THIS_MODEL: lambda: estimator(network, n_estimators=n_estimators), **baselines}

@@ -52,14 +52,13 @@ def run(options: Options) -> None:
     variations = {WITH_MLP: ["model.ff_factor=4"]}
     if options.without_mlp:
         variations[WITHOUT] = ["model.ff_factor=0"]
-    runs = sequences.trained(folder, options, variations)
 
     def errors(network: Network, variation: str, draw: Callable[..., Pack]) -> Row:
         pack = draw("linear_functions", 0)
         squares = (sequences.predicted(network, pack)[..., 0] - pack.y.view(len(pack), -1)).square()
         return {"error": squares[:, KNOWN:].mean().item()}
 
-    scores = sequences.scored(folder, options, runs, errors)
+    scores = sequences.scored(folder, options, variations, errors)
     folder.figure("linear", sequences.heat_maps(scores, {"error": ""}, logarithmic=True))
     folder.page("Linear functions in context", QUESTION, findings(scores))
 

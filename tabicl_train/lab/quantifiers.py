@@ -50,7 +50,6 @@ def run(options: Options) -> None:
         raise ConfigError(problems)
     folder = Folder("quantifiers", options)
     variations = {name: [f"prior.quantifier={name}"] for name in options.quantifiers}
-    runs = sequences.trained(folder, options, variations)
 
     def errors(network: Network, quantifier: str, draw: Callable[..., Pack]) -> Row:
         found: Row = {}
@@ -60,7 +59,7 @@ def run(options: Options) -> None:
             found[kind] = (answers != pack.y.view(len(pack), -1)[:, -1]).double().mean().item()
         return found
 
-    scores = sequences.scored(folder, options, runs, errors)
+    scores = sequences.scored(folder, options, variations, errors)
     folder.figure("quantifiers", sequences.heat_maps(scores, KINDS, logarithmic=False))
     folder.page("Quantifiers in context", QUESTION, findings(scores))
 

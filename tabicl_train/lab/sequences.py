@@ -55,24 +55,22 @@ class SequenceOptions:
     """Two steps of training, one seed, and a few test sequences."""
 
 
-def trained(folder: Folder, options: SequenceOptions, variations: dict[str, list[str]]) -> Runs:
-    """The runs of the experiment's sweep under each variation of its settings, which their rows of scores name."""
-    runs: Runs = {}
-    for name, settings in list(variations.items())[: 1 if options.small else None]:
-        place = folder.path / "runs" / name.replace(" ", "_")
-        settings = [f"sweep={folder.experiment}", *settings, *(SMALL if options.small else [])]
-        own = trained_runs(settings, place)
-        runs |= {f"{name}/{run}": ({"variation": name} | known, path) for run, (known, path) in own.items()}
-    return runs
-
-
 def scored(
-    folder: Folder, options: SequenceOptions, runs: Runs, errors: Callable[[Network, str, Callable[..., Pack]], Row]
+    folder: Folder,
+    options: SequenceOptions,
+    variations: dict[str, list[str]],
+    errors: Callable[[Network, str, Callable[..., Pack]], Row],
 ) -> pd.DataFrame:
-    """A row for each run, sigma, length and block: also variation, rule, seed, and what `errors` measures.
+    """Train and score the networks of the experiment's sweep under each variation of its settings.
 
     errors: of a network under a variation on what its third argument, `draw` of a sigma, length and block, draws
+    returns: a row for each run, sigma, length and block: also variation, rule, seed, and the errors
     """
+    runs: Runs = {}
+    for name, settings in list(variations.items())[: 1 if options.small else None]:
+        settings = [f"sweep={folder.experiment}", *settings, *(SMALL if options.small else [])]
+        own = trained_runs(settings, folder.path / "runs" / name.replace(" ", "_"))
+        runs |= {f"{name}/{run}": ({"variation": name} | known, path) for run, (known, path) in own.items()}
     count, blocks = (2, 2) if options.small else (SEQUENCES, BLOCKS)
 
     def score(network: Network, known: Row, sigma: int, length: int) -> list[Row]:

@@ -41,14 +41,12 @@ def predict_logits(
     return torch.cat(logits)
 
 
-def predict_quantiles(model: TabICL, pack: Pack, tokens: int = 2**22) -> Tensor:
-    """Predict quantiles (query rows, Q) of all tables, at `quantiles.levels`; nothing keeps them from crossing."""
-    return torch.cat(list(quantile_parts(model, pack, tokens)))
-
-
 @torch.no_grad()
-def quantile_parts(model: TabICL, pack: Pack, tokens: int) -> Iterator[Tensor]:
-    """Predict the same for some rows at a time, in their order: all quantiles can be more than the memory."""
+def quantile_parts(model: TabICL, pack: Pack, tokens: int = 2**22) -> Iterator[Tensor]:
+    """Predict quantiles (some query rows, Q) of some rows after others: all can be more than the memory.
+
+    They are at `quantiles.levels`, and nothing keeps them from crossing; tokens as in predict_logits.
+    """
     for part in parts(pack, tokens):
         yield forward(model, part, 0, 1.0, tokens)
 
@@ -71,7 +69,7 @@ def parts(pack: Pack, tokens: int) -> list[Pack]:
 
 
 def forward(model: TabICL, pack: Pack, num_classes: int, temperature: float, tokens: int) -> Tensor:
-    """Compute what predict_logits returns, or with num_classes=0 predict_quantiles, for all query rows at once."""
+    """Compute what predict_logits returns, or with num_classes=0 quantiles, for all query rows at once."""
     config = model.config
     sizes, shapes = model.groups(pack)
     part = tokens if pack.X.is_cuda else min(tokens, CPU_PART // config.embed_dim)
@@ -201,5 +199,5 @@ def predict(network: Network, pack: Pack) -> Tensor:
     if not isinstance(network, TabICL):
         return network(pack)
     if network.config.is_regression:
-        return predict_quantiles(network, pack)
+        return torch.cat(list(quantile_parts(network, pack)))
     return predict_logits(network, pack, network.config.max_classes)
