@@ -80,7 +80,7 @@ def read_weights(checkpoint: str, weights: str = "trained") -> Pretrained:
 
 
 def public_weights(path: str | Path, content: Any) -> tuple[TabICLConfig, dict[str, Tensor]]:
-    """The configuration and the weights in the content of a file; raises ConfigError that names what is wrong."""
+    """Read the configuration and the weights in the content of a file; raises ConfigError that names what is wrong."""
     kinds = {"config": dict, "state_dict": dict}
     if not isinstance(content, dict) or any(not isinstance(content.get(key), kind) for key, kind in kinds.items()):
         raise ConfigError([f"{path} is not a file of weights: it must hold a config and a state_dict"])
