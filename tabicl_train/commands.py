@@ -158,12 +158,12 @@ def submit() -> None:
 
 def check_submission(settings: list[str]) -> tuple[SubmitOptions, RunConfig]:
     """The options of a job, submit.KEY=VALUE, and the configuration of its run; an error has the problems of both."""
-    from tabicl_train.config.compose import compose
-    from tabicl_train.config.options import SubmitOptions, parse
+    from tabicl_train.config.compose import compose, parse_options
+    from tabicl_train.config.options import SubmitOptions
 
     problems, options, config = [], None, None
     try:
-        options = parse(SubmitOptions, [text[7:] for text in sys.argv[1:] if text.startswith("submit.")])
+        options = parse_options(SubmitOptions, [text[7:] for text in sys.argv[1:] if text.startswith("submit.")])
     except ConfigError as error:
         problems += [f"submit.{problem}" for problem in error.problems]
     try:
@@ -279,7 +279,9 @@ def arguments(name: str, prefix: str = "") -> Any:
 
         print(help_text(cls, prefix))
         sys.exit(0)
-    return options.parse(cls, sys.argv[1:])
+    from tabicl_train.config.compose import parse_options
+
+    return parse_options(cls, sys.argv[1:])
 
 
 @contextlib.contextmanager

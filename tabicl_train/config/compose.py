@@ -16,6 +16,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -25,7 +26,7 @@ from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tabicl_train.config.options import SweepConfig, first_lines, unknown_key, wrong_type
+from tabicl_train.config.options import SweepConfig, first_lines, unknown_key, usage, wrong_type
 from tabicl_train.config.schema import RunConfig, flatten
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.families import FAMILIES, FIRST, family_name, settings_of
@@ -163,10 +164,10 @@ class Composer:
         read = []
         for text in overrides:
             key, equals, value = text.partition("=")
-            override = parse(text)
+            override = parse_override(text)
             if override is None and equals and not re.search(r"[,\\]|^[\[{'\"]", value):
                 text = f"{key}='" + value.replace("'", "\\'") + "'"
-                override = parse(text)
+                override = parse_override(text)
             if override is None:
                 hint = f"cannot be read; if the value is plain text, put it in quotes: \"{key}='...'\""
                 problems.append(f"{text!r} {hint if equals else 'is not of the form key=value'}")
@@ -208,7 +209,7 @@ def is_of_sweep(override: str) -> bool:
     return re.match(r"[+~]*sweep[.=@]", override) is not None
 
 
-def parse(text: str) -> Override | None:
+def parse_override(text: str) -> Override | None:
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException:
@@ -260,6 +261,45 @@ def to_config(tree: Any) -> tuple[RunConfig, list[str]]:
     config.curriculum.drop_skipped()
     config.prior = OmegaConf.to_container(tree.prior, resolve=True) if tree.prior is not None else None
     return config, config.problems()
+
+
+def parse_options(options: type, arguments: list[str]) -> Any:
+    """key=value arguments as an instance of a dataclass of options; raises ConfigError with everything wrong."""
+    schema = OmegaConf.structured(options)
+    keys = list(schema)
+    problems, given = [], set()
+    for text in arguments:
+        key, equals, value = text.partition("=")
+        if not equals:
+            problems.append(f"{text!r} is not of the form key=value")
+        elif key not in keys:
+            problems.append(unknown_key("", key, keys))
+        else:
+            given.add(key)
+            try:
+                schema[key] = read_value(value)
+            except OmegaConfBaseException as error:
+                is_null = read_value(value) is None
+                problems.append(f"{key} is {value or 'empty'}; it needs a value" if is_null else wrong_type(key, error))
+    problems += [f"{key} is missing" for key in keys if OmegaConf.is_missing(schema, key) and key not in given]
+    if problems:
+        mistake = ConfigError(problems)
+        mistake.add_note(f"usage: {usage(options)}")
+        raise mistake
+    parsed: Any = OmegaConf.to_object(schema)
+    if hasattr(parsed, "problems") and (problems := parsed.problems()):
+        raise ConfigError(problems)
+    return parsed
+
+
+def read_value(text: str) -> Any:
+    """A value in YAML, its numbers as text, as a folder may be called 2024_10; what is no YAML is plain text."""
+    if text in ("", "null"):
+        return None
+    try:
+        return yaml.load(text, yaml.BaseLoader)
+    except yaml.YAMLError:
+        return text
 
 
 def search_folders(config_dir: str | None) -> list[Path]:

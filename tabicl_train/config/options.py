@@ -1,7 +1,4 @@
-"""The options of the commands other than tabicl-train, and their key=value arguments, which are read without Hydra.
-
-The string under each field documents it, as in the schema.
-"""
+"""The options of the commands other than tabicl-train; the string under each field documents it, as in the schema."""
 
 from __future__ import annotations
 
@@ -13,11 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
 from tabicl_train.config.schema import at_least, one_of
 from tabicl_train.console import first_line
-from tabicl_train.errors import ConfigError
 
 MISSING: Any = "???"  # OmegaConf's mark of an option that must be given
 
@@ -214,48 +208,6 @@ class SweepConfig:
         if self.submit.cluster == "slurm" and self.jobs is None and self.sampler == "tpe":
             problems.append("jobs is null; set how many runs of a search on SLURM are submitted at once")
         return problems
-
-
-def parse(options: type, arguments: list[str]) -> Any:
-    """key=value arguments as an instance of a dataclass of options; raises ConfigError with everything wrong."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    schema = OmegaConf.structured(options)
-    keys = list(schema)
-    problems, given = [], set()
-    for text in arguments:
-        key, equals, value = text.partition("=")
-        if not equals:
-            problems.append(f"{text!r} is not of the form key=value")
-        elif key not in keys:
-            problems.append(unknown_key("", key, keys))
-        else:
-            given.add(key)
-            try:
-                schema[key] = read_value(value)
-            except OmegaConfBaseException as error:
-                is_null = read_value(value) is None
-                problems.append(f"{key} is {value or 'empty'}; it needs a value" if is_null else wrong_type(key, error))
-    problems += [f"{key} is missing" for key in keys if OmegaConf.is_missing(schema, key) and key not in given]
-    if problems:
-        mistake = ConfigError(problems)
-        mistake.add_note(f"usage: {usage(options)}")
-        raise mistake
-    parsed: Any = OmegaConf.to_object(schema)
-    if hasattr(parsed, "problems") and (problems := parsed.problems()):
-        raise ConfigError(problems)
-    return parsed
-
-
-def read_value(text: str) -> Any:
-    """A value in YAML, its numbers as text, as a folder may be called 2024_10; what is no YAML is plain text."""
-    if text in ("", "null"):
-        return None
-    try:
-        return yaml.load(text, yaml.BaseLoader)
-    except yaml.YAMLError:
-        return text
 
 
 def usage(options: type) -> str:

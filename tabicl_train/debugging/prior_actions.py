@@ -13,9 +13,9 @@ from tqdm import tqdm
 
 from priors import PriorError, Table
 from priors.real import real_tables
-from tabicl_train.config.compose import compose
+from tabicl_train.config.compose import compose, parse_options
 from tabicl_train.config.documentation import help_text
-from tabicl_train.config.options import PriorOptions, parse
+from tabicl_train.config.options import PriorOptions
 from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.errors import ConfigError, require_matplotlib
@@ -130,7 +130,7 @@ def act(arguments: list[str]) -> None:
         print(help_text(PriorOptions))
         return
     own = {field.name for field in dataclasses.fields(PriorOptions)}
-    args = parse(PriorOptions, [text for text in rest if text.partition("=")[0] in own])
+    args = parse_options(PriorOptions, [text for text in rest if text.partition("=")[0] in own])
     config = compose([text for text in rest if text.partition("=")[0] not in own], also=own)
     if action not in ACTIONS:
         raise ConfigError([f"there is no action {action!r}; there are {', '.join(ACTIONS)}"])
