@@ -293,7 +293,7 @@ def parse_options(options: type, arguments: list[str]) -> Any:
 
 
 def read_value(text: str) -> Any:
-    """A value in YAML, its numbers as text, as a folder may be called 2024_10; what is no YAML is plain text."""
+    """Read a value in YAML, its numbers as text, as a folder may be called 2024_10; what is no YAML is plain text."""
     if text in ("", "null"):
         return None
     try:
