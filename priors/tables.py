@@ -12,7 +12,7 @@ import numpy as np
 
 from priors.prior import Prior
 from priors.random import rng_at
-from priors.real.interface import TEST, TRAINING, VALIDATION, DividedTables
+from priors.real import TEST, TRAINING, VALIDATION, DividedTables
 from priors.table import PriorError, Source, Table, TableSpec
 
 if TYPE_CHECKING:  # pandas and scikit-learn take two seconds, which runs without real tables need not spend
