@@ -37,11 +37,6 @@ def nearest_centers(x: torch.Tensor, centers: torch.Tensor, p: float) -> torch.T
     return torch.from_numpy(nearest(x.numpy(), centers.T.contiguous().numpy(), np.float32(p)))
 
 
-def take_columns(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """table[:, index], float32 (m, N), for table (m, k) and index int64 (N,)."""
-    return torch.from_numpy(kernels.take_columns(table.numpy(), index.numpy()))
-
-
 def row_chunks(x: torch.Tensor, width: int) -> tuple[torch.Tensor, ...]:
     """x (n, N) cut into chunks of rows, for which a temporary of `width` values per row is small."""
     chunks = -(-x.shape[1] // max(64, CHUNK // width))
@@ -159,7 +154,7 @@ class Discretize:
 
     def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
         centers = x[:, distinct_rows(x.shape[1], self.centers, rng)]
-        return take_columns(self.linear(centers, rng), nearest_centers(x, centers, self.p))
+        return self.linear(centers, rng).index_select(1, nearest_centers(x, centers, self.p))
 
 
 @dataclass
@@ -238,10 +233,13 @@ class Quadratic:
     def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
         if x.shape[0] > self.max_inputs:
             x = x[distinct_rows(x.shape[0], self.max_inputs, rng)]
-        pairs = torch.from_numpy(kernels.pair_weights(self.matrices.compute(rng)))  # one matmul, half the products
+        matrices = self.matrices.compute(rng)  # (m, s, s)
+        i, j = np.triu_indices(self.matrices.n)
+        pairs = matrices[:, i, j] + np.where(i == j, np.float32(0), matrices[:, j, i])  # one matmul, half the products
         z = torch.cat([x, x.new_ones(1, x.shape[1])])
+        weights = torch.from_numpy(np.ascontiguousarray(pairs))
         return combine_features(
-            pairs, lambda chunk: torch.from_numpy(kernels.pair_products(chunk.contiguous().numpy())), z
+            weights, lambda chunk: torch.from_numpy(kernels.pair_products(chunk.contiguous().numpy())), z
         )
 
 
