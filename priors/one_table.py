@@ -62,7 +62,7 @@ class OneTable(Prior, DividedTables):
     @cached_property
     def task(self) -> RealTask:
         """What is predicted in the file; raises PriorError if it cannot be used."""
-        from priors.real.index import index_file
+        from priors.real.files import index_file
         from priors.real.tasks import guess
 
         task = guess(index_file(Path(self.file)))

@@ -19,10 +19,8 @@ import torch
 
 from priors.finish import Rejected, split_rows, standardize_target
 from priors.real import TEST, TRAINING, VALIDATION
-from priors.real.features import FeatureEncoder, as_numbers, reads_as_numbers
-from priors.real.files import Column
-from priors.real.index import Entry, mixed, read_table, value_hashes
-from priors.real.normalize import Member, Normalizer, TargetScale
+from priors.real.files import Column, Entry, mixed, read_table, value_hashes
+from priors.real.preprocessing import FeatureEncoder, Member, Normalizer, TargetScale, as_numbers, reads_as_numbers
 from priors.real.tasks import FEW_VALUES, RealTask
 from priors.table import MIN_ROWS, PriorError, Table, TableSpec
 

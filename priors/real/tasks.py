@@ -23,7 +23,7 @@ from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 
-from priors.real.index import TASKS, VERSION, ColumnFacts, Entry
+from priors.real.files import TASKS, VERSION, ColumnFacts, Entry
 from priors.table import MIN_ROWS, PriorError
 
 COLUMNS = ("item", "target")

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from priors import PriorError
-from priors.real import index
-from priors.real.index import NAME, index_folder
+from priors.real import files
+from priors.real.files import NAME, index_folder
 from priors.real.tasks import find_tasks
 
 
@@ -25,19 +25,19 @@ def folder(tmp_path):
 def read(monkeypatch):
     """The paths of files, as they are read."""
     paths = []
-    read_entry = index.read_entry
+    read_entry = files.read_entry
 
     def watched(folder, path, *state):
         paths.append(path)
         return read_entry(folder, path, *state)
 
-    monkeypatch.setattr(index, "read_entry", watched)
+    monkeypatch.setattr(files, "read_entry", watched)
     return paths
 
 
 def again(folder):
     """The index as another process would see it."""
-    index.index_files.cache_clear()
+    files.index_files.cache_clear()
     return index_folder(folder)
 
 
