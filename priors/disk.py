@@ -187,9 +187,7 @@ class Shard:
         return record
 
 
-@lru_cache(maxsize=4)
-def open_shard(path: Path) -> Shard:
-    return Shard(path)
+open_shard = lru_cache(maxsize=4)(Shard)
 
 
 def read_table(folder: Path, shard_size: int, address: Address, spec: TableSpec) -> Table:

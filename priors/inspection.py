@@ -170,7 +170,7 @@ def plot_table(cell: Any, title: str, table: Table) -> None:
     if table.num_classes:
         plot_scatter(axes["scatter"], X, y)
         counts = np.bincount(y, minlength=table.num_classes)
-        axes["target"].bar(range(len(counts)), counts / len(y), color=[class_color(c) for c in range(len(counts))])
+        axes["target"].bar(range(len(counts)), counts / len(y), color=[f"C{c}" for c in range(len(counts))])
         axes["target"].set_xticks(range(len(counts)))
         axes["target"].set_title("class balance", fontsize=8)
     else:
@@ -183,17 +183,13 @@ def plot_table(cell: Any, title: str, table: Table) -> None:
         ax.tick_params(labelsize=7)
 
 
-def class_color(c: int) -> str:
-    return f"C{c}"  # the default cycle has ten colors, one per class
-
-
 def plot_scatter(ax: Any, X: np.ndarray, y: np.ndarray) -> None:
     """The two most informative columns, colored by class."""
     best = informative_columns(X, y)[:2]
     X, y = spread(X[:POINTS, best]), y[:POINTS]
     second = X[:, 1] if len(best) > 1 else np.linspace(-1, 1, len(y))  # with a single column, rows are spread evenly
     for c in np.unique(y):
-        ax.scatter(X[y == c, 0], second[y == c], s=8, alpha=0.7, linewidths=0, color=class_color(c))
+        ax.scatter(X[y == c, 0], second[y == c], s=8, alpha=0.7, linewidths=0, color=f"C{c}")
     ax.set_xlabel(f"column {best[0]} of X", fontsize=8)
     ax.set_ylabel(f"column {best[1]} of X" if len(best) > 1 else "row", fontsize=8)
 
@@ -244,7 +240,8 @@ def plot_graph(ax: Any, nodes: list) -> None:
     for node in nodes:
         graph.add_node(node.index, names=[column.name for column in node.columns])
     for node in nodes:
-        graph.add_edges_from((parent, node.index, {"kind": function.kind}) for parent, function in node.edges())
+        edges = [(parent, node.index, type(function).__name__.lower()) for parent, function in node.edges()]
+        graph.add_weighted_edges_from(edges, "kind")
     place = nx.multipartite_layout(graph, subset_key=dict(enumerate(nx.topological_generations(graph))))
     few = graph.number_of_edges() <= 8
     # Edges are curved, so that those over two layers do not hide behind nodes.

@@ -94,8 +94,6 @@ class Changes:
         self, columns: torch.Tensor, target: torch.Tensor, num_classes: int
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Change what Prior.execute returns."""
-        if not self.strengths.keys() & CHANGES.keys():
-            return columns, target, num_classes
         raw = Raw(columns.numpy(), target.numpy(), num_classes, self.spec.num_rows, self.spec.train_size)
         for name, change in CHANGES.items():
             if name in self.strengths:

@@ -116,11 +116,11 @@ def sample_zipf(rng: np.random.Generator, num_rows: int) -> np.ndarray:
     return values - values.mean()
 
 
-def sample_uniform(rng: np.random.Generator, num_rows: int) -> np.ndarray:
-    return rng.random(num_rows, dtype=np.float32)
-
-
-SAMPLERS = {"categorical": sample_categorical, "zipf": sample_zipf, "uniform": sample_uniform}
+SAMPLERS = {
+    "categorical": sample_categorical,
+    "zipf": sample_zipf,
+    "uniform": lambda rng, num_rows: rng.random(num_rows, dtype=np.float32),
+}
 
 
 @dataclass(frozen=True)

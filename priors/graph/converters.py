@@ -1,7 +1,4 @@
-"""Column converters: from a slice of a node to a column, and to the values that flow on to the node's children.
-
-Source: TabICLv2, arXiv 2602.11139, appendix on the prior.
-"""
+"""From a slice of a node to a column, and to the values that flow on (TabICLv2, arXiv 2602.11139, appendix)."""
 
 from __future__ import annotations
 

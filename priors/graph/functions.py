@@ -1,7 +1,4 @@
-"""The eight kinds of random functions R^n -> R^m of TabICLv2 (arXiv 2602.11139, appendix), and random points.
-
-Functions are feature-major: (n, N) -> (m, N).
-"""
+"""The eight kinds of random functions (n, N) -> (m, N) of TabICLv2 (arXiv 2602.11139, appendix), and random points."""
 
 from __future__ import annotations
 
@@ -61,7 +58,6 @@ def combine_features(
 class Linear:
     """x -> M x."""
 
-    kind: ClassVar[str] = "linear"
     matrix: Matrix
 
     @classmethod
@@ -79,7 +75,6 @@ class Linear:
 class MLP:
     """Linear layers with random activations between them, optionally one before and one after."""
 
-    kind: ClassVar[str] = "mlp"
     steps: list[Activation | Linear]
 
     @classmethod
@@ -114,7 +109,6 @@ class Tree:
     m: number of outputs
     """
 
-    kind: ClassVar[str] = "tree"
     trees: int
     depth: int
     m: int
@@ -139,7 +133,6 @@ class Discretize:
     p: exponent of the distance sum |x - c|^p
     """
 
-    kind: ClassVar[str] = "discretize"
     centers: int
     p: float
     linear: Linear
@@ -168,7 +161,6 @@ class GP:
     scale: of all frequencies, unless product_kernel
     """
 
-    kind: ClassVar[str] = "gp"
     features: ClassVar[int] = 256
     m: int
     decay: float
@@ -218,7 +210,6 @@ class GP:
 class Quadratic:
     """out_o = z^T M_o z, where z is at most 20 of the inputs and a constant 1."""
 
-    kind: ClassVar[str] = "quadratic"
     max_inputs: ClassVar[int] = 20
     matrices: Matrix
 
@@ -252,7 +243,6 @@ class EM:
     p, q: the assignment is the softmax of -(||x - c||_p / width)^q and the logarithm of the width's density factor
     """
 
-    kind: ClassVar[str] = "em"
     components: int
     spread: float
     p: float
@@ -286,7 +276,6 @@ class EM:
 class Product:
     """The product of two cheap functions."""
 
-    kind: ClassVar[str] = "product"
     factors: tuple[Function, Function]
 
     @classmethod

@@ -2,7 +2,7 @@
 
 Arrays are feature-major, (n, N), so that the inner loop runs over rows and is vectorized. Rows are taken in blocks
 whose accumulators stay in the first-level cache. Inner loops index one-dimensional views: with two indices they took
-twice the time. Signatures are explicit: another layout is an error, not a recompilation.
+twice the time.
 """
 
 from __future__ import annotations

@@ -212,26 +212,19 @@ def draw_cuts(X, rows, state, low, high, cut):
 
 
 @njit(inline="always")
-def partition(column, threshold, rows, spare):
-    """Move the rows whose value is at most the threshold to the front of `rows`; returns their number."""
-    a, b = 0, 0
-    for j in range(len(rows)):
+def split(node, column, threshold, rows, spare, bounds):
+    """Give a node's part of `rows` to its two children: values of at most the threshold to the first."""
+    start, stop = bounds[node]
+    middle, rest = start, 0
+    for j in range(start, stop):
         row_index = rows[j]
         if column[row_index] <= threshold:
-            rows[a] = row_index
-            a += 1
+            rows[middle] = row_index
+            middle += 1
         else:
-            spare[b] = row_index
-            b += 1
-    rows[a:] = spare[:b]
-    return a
-
-
-@njit(inline="always")
-def split(node, column, threshold, rows, spare, bounds):
-    """Give a node's part of `rows` to its two children."""
-    start, stop = bounds[node]
-    middle = start + partition(column, threshold, rows[start:stop], spare)
+            spare[rest] = row_index
+            rest += 1
+    rows[middle:stop] = spare[:rest]
     bounds[2 * node + 1, 0], bounds[2 * node + 1, 1] = start, middle
     bounds[2 * node + 2, 0], bounds[2 * node + 2, 1] = middle, stop
 

@@ -128,7 +128,8 @@ def find_files(folder: Path) -> list[File]:
 @lru_cache(maxsize=2)  # a configuration is checked, and its prior built, several times in a process
 def index_files(folder: Path, found: tuple[File, ...]) -> dict[str, Entry]:
     known = read_entries(folder)
-    missing = [file for file in found if not is_current(known.get(file[0]), file)]
+    current = {(entry.path, entry.size, entry.modified) for entry in known.values() if entry.modified != UNREADABLE}
+    missing = [file for file in found if file not in current]
     for file in tqdm(missing, desc=f"index of {folder}", unit="file", disable=None if missing else True):
         known[file[0]] = read_entry(folder, *file)
     entries = {path: known[path] for path, _, _ in found}
@@ -139,10 +140,6 @@ def index_files(folder: Path, found: tuple[File, ...]) -> dict[str, Entry]:
             unfinished.write_text("".join(lines), encoding="utf-8")
             os.replace(unfinished, folder / NAME)
     return entries
-
-
-def is_current(entry: Entry | None, file: File) -> bool:
-    return entry is not None and entry.modified != UNREADABLE and (entry.path, entry.size, entry.modified) == file
 
 
 def read_entries(folder: Path) -> dict[str, Entry]:

@@ -77,7 +77,7 @@ def test_what_cannot_be_read_is_named_and_tried_again(folder, monkeypatch):
 
 
 def test_the_index_of_a_folder_that_cannot_be_written_is_in_memory(folder, read, monkeypatch):
-    monkeypatch.setattr(index.os, "replace", mock.Mock(side_effect=PermissionError))
+    monkeypatch.setattr(files.os, "replace", mock.Mock(side_effect=PermissionError))
     assert len(index_folder(folder)) == len(index_folder(folder)) == len(read) == 4 and not (folder / NAME).exists()
 
 
