@@ -113,19 +113,8 @@ class Changes:
         return torch.from_numpy(missing)
 
     def describe(self, plan: Any) -> Any:
-        """The plan of the table, with what was done to it."""
-        return RealisticPlan(plan, tuple(self.applied)) if self.strengths else plan
-
-
-@dataclass(frozen=True)
-class RealisticPlan:
-    """The plan of a table, and what was done to the table, in lines."""
-
-    plan: Any
-    applied: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return "\n".join([str(self.plan), *(f"realism: {line}" for line in self.applied)])
+        """The text of the plan, with what was done to the table; the plan itself if nothing was."""
+        return "\n".join([str(plan), *(f"realism: {line}" for line in self.applied)]) if self.strengths else plan
 
 
 @dataclass
