@@ -174,7 +174,7 @@ class Shard:
             raise PriorError(f"shard {self.path} holds tables of seed {stored}, not of seed {seed}")
 
     def record(self, address: Address, spec: TableSpec) -> dict[str, Any] | None:
-        """The record of a table, None if it is not stored; raises PriorError for one that has another spec."""
+        """Return the record of a table, None if it is not stored; raises PriorError for one that has another spec."""
         text = self.metadata.get(table_name(address))
         if text is None:
             return None
@@ -191,7 +191,7 @@ open_shard = lru_cache(maxsize=4)(Shard)
 
 
 def read_table(folder: Path, shard_size: int, address: Address, spec: TableSpec) -> Table:
-    """The table dumped at an address; PriorError names the shard and says why there is none."""
+    """Return the table dumped at an address; PriorError names the shard and says why there is none."""
     seed, step, index = address
     path = shard_path(folder, step, shard_size)
     if not path.is_file():
@@ -219,7 +219,7 @@ def read_table(folder: Path, shard_size: int, address: Address, spec: TableSpec)
 
 
 def tables_of_steps(folder: Path, seed: int) -> Counter[int]:
-    """Number of tables of every step according to the shards' metadata; PriorError for a shard that cannot be used."""
+    """Count the tables of every step by the shards' metadata; PriorError for a shard that cannot be used."""
     counts: Counter[int] = Counter()
     for path in shard_paths(folder):
         shard = Shard(path)

@@ -316,7 +316,7 @@ def plan_activation(rng: np.random.Generator, weights: np.ndarray) -> MLPActivat
 
 
 def apply_activation(activation: MLPActivation, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-    """The activation of x (N, H), which is overwritten; the units share one function."""
+    """Apply the activation to x (N, H), which is overwritten; the units share one function."""
     x -= x.mean(0)
     x /= torch.linalg.vector_norm(x, dim=0).div_((len(x) - 1) ** 0.5).add_(1e-6)
     if activation.kind == "fourier":
@@ -341,7 +341,7 @@ class FourierFunction:
         return cls(frequencies, rng.uniform(0, 2 * np.pi, NUM_FREQUENCIES), amplitudes)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """f of every entry of float32 x: tabulated over the range of x, then interpolated linearly.
+        """Compute f of every entry of float32 x: tabulated over the range of x, then interpolated linearly.
 
         Computing 256 sines for every value takes 50 times as long. With x = a + b on a grid (a coarse, b fine),
         sin(f a + p + f b) is a sum of two products, so the table is one matrix product.

@@ -28,35 +28,35 @@ class RealTables:
     kind_of_clusters = "tables"
 
     def sources(self) -> dict[Source, int]:
-        """The tables that training draws, with their numbers of rows; 0 for synthetic components of a mixture."""
+        """Return the tables that training draws, with their numbers of rows; 0 for synthetic components of a mixture."""
         raise NotImplementedError
 
     def for_validation(self) -> Prior:
-        """The prior that validation draws from: of tables or rows that training never draws."""
+        """Return the prior that validation draws from: of tables or rows that training never draws."""
         raise NotImplementedError
 
     def for_test(self) -> Prior:
-        """The prior whose draws tell at the end what was gained: of what neither training nor validation draws."""
+        """Return the prior whose draws tell at the end what was gained: of what neither training nor validation draws."""
         raise NotImplementedError
 
     def clusters(self, table: Table) -> list[Hashable] | None:
-        """What each query row belongs to, for confidence intervals; None if the table is a cluster of its own."""
+        """Return what each query row belongs to, for confidence intervals; None if the table is a cluster of its own."""
         raise NotImplementedError
 
     def ineligible(self, max_classes: int) -> list[str]:
-        """Why a real table cannot train a network with so many classes (0: that predicts numbers)."""
+        """Return why a real table cannot train a network with so many classes (0: that predicts numbers)."""
         return []
 
     def eligible(self, rows: int, numeric: bool) -> tuple[int, int] | None:
-        """How many tables are long enough for a draw, and how many there are; None if their length does not matter."""
+        """Return how many tables are long enough for a draw, and how many; None if their length does not matter."""
         return None
 
     def fingerprint(self) -> str:
-        """A hash of the real tables, with which a run is continued on the same ones only."""
+        """Return a hash of the real tables, with which a run is continued on the same ones only."""
         raise NotImplementedError
 
     def describe(self, most: int = 3) -> list[str]:
-        """What the real tables are and what is left out, in lines for the user with at most so many names."""
+        """Return what the real tables are and what is left out, in lines for the user with at most so many names."""
         return []
 
 
@@ -96,7 +96,7 @@ class DividedTables(RealTables):
 
 
 def real_tables(prior: Prior) -> RealTables | None:
-    """What a prior, or a mixture, offers of its real tables; None if it computes all of its tables."""
+    """Return what a prior, or a mixture, offers of its real tables; None if it computes all of its tables."""
     if isinstance(prior, MixSCM):
         real = {name: tables for name, component in prior.priors.items() if (tables := real_tables(component))}
         return MixedTables(prior, real) if real else None
@@ -104,7 +104,7 @@ def real_tables(prior: Prior) -> RealTables | None:
 
 
 def parts(prior: Prior, mixes: Collection[Mapping[str, float]] = ()) -> dict[str, Prior]:
-    """The priors of the synthetic tables and of the real ones, which are scored apart.
+    """Return the priors of the synthetic tables and of the real ones, which are scored apart.
 
     mixes: the shares of stages; if no component of a part has a weight, those that a stage draws from have the same
     """
