@@ -28,7 +28,7 @@ class RealTables:
     kind_of_clusters = "tables"
 
     def sources(self) -> dict[Source, int]:
-        """Return the tables that training draws, with their numbers of rows; 0 for synthetic components of a mixture."""
+        """Return the tables that training draws, with their rows; 0 for synthetic components of a mixture."""
         raise NotImplementedError
 
     def for_validation(self) -> Prior:
@@ -36,11 +36,11 @@ class RealTables:
         raise NotImplementedError
 
     def for_test(self) -> Prior:
-        """Return the prior whose draws tell at the end what was gained: of what neither training nor validation draws."""
+        """Return the prior whose draws tell what was gained: of what neither training nor validation draws."""
         raise NotImplementedError
 
     def clusters(self, table: Table) -> list[Hashable] | None:
-        """Return what each query row belongs to, for confidence intervals; None if the table is a cluster of its own."""
+        """Return what each query row belongs to, for confidence intervals; None if the table is its own cluster."""
         raise NotImplementedError
 
     def ineligible(self, max_classes: int) -> list[str]:
