@@ -7,7 +7,7 @@ import pytest
 
 CODE = """
 import sys
-import priors.real.features, priors.real.normalize
+import priors.real.preprocessing
 assert "tabicl_train" not in sys.modules
 from tabicl_train.prediction.export import export
 from tabicl_train import TabICLClassifier, TabICLRegressor
