@@ -15,7 +15,7 @@ import numpy as np
 from priors import TableSpec
 from priors.random import rng_at
 from tabicl_train.config.stages import CurriculumConfig, StageConfig
-from tabicl_train.model.families import family_of
+from tabicl_train.model.config import family_of
 from tabicl_train.model.family import NetworkConfig
 
 IMBALANCE = 1.05  # cost of the slowest rank over the lower bound; finer cuts lose more in small packs

@@ -16,7 +16,7 @@ from tabicl_train.config.schema import RunConfig
 from tabicl_train.config.stages import CurriculumConfig, StageConfig
 from tabicl_train.console import text_table
 from tabicl_train.curriculum import FEATURE_CAPS, cap_features, plan_step
-from tabicl_train.model.families import family_of
+from tabicl_train.model.config import family_of
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.model.pack import Shape
 from tabicl_train.precision import choose

@@ -29,7 +29,7 @@ from tabicl_train.config.stages import CurriculumConfig
 from tabicl_train.console import info
 from tabicl_train.curriculum import stage_at
 from tabicl_train.distributed.ranks import Ranks
-from tabicl_train.model.families import family_of
+from tabicl_train.model.config import family_of
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.module import Pretraining

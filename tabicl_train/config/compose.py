@@ -30,7 +30,7 @@ from tabicl_train.config.folders import group_choices, search_folders
 from tabicl_train.config.schema import RunConfig, flatten
 from tabicl_train.config.sweep import SweepConfig
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.families import FAMILIES, FIRST, family_name, settings_of
+from tabicl_train.model.config import FAMILIES, FIRST, family_name, settings_of
 
 __all__ = ["compose"]
 

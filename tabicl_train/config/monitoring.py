@@ -149,7 +149,7 @@ class ValidationConfig:
         """What a validation asks of a network that its family cannot do."""
         if not self.every:
             return []
-        from tabicl_train.model.families import family_of
+        from tabicl_train.model.config import family_of
 
         family = family_of(model)
         sizes = (family.size_problem(model, rows, self.features[-1]) for rows in self.rows if self.features)

@@ -13,7 +13,7 @@ from tabicl_train.config.folders import CONFIG_DIR
 from tabicl_train.config.schema import RunConfig, StageConfig
 from tabicl_train.config.sweep import SweepConfig
 from tabicl_train.console import markdown_table
-from tabicl_train.model.families import FAMILIES, family_name
+from tabicl_train.model.config import FAMILIES, family_name
 
 INTRODUCTION = """\
 # Options

@@ -135,7 +135,7 @@ class CurriculumConfig:
 
     def unfit(self, model: NetworkConfig) -> list[str]:
         """What the stages ask of a network that its family cannot do."""
-        from tabicl_train.model.families import family_of
+        from tabicl_train.model.config import family_of
 
         family, problems = family_of(model), list[str]()
         for name, stage in self.stages.items():

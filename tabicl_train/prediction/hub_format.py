@@ -26,8 +26,7 @@ from safetensors import SafetensorError
 from tabicl_train.config.monitoring import CLASS_SCORES, INTERVAL, NUMBER_SCORES
 from tabicl_train.console import first_line, markdown_table
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.config import TabICLConfig
-from tabicl_train.model.families import family_name, family_of
+from tabicl_train.model.config import TabICLConfig, family_name, family_of
 from tabicl_train.model.public_config import beyond_public
 from tabicl_train.prediction.origin import Pretrained, mismatches, network_config
 from tabicl_train.run_dir.atomic import sync_folder, write_atomically

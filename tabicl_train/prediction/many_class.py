@@ -11,7 +11,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from tabicl_train.model.layout import context_layout, log_counts
+from tabicl_train.model.pack import context_layout, log_counts
 from tabicl_train.model.tabicl import InContextLearner
 
 

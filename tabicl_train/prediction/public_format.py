@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.config import TabICLConfig
-from tabicl_train.model.families import family_of
+from tabicl_train.model.config import TabICLConfig, family_of
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.model.public_config import from_public
 from tabicl_train.prediction.origin import mismatches

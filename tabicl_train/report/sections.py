@@ -21,7 +21,7 @@ from tabicl_train.config.monitoring import OWN, REAL, REAL_SCORES, SYNTHETIC, ju
 from tabicl_train.config.schema import RunConfig, flatten
 from tabicl_train.evaluation.scores import FORMATS, judged, summarize
 from tabicl_train.evaluation.scores_figure import draw_scores
-from tabicl_train.model.families import settings_of
+from tabicl_train.model.config import settings_of
 from tabicl_train.report.figures import (
     draw_attention,
     draw_gates,

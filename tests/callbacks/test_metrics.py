@@ -12,7 +12,7 @@ from tabicl_train.callbacks.metrics import LoggedSteps, Metrics
 from tabicl_train.callbacks.progress import Progress
 from tabicl_train.config.compose import compose
 from tabicl_train.distributed.ranks import Ranks
-from tabicl_train.model.families import family_of
+from tabicl_train.model.config import family_of
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.quantiles import guess_loss
 from tabicl_train.run_dir.records import Records

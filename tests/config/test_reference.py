@@ -9,7 +9,7 @@ from tabicl_train.config.documentation import field_docs
 from tabicl_train.config.folders import CONFIG_DIR
 from tabicl_train.config.reference import reference
 from tabicl_train.config.schema import RunConfig, StageConfig
-from tabicl_train.model.families import FAMILIES
+from tabicl_train.model.config import FAMILIES
 
 PARTS = [f.default_factory for f in dataclasses.fields(RunConfig) if dataclasses.is_dataclass(f.default_factory)]
 PARTS += [settings for settings in FAMILIES if settings not in PARTS]

@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from small_networks import draw, logits_of, small_network
 
 from tabicl_train.model import TabICL, TabICLConfig
-from tabicl_train.model.layout import column_layout
-from tabicl_train.model.pack import Pack
+from tabicl_train.model.pack import Pack, column_layout
 from tabicl_train.model.quantiles import Pinball, pinball
 from tabicl_train.model.tabicl import feature_index
 from tabicl_train.module import query_losses
