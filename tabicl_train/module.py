@@ -16,13 +16,12 @@ from torch import Tensor, nn
 from priors.random import rng_at
 from tabicl_train.config.stages import CurriculumConfig, OptimizerConfig, StageConfig
 from tabicl_train.console import print_line
-from tabicl_train.curriculum import stage_at
+from tabicl_train.curriculum import learning_rate, stage_at
 from tabicl_train.model.config import family_of
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.optimizer import MuonAdamW, build_optimizer
 from tabicl_train.precision import LossScale, Precision
-from tabicl_train.schedules import learning_rate
 from tabicl_train.stream import StepItem
 
 __all__ = ["Pretraining"]

@@ -210,8 +210,8 @@ folder = snapshot_download("OWNER/NAME")  # or the path of a copy of this folder
 
 The package `{LIBRARY}` is needed. X may be an array or a data frame, with numbers, strings, categories, booleans, times
 and missing values."""
-    if setting := beyond_public(pretrained.config):
-        return text + f" The `tabicl` package cannot express this network, which has {setting}."
+    if beyond := beyond_public(pretrained.config):
+        return text + f" The `tabicl` package cannot express this network, which has {' and '.join(beyond)}."
     return text + " `tabicl-export checkpoint=FOLDER output=model.ckpt` writes a file for the `tabicl` package."
 
 

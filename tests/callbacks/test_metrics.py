@@ -7,9 +7,8 @@ import pytest
 import torch
 from tqdm import tqdm
 
-from tabicl_train.callbacks import metrics, progress
-from tabicl_train.callbacks.metrics import LoggedSteps, Metrics
-from tabicl_train.callbacks.progress import Progress
+from tabicl_train.callbacks import metrics
+from tabicl_train.callbacks.metrics import LoggedSteps, Metrics, Progress
 from tabicl_train.config.compose import compose
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.model.config import family_of
@@ -22,15 +21,14 @@ from tabicl_train.stream import StepItem
 @pytest.fixture
 def printed(monkeypatch) -> list[str]:
     lines: list[str] = []
-    monkeypatch.setattr(progress, "info", lines.append)
+    monkeypatch.setattr(metrics, "info", lines.append)
     return lines
 
 
 def watch(config, folder, ranks: Ranks | None = None) -> Metrics:
     """Metrics of steps of which the even ones are logged."""
     loader, line = SimpleNamespace(waited=0.0), SimpleNamespace(show=lambda row: None, start=lambda step: 0)
-    logged, seen = LoggedSteps(2, 100), SimpleNamespace(sizes={})
-    return Metrics(config.curriculum, logged, Records(folder), loader, ranks or Ranks(), seen, line, lambda *_: None)
+    return Metrics(config.curriculum, LoggedSteps(2, 100), Records(folder), loader, ranks or Ranks(), line)
 
 
 class TwoRanks(Ranks):
@@ -102,7 +100,7 @@ def test_time_left_counts_the_work_of_later_stages(monkeypatch):
     line = Progress(curriculum, total, lambda stage: work[id(stage)])
     line.start(0)
     line.started, passed = 0.0, 600.5  # half a second beyond what is shown, so that no rounding matters
-    monkeypatch.setattr(progress.time, "perf_counter", lambda: passed)
+    monkeypatch.setattr(metrics.time, "perf_counter", lambda: passed)
     half = next(iter(curriculum.stages.values())).steps // 2
     seconds = passed * (0.5 + 2 + 3) / 0.5
     assert line.time_left({"step": half, "stage": "stage1"}) == (
