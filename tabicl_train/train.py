@@ -35,6 +35,7 @@ from tabicl_train.callbacks.tensorboard_logger import TensorBoardLogger
 from tabicl_train.callbacks.validation import Validation, final_test_streams, validation_streams
 from tabicl_train.callbacks.wandb_logger import WandbLogger
 from tabicl_train.config.schema import (
+    ProfileConfig,
     RunConfig,
     StreamConfig,
     TrainerConfig,
@@ -106,10 +107,8 @@ def train(config: RunConfig) -> str:
         seen = [TablesSeen(real.sources(), ranks)] if real is not None else []
         guard = Guard(config.guard, stream, logged, records, files, ranks, [*averages, *seen])
         progress = Progress(curriculum, total, lambda stage: expected_work(stage, model, seed).flops)
-        callbacks = [guard, Metrics(curriculum, logged, records, loader, ranks, progress), *seen]
-        if ranks.rank == 0:  # the guard comes first, as it may change the weights
-            traced = [Profile(config.profile, folder)] if config.profile.step is not None else []
-            callbacks += [Diagnostics(records, logged), *traced, *averages, status]
+        metrics = Metrics(curriculum, logged, records, loader, ranks, progress)
+        callbacks = build_callbacks(config.profile, guard, metrics, seen, averages, status)
         streams = validation_streams(config.validation, parts, model)
         validation = Validation(config.validation, values, total, streams, records, ranks, stop, averages)
 
@@ -307,6 +306,21 @@ def rewind(records: Records, step: int) -> None:
     for name in ("metrics.csv", "scaling.csv", "incidents.jsonl"):
         records.rewind(name, step)
     records.rewind("validation.csv", step or -1)  # at the beginning of a run, without rows of what it starts from
+
+
+def build_callbacks(
+    profile: ProfileConfig,
+    guard: Guard,
+    metrics: Metrics,
+    seen: list[TablesSeen],
+    averages: list[Averages],
+    status: RunStatus,
+) -> list[Any]:
+    """Return what watches or keeps a run, in the order in which it is called: the guard may change the weights."""
+    if guard.ranks.rank > 0:
+        return [guard, metrics, *seen]
+    traced = [Profile(profile, guard.records.folder)] if profile.step is not None else []
+    return [guard, metrics, *seen, Diagnostics(guard.records, guard.logged), *traced, *averages, status]
 
 
 def build_loggers(wandb: WandbConfig, tensorboard: bool, values: dict[str, Any], step: int) -> list[Any]:
