@@ -50,7 +50,11 @@ class StepPlan:
 
     def packs(self, rank: int, ranks: int) -> list[list[Group]]:
         """Divide the tables of one rank into the passes in which they go through the model, shorter ones first."""
-        share = sorted(self.assign(ranks)[rank], key=lambda group: (*shape_order(group.spec), group.tables))
+
+        def order(group: Group) -> tuple[int, int, int, tuple[int, ...]]:
+            return group.spec.num_rows, group.spec.train_size, group.spec.num_features, group.tables
+
+        share = sorted(self.assign(ranks)[rank], key=order)
         tables = [replace(group, tables=(i,)) for group in share for i in group.tables]
         fewest = len(cut(tables, self.pack_tokens))
         most = min(sum(table.table_tokens for table in tables) / fewest, self.pack_tokens)
@@ -80,10 +84,6 @@ class StepPlan:
             half = len(largest.tables) // 2
             groups.remove(largest)
             groups += [replace(largest, tables=largest.tables[:half]), replace(largest, tables=largest.tables[half:])]
-
-
-def shape_order(spec: TableSpec) -> tuple[int, int, int]:
-    return spec.num_rows, spec.train_size, spec.num_features
 
 
 def cut(tables: list[Group], budget: float) -> list[list[Group]]:
@@ -126,12 +126,8 @@ def last_of_stage(curriculum: CurriculumConfig, step: int) -> str | None:
 def learning_rate(stage: StageConfig, step: int) -> float:
     """Compute the learning rate of a step of a stage.
 
-    All schedules begin with a linear warm-up to the peak, the stage's learning rate. The last step has the final one:
-
-        cosine      half a cosine to the end
-        linear      a straight line to the end
-        wsd         warm-up, stable, decay: the peak, then a straight line over the last `decay` of the steps
-        constant    the peak to the end, whatever the final learning rate
+    All schedules begin with a linear warm-up to the peak, the stage's learning rate; the last step has the final one,
+    but for a constant schedule.
 
     Cosine: Loshchilov and Hutter, SGDR, arXiv 1608.03983, section 3. Warm-up, stable, decay: Hu et al., MiniCPM,
     arXiv 2404.06395, section 4.

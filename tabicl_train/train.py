@@ -97,7 +97,7 @@ def train(config: RunConfig) -> str:
         # of the trainer in the `tabicl` package took 13 s instead of 0.1 s a batch. They start idle, since the
         # checkpoint is not read yet.
         stream = StepStream(prior, curriculum, model, seed, range(total), launch.rank, launch.size)
-        has_steps = newest_step(folder) < total
+        has_steps = max(map(checkpoint.step_of, checkpoint.saved(folder / "checkpoints")), default=0) < total
         loader = stack.enter_context(build_loader(stream, config.stream, device, launch.local_size, has_steps))
 
         # What watches and keeps the run
@@ -115,7 +115,9 @@ def train(config: RunConfig) -> str:
         # All ranks meet, and learn from rank 0 where the run begins
         fabric = open_fabric(config.trainer, launch, ranks, callbacks)
         problems = [*launch.problems(config.trainer.devices), *config.too_few_tables(ranks.size)[:1]]
-        ranks.raise_on_all_ranks(problems + (compiling.problems(config.trainer) if config.trainer.compile else []))
+        if config.trainer.compile or config.trainer.triton:
+            problems += compiling.problems(config.trainer)
+        ranks.raise_on_all_ranks(problems)
 
         def open_run_dir() -> tuple[ResumePoint, dict | None]:
             make_folder("run_dir", folder / "checkpoints")
@@ -294,11 +296,6 @@ def broadcast_weights(module: Pretraining) -> None:
 
 def device_of(settings: TrainerConfig, launch: Launch) -> torch.device:
     return torch.device("cuda", launch.local_rank) if uses_cuda(settings) else torch.device("cpu")
-
-
-def newest_step(folder: Path) -> int:
-    """Return the step of the newest checkpoint, by the names of the files."""
-    return max(map(checkpoint.step_of, checkpoint.saved(folder / "checkpoints")), default=0)
 
 
 def rewind(records: Records, step: int) -> None:
