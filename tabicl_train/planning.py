@@ -83,8 +83,7 @@ def stage_peak(config: NetworkConfig, parameters: int, stage: StageConfig, preci
     peaks = []
     for N, n, M in extreme_tables(config, stage):
         tables = stage.pack_tokens / family_of(config).pack_tokens(config, N, M)
-        activations = peak_bytes(config, 0, [(N, n, M)], precision)
-        peaks.append(state + min(max(tables, 1.0), stage.tables) * activations)
+        peaks.append(state + min(max(tables, 1.0), stage.tables) * peak_bytes(config, 0, [(N, n, M)], precision))
     return max(peaks)
 
 

@@ -102,7 +102,7 @@ class Progress:
             self.bar = tqdm(total=self.total, initial=step, unit="step", dynamic_ncols=True, bar_format=layout)
 
     def work(self, step: int, until_stage: str | None = None) -> float:
-        """Expected FLOPs of the run up to a step, or to the end of a stage if that comes first."""
+        """Return the expected FLOPs of the run up to a step, or to the end of a stage if that comes first."""
         work = 0.0
         for name, stage in self.curriculum.stages.items():
             work += min(step, stage.steps) * self.step_flops[name]

@@ -280,26 +280,26 @@ FIRST = "tabicl"  # the family whose settings do not name it
 
 
 def family_of(config: "NetworkConfig") -> "type[Network]":
-    """The class of the network with these settings; `family_of(config)(config)` builds it."""
+    """Return the class of the network with these settings; `family_of(config)(config)` builds it."""
     if type(config) not in FAMILIES:
-        raise ConfigError([f"{type(config).__name__} is no family of networks; there are {', '.join(names())}"])
+        raise ConfigError([f"{type(config).__name__} is no family of networks; there are {', '.join(families())}"])
     module, name = FAMILIES[type(config)]
     return getattr(importlib.import_module(module), name)
 
 
 def family_name(settings: type) -> str:
-    """The name of the family with settings of this class."""
+    """Return the name of the family with settings of this class."""
     return getattr(settings, "family", FIRST)
 
 
-def names() -> dict[str, type]:
-    """The classes of settings by the names of families."""
+def families() -> dict[str, type]:
+    """Return the classes of settings by the names of families."""
     return {family_name(settings): settings for settings in FAMILIES}
 
 
 def settings_of(values: dict[str, Any]) -> type:
-    """The class of the settings with these values, as a file holds them."""
+    """Return the class of the settings with these values, as a file holds them."""
     name = values.get("family", FIRST)
-    if name not in names():
-        raise ConfigError([f"there is no family of networks {name!r}; there are {', '.join(names())}"])
-    return names()[name]
+    if name not in families():
+        raise ConfigError([f"there is no family of networks {name!r}; there are {', '.join(families())}"])
+    return families()[name]

@@ -1,5 +1,4 @@
-"""Tables that go through a network in one pass, one after the other, without a padded cell, and the layout of their
-tokens: where they lie in each stage of a TabICL, and which of them attend to which.
+"""Tables that go through a network in one pass, one after the other, without a padded cell, and where their tokens lie.
 
 In the column stage and in in-context learning, all labeled tokens come before all query tokens, so that either kind is
 a slice; within each kind, table follows table (column follows column), in the order of the pack. In the row stage the
@@ -268,7 +267,7 @@ def positions_by_kind(first: Tensor, step: Tensor | int, N: Tensor, n: Tensor, t
 
 
 def log_counts(sizes: Tensor) -> Tensor:
-    """The logarithm of the number of labeled rows of each table, float32 (B,); sizes: see `column_layout`."""
+    """Return the logarithm of the number of labeled rows of each table, float32 (B,); sizes: see `column_layout`."""
     return sizes[:, 1].float().log()
 
 
@@ -329,7 +328,7 @@ def row_layout(sizes: Tensor, shapes: list[tuple[int, int, int]], num_cls: int, 
 
 
 def within_rows(runs: list[list[int]], starts: Tensor, num_cls: int) -> WithinRows:
-    """runs: numbers of rows and their T, in order; starts: int32 (rows + 1,), 0 and where each row ends."""
+    """Lay out rows; runs: their numbers and T, in order; starts: int32 (rows + 1,), 0 and where each row ends."""
     num_rows, tokens, most = sum(R for R, _ in runs), sum(R * T for R, T in runs), max(T for _, T in runs)
     firsts = accumulate((R * T for R, T in runs), initial=0)
     every = [[R, T, T, first, 0] for (R, T), first in zip(runs, firsts, strict=False)]

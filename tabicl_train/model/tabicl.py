@@ -390,7 +390,7 @@ def token_groups(config: TabICLConfig, num_features: int) -> int:
 
 
 def block_flops(config: TabICLConfig, width: int, queries: float, keys: float) -> float:
-    """A transformer block: projections of queries, keys and values, attention, and the feed-forward network."""
+    """Count a transformer block: projections of queries, keys and values, attention, and the feed-forward network."""
     per_query = 2 * width * width * (2 + 2 * config.ff_factor)  # query and output projections, two linear layers
     per_key = 2 * width * 2 * width
     return queries * per_query + keys * per_key + 4 * queries * keys * width
