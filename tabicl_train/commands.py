@@ -236,7 +236,7 @@ def evaluate() -> None:
     args = arguments("EvaluateOptions")
     from tabicl_train.evaluation.evaluate import evaluate as score
 
-    score(**vars(args))
+    score(args)
 
 
 @plain_end()
@@ -264,7 +264,7 @@ def prior() -> None:
 @plain_end()
 def lab() -> None:
     """tabicl-lab EXPERIMENT key=value ..."""
-    from tabicl_train.lab import Failed, Preempted
+    from tabicl_train.lab.experiments import Failed, Preempted
     from tabicl_train.lab.experiments import run as run_experiment
 
     try:

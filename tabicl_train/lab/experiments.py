@@ -1,38 +1,52 @@
-"""From the command line of tabicl-lab to an experiment."""
+"""The experiments, and the command line of tabicl-lab.
+
+An experiment is one file of this folder, with a dataclass `Options` and `run(options)`, and a line here.
+"""
 
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
 
 from tabicl_train.config.arguments import help_text, option_line, parse
 from tabicl_train.errors import ConfigError, require_matplotlib
-from tabicl_train.lab import EXPERIMENTS, SEQUENCES
+
+EXPERIMENTS = {
+    "fading": "how much weight one relevant key keeps among more and more others",
+    "entropy": "how even the attention of a network is on longer and longer tables",
+    "attention": "one row of a table through one attention head, step by step",
+    "needle": "which scoring rules still find one matching row among thousands of others",
+    "curriculum": "what training on tables of growing lengths does for tables longer than any of them",
+    "classes": "how a network of ten classes predicts a thousand, how well and how fast",
+    "linear": "whether softmax or SSA still predicts linear functions that are larger than in training",
+    "quantifiers": "whether softmax or SSA still tells if all numbers are positive in longer sequences",
+}
+
+
+class Preempted(Exception):
+    """A signal has stopped an experiment; the same command continues it."""
+
+
+class Failed(Exception):
+    """A run of an experiment has failed."""
 
 
 def run(arguments: list[str]) -> None:
     """Run the experiment of a command line, or print help; raises ConfigError with everything wrong with it."""
     name, *settings = arguments or ["--help"]
     if name in ("-h", "--help"):
-        print(overview())
+        lines = [
+            "usage: tabicl-lab EXPERIMENT folder=DIR key=value ...",
+            "",
+            "Experiments, each with --help of its own:",
+        ]
+        print("\n".join([*lines, *(option_line(name, question) for name, question in EXPERIMENTS.items())]))
         return
     if name not in EXPERIMENTS:
         raise ConfigError([f"there is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}"])
-    experiment = load(name)
+    experiment = importlib.import_module(f"tabicl_train.lab.{name}")
     if {"-h", "--help"} & set(settings):
         print(help_text(experiment.Options))
         return
     options = parse(experiment.Options, settings)
     require_matplotlib()
     experiment.run(options)
-
-
-def load(name: str) -> ModuleType:
-    folder = "sequences." if name in SEQUENCES else ""
-    return importlib.import_module(f"tabicl_train.lab.{folder}{name}")
-
-
-def overview() -> str:
-    """The experiments, and what each asks."""
-    lines = ["usage: tabicl-lab EXPERIMENT folder=DIR key=value ...", "", "Experiments, each with --help of its own:"]
-    return "\n".join([*lines, *(option_line(name, question) for name, question in EXPERIMENTS.items())])

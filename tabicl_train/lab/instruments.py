@@ -16,7 +16,6 @@ import contextlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -67,38 +66,23 @@ class Sequence(NamedTuple):
     v: Tensor
 
 
-@dataclass
-class Call:
-    """One call of an attention layer, for tables that have the same number of labeled rows.
-
-    Fields as in Sequence, but of all queries and keys; kv (K, 2, H, d).
-    """
-
-    x: Tensor
-    context: Tensor
-    projected: Tensor
-    q: Tensor
-    kv: Tensor
-    spans: Spans
-
-    def sequences(self) -> Iterator[Sequence]:
-        runs = self.spans.runs.tolist()
-        both = self.spans.uses == 2  # the runs of labeled rows, then those of query rows
-        start = 0
-        for number, (count, length, keys, first, _) in enumerate(runs):
-            for i in range(count):
-                own = slice(0, length) if self.spans.shares_queries else slice(start, start + length)
-                seen = slice(first + i * keys, first + (i + 1) * keys)
-                k, v = self.kv[seen].unbind(1)
-                kind = LABELED if both and number < len(runs) // 2 else QUERY
-                kind = INDUCING if self.spans.shares_queries else kind
-                yield Sequence(kind, self.x[own], self.context[seen], self.projected[own], self.q[own], k, v)
-                start += length
+def sequences(spans: Spans, x: Tensor, context: Tensor, projected: Tensor, q: Tensor, kv: Tensor) -> Iterator[Sequence]:
+    """The sequences of a call of a layer: fields as there, but of all queries and keys; kv (K, 2, H, d)."""
+    runs = spans.runs.tolist()
+    both = spans.uses == 2  # the runs of labeled rows, then those of query rows
+    start = 0
+    for number, (count, length, keys, first, _) in enumerate(runs):
+        kind = INDUCING if spans.shares_queries else LABELED if both and number < len(runs) // 2 else QUERY
+        for i in range(count):
+            own = slice(0, length) if spans.shares_queries else slice(start, start + length)
+            seen = slice(first + i * keys, first + (i + 1) * keys)
+            yield Sequence(kind, x[own], context[seen], projected[own], q[own], *kv[seen].unbind(1))
+            start += length
 
 
 @contextlib.contextmanager
-def recorded(attentions: dict[Any, Attention], watch: Callable[[Any, Call], None]) -> Iterator[None]:
-    """Inside the context, `watch` gets the key of a layer and its call, before the layer computes its output.
+def recorded(attentions: dict[Any, Attention], watch: Callable[[Any, list[Sequence]], None]) -> Iterator[None]:
+    """Inside the context, `watch` gets the key of a layer and its sequences, before the layer computes its output.
 
     The tables of a call need the same number of labeled rows, since shared queries are recorded with one factor.
     """
@@ -108,7 +92,8 @@ def recorded(attentions: dict[Any, Attention], watch: Callable[[Any, Call], None
             x, context, spans, log_n, table = arguments
             projected, kv = attention.project(x, context)
             q = attention.scale(projected, log_n, table, spans)
-            watch(key, Call(x, context, projected, q[0] if spans.shares_queries else q, kv, spans))
+            q = q[0] if spans.shares_queries else q
+            watch(key, list(sequences(spans, x, context, projected, q, kv)))
 
         return hook
 
@@ -201,8 +186,8 @@ def measure(model: TabICL, predict: Callable[[], Any], rows: int = ROWS, points:
     measured: dict[tuple, list[list[Tensor]]] = defaultdict(list)
     bases: dict[tuple, tuple[int, Tensor]] = {}
 
-    def watch(site: Site, call: Call) -> None:
-        for sequence in call.sequences():
+    def watch(site: Site, found: list[Sequence]) -> None:
+        for sequence in found:
             most = points if sequence.kind == INDUCING else rows
             some = torch.randperm(len(sequence.q), generator=generator)[:most].sort().values.to(sequence.q.device)
             base, gate = multipliers(site.attention, sequence.projected[some], len(sequence.k))

@@ -5,10 +5,8 @@ The task is priors/needle.py, and training is configs/sweep/needle.yaml, with al
 
 from __future__ import annotations
 
-import functools
 import itertools
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,25 +15,31 @@ from omegaconf import MISSING
 
 from priors import TableSpec, build_prior
 from tabicl_train.console import counted
-from tabicl_train.lab.folder import Folder
+from tabicl_train.lab.folder import (
+    FEWEST_SEEDS,
+    HELD_OUT,
+    NO_CLAIM,
+    Folder,
+    Row,
+    Runs,
+    by_seed_and_table,
+    markdown,
+    score_all,
+    trained_runs,
+)
 from tabicl_train.lab.instruments import QUERY, measure
-from tabicl_train.lab.runs import FEWEST_SEEDS, NO_CLAIM, Row, by_seed_and_table, score_all, shown, trained_runs
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
-from tabicl_train.prediction.export import load_model
 from tabicl_train.prediction.predict import predict_logits
 from tabicl_train.statistics import mean_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from tabicl_train.sweep.results import SweepRun
-
 FEATURES, NEEDLES, QUERIES = 2, 4, 32  # of a test table; training has as many features and needles
 NEGATIVES = [100, 300, 1000, 3000, 10000, 15000, 30000]  # of the tables that networks are tested on
 TABLES = 12  # tables for each number of negatives
 LONGEST = 224  # negatives of the longest table of training: 95 % of 240 rows, without the needles
-HELD_OUT = -1  # in place of a run's seed, which is at least 0
 CLAIM = 15_000  # negatives at which the paper's claim is made
 
 QUESTION = """
@@ -73,31 +77,26 @@ def run(options: Options) -> None:
     folder.page("Needles in haystacks", QUESTION, findings(scores))
 
 
-def score(folder: Folder, runs: list[SweepRun], negatives: list[int], tables: int) -> pd.DataFrame:
+def score(folder: Folder, runs: Runs, negatives: list[int], tables: int) -> pd.DataFrame:
     """A row for each run and test table: run, negatives, table, rule, seed, accuracy, entropy."""
-    prior, of_name = build_prior("needle", needles=NEEDLES), {run.name: run for run in runs}
+    prior = build_prior("needle", needles=NEEDLES)
 
-    @functools.lru_cache(maxsize=1)
-    def network(folder: Path) -> TabICL:
-        return load_model(str(folder))
-
-    def score_one(name: str, negatives: int, number: int) -> list[Row]:
-        labeled, run = negatives + NEEDLES, of_name[name]
+    def score_one(network: TabICL, _: Row, negatives: int, number: int) -> list[Row]:
+        labeled = negatives + NEEDLES
         spec = TableSpec(labeled + QUERIES, labeled, FEATURES, NEEDLES)
         table = prior.sample(spec, (HELD_OUT, negatives, number))
-        model, pack = network(run.folder), Pack.of([(table.X, table.y, labeled)])
+        pack = Pack.of([(table.X, table.y, labeled)])
         correct: list[float] = []
 
         def predict() -> None:
-            predicted = predict_logits(model, pack, NEEDLES).argmax(-1)
+            predicted = predict_logits(network, pack, NEEDLES).argmax(-1)
             correct.append((predicted == table.y[labeled:]).double().mean().item())
 
-        shapes = measure(model, predict, rows=QUERIES, points=1)
+        shapes = measure(network, predict, rows=QUERIES, points=1)
         entropy = shapes.loc[shapes["queries"] == QUERY, "entropy"].mean()
-        return [{"rule": run.params["rule"], "seed": run.seed, "accuracy": correct[0], "entropy": entropy}]
+        return [{"accuracy": correct[0], "entropy": entropy}]
 
-    units = itertools.product(of_name, negatives, range(tables))
-    return score_all(folder, "needle", ["run", "negatives", "table"], units, score_one)
+    return score_all(folder, runs, ["negatives", "table"], itertools.product(negatives, range(tables)), score_one)
 
 
 def summary(scores: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -149,18 +148,18 @@ def findings(scores: pd.DataFrame) -> str:
 
 Accuracy, with 95 % intervals for other seeds of training and other test tables, from {seeds} and {tables}:
 
-{shown(means.rename_axis("rule").reset_index())}
+{markdown(means.rename_axis("rule").reset_index())}
 
 Accuracy minus that of {first}, on the same tables:
 
-{shown(gaps.rename_axis("rule").reset_index(), signed=True)}
+{markdown(gaps.rename_axis("rule").reset_index(), "+.3f")}
 
 {verdict(means, gaps, scores["seed"].nunique())}
 
 Entropy of the attention of the rows to be classified, over log n, mean over the layers and heads of in-context
 learning: 0 if it looks at one row, 1 if at all rows alike.
 
-{shown(entropies.rename_axis("rule").reset_index())}
+{markdown(entropies.rename_axis("rule").reset_index())}
 
 How it was done: configs/sweep/needle.yaml has every setting of the training, which is the same for all rules;
 needle.csv has the scores of each run and table, and runs/ the runs.

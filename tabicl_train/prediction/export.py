@@ -1,6 +1,10 @@
 """Export: from a run or a checkpoint to a file or folder that others load; and reading weights of every kind.
 
-`FORMATS` lists the formats with everything that depends on them.
+`FORMATS` lists the formats with everything that depends on them. Files of the first one, the public format, load with
+`tabicl.TabICLClassifier(model_path=FILE, allow_auto_download=False)`. Such a file is
+torch.save({"config": 26 values, "state_dict": weights, "format_version": 1, "origin": where they come from}). The
+package silently replaces a missing value of the configuration by its own default, so all 26 are written, and all are
+required when a file is read. It ignores the version and the origin, which the files of others lack.
 """
 
 from __future__ import annotations
@@ -8,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -19,17 +23,18 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig, family_name, family_of
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
+from tabicl_train.model.public_config import from_public
 from tabicl_train.model.tabicl import TabICL
-from tabicl_train.prediction.hub_format import hub_problem, is_hub_folder, load_hub, save_hub
+from tabicl_train.prediction.hub_format import KINDS, hub_problem, is_hub_folder, load_hub, save_hub
 from tabicl_train.prediction.onnx_format import missing_packages, onnx_predictor, save_onnx
 from tabicl_train.prediction.origin import Pretrained, mismatches, network_config, origin_of
-from tabicl_train.prediction.public_format import public_weights, save_public
-from tabicl_train.run_dir.checkpoint import averaged, is_run_checkpoint, load
+from tabicl_train.run_dir.atomic import save, write_atomically
+from tabicl_train.run_dir.checkpoint import averaged, check_version, is_run_checkpoint, load
 from tabicl_train.run_dir.outputs import output_problems
 
 __all__ = ["export", "load_network"]
 
-WEIGHTS = ("trained", "ema", "last", "best")
+PUBLIC_VERSION = 1  # of the public format
 NAMES = "FILE.ckpt, .pt or .pth (tabicl), FOLDER (hub) or FILE.onnx (onnx)"
 
 # Of the tables on which an export is compared: tables, rows, labeled rows, columns.
@@ -50,7 +55,7 @@ def read_weights(checkpoint: str, weights: str = "trained") -> Pretrained:
     weights: trained; an average that the run keeps, ema or last; or best, those that validation found best
     Raises ConfigError if there are no such weights, or the file cannot be read.
     """
-    if problems := one_of("weights", weights, WEIGHTS):
+    if problems := one_of("weights", weights, tuple(KINDS)):
         raise ConfigError(problems)
     if (path := Path(checkpoint)).suffix in (".onnx", ".safetensors"):
         folder = f"; name the folder, {str(path.parent)!r}" if path.suffix == ".safetensors" else ""
@@ -71,6 +76,22 @@ def read_weights(checkpoint: str, weights: str = "trained") -> Pretrained:
     if not content:
         return load_hub(path)
     return Pretrained(*public_weights(path, content), content.get("origin", {}))
+
+
+def public_weights(path: str | Path, content: Any) -> tuple[TabICLConfig, dict[str, Tensor]]:
+    """Read the configuration and the weights in the content of a file; raises ConfigError that names what is wrong."""
+    kinds = {"config": dict, "state_dict": dict}
+    if not isinstance(content, dict) or any(not isinstance(content.get(key), kind) for key, kind in kinds.items()):
+        raise ConfigError([f"{path} is not a file of weights: it must hold a config and a state_dict"])
+    check_version(path, content, PUBLIC_VERSION)
+    try:
+        config = from_public(content["config"])
+    except ConfigError as error:
+        raise ConfigError([f"{path}: {problem}" for problem in error.problems]) from None
+    weights = dict(content["state_dict"])
+    if problems := mismatches(config, weights):
+        raise ConfigError([f"{path}: {problem}" for problem in problems])
+    return config, weights
 
 
 def best_file(run_dir: Path) -> Path:
@@ -94,14 +115,14 @@ def tensors_of(path: Path, content: dict, weights: str) -> dict[str, Tensor]:
 
 def load_model(checkpoint: str) -> TabICL:
     """Load a TabICL as `load_network` does; raises ConfigError if the network is of another family."""
-    return build_model(*load_checkpoint(checkpoint))
+    return build_model(read_weights(checkpoint))
 
 
-def build_model(config: Any, weights: dict[str, Tensor]) -> TabICL:
-    if not isinstance(config, TabICLConfig):
-        name = family_name(type(config))
+def build_model(pretrained: Pretrained) -> TabICL:
+    if not isinstance(pretrained.config, TabICLConfig):
+        name = family_name(type(pretrained.config))
         raise ConfigError([f"the network is of the family {name}; only a TabICL predicts real tables"])
-    network = build_network(config, weights)
+    network = build_network(pretrained)
     assert isinstance(network, TabICL)
     return network
 
@@ -124,12 +145,12 @@ def load_network(checkpoint: str) -> Network:
     ConfigError
         If the file cannot be read.
     """
-    return build_network(*load_checkpoint(checkpoint))
+    return build_network(read_weights(checkpoint))
 
 
-def build_network(config: NetworkConfig, weights: dict[str, Tensor]) -> Network:
-    network = family_of(config)(config)
-    network.load_state_dict(weights)
+def build_network(pretrained: Pretrained) -> Network:
+    network = family_of(pretrained.config)(pretrained.config)
+    network.load_state_dict(pretrained.tensors)
     return network.eval()
 
 
@@ -159,7 +180,7 @@ def export(checkpoint: str, output: str, weights: str = "trained", format: str |
     """
     chosen = FORMATS[check_output(output, format)]
     pretrained = read_weights(checkpoint, weights)
-    network = build_network(pretrained.config, pretrained.tensors)
+    network = build_network(pretrained)
 
     def check(written: Path) -> None:
         if problem := disagreement(network, chosen.predictor(written), chosen.tolerance):
@@ -173,6 +194,32 @@ def export(checkpoint: str, output: str, weights: str = "trained", format: str |
 
 
 Check = Callable[[Path], None]  # raises ConfigError for a written file or folder that predicts something else
+
+
+def save_public(
+    config: NetworkConfig,
+    weights: dict[str, Tensor],
+    path: str | Path,
+    origin: dict | None = None,
+    check: Callable[[Path], None] = lambda path: None,
+) -> None:
+    """Write a public file.
+
+    origin: see origin.origin_of
+    check: called with the file before it takes its place; what it raises leaves everything as it was
+    Raises ConfigError if the weights do not fit the configuration or the format has no such network, and OSError.
+    """
+    weights = {name: weight.detach().to("cpu", torch.float32, copy=True) for name, weight in weights.items()}
+    if problems := mismatches(config, weights):
+        raise ConfigError([f"{path} is not written: {problem}" for problem in problems])
+    content = {"config": family_of(config).to_public(config), "state_dict": weights, "format_version": PUBLIC_VERSION}
+
+    def write(file: BinaryIO) -> None:
+        save(content | {"origin": origin or {}}, file)
+        file.flush()
+        check(Path(file.name))
+
+    write_atomically(Path(path), write)
 
 
 def write_public(pretrained: Pretrained, network: Network, path: Path, check: Check) -> str:

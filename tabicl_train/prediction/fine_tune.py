@@ -30,6 +30,8 @@ from tabicl_train.statistics import gain_in_words, paired_gain
 __all__ = ["Check", "FineTune", "FineTuning"]
 
 DRAWS = 4  # tables of a step
+MAX_ROWS = 1000  # of a draw; of a check, labeled rows and queries
+EVERY = 10  # steps from one check to the next
 LABELED = 0.5, 0.9  # range of the labeled share of a draw
 WARMUP = 10  # steps over which the learning rate rises
 CLIP = 1.0  # norm of the gradients
@@ -44,10 +46,11 @@ class FineTune(BaseEstimator):
     """Describe how `fit` trains the network of a TabICLClassifier or TabICLRegressor on the rows it is given.
 
     The rows are split by their content, so that copies of a row stay together. Each step takes four draws of labeled
-    rows and queries among the training rows, each as a member of an ensemble sees it. The validation rows are scored,
-    with training rows as context, before the first step, every few steps and at the end. The weights of the lowest mean
-    loss are kept if they are better than the first ones by more than the standard error of the difference, else the
-    first ones. Predictions use them and all rows.
+    rows and queries among the training rows, each as a member of an ensemble sees it and of at most 1,000 rows; fewer
+    if their activations would not fit into the estimator's `memory_gb`. At most 1,000 validation rows are scored, with
+    as many training rows as context, before the first step, every ten steps and at the end. The weights of the lowest
+    mean loss are kept if they are better than the first ones by more than the standard error of the difference, else
+    the first ones. Predictions use them and all rows.
 
     Parameters
     ----------
@@ -57,30 +60,20 @@ class FineTune(BaseEstimator):
         Steps after which it ends.
     max_minutes : float
         Time after which no step begins; a fit that ends so may differ from another one.
-    every : int
-        Steps from one check to the next.
     patience : int
         Checks without a lower loss after which it ends.
-    frozen : tuple of str
-        Parts of the network that stay as they are, some of "column", "row" and "icl".
     validation_fraction : float
         Of the rows, by which the weights are chosen.
     test_fraction : float
         Of the rows, which take part in nothing and show in the end what was gained.
-    max_rows : int
-        Most rows of a draw, and most labeled rows and queries of a check; fewer are drawn if the activations of a draw
-        would not fit into the estimator's `memory_gb`.
     """
 
     learning_rate: float = 1e-4
     max_steps: int = 500
     max_minutes: float = 10.0
-    every: int = 10
     patience: int = 10
-    frozen: tuple[str, ...] = ()
     validation_fraction: float = 0.2
     test_fraction: float = 0.0
-    max_rows: int = 1000
 
     def check(self) -> None:
         """Raise ValueError with everything wrong with the parameters."""
@@ -88,15 +81,9 @@ class FineTune(BaseEstimator):
             "learning_rate": (self.learning_rate > 0, "above 0"),
             "max_steps": (self.max_steps >= 1, "at least 1"),
             "max_minutes": (self.max_minutes > 0, "above 0"),
-            "every": (self.every >= 1, "at least 1"),
             "patience": (self.patience >= 1, "at least 1"),
-            "frozen": (
-                set(self.frozen) < TabICL.parts.keys(),
-                f"a tuple of some of {', '.join(TabICL.parts)}, but not of all of them",
-            ),
             "validation_fraction": (0 < self.validation_fraction < 1, "a number between 0 and 1"),
             "test_fraction": (0 <= self.test_fraction < 1, "a number in [0, 1)"),
-            "max_rows": (self.max_rows >= MIN_ROWS, f"at least {MIN_ROWS}"),
         }
         problems = [
             f"fine_tune: {name} is {getattr(self, name)!r}; it must be {bound}"
@@ -158,10 +145,10 @@ def fine_tune(estimator: BaseEstimator, options: FineTune, X: pd.DataFrame) -> F
     seed = int(check_random_state(estimator.random_state).randint(2**31))
     rows = Rows(X, y, num_classes, estimator.norm_methods, network.config.missing_values)
     training, validation, test = split_by_content(rows, options.validation_fraction, options.test_fraction)
-    rng, most = rng_at(seed, "check"), options.max_rows
+    rng = rng_at(seed, "check")
     order, _ = shuffled(y[training], num_classes, rng)
-    judge = Judge(estimator, X, training[order[:most]])
-    validation, test = rng.permutation(validation)[:most], rng.permutation(test)[:most]
+    judge = Judge(estimator, X, training[order[:MAX_ROWS]])
+    validation, test = rng.permutation(validation)[:MAX_ROWS], rng.permutation(test)[:MAX_ROWS]
     test_before = judge.losses(test) if len(test) else None
     trainer = Trainer(network, rows, training, options, estimator.memory_gb * 2**30, seed)
     history, ended_by, before, best = search(trainer, judge, validation)
@@ -197,7 +184,7 @@ def search(
                     break
                 bar.update()
                 is_late = clock() - started >= 60 * options.max_minutes
-                if not (step % options.every == 0 or step == options.max_steps or is_late):
+                if not (step % EVERY == 0 or step == options.max_steps or is_late):
                     continue
                 losses = judge.losses(validation)
                 loss = float(losses.mean())
@@ -243,15 +230,9 @@ class Trainer:
     ) -> None:
         """Choose how many rows and draws fit into the memory (bytes) of activations."""
         self.network, self.rows, self.training, self.options, self.seed = network, rows, training, options, seed
-        self.trained: list[nn.Parameter] = [
-            p
-            for part, name in network.parts.items()
-            if part not in options.frozen
-            for p in getattr(network, name).parameters()
-            if p.requires_grad
-        ]
+        self.trained = [p for p in network.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(self.trained, lr=0.0, weight_decay=0.0)
-        self.num_rows = min(options.max_rows, len(training))
+        self.num_rows = min(MAX_ROWS, len(training))
         self.recomputes = self.kept_bytes(False) > memory
         while self.kept_bytes(self.recomputes) > memory and self.num_rows >= 2 * MIN_ROWS:
             self.num_rows //= 2

@@ -32,7 +32,7 @@ from tabicl_train.prediction.origin import Pretrained, mismatches, network_confi
 from tabicl_train.run_dir.atomic import sync_folder, write_atomically
 from tabicl_train.run_dir.checkpoint import check_version
 from tabicl_train.run_dir.outputs import folder_problem
-from tabicl_train.run_dir.records import open_or_empty, parsed
+from tabicl_train.run_dir.records import Records
 
 FORMAT_VERSION = 1
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
@@ -108,10 +108,7 @@ def save_hub(pretrained: Pretrained, folder: Path, check: Callable[[Path], None]
 
 
 def hub_files(pretrained: Pretrained, name: str) -> dict[str, bytes]:
-    """The content of the files of a folder.
-
-    name: of the model, the title of its card
-    """
+    """The content of the files of a folder; `name` is the title of the card."""
     tensors = {key: tensor.to(torch.float32, copy=True).contiguous() for key, tensor in pretrained.tensors.items()}
     weights = safetensors.torch.save(tensors, {"format": "pt", **pretrained.summary})
     card = model_card(name, pretrained).encode()
@@ -144,8 +141,7 @@ def hub_problem(folder: Path) -> str | None:
 
 def read_description(folder: Path) -> dict | None:
     """The content of config.json; None if it is missing, damaged, or of another program."""
-    with open_or_empty(folder / CONFIG) as file:
-        description = parsed(file.read())
+    description = Records(folder).json(CONFIG)
     return description if description and description.get("library_name") == LIBRARY else None
 
 

@@ -15,10 +15,9 @@ quantiles  (tables, rows - labeled_rows, quantiles) float32
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -128,16 +127,20 @@ def save_onnx(network: TabICL, path: Path, metadata: dict[str, str], check: Call
     # The values are arbitrary, but sizes of 1, and equal ones, would be taken for fixed.
     regression = network.config.is_regression
     example = torch.zeros(2, 11, 5), torch.zeros(2, 7, dtype=torch.float32 if regression else torch.int64)
-    with silence():
-        program = torch.onnx.export(
-            WithSymbolicSizes(network).eval(),
-            example,
-            dynamo=True,
-            dynamic_shapes={"X": {0: tables, 1: rows, 2: columns}, "y_train": {0: tables, 1: labeled}},
-            input_names=["X", "y_train"],
-            output_names=["quantiles" if regression else "logits"],
-            verbose=False,
-        )
+    logging.disable(logging.WARNING)  # torch's exporter warns of its own code
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            program = torch.onnx.export(
+                WithSymbolicSizes(network).eval(),
+                example,
+                dynamo=True,
+                dynamic_shapes={"X": {0: tables, 1: rows, 2: columns}, "y_train": {0: tables, 1: labeled}},
+                input_names=["X", "y_train"],
+                output_names=["quantiles" if regression else "logits"],
+                verbose=False,
+            )
+    finally:
+        logging.disable(logging.NOTSET)
     assert program is not None  # as it always is with dynamo
     model = program.model_proto
     for key, value in {**metadata, "quantiles" if regression else "classes": str(network.config.outputs)}.items():
@@ -157,14 +160,3 @@ def onnx_predictor(path: Path) -> Callable[[Tensor, Tensor], Tensor]:
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     return lambda X, y_train: torch.from_numpy(session.run(None, {"X": X.numpy(), "y_train": y_train.numpy()})[0])
-
-
-@contextlib.contextmanager
-def silence() -> Iterator[None]:
-    """Without the warnings of torch's exporter, which are about its own code."""
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        logging.disable(logging.NOTSET)

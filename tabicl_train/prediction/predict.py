@@ -1,11 +1,16 @@
 """Predictions for tables of any size and any number of classes, and of numbers, in bounded memory.
 
+More classes than the network was trained for are predicted by many predictions among few (TabICLv2, arXiv 2602.11139).
+At the input, labels are written in digits, and the column stage sees one digit at a time. At the output, the classes
+form a tree, and the in-context learner chooses among the few children of each node.
+
 B tables, N rows of which the first n are labeled, M features, G feature groups, E embedding, D row representation,
 C classes, Q quantiles.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from functools import reduce
 
@@ -24,8 +29,7 @@ from tabicl_train.model.pack import (
     row_layout,
     within_rows,
 )
-from tabicl_train.model.tabicl import TabICL
-from tabicl_train.prediction.many_class import class_probabilities, label_digits
+from tabicl_train.model.tabicl import InContextLearner, TabICL
 
 SMALLEST = 1e-6  # added to the probabilities of many classes before their logarithm is taken
 CPU_PART = 2**19  # embedding values computed at once on a CPU: 2 MB stay in its cache, 1.3 to 1.7 times faster
@@ -46,14 +50,12 @@ def predict_logits(
     return torch.cat(logits)
 
 
-def predict_quantiles(model: TabICL, pack: Pack, tokens: int = 2**22) -> Tensor:
-    """Predict quantiles (query rows, Q) of all tables, at `quantiles.levels`; nothing keeps them from crossing."""
-    return torch.cat(list(quantile_parts(model, pack, tokens)))
-
-
 @torch.no_grad()
-def quantile_parts(model: TabICL, pack: Pack, tokens: int) -> Iterator[Tensor]:
-    """Predict the same for some rows at a time, in their order: all quantiles can be more than the memory."""
+def quantile_parts(model: TabICL, pack: Pack, tokens: int = 2**22) -> Iterator[Tensor]:
+    """Predict quantiles (some query rows, Q) of some rows after others: all can be more than the memory.
+
+    They are at `quantiles.levels`, and nothing keeps them from crossing; tokens as in predict_logits.
+    """
     for part in parts(pack, tokens):
         yield forward(model, part, 0, 1.0, tokens)
 
@@ -76,7 +78,7 @@ def parts(pack: Pack, tokens: int) -> list[Pack]:
 
 
 def forward(model: TabICL, pack: Pack, num_classes: int, temperature: float, tokens: int) -> Tensor:
-    """Compute what predict_logits returns, or with num_classes=0 predict_quantiles, for all query rows at once."""
+    """Compute what predict_logits returns, or with num_classes=0 quantiles, for all query rows at once."""
     config = model.config
     sizes, shapes = model.groups(pack)
     part = tokens if pack.X.is_cuda else min(tokens, CPU_PART // config.embed_dim)
@@ -155,11 +157,56 @@ def interact(model: TabICL, embedded: Tensor, rows: Rows, part: int) -> Tensor:
     return torch.cat(found)
 
 
+def label_digits(y: Tensor, num_classes: int, most: int) -> list[Tensor]:
+    """The digits of labels y, most significant first: as few digits below `most` as num_classes need.
+
+    All digits have the same radix, the smallest possible: 57 classes need two digits below 8, and 42 is (5, 2).
+    """
+    places = next(k for k in itertools.count(1) if most**k >= num_classes)
+    radix = next(r for r in itertools.count(1) if r**places >= num_classes)
+    return [y // radix**place % radix for place in reversed(range(places))]
+
+
+def split_classes(num_classes: int, most: int) -> list[int]:
+    """Sizes of the groups of consecutive classes under a node: at most `most`, nearly equal, larger ones first."""
+    groups = min(-(-num_classes // most), most)
+    return [num_classes // groups + (group < num_classes % groups) for group in range(groups)]
+
+
+def class_probabilities(
+    learner: InContextLearner, rows: Tensor, y_train: Tensor, num_classes: int, temperature: float
+) -> Tensor:
+    """rows (N, D), y_train (n,) in 0..C-1 -> probabilities of the query rows (N - n, C).
+
+    Each node predicts from its own labeled rows alone; probabilities are multiplied along the paths.
+    """
+    labeled, queries = rows[: len(y_train)], rows[len(y_train) :]
+    most = learner.config.max_classes
+    if num_classes == 1:
+        return rows.new_ones(len(queries), 1)
+    if num_classes <= most:
+        shape = len(rows), len(y_train), 1
+        table = torch.tensor([shape], device=rows.device)
+        logits = learner(rows, y_train, context_layout(table, [shape]), log_counts(table))[:, :num_classes]
+        return torch.softmax(logits / temperature, dim=-1)
+    sizes = split_classes(num_classes, most)
+    starts = [sum(sizes[:group]) for group in range(len(sizes))]
+    group = torch.bucketize(y_train, torch.tensor(starts[1:], device=y_train.device), right=True)  # (n,)
+    of_groups = class_probabilities(learner, rows, group, len(sizes), temperature)  # (N - n, groups)
+    parts = []
+    for child, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+        own = group == child
+        context = torch.cat([labeled[own], queries])
+        within = class_probabilities(learner, context, y_train[own] - start, size, temperature)  # (N - n, size)
+        parts.append(of_groups[:, child, None] * within)
+    return torch.cat(parts, dim=1)
+
+
 @torch.no_grad()
 def predict(network: Network, pack: Pack) -> Tensor:
     """Predict (query rows, outputs) with a network of any family; with a TabICL in bounded memory."""
     if not isinstance(network, TabICL):
         return network(pack)
     if network.config.is_regression:
-        return predict_quantiles(network, pack)
+        return torch.cat(list(quantile_parts(network, pack)))
     return predict_logits(network, pack, network.config.max_classes)

@@ -1,26 +1,78 @@
-"""The report: one self-contained HTML page about one or several runs."""
+"""The report: one self-contained HTML page about one or several runs.
+
+The files of the runs are read, and made into what the sections show of them: data frames and figures. None stands for
+files that are missing; the template page.html.j2 holds the words. `fill` also makes the pages of sweeps and of the
+laboratory.
+"""
 
 from __future__ import annotations
 
 import base64
+import dataclasses
 import io
 import numbers
 import os
 import shlex
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import pandas as pd
+import yaml
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from tabicl_train.config.monitoring import OWN, REAL, REAL_SCORES, SYNTHETIC, judged_by, kind_of
+from tabicl_train.config.schema import RunConfig, flatten
 from tabicl_train.errors import ConfigError
-from tabicl_train.report.sections import Run, holds_run, read_run, sections
+from tabicl_train.evaluation.scores import FORMATS, judged, summarize
+from tabicl_train.model.config import settings_of
+from tabicl_train.report.figures import (
+    draw_attention,
+    draw_gates,
+    draw_multipliers,
+    draw_scores,
+    draw_throughput,
+    draw_training,
+    draw_validation,
+)
 from tabicl_train.run_dir.outputs import check_output
+from tabicl_train.run_dir.records import Records, csv_text
+from tabicl_train.run_dir.status import read_status
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")
+MAX_INCIDENTS = 50  # shown; a run may have a thousand
+STAGES = "curriculum.stages."
+TABLES = ("metrics", "scaling", "validation", "evaluation")  # NAME.csv
+RATES = {
+    "tables_per_s": "tables/s",
+    "cells_per_s": "cells/s",
+    "tflops_per_s": "TFLOP/s",
+    "data_wait": "share of time waiting for tables",
+    "accept_rate": "share of draws accepted",
+    "memory_gb": "memory, GB",
+}
+
+
+@dataclass
+class Run:
+    """The content of a run's files; None for a file that is missing or has no rows, [] for missing lines."""
+
+    name: str
+    folder: Path
+    config: dict[str, Any] | None  # by dotted names
+    status: dict | None
+    starts: list[dict]  # from provenance.jsonl
+    incidents: list[dict]
+    metrics: pd.DataFrame | None
+    scaling: pd.DataFrame | None
+    validation: pd.DataFrame | None
+    evaluation: pd.DataFrame | None
+    attention: pd.DataFrame | None  # from entropy/entropy.csv, which tabicl-lab writes
+    test: dict | None  # from test.json: what the training has gained
 
 
 def write_report(folders: list[Path], output: Path) -> None:
@@ -34,11 +86,233 @@ def write_report(folders: list[Path], output: Path) -> None:
         parent = os.path.commonpath([folder.resolve() for folder in folders])
         names = [str(folder.resolve().relative_to(parent)) for folder in folders]  # full paths would fill the legends
     runs = [read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
-    output.write_text(render(runs), encoding="utf-8")
+    output.write_text(fill(TEMPLATE, runs=runs, **sections(runs)), encoding="utf-8")
 
 
-def render(runs: list[Run]) -> str:
-    return fill(TEMPLATE, runs=runs, **sections(runs))
+def holds_run(folder: Path) -> bool:
+    return (folder / "config.yaml").is_file() or (folder / "metrics.csv").is_file()
+
+
+def read_run(folder: Path, name: str) -> Run:
+    config, records = folder / "config.yaml", Records(folder)
+    return Run(
+        name,
+        folder,
+        flatten(yaml.safe_load(config.read_text())) if config.is_file() else None,
+        read_status(folder),
+        records.lines("provenance.jsonl"),
+        records.lines("incidents.jsonl"),
+        *(read_table(records, f"{table}.csv") for table in TABLES),
+        read_table(Records(folder / "entropy"), "entropy.csv"),
+        records.json("test.json"),
+    )
+
+
+def read_table(records: Records, name: str) -> pd.DataFrame | None:
+    """A CSV file without a torn last line; None if it has no rows."""
+    rows = records.rows(name)
+    return pd.read_csv(io.StringIO(csv_text([rows[0], *(row.values() for row in rows)]))) if rows else None
+
+
+def sections(runs: list[Run]) -> dict[str, Any]:
+    """The variables of the template."""
+    return {
+        "overview": overview(runs),
+        "starts": starts(runs),
+        "settings": settings(runs),
+        "curriculum": curriculum(runs),
+        "training": training(runs),
+        "multipliers": per_run(runs, lambda run: None if run.scaling is None else draw_multipliers(run.scaling)),
+        "gates": per_run(runs, lambda run: None if run.scaling is None else draw_gates(run.scaling)),
+        "attention": per_run(runs, lambda run: None if run.attention is None else draw_attention(run.attention)),
+        "unmeasured": [run for run in runs if run.attention is None],
+        "throughput": throughput(runs),
+        "incidents": per_run(runs, incidents),
+        "tests": [(run.name, run.test) for run in runs if run.test is not None],
+        "validation": draw_validation(tables) if (tables := tables_of(runs, "validation")) else None,
+        "validation_scores": per_run(runs, validation_scores),
+        "unevaluated": [run for run in runs if run.evaluation is None],
+        "real_data": real_data([run for run in runs if run.evaluation is not None]),
+    }
+
+
+def per_run(runs: list[Run], content: Callable[[Run], Any]) -> dict[str, Any]:
+    return {run.name: content(run) for run in runs}
+
+
+def tables_of(runs: list[Run], source: str) -> dict[str, pd.DataFrame]:
+    """One of the data frames, by the names of the runs that have it."""
+    return {run.name: getattr(run, source) for run in runs if getattr(run, source) is not None}
+
+
+def overview(runs: list[Run]) -> pd.DataFrame:
+    """A row per fact, a column per run."""
+    facts = {run.name: facts_of(run) for run in runs}
+    keys = list(dict.fromkeys(key for values in facts.values() for key in values))
+    columns = {name: [values.get(key) for key in keys] for name, values in facts.items()}
+    return pd.DataFrame(columns, keys, dtype=object)
+
+
+def facts_of(run: Run) -> dict[str, Any]:
+    facts: dict[str, Any] = {"run directory": str(run.folder)}
+    if run.status is not None:
+        facts["status"] = run.status["status"]
+    if run.metrics is not None:
+        late = run.metrics[run.metrics["step"] > 0.9 * run.metrics["step"].max()]
+        facts |= {
+            "steps done": int(run.metrics["step"].iloc[-1]),
+            "stage": run.metrics["stage"].iloc[-1],
+            "mean loss, last 10% of the steps": late["loss"].mean(),
+            "median tables/s": run.metrics["tables_per_s"].median(),
+            "skipped steps": int(run.metrics["skipped"].iloc[-1]),
+        }
+    facts["incidents"] = len(run.incidents)
+    if run.validation is not None:
+        facts |= {f"last validation: {name}": v.iloc[-1] for name, v in validation_means(run.validation).items()}
+    if run.evaluation is not None:
+        name, scores = REAL_SCORES[judged_by(run.evaluation)], judged(run.evaluation)
+        facts[f"mean {name} on {len(scores)} real tasks"] = scores.iloc[:, 0].mean()
+    return facts
+
+
+def starts(runs: list[Run]) -> pd.DataFrame | None:
+    """A row per start of a run."""
+    rows = [
+        {
+            "run": run.name,
+            "step": start["step"],
+            "time": start["time"],
+            "commit": (start["commit"] or "")[:12] + (" with changes" if start["diff"] else ""),
+            "command": shlex.join([Path(start["command"][0]).name, *start["command"][1:]]),
+            "versions": ", ".join(f"{name} {version}" for name, version in start["versions"].items()),
+        }
+        for run in runs
+        for start in run.starts
+    ]
+    return pd.DataFrame(rows).set_index("run") if rows else None
+
+
+def settings(runs: list[Run]) -> dict[str, pd.DataFrame] | None:
+    """The settings without those of the stages, a column per run: all of them, and those that are changed from the
+    default or differ between runs."""
+    configs = {run.name: run.config for run in runs if run.config is not None}
+    if not configs:
+        return None
+    keys = dict.fromkeys(key for config in configs.values() for key in config if not key.startswith(STAGES))
+    first = next(iter(configs.values()))
+    family = {"family": first["model.family"]} if "model.family" in first else {}
+    defaults = flatten(dataclasses.asdict(RunConfig(model=settings_of(family)())))
+    rows = {key: [config.get(key) for config in configs.values()] for key in keys}
+    changed = [key for key, row in rows.items() if any(v != row[0] or v != defaults.get(key) for v in row)]
+    shown = {key: [str(value) for value in row] for key, row in rows.items()}
+    table = pd.DataFrame.from_dict(shown, orient="index", columns=list(configs))
+    return {"all": table, "changed": table.loc[changed]}
+
+
+def curriculum(runs: list[Run]) -> pd.DataFrame | None:
+    """A row per setting, a column per stage; the stages of every run if the runs differ."""
+    stages = {run.name: stages_of(run.config) for run in runs if run.config is not None}
+    if not stages:
+        return None
+    first, *others = stages.values()
+    if all(other == first for other in others):
+        return pd.DataFrame(first)
+    return pd.DataFrame({f"{run}: {name}": stage for run, by_name in stages.items() for name, stage in by_name.items()})
+
+
+def stages_of(config: dict[str, Any]) -> dict[str, dict[str, str]]:
+    stages: dict[str, dict[str, str]] = {}
+    for key, value in config.items():
+        if key.startswith(STAGES):
+            stage, _, setting = key.removeprefix(STAGES).partition(".")
+            stages.setdefault(stage, {})[setting] = str(value)
+    return stages
+
+
+def training(runs: list[Run]) -> Figure | None:
+    metrics = tables_of(runs, "metrics")
+    return draw_training(metrics, tables_of(runs, "validation")) if metrics else None
+
+
+def throughput(runs: list[Run]) -> tuple[Figure, pd.DataFrame] | None:
+    """Curves, and the medians of each run."""
+    metrics = tables_of(runs, "metrics")
+    if not metrics:
+        return None
+    medians = {name: rows.reindex(columns=list(RATES)).median() for name, rows in metrics.items()}
+    return draw_throughput(metrics), pd.DataFrame(medians).rename(RATES).T
+
+
+def incidents(run: Run) -> tuple[pd.DataFrame, int] | None:
+    """The first incidents, and the number of those that are not shown."""
+    if not run.incidents:
+        return None
+    shown = pd.DataFrame(run.incidents[:MAX_INCIDENTS]).reindex(columns=["time", "step", "stage", "reason", "replay"])
+    return shown.set_index("time"), len(run.incidents) - len(shown)
+
+
+def validation_scores(run: Run) -> tuple[pd.DataFrame, list[str]] | None:
+    """The last and the best mean scores, and warnings about falling ones."""
+    if run.validation is None:
+        return None
+    rows = {}
+    for name, values in validation_means(run.validation).items():
+        if values.notna().any():
+            best = values.idxmin() if "loss" in name else values.idxmax()
+            rows[name] = {"last": values.iloc[-1], "best": values[best], "best at step": best}
+    table = pd.DataFrame.from_dict(rows, orient="index")
+    return table, [line["reason"] for line in run.incidents if "real data fell" in line["reason"]]
+
+
+def validation_means(rows: pd.DataFrame) -> dict[str, pd.Series]:
+    """Mean scores by step, of the kinds of tables that were scored."""
+    kinds = rows["data"].map(kind_of)
+    means = {f"loss on {kind} tables": rows[kinds == kind].groupby("step")["loss"].mean() for kind in (OWN, SYNTHETIC)}
+    of_real = rows[kinds == REAL].groupby("step")
+    means |= {f"{name} on real data": of_real[score].mean() for score, name in REAL_SCORES.items() if score in rows}
+    return {name: values for name, values in means.items() if len(values)}
+
+
+def real_data(runs: list[Run]) -> dict[str, Any] | None:
+    """The comparison of methods on the tasks that all evaluated runs have in common; {} if there are none."""
+    if not runs:
+        return None
+    results = runs[0].evaluation if len(runs) == 1 else merge(runs)
+    if results.empty or len({judged_by(run.evaluation) for run in runs}) > 1:
+        return {}
+    scores = judged(results)
+    outside = results[results["trained_range"] == "outside"]["data"] if "trained_range" in results else pd.Series()
+    return {
+        "scores": scores,
+        "score": REAL_SCORES[judged_by(results)],
+        "splits": results["split"].nunique(),
+        "first": str(scores.columns[0]),
+        "outside": list(outside.unique()),
+        "summary": summarize(results).rename(columns=column_name),
+        "figure": draw_scores(results),
+    }
+
+
+def column_name(column: str) -> str:
+    """The name of a column of `summarize`, such as lead or lead_low."""
+    for end in ("low", "high"):
+        if column.endswith(f"_{end}"):
+            name = column.removesuffix(f"_{end}")
+            return f"{FORMATS['win_rate' if name == 'win' else name][0]}, {end}"
+    return FORMATS[column][0]
+
+
+def merge(runs: list[Run]) -> pd.DataFrame:
+    """One table of results on the tasks that all runs were evaluated on: the networks of the runs, and the other
+    methods of the first run."""
+    keys = ["data", "split", "rows"]
+    networks = [run.evaluation[run.evaluation["method"] == run.evaluation["method"].iloc[0]] for run in runs]
+    common = set.intersection(*({*zip(*(rows[key] for key in keys), strict=True)} for rows in networks))
+    first = runs[0].evaluation
+    tables = [rows.assign(method=run.name) for run, rows in zip(runs, networks, strict=True)]
+    tables.append(first[first["method"] != first["method"].iloc[0]])
+    merged = pd.concat(tables, ignore_index=True)
+    return merged[[key in common for key in zip(*(merged[key] for key in keys), strict=True)]]
 
 
 def fill(template: Path, **variables: Any) -> str:

@@ -57,6 +57,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     prior = build_prior("mlp_scm", causal=bool(causal))
     report(
-        [statistics(table) for table in islice(own_tables(prior, rows, 1, MAX_FEATURES), tables)],
+        [statistics(table) for table in islice(own_tables(prior, rows, MAX_FEATURES), tables)],
         [statistics(table) for table in islice(released_tables(rows, bool(causal)), tables)],
     )

@@ -26,7 +26,7 @@ from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior
 from tabicl_train.evaluation.baselines import BASELINES
 from tabicl_train.evaluation.evaluate import score_task
-from tabicl_train.evaluation.scores_text import THIS_MODEL, summary_text
+from tabicl_train.evaluation.scores import THIS_MODEL, summary_text
 from tabicl_train.evaluation.suites import load_suite
 
 ROWS, FEATURES, BATCH = 150, 5, 32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import warnings
 from collections.abc import Iterator
@@ -13,39 +14,26 @@ from priors.prior import Prior
 from priors.random import rng_at
 from priors.table import MAX_CLASSES, TableSpec
 
+MAX_FEATURES = 100
 PlainTable = tuple[np.ndarray, np.ndarray, int]  # X float32 (num_rows, M), y as in Table (num_rows,), train_size
 
 
 def own_tables(
-    prior: Prior,
-    num_rows: int,
-    min_features: int = 1,
-    max_features: int = 100,
-    seed: int = 0,
-    max_classes: int = MAX_CLASSES,
+    prior: Prior, num_rows: int, max_features: int = MAX_FEATURES, max_classes: int = MAX_CLASSES
 ) -> Iterator[PlainTable]:
-    """Tables of a prior with min_features..max_features features, of whose rows 10 % to 90 % are labeled.
+    """Tables of a prior with 1..max_features features, of whose rows 10 % to 90 % are labeled.
 
     max_classes: 0 for numeric targets
     """
-    rng = rng_at("bench", seed)
-    index = 0
-    while True:
+    rng = rng_at("bench", 0)
+    for index in itertools.count():
         train_size = int(rng.integers(num_rows // 10, num_rows * 9 // 10))
-        spec = TableSpec(num_rows, train_size, int(rng.integers(min_features, max_features + 1)), max_classes)
-        table = prior.sample(spec, (seed, index))
+        spec = TableSpec(num_rows, train_size, int(rng.integers(1, max_features + 1)), max_classes)
+        table = prior.sample(spec, (0, index))
         yield table.X.cpu().numpy(), table.y.cpu().numpy(), train_size
-        index += 1
 
 
-def released_tables(
-    name: str,
-    num_rows: int,
-    min_features: int = 1,
-    max_features: int = 100,
-    seed: int = 0,
-    max_classes: int = MAX_CLASSES,
-) -> Iterator[PlainTable]:
+def released_tables(name: str, num_rows: int, max_classes: int = MAX_CLASSES) -> Iterator[PlainTable]:
     """Tables of the released generator (tabicl 2.2.0) with the same settings, for graph_scm with its filters.
 
     It draws from the global generators of Python, numpy and torch, which are seeded here.
@@ -54,15 +42,15 @@ def released_tables(
     from tabicl.prior._dataset import PriorConfig
 
     filtered = name == "graph_scm"
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
     dataset = PriorDataset(
         regression=max_classes == 0,
         batch_size=1,
         batch_size_per_gp=1,
-        min_features=min_features,
-        max_features=max_features,
+        min_features=1,
+        max_features=MAX_FEATURES,
         max_classes=max_classes,
         max_seq_len=num_rows,
         prior_type=name,

@@ -12,7 +12,7 @@ import pytest
 from sklearn.dummy import DummyClassifier
 from tiny_network import TINY, tiny_network
 
-from tabicl_train.prediction.public_format import save_public
+from tabicl_train.prediction.export import save_public
 
 FOLDER = Path(__file__).parent
 PAGE = (FOLDER / "README.md").read_text()

@@ -26,12 +26,12 @@ from tabicl_train.config.options import EvaluateOptions
 from tabicl_train.config.schema import StageConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation import evaluate as evaluation
-from tabicl_train.evaluation import scores_figure
 from tabicl_train.evaluation.evaluate import score_task
 from tabicl_train.evaluation.scores import LEVELS, score_numbers
 from tabicl_train.evaluation.suites import make_number_task, make_task
+from tabicl_train.prediction.export import save_public
 from tabicl_train.prediction.origin import TrainedRange, trained_range
-from tabicl_train.prediction.public_format import save_public
+from tabicl_train.report import figures
 from tabicl_train.run_dir import atomic
 
 METHODS = ["this model", "logistic regression", "random forest", "gradient boosting"]
@@ -40,7 +40,7 @@ NUMBER_METHODS = ["this model", "ridge regression", "random forest", "gradient b
 
 def evaluate(**settings) -> pd.DataFrame:
     """With the defaults of the command."""
-    return evaluation.evaluate(**vars(EvaluateOptions(**settings)))
+    return evaluation.evaluate(EvaluateOptions(**settings))
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +190,7 @@ def test_a_file_that_cannot_be_written_is_named_in_one_line(checkpoint, tmp_path
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(evaluation, "BASELINES", {"other": lambda: DummyClassifier(strategy="prior")})
-    monkeypatch.setattr(scores_figure, "draw_scores", lambda results: types.SimpleNamespace(savefig=full))
+    monkeypatch.setattr(figures, "draw_scores", lambda results: types.SimpleNamespace(savefig=full))
     settings = dict(checkpoint=checkpoint, suite="folder", folder=str(tmp_path), n_estimators=1, splits=1)
     with pytest.raises(ConfigError, match=r"rows\.png cannot be written: .*No space left on device"):
         evaluate(**settings, figure=str(tmp_path / "rows.png"))

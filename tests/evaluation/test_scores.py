@@ -13,6 +13,8 @@ from tabicl_train.evaluation.scores import (
     LEVELS,
     MARGINAL,
     METRICS,
+    THIS_MODEL,
+    as_text,
     bucket_name,
     by_bucket,
     by_task,
@@ -23,7 +25,6 @@ from tabicl_train.evaluation.scores import (
     standardize,
     summarize,
 )
-from tabicl_train.evaluation.scores_text import THIS_MODEL, as_text
 from tabicl_train.statistics import mean_interval
 
 

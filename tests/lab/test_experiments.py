@@ -1,6 +1,7 @@
 """The command, the folders that experiments write, and each experiment at its smallest size."""
 
 import dataclasses
+import importlib
 import json
 import shlex
 from unittest import mock
@@ -13,8 +14,8 @@ from made_run import make_run
 
 from tabicl_train.config.arguments import help_text, parse
 from tabicl_train.config.options import ExportOptions
-from tabicl_train.lab import EXPERIMENTS, Failed, Preempted, needle
-from tabicl_train.lab.experiments import load
+from tabicl_train.lab import needle
+from tabicl_train.lab.experiments import EXPERIMENTS, Failed, Preempted
 from tabicl_train.prediction.export import export
 from tabicl_train.sweep.results import Sweep
 
@@ -35,7 +36,7 @@ def run(name, folder, *settings):
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_has_a_folder_a_smallest_size_and_help(name):
-    options = load(name).Options
+    options = importlib.import_module(f"tabicl_train.lab.{name}").Options
     assert {"folder", "small"} <= {field.name for field in dataclasses.fields(options)}
     assert help_text(options).startswith(f"usage: tabicl-lab {name} folder=DIR")
     result = command("lab", name, "--help")

@@ -37,7 +37,7 @@ def test_the_logits_lead_to_the_output_of_the_layer(rule):
     assert len(calls) == 4
     for site, call in calls.items():
         parts = []
-        for one in call.sequences():
+        for one in call:
             w = torch.softmax(logits(site.attention, one.q, one.k), -1)  # (H, Q, K)
             parts.append(torch.einsum("hqk,khd->qhd", w, one.v.double()).flatten(1))
         torch.testing.assert_close(torch.cat(parts), outputs[site].double(), rtol=1e-4, atol=1e-5)
@@ -58,8 +58,7 @@ def test_measures_are_means_over_the_queries_of_each_kind(rule):
     with recorded({site: site.attention for site in sites(network)}, calls.__setitem__):
         predictor(network)()
     seen = set()
-    for site, call in calls.items():
-        sequences = list(call.sequences())
+    for site, sequences in calls.items():
         for kind in {one.kind for one in sequences}:
             own = [one for one in sequences if one.kind == kind]
             shapes = [plain_shape(logits(site.attention, one.q, one.k)) for one in own]

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 
 from tabicl_train.config.compose import compose
 from tabicl_train.errors import ConfigError
-from tabicl_train.lab import Preempted, curriculum, needle, runs
+from tabicl_train.lab import curriculum, linear, needle, quantifiers, sequences
+from tabicl_train.lab import folder as lab_folder
 from tabicl_train.lab.classes import nodes
-from tabicl_train.lab.folder import Folder
-from tabicl_train.lab.runs import score_all
-from tabicl_train.lab.sequences import linear, quantifiers, shared
+from tabicl_train.lab.experiments import Preempted
+from tabicl_train.lab.folder import Folder, score_all
 from tabicl_train.planning import expected_work
 
 
@@ -28,21 +28,24 @@ class Options:
 
 def test_scores_go_on_where_they_were_stopped(tmp_path, monkeypatch):
     stop, made = SimpleNamespace(asked=False), []
-    monkeypatch.setattr(runs, "watch_signals", lambda: contextlib.nullcontext(stop))
-    folder, units = Folder("test", Options(str(tmp_path))), [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+    monkeypatch.setattr(lab_folder, "watch_signals", lambda: contextlib.nullcontext(stop))
+    monkeypatch.setattr(lab_folder, "load_network", lambda path: path)
+    folder, runs = Folder("scores", Options(str(tmp_path))), {name: ({"rule": f"R{name}"}, name * 3) for name in "ab"}
 
-    def score(name, table):
-        made.append((name, table))
+    def score(network, known, table):
+        made.append((network, known["rule"], table))
         stop.asked = len(made) == 3
         return [{"value": len(made), "part": part} for part in (1, 2)]
 
     with pytest.raises(Preempted):
-        score_all(folder, "scores", ["name", "table"], units, score)
-    assert made == units[:3] and len(pd.read_csv(tmp_path / "scores.csv")) == 6
+        score_all(folder, runs, ["table"], [(0,), (1,)], score)
+    assert made == [("aaa", "Ra", 0), ("aaa", "Ra", 1), ("bbb", "Rb", 0)]
+    assert len(pd.read_csv(tmp_path / "scores.csv")) == 6
     stop.asked = False
-    found = score_all(folder, "scores", ["name", "table"], units, score)
-    assert made == units and found["value"].tolist() == [1, 1, 2, 2, 3, 3, 4, 4]
-    fewer = score_all(folder, "scores", ["name", "table"], units[2:], score)  # others stay in the file
+    found = score_all(folder, runs, ["table"], [(0,), (1,)], score)
+    assert made[3:] == [("bbb", "Rb", 1)] and found["value"].tolist() == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert list(found) == ["run", "table", "rule", "value", "part"]
+    fewer = score_all(folder, {"b": runs["b"]}, ["table"], [(0,), (1,)], score)  # others stay in the file
     assert fewer["value"].tolist() == [3, 3, 4, 4] and len(pd.read_csv(tmp_path / "scores.csv")) == 8
 
 
@@ -156,9 +159,9 @@ def test_the_claim_about_linear_functions_is_judged_by_its_intervals():
 
 
 def test_test_sequences_are_the_same_for_all_networks_and_differ_between_blocks():
-    pack = shared.sequences(3, 2, 10, 0, "linear_functions", 0)
-    again = shared.sequences(3, 2, 10, 0, "linear_functions", 0)
+    pack = sequences.draw(3, 2, 10, 0, "linear_functions", 0)
+    again = sequences.draw(3, 2, 10, 0, "linear_functions", 0)
     assert torch.equal(pack.X, again.X) and pack.shapes == ((10, 5, 1),) * 3
-    assert not torch.equal(pack.X, shared.sequences(3, 2, 10, 1, "linear_functions", 0).X)  # another block
+    assert not torch.equal(pack.X, sequences.draw(3, 2, 10, 1, "linear_functions", 0).X)  # another block
     with pytest.raises(ConfigError, match="quantifiers is 'evry'; it must be one of every, some"):
         quantifiers.run(quantifiers.Options(folder="x", quantifiers=["evry"]))

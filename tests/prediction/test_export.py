@@ -17,9 +17,8 @@ from tabicl_train import TabICLClassifier, TabICLRegressor
 from tabicl_train.errors import ConfigError
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.model.public_config import from_public, to_public
-from tabicl_train.prediction.export import build_model, export, load_checkpoint, load_model, read_weights
+from tabicl_train.prediction.export import build_model, export, load_checkpoint, load_model, read_weights, save_public
 from tabicl_train.prediction.origin import TrainedRange
-from tabicl_train.prediction.public_format import save_public
 
 V1 = dict(col_affine=True, col_grouping="none", col_target_aware=False, col_scaling="none", icl_scaling="none")
 KEYS = {
@@ -95,7 +94,7 @@ def test_a_file_of_the_tabicl_package_loads_here(options, tmp_path):
     loaded = read_weights(str(path))
     X, y_train, _ = draw(2, 20, 4, 12, classes=loaded.config.max_classes)
     with torch.no_grad():
-        ours = logits_of(build_model(loaded.config, loaded.tensors), X, y_train)
+        ours = logits_of(build_model(loaded), X, y_train)
         torch.testing.assert_close(ours, peer(X, y_train), rtol=0, atol=1e-5)
     assert loaded.trained_range is None
 

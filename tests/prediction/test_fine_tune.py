@@ -24,8 +24,8 @@ from tabicl_train.prediction import fine_tune as module
 from tabicl_train.prediction.fine_tune import Trainer
 
 NETWORK = small_network().eval()
-QUICK = {"max_steps": 4, "every": 2}
-LEARNS = {"learning_rate": 3e-3, "max_steps": 20, "every": 10, "patience": 99}  # enough of the rule
+QUICK = {"max_steps": 4}
+LEARNS = {"learning_rate": 3e-3, "max_steps": 20, "patience": 99}  # enough of the rule
 
 
 def rule(rows: int = 120, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -85,7 +85,8 @@ def test_what_follows_a_rule_gets_better_also_on_rows_that_took_no_part(learned)
     assert loaded.fine_tuning_ == found and np.array_equal(loaded.predict_proba(X), learned.predict_proba(X))
 
 
-def test_training_that_only_does_harm_leaves_the_start_to_the_bit():
+def test_training_that_only_does_harm_leaves_the_start_to_the_bit(monkeypatch):
+    monkeypatch.setattr(module, "EVERY", 2)
     X, y = rule()
     y = np.random.default_rng(0).permutation(y)
     model = tuned(X, y, learning_rate=1.0, max_steps=20, patience=3)
@@ -105,6 +106,7 @@ def test_a_gain_within_its_standard_error_keeps_the_start(gain, kept_start, monk
     X, y = rule()
     noise = np.tile([0.1, -0.1], len(sides(X, y)[1]))[: len(sides(X, y)[1])]  # of the losses of the selection rows
     error = noise.std(ddof=1) / np.sqrt(len(noise))
+    monkeypatch.setattr(module, "EVERY", 2)
     checks = iter([1 + 0 * noise, 1 - gain * error + noise - noise.mean(), 1 + 0 * noise])
     monkeypatch.setattr(module.Judge, "losses", lambda self, rows: next(checks))
     model = tuned(X, y, learning_rate=1e-3)
@@ -156,17 +158,19 @@ def test_the_time_limit(monkeypatch):
     """With a clock that moves a minute at each look; it is looked at once a step, and once more after each check."""
     looks = iter(range(1000))
     monkeypatch.setattr(module, "clock", lambda: 60.0 * next(looks))
+    monkeypatch.setattr(module, "EVERY", 3)
     X, y = rule()
-    found = tuned(X, y, max_steps=100, max_minutes=5.5, every=3, patience=99).fine_tuning_
+    found = tuned(X, y, max_steps=100, max_minutes=5.5, patience=99).fine_tuning_
     assert found.ended_by == "time"
     assert [check.step for check in found.history] == [0, 3, 4]
     assert [check.seconds for check in found.history] == [60, 300, 420]
 
 
-def test_two_fits_are_equal_to_the_bit_and_draw_no_numbers_of_torch():
+def test_two_fits_are_equal_to_the_bit_and_draw_no_numbers_of_torch(monkeypatch):
+    monkeypatch.setattr(module, "EVERY", 2)
     X, _ = rule()
     network = tiny_network(TINY_REGRESSOR)
-    options = {"n_estimators": 2, "fine_tune": FineTune(**{**LEARNS, "max_steps": 6, "every": 2})}
+    options = {"n_estimators": 2, "fine_tune": FineTune(**{**LEARNS, "max_steps": 6})}
     state = torch.random.get_rng_state()
     with torch.no_grad():  # fit turns gradients on
         first, second = (TabICLRegressor(network, **options).fit(X, X[:, 0]) for _ in range(2))
@@ -187,7 +191,8 @@ def test_scikit_learns_conventions():
     assert copied.set_params(fine_tune=None).fit(X, y).fine_tuning_ is None
 
 
-def test_a_data_frame_with_columns_of_every_type_and_missing_values():
+def test_a_data_frame_with_columns_of_every_type_and_missing_values(monkeypatch):
+    monkeypatch.setattr(module, "EVERY", 2)
     X, y = tiny_classifier.table(120)
     X.loc[::7, ["number", "string", "ordered", "integer", "time"]] = None
     with warnings.catch_warnings():
@@ -215,24 +220,15 @@ def trainer(memory: float = 2**30, **options) -> Trainer:
     return Trainer(copy.deepcopy(NETWORK), rows, np.arange(len(y)), FineTune(**options), memory, 0)
 
 
-def test_frozen_parts_keep_their_weights_and_others_do_not():
-    some = trainer(frozen=("column", "row"))
-    assert some.step(1)
-    before = dict(NETWORK.named_parameters())
-    for name, part in TabICL.parts.items():
-        same = [torch.equal(p, before[key]) for key, p in some.network.named_parameters() if key.startswith(part)]
-        assert all(same) if name in ("column", "row") else not all(same)
-    assert all(p.grad is None for p in some.network.parameters())
-
-
-def test_draws_fit_into_the_memory_and_hold_at_most_max_rows():
+def test_draws_fit_into_the_memory_and_hold_at_most_max_rows(monkeypatch):
     whole = trainer()
     assert (whole.num_rows, whole.recomputes, whole.together >= module.DRAWS) == (120, False, True)
-    assert trainer(max_rows=50).num_rows == 50
     small = trainer(whole.kept_bytes(True) / 3)
     assert (small.num_rows, small.recomputes, small.together) == (30, True, 1)
     X, y, n = small.draw(1, 0)
     assert len(X) == len(y) == 30 > n
+    monkeypatch.setattr(module, "MAX_ROWS", 50)
+    assert trainer().num_rows == 50
 
 
 def test_gradients_do_not_depend_on_how_many_draws_go_through_the_network_together():
@@ -251,8 +247,6 @@ def test_gradients_do_not_depend_on_how_many_draws_go_through_the_network_togeth
     [
         ({"learning_rate": 0.0}, "learning_rate is 0.0; it must be above 0"),
         ({"max_steps": 0, "max_minutes": -1}, "max_steps is 0; .* max_minutes is -1; it must be above 0"),
-        ({"frozen": ("head",)}, r"frozen is \('head',\); it must be a tuple of some of column, row, icl"),
-        ({"frozen": ("column", "row", "icl")}, "not of all"),
         ({"validation_fraction": 0.5, "test_fraction": 0.5}, "leave no rows for training"),
         ({"validation_fraction": 0.95}, "rows are for training, where at least 10 are needed"),
     ],

@@ -14,9 +14,8 @@ from tiny_network import TINY, tiny_network
 
 from priors.random import STREAM_VERSION
 from tabicl_train.errors import ConfigError
-from tabicl_train.prediction.export import export, load_checkpoint
+from tabicl_train.prediction.export import export, load_checkpoint, save_public
 from tabicl_train.prediction.hub_format import load_hub
-from tabicl_train.prediction.public_format import save_public
 from tabicl_train.run_dir.records import Records
 
 huggingface_hub = pytest.importorskip("huggingface_hub")

@@ -8,8 +8,7 @@ from small_networks import draw, logits_of, peer_of, small_network
 
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import ColumnEmbedding
-from tabicl_train.prediction.many_class import label_digits, split_classes
-from tabicl_train.prediction.predict import predict_logits
+from tabicl_train.prediction.predict import label_digits, predict_logits, split_classes
 
 quick = settings(deadline=None, derandomize=True, max_examples=50)
 TEMPERATURE = 0.9  # of every node in the `tabicl` package, whatever it is told

@@ -7,7 +7,7 @@ import pandas as pd
 from tiny_network import TINY, tiny_network
 
 from tabicl_train import TabICLClassifier
-from tabicl_train.prediction.public_format import save_public
+from tabicl_train.prediction.export import save_public
 
 NETWORK = tiny_network()
 FOLDER = tempfile.TemporaryDirectory()

@@ -15,7 +15,7 @@ from tabicl_train.config.schema import build_prior as build_configured
 from tabicl_train.config.schema import flatten
 from tabicl_train.curriculum import plan_step
 from tabicl_train.errors import ConfigError
-from tabicl_train.report.sections import stages_of
+from tabicl_train.report.page import stages_of
 from tabicl_train.resume import refuse_changes
 
 SPEC = TableSpec(60, 30, 3, 2)

@@ -20,8 +20,7 @@ from invented_measures import attention_measures
 from tabicl_train.config.compose import compose
 from tabicl_train.evaluation.scores import METRICS, summarize
 from tabicl_train.report.figures import draw_attention, draw_gates, draw_multipliers, draw_training, draw_validation
-from tabicl_train.report.page import table, write_report
-from tabicl_train.report.sections import merge, read_run, validation_means
+from tabicl_train.report.page import merge, read_run, table, validation_means, write_report
 
 SECTIONS = [
     "overview", "configuration", "curriculum", "loss", "multipliers", "attention", "throughput", "incidents",

@@ -12,8 +12,7 @@ from priors.random import STREAM_VERSION
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.errors import ConfigError
-from tabicl_train.prediction.export import load_checkpoint
-from tabicl_train.prediction.public_format import save_public
+from tabicl_train.prediction.export import load_checkpoint, save_public
 from tabicl_train.resume import refuse_changes
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, newest_valid, read
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from tabicl_train.console import counted
-from tabicl_train.lab.folder import Folder, markdown
-from tabicl_train.lab.runs import FEWEST_SEEDS, NO_CLAIM, Row
-from tabicl_train.lab.sequences import shared
+from tabicl_train.lab import sequences
+from tabicl_train.lab.folder import FEWEST_SEEDS, NO_CLAIM, Folder, Row, markdown
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
 
@@ -36,7 +35,7 @@ longer sequences. Whose error stays small?
 
 
 @dataclass
-class Options(shared.SequenceOptions):
+class Options(sequences.SequenceOptions):
     """tabicl-lab linear folder=DIR [without_mlp=false]
 
     Trains small transformers with softmax and with signed averaging (SSA) on linear functions, and tests them on larger
@@ -53,20 +52,19 @@ def run(options: Options) -> None:
     variations = {WITH_MLP: ["model.ff_factor=4"]}
     if options.without_mlp:
         variations[WITHOUT] = ["model.ff_factor=0"]
-    runs = shared.trained(folder, options, "linear", variations)
 
     def errors(network: Network, variation: str, draw: Callable[..., Pack]) -> Row:
         pack = draw("linear_functions", 0)
-        squares = (shared.predicted(network, pack)[..., 0] - pack.y.view(len(pack), -1)).square()
+        squares = (sequences.predicted(network, pack)[..., 0] - pack.y.view(len(pack), -1)).square()
         return {"error": squares[:, KNOWN:].mean().item()}
 
-    scores = shared.scored(folder, options, runs, errors)
-    folder.figure("linear", shared.heat_maps(scores, {"error": ""}, logarithmic=True))
+    scores = sequences.scored(folder, options, variations, errors)
+    folder.figure("linear", sequences.heat_maps(scores, {"error": ""}, logarithmic=True))
     folder.page("Linear functions in context", QUESTION, findings(scores))
 
 
 def findings(scores: pd.DataFrame) -> str:
-    length = shared.places(scores)[0][1]
+    length = sequences.places(scores)[0][1]
     seeds, blocks = counted(scores["seed"].nunique(), "seed"), counted(scores["block"].nunique(), "block")
     return f"""
 ![squared error by sigma and length](linear.png)
@@ -79,7 +77,7 @@ Mean squared error over all points after the second, by sigma, for sequences of 
 
 With 95 % intervals for other seeds of training and other functions, from {seeds} and {blocks} of test sequences:
 
-{shared.comparison(scores, {"error": ""}, ".3g")}
+{sequences.comparison(scores, {"error": ""}, ".3g")}
 
 The paper's networks have 12 layers, 8 heads and width 256, and were trained for 500,000 steps
 (`experiment=linear_functions`); its errors are sums over 38 points divided by 40. configs/sweep/linear.yaml has every
@@ -105,10 +103,10 @@ def verdict(scores: pd.DataFrame, length: int) -> str:
     """Whether the paper's claim holds here, for each kind of network."""
     if scores["seed"].nunique() < FEWEST_SEEDS:
         return NO_CLAIM
-    sigmas, lines = sorted(sigma for sigma in scores["sigma"].unique() if sigma >= shared.SHIFT), []
+    sigmas, lines = sorted(sigma for sigma in scores["sigma"].unique() if sigma >= sequences.SHIFT), []
     for variation in scores["variation"].unique():
         where = {"variation": variation, "length": length}
-        means = {sigma: shared.contrast(scores, "error", CLAIM, sigma=sigma, **where) for sigma in sigmas}
+        means = {sigma: sequences.contrast(scores, "error", CLAIM, sigma=sigma, **where) for sigma in sigmas}
         below = [sigma for sigma, mean in means.items() if mean.high < 0]
         above = [sigma for sigma, mean in means.items() if mean.low > 0]
         if len(below) == len(sigmas):
@@ -119,7 +117,7 @@ def verdict(scores: pd.DataFrame, length: int) -> str:
             where_below = f"at sigma {listed(below)} only" if below else "nowhere"
             result = f"neither confirmed nor refuted: its interval is below one half {where_below}"
         lines.append(f"- {variation}: {result}.")
-    claim = f"The claim: from sigma {shared.SHIFT} on, SSA has at most half of softmax's squared error."
+    claim = f"The claim: from sigma {sequences.SHIFT} on, SSA has at most half of softmax's squared error."
     return "\n".join([claim, "", *lines])
 
 

@@ -14,9 +14,8 @@ from priors.quantifiers import QUANTIFIERS
 from tabicl_train.config.checks import one_of
 from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
-from tabicl_train.lab.folder import Folder
-from tabicl_train.lab.runs import FEWEST_SEEDS, NO_CLAIM, Row
-from tabicl_train.lab.sequences import shared
+from tabicl_train.lab import sequences
+from tabicl_train.lab.folder import FEWEST_SEEDS, NO_CLAIM, Folder, Row
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
 
@@ -34,7 +33,7 @@ half of the cases.
 
 
 @dataclass
-class Options(shared.SequenceOptions):
+class Options(sequences.SequenceOptions):
     """tabicl-lab quantifiers folder=DIR [quantifiers=[every,some]]
 
     Trains small transformers with softmax and with signed averaging (SSA) on the truth of sentences about numbers, and
@@ -51,18 +50,17 @@ def run(options: Options) -> None:
         raise ConfigError(problems)
     folder = Folder("quantifiers", options)
     variations = {name: [f"prior.quantifier={name}"] for name in options.quantifiers}
-    runs = shared.trained(folder, options, "quantifiers", variations)
 
     def errors(network: Network, quantifier: str, draw: Callable[..., Pack]) -> Row:
         found: Row = {}
         for kind in KINDS:
             pack = draw("quantifiers", 2, quantifier=quantifier, undecided=kind == "undecided")
-            answers = shared.predicted(network, pack)[:, -1].argmax(-1)  # (sequences,)
+            answers = sequences.predicted(network, pack)[:, -1].argmax(-1)  # (sequences,)
             found[kind] = (answers != pack.y.view(len(pack), -1)[:, -1]).double().mean().item()
         return found
 
-    scores = shared.scored(folder, options, runs, errors)
-    folder.figure("quantifiers", shared.heat_maps(scores, KINDS, logarithmic=False))
+    scores = sequences.scored(folder, options, variations, errors)
+    folder.figure("quantifiers", sequences.heat_maps(scores, KINDS, logarithmic=False))
     folder.page("Quantifiers in context", QUESTION, findings(scores))
 
 
@@ -74,7 +72,7 @@ def findings(scores: pd.DataFrame) -> str:
 Share of wrong answers after the last number, with 95 % intervals for other seeds of training and other sequences, from
 {seeds} and {blocks} of test sequences:
 
-{shared.comparison(scores, KINDS, ".3f", 1.0)}
+{sequences.comparison(scores, KINDS, ".3f", 1.0)}
 
 {verdict(scores)}
 
@@ -89,11 +87,11 @@ def verdict(scores: pd.DataFrame) -> str:
     """What SSA changes where numbers are larger and sequences longer than in training."""
     if scores["seed"].nunique() < FEWEST_SEEDS:
         return NO_CLAIM
-    sigma, length = shared.places(scores)[-1]
+    sigma, length = sequences.places(scores)[-1]
     lines = [f"SSA's error minus that of softmax, at sigma {sigma} and {length} numbers:", ""]
     for variation in scores["variation"].unique():
         for kind, title in KINDS.items():
-            gap = shared.contrast(scores, kind, 1.0, variation=variation, sigma=sigma, length=length)
+            gap = sequences.contrast(scores, kind, 1.0, variation=variation, sigma=sigma, length=length)
             end = "whose interval excludes zero" if gap.excludes_zero else "which decides nothing"
             lines.append(f"- {variation}{title}: {gap:+.3f}, {end}.")
     return "\n".join(lines)

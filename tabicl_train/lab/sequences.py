@@ -14,18 +14,23 @@ import torch
 from omegaconf import MISSING
 
 from priors import TableSpec, build_prior
-from tabicl_train.lab.folder import Folder, markdown
-from tabicl_train.lab.runs import Row, by_seed_and_table, score_all, trained_runs
+from tabicl_train.lab.folder import (
+    HELD_OUT,
+    Folder,
+    Row,
+    Runs,
+    by_seed_and_table,
+    markdown,
+    score_all,
+    trained_runs,
+)
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
-from tabicl_train.prediction.export import load_network
 from tabicl_train.prediction.predict import predict
 from tabicl_train.statistics import Estimate, mean_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from tabicl_train.sweep.results import SweepRun
 
 TRAINED = 40  # rows of the longest sequence of training
 SHIFT, LONG = 5, 5 * TRAINED  # sigma and rows at which the rules are compared
@@ -33,14 +38,11 @@ SIGMAS = range(1, 11)  # standard deviations of the test sequences; 1 is that of
 LENGTHS = (10, 20, 40, 100, LONG)  # rows of the test sequences
 SEQUENCES = 32  # of each block, for each sigma and length
 BLOCKS = 10  # of test sequences, whose means the intervals are taken from
-HELD_OUT = -1  # in place of a run's seed, which is at least 0
 SMALL = [
     "seed=0",
     "model.num_blocks=1",
     *(f"curriculum.stages.sequences.{value}" for value in ("steps=2", "tables=4", "group_size=4")),
 ]
-
-Runs = dict[str, tuple[str, "SweepRun"]]  # by variation and name: the variation and the run
 
 
 @dataclass
@@ -53,40 +55,33 @@ class SequenceOptions:
     """Two steps of training, one seed, and a few test sequences."""
 
 
-def trained(folder: Folder, options: SequenceOptions, sweep: str, variations: dict[str, list[str]]) -> Runs:
-    """The runs of a sweep under each variation of its settings, see runs.trained_runs."""
+def scored(
+    folder: Folder,
+    options: SequenceOptions,
+    variations: dict[str, list[str]],
+    errors: Callable[[Network, str, Callable[..., Pack]], Row],
+) -> pd.DataFrame:
+    """Train and score the networks of the experiment's sweep under each variation of its settings.
+
+    errors: of a network under a variation on what its third argument, `draw` of a sigma, length and block, draws
+    returns: a row for each run, sigma, length and block: also variation, rule, seed, and the errors
+    """
     runs: Runs = {}
     for name, settings in list(variations.items())[: 1 if options.small else None]:
-        place = folder.path / "runs" / name.replace(" ", "_")
-        jobs = trained_runs([f"sweep={sweep}", *settings, *(SMALL if options.small else [])], place)
-        runs |= {f"{name}/{job.name}": (name, job) for job in jobs}
-    return runs
+        settings = [f"sweep={folder.experiment}", *settings, *(SMALL if options.small else [])]
+        own = trained_runs(settings, folder.path / "runs" / name.replace(" ", "_"))
+        runs |= {f"{name}/{run}": ({"variation": name} | known, path) for run, (known, path) in own.items()}
+    count, blocks = (2, 2) if options.small else (SEQUENCES, BLOCKS)
+
+    def score(network: Network, known: Row, sigma: int, length: int) -> list[Row]:
+        draws = [functools.partial(draw, count, sigma, length, block) for block in range(blocks)]
+        return [{"block": b} | errors(network, str(known["variation"]), own) for b, own in enumerate(draws)]
+
+    tests = itertools.product(*(([1, 5], [10, 20]) if options.small else (SIGMAS, LENGTHS)))
+    return score_all(folder, runs, ["sigma", "length"], tests, score)
 
 
-def scored(
-    folder: Folder, options: SequenceOptions, runs: Runs, errors: Callable[[Network, str, Callable[..., Pack]], Row]
-) -> pd.DataFrame:
-    """A row for each run, sigma, length and block: also variation, rule, seed, and what `errors` measures.
-
-    errors: of a network under a variation on what its third argument, `sequences` of a sigma, length and block, draws
-    """
-
-    @functools.lru_cache(maxsize=1)
-    def network(name: str) -> Network:
-        return load_network(str(runs[name][1].folder))
-
-    def score_one(name: str, sigma: int, length: int) -> list[Row]:
-        variation, job = runs[name]
-        known: Row = {"variation": variation, "rule": job.params["rule"], "seed": job.seed}
-        count, blocks = (2, 2) if options.small else (SEQUENCES, BLOCKS)
-        draws = [functools.partial(sequences, count, sigma, length, block) for block in range(blocks)]
-        return [known | {"block": b} | errors(network(name), variation, draw) for b, draw in enumerate(draws)]
-
-    units = itertools.product(runs, *(([1, 5], [10, 20]) if options.small else (SIGMAS, LENGTHS)))
-    return score_all(folder, folder.experiment, ["run", "sigma", "length"], units, score_one)
-
-
-def sequences(count: int, sigma: int, length: int, block: int, prior: str, classes: int, **settings) -> Pack:
+def draw(count: int, sigma: int, length: int, block: int, prior: str, classes: int, **settings) -> Pack:
     """Test sequences of a prior, the same ones for all networks."""
     spec, source = TableSpec(length, length // 2, 1, classes), build_prior(prior, sigma=float(sigma), **settings)
     tables = (source.sample(spec, (HELD_OUT, sigma, length, block, number)) for number in range(count))
