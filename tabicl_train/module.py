@@ -96,7 +96,7 @@ class Pretraining(L.LightningModule):
         self.grad_norm = torch.zeros(())
         self.finite = torch.ones((), dtype=torch.bool)
         self.skipped = torch.zeros((), dtype=torch.int64)  # steps skipped in the whole run
-        self.loss_scale = LossScale(self.precision.name == "fp16", torch.device("cpu"))
+        self.loss_scale = LossScale(self.precision.name == "fp16")
         self.too_large = math.inf  # tokens of the smallest pack that did not fit into memory
         self.gradients: Gradients | None = None
         self.rank = 0  # of this process in the last step

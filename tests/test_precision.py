@@ -60,7 +60,7 @@ def test_a_gpu_multiplies_fp32_in_tf32_and_its_memory_grows_in_segments_unless_t
 
 
 def test_the_loss_scale_halves_on_overflow_and_doubles_after_2000_good_steps():
-    scale = LossScale(True, torch.device("cpu"))
+    scale = LossScale(True)
     yes, no = torch.tensor(True), torch.tensor(False)
     scale.update(no)
     assert scale.scale == 2**15
@@ -69,7 +69,7 @@ def test_the_loss_scale_halves_on_overflow_and_doubles_after_2000_good_steps():
     assert scale.scale == 2**15
     scale.update(yes)
     assert scale.scale == 2**16 and scale.good_steps == 0
-    unused = LossScale(False, torch.device("cpu"))
+    unused = LossScale(False)
     unused.update(no)
     assert unused.scale == 1
 
