@@ -120,8 +120,8 @@ def test_a_change_of_precision_on_resume_starts_with_a_new_loss_scale(tmp_path):
 
 
 def large_scale(original):
-    def init(self, precision, device):
-        original(self, precision, device)
+    def init(self, enabled):
+        original(self, enabled)
         self.scale = torch.full_like(self.scale, 2.0**24)
 
     return init
