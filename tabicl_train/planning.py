@@ -1,7 +1,7 @@
 """What a run will cost, computed before it starts: the plan that is printed, its arithmetic, and its memory.
 
 Peak memory = weights, gradients, their sum and optimizer state (20 bytes per parameter), plus what the forward pass of
-the largest pack keeps for the backward pass (`Network.kept_values`).
+the largest pack keeps for the backward pass (`Network.kept_values`). On a CPU the process itself is added.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from tabicl_train.curriculum import FEATURE_CAPS, cap_features, plan_step
 from tabicl_train.model.config import family_of
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.model.pack import Shape
-from tabicl_train.precision import choose
+from tabicl_train.precision import choose, uses_cuda
 
 COLUMNS = ("stage", "steps", "tables", "rows", "cells", "FLOPs", "pack tokens", "passes/step", "memory")
 STATE_BYTES = 20  # per parameter: weight, gradient of a pack and of the step, Adam's two moments; Muon has one
+PROCESS_BYTES = 0.5e9  # resident on a CPU before the network is built: Python, torch, Lightning and what they import
 VALUE_BYTES = {"fp32": 4, "bf16": 2.2, "fp16": 2.2}  # per value kept; autocast leaves cells and labels in fp32
 
 
@@ -34,13 +35,12 @@ def run_plan(config: RunConfig) -> list[str]:
     for name, stage in config.curriculum.stages.items():
         work = expected_work(stage, config.model, config.seed, config.trainer.devices or 1)
         peak = stage_peak(config.model, parameters, stage, choose(config.trainer).name)
+        peak += 0 if uses_cuda(config.trainer) else PROCESS_BYTES
         rows = f"{stage.rows[0]:,}..{stage.rows[1]:,}"
         sizes = f"{stage.steps:,}", f"{stage.steps * stage.tables:,}", rows, f"{work.cells:.2g}", f"{work.flops:.2g}"
         stages.append([name, *sizes, f"{stage.pack_tokens:,}", f"{work.passes:.1f}", f"{peak / 1e9:.2f} GB"])
     lines += [f"          {line}" for line in text_table(COLUMNS, stages).splitlines()]
-    ready = config.stream.prefetch_gib * 2**30 / 1e9
-    ahead = f"tables drawn ahead: at most {ready:.1f} GB per process"
-    lines.append(f"          {config.total_steps:,} steps in this run; {ahead}")
+    lines.append(f"          {config.total_steps:,} steps in this run")
     return lines
 
 
