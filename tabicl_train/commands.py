@@ -314,6 +314,7 @@ def run_errors(folder: Path | None) -> Iterator[None]:
         raise
     except Exception as error:
         is_known = isinstance(error, (PriorError, WorkerDied, Diverged, SaveFailed, OSError))
+        is_known |= str(error).startswith("DataLoader worker")  # was killed, says torch
         lines = [str(error) if is_known else f"{type(error).__name__}: {first_line(error)}"]
         lines += getattr(error, "__notes__", [])
         if is_rank():

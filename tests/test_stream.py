@@ -1,11 +1,10 @@
 import dataclasses
 import multiprocessing
 import os
+import pickle
 import re
 import signal
-import time
 from collections.abc import Callable
-from threading import Timer
 from unittest import mock
 
 import numpy as np
@@ -20,7 +19,7 @@ from tabicl_train.distributed.processes import Stop
 from tabicl_train.model import TabICLConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.stream import StepItem, StepStream
-from tabicl_train.workers import Loader, WorkerDied, packed, receive, send
+from tabicl_train.workers import Loader, packed, unpacked
 
 STAGE = StageConfig(steps=7, rows=[30, 60], features=[1, 5], tables=6, group_size=2, pack_tokens=1500)
 CURRICULUM = CurriculumConfig({"only": STAGE})
@@ -81,25 +80,17 @@ def test_more_workers_than_cores_are_reduced_with_a_line_and_absurd_numbers_refu
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_stop_signal_is_obeyed_while_tables_are_drawn(workers):
-    """Without workers after the table that is being drawn, with workers at once."""
-    stop, drawing = Stop(), multiprocessing.Event()
+def test_a_stop_signal_is_obeyed_after_the_table_that_is_being_drawn():
+    stop = Stop()
 
     def act(step: int) -> None:
         if step == 3:
-            drawing.set()
-            if workers:
-                time.sleep(600)
             assert not stop.asked  # no second table is drawn
             stop.first = 0.0
 
-    with Loader(stream_of(act), StreamConfig(num_workers=workers)) as loader:
+    with Loader(stream_of(act), StreamConfig(num_workers=0)) as loader:
         loader.start(0, stop)
         assert [loader.next().step for _ in range(3)] == [0, 1, 2]
-        if workers:
-            assert drawing.wait(60)
-            Timer(0, stop.handle, (signal.SIGTERM,)).start()
         assert loader.next() is None
 
 
@@ -189,34 +180,27 @@ def test_an_error_that_cannot_be_sent_still_ends_the_run():
         list(loader)
 
 
-def test_the_death_of_a_worker_ends_the_run_and_names_the_table():
+def test_the_death_of_a_worker_ends_the_run():
     def act(step: int) -> None:
         if step == 3:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    loader = Loader(stream_of(act), StreamConfig(num_workers=3))
-    with loader, pytest.raises(WorkerDied) as caught:
+    loader = Loader(stream_of(act), StreamConfig(num_workers=2))
+    with loader, pytest.raises(RuntimeError, match="DataLoader worker"):
         list(loader)
-    message = r"worker 0 was killed by SIGKILL \(out of memory\?\) while drawing table (\d) of step 3, seed 5: "
-    match = re.match(message, str(caught.value))
-    assert match and f"`tabicl-prior show seed=5 step=3 table={match[1]}`" in str(caught.value)
 
 
-STEP_GIB = 6 * 60 * (4 * 5 + 8) / 2**30  # six tables of 60 rows, 5 float32 features and an int64 label
-
-
-@pytest.mark.parametrize(("prefetch", "gib", "ahead"), [(4, 1e-9, 0), (4, 2.5 * STEP_GIB, 1), (2, 1.0, 3)])
-def test_workers_stay_within_the_bounds(prefetch, gib, ahead):
-    """They draw `ahead` steps beyond the one that is due, and no more."""
+def test_workers_stay_within_the_bounds():
+    """Two workers that draw two steps ahead each draw three steps beyond the one that is due, and no more."""
     due, reached = multiprocessing.RawValue("q", 0), multiprocessing.Event()
 
     def act(step: int) -> None:
-        if step > due.value + ahead:
+        if step > due.value + 3:
             raise RuntimeError(f"step {step} was drawn when {due.value} was due")
-        if step == ahead:
+        if step == 3:
             reached.set()
 
-    with Loader(stream_of(act), StreamConfig(num_workers=2, prefetch=prefetch, prefetch_gib=gib)) as loader:
+    with Loader(stream_of(act), StreamConfig(num_workers=2, prefetch=2)) as loader:
         loader.start()
         assert reached.wait(60)
         for step in range(7):
@@ -229,8 +213,6 @@ def test_labels_of_any_type_pass_from_a_worker():
         return Pack.of([(torch.rand(5, 2), y, 3), (torch.rand(5, 1), y + 1, 2)])
 
     item = StepItem(3, "only", 4, [tables(torch.rand(5)), tables(torch.arange(5))])
-    end, other = multiprocessing.Pipe()
-    send(end, *packed(item))
-    received = receive(other)
+    received = unpacked(*pickle.loads(pickle.dumps(packed(item))))
     assert [pack.y.dtype for pack in received.packs] == [torch.float32, torch.int64]
     assert_same(received, item)

@@ -12,19 +12,16 @@ import logging
 import os
 import signal
 import time
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from tabicl_train.config.schema import StreamConfig
 from tabicl_train.console import first_line
 from tabicl_train.distributed.processes import Stop, connect_to
 from tabicl_train.errors import ConfigError, picklable
-from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.stream import StepItem, StepStream
-from tabicl_train.workers import Ahead, Loader, TablesUnavailable, WorkerDied
+from tabicl_train.workers import Content, Loader, TablesUnavailable, WorkerDied, packed, unpacked
 
 POLL = 1.0  # seconds between looks at stop signals and at the head of the cluster
 PATIENCE = 300.0  # seconds to wait for one step, below trainer.timeout: Ray waits forever for a free CPU
@@ -34,8 +31,6 @@ ENVIRONMENT = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-
-Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, tuple[Shape, ...]]  # of a pack; Ray shares arrays without copying
 
 
 class Drawer:
@@ -47,13 +42,12 @@ class Drawer:
         torch.set_num_threads(1)  # as in workers: sums of several threads are rounded differently
         self.stream = stream
 
-    def draw(self, step: int) -> tuple[StepItem, list[Arrays]]:
+    def draw(self, step: int) -> Content:
         try:
             item = self.stream.draw(step)
         except Exception as error:
             raise picklable(error)  # noqa: B904 - mostly the same error
-        packs = [(pack.X.numpy(), pack.y.numpy(), pack.sizes.numpy(), pack.shapes) for pack in item.packs]
-        return replace(item, packs=[]), packs
+        return packed(item)  # Ray shares arrays without copying
 
 
 class RayLoader(Loader):
@@ -65,20 +59,16 @@ class RayLoader(Loader):
 
     def __init__(self, stream: StepStream, config: StreamConfig, device: torch.device | None = None) -> None:
         super().__init__(stream, StreamConfig(num_workers=0), device)
-        self.config = config
+        self.config, self.drawers = config, config.workers
         self.ray: Any = None  # imported by `start`
         self.idle: list[Any] = []
         self.busy: dict[Any, Any] = {}  # actors, by the reference to what they will return
         self.references: dict[int, Any] = {}  # to the items of the steps that were handed out and not yet taken
 
-    @property
-    def drawers(self) -> int:
-        return self.config.workers
-
     def start(self, first: int | None = None, stop: Stop | None = None) -> None:
         """Have the tables drawn from step `first` on, by default the stream's first one."""
         super().start(first, stop)
-        self.ahead, self.undrawn = Ahead(self.stream, self.config), self.stream.steps.start
+        self.undrawn = self.stream.steps.start
         os.environ |= {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
         import ray
 
@@ -105,9 +95,7 @@ class RayLoader(Loader):
             finished = self.collect(0.0 if self.is_drawn(step) else POLL)
             if self.is_drawn(step):
                 with contextlib.suppress(self.ray.exceptions.GetTimeoutError):
-                    item, packs = self.get(step)
-                    for X, y, sizes, shapes in packs:
-                        item.packs.append(Pack(torch.tensor(X), torch.tensor(y), torch.tensor(sizes), shapes))
+                    item = unpacked(*self.get(step))
                     del self.references[step]
                     self.hand_out(step + 1)
                     return item
@@ -122,7 +110,8 @@ class RayLoader(Loader):
 
     def hand_out(self, due: int) -> None:
         """Give steps to idle actors, while `due` is the one that is taken next."""
-        while self.idle and self.undrawn < self.stream.steps.stop and self.ahead.allows(self.undrawn, due):
+        end = min(due + self.config.prefetch * self.drawers, self.stream.steps.stop)
+        while self.idle and self.undrawn < end:
             actor = self.idle.pop()
             self.references[self.undrawn] = reference = actor.draw.remote(self.undrawn)
             self.busy[reference] = actor
@@ -136,7 +125,7 @@ class RayLoader(Loader):
             self.idle.append(self.busy.pop(reference))
         return True
 
-    def get(self, step: int) -> tuple[StepItem, list[Arrays]]:
+    def get(self, step: int) -> Content:
         """What an actor has returned, or its error."""
         errors = self.ray.exceptions
         try:

@@ -94,7 +94,7 @@ def draw_for_ever(number: str) -> None:
     stream = StepStream(build_prior(config.prior), config.curriculum, config.model, 0, range(8))
     with Loader(stream, StreamConfig(num_workers=1)) as loader:
         loader.start()
-        Path(number).write_text(str(loader.workers[0].process.pid))
+        Path(number).write_text(str(next(iter(loader.workers)).pid))
         loader.next()
 
 
