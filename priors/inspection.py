@@ -45,6 +45,7 @@ def statistics(table: Table) -> dict[str, float]:
         **(of_classes(y, table.num_classes) if table.num_classes else of_numbers(y)),
         "categorical share": float((distinct <= FEW_VALUES).mean()),
         **skills(X, y, table.train_size, table.num_classes == 0),
+        **learnable(X, y, table.num_classes == 0),
     }
 
 
@@ -91,6 +92,36 @@ def skills(X: np.ndarray, y: np.ndarray, train_size: int, numeric: bool) -> dict
     return {f"skill of {name}": score(y[query], model.predict(X[query])) for name, model in fitted.items()}
 
 
+def learnable(X: np.ndarray, y: np.ndarray, numeric: bool) -> dict[str, float]:
+    """Out-of-bag score of extra trees on all rows, by name: ROC AUC (of each class against the rest), or R2."""
+    from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
+    from sklearn.metrics import roc_auc_score
+
+    X, y = X[:SCORED_ROWS], y[:SCORED_ROWS]
+    options = {"n_estimators": 100, "min_samples_leaf": 2, "random_state": 0, "bootstrap": True, "oob_score": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of rows that all trees have seen
+        if numeric:
+            return {"R2 out of bag": r2(y, ExtraTreesRegressor(**options).fit(X, y).oob_prediction_)}
+        classes, counts = np.unique(y, return_counts=True)
+        votes = np.nan_to_num(ExtraTreesClassifier(**options).fit(X, y).oob_decision_function_)
+    aucs = [
+        roc_auc_score(y == label, vote)
+        for label, count, vote in zip(classes, counts, votes.T, strict=True)
+        if count < len(y)
+    ]
+    return {"ROC AUC out of bag": float(np.mean(aucs)) if aucs else 0.5}
+
+
+def histogram(name: str, values: np.ndarray) -> list[str]:
+    """Lines of a histogram from 0.5 (ROC AUC) or 0 (R2) to 1; what is below counts for the lowest bin."""
+    low = 0.5 if name.startswith("ROC") else 0.0
+    edges = np.linspace(low, 1.0, 11)
+    shares = np.histogram(np.clip(values, low, 1.0), edges)[0] / len(values)
+    bars = (f"  {edge:.2f} {share:6.1%} {'#' * round(100 * share)}" for edge, share in zip(edges, shares, strict=False))
+    return [f"\n{name}: share of the tables that extra trees learn so well", *(bar.rstrip() for bar in bars)]
+
+
 def scaled_accuracy(y: np.ndarray, predicted: np.ndarray) -> float:
     base = np.bincount(y).max() / len(y)
     return ((predicted == y).mean() - base) / (1 - base) if base < 1 else 0.0
@@ -113,6 +144,9 @@ def describe(tables: Iterable[Table]) -> str:
         values = np.array([row[name] for row in rows], dtype=float)
         figures = [*np.quantile(values, QUANTILES), values.mean()]
         lines.append(f"{name:28}" + "".join(f"{figure:>10.5g}" for figure in np.round(figures, 3)))
+    for name in rows[0]:
+        if name.endswith("out of bag"):
+            lines += histogram(name, np.array([row[name] for row in rows]))
     draws = len(rows) + rejections.total()
     lines.append(f"\n{len(rows)} tables from {draws} draws: {len(rows) / draws:.1%} accepted")
     for reason, count in rejections.most_common():

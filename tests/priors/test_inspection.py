@@ -1,11 +1,13 @@
 """What describe and gallery say about tables with a numeric target."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 
 from priors import TableSpec, build_prior
-from priors.inspection import informative_columns, save_gallery, statistics
+from priors.inspection import describe, informative_columns, save_gallery, statistics
 from priors.random import rng_at
 from priors.table import Table
 
@@ -29,6 +31,20 @@ def test_statistics_of_a_numeric_target():
     assert 0 <= noise["skill of ridge regression"] < 0.1 and 0 <= noise["skill of extra trees"] < 0.1
     constant = np.append(rng_at("noise").standard_normal(300), np.zeros(100))  # among the query rows
     assert statistics(make_table(X, constant, 300))["skill of ridge regression"] == 0
+
+
+def test_the_share_of_tables_that_can_be_learned():
+    """A label that follows a feature is learned, and one of noise is not; a histogram counts both."""
+    rng = rng_at("learnable")
+    tables = []
+    for labels in (lambda X: X[:, 0] > 0, lambda X: rng.random(len(X)) > 0.5, lambda X: rng.random(len(X)) > 0.5):
+        X = rng.standard_normal((300, 3)).astype(np.float32)
+        tables.append(Table(torch.from_numpy(X), torch.from_numpy(labels(X).astype(np.int64)), 200, 2))
+    followed, *noise = (statistics(table)["ROC AUC out of bag"] for table in tables)
+    assert followed > 0.97 and all(abs(value - 0.5) < 0.1 for value in noise)
+    text = describe(tables)
+    lines = dict(re.findall(r"^  (\d\.\d\d) +([\d.]+)% ?#*$", text, re.MULTILINE))
+    assert lines["0.95"] == "33.3" and float(lines["0.50"]) + float(lines["0.55"]) == pytest.approx(66.7)
 
 
 def test_the_informative_columns_are_those_that_a_number_depends_on():
