@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
+from scipy.special import softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_X_y
 
 from tabicl_train.prediction.ensemble import Ensemble
-from tabicl_train.prediction.predict import predict_logits
 
 __all__ = ["TabICLClassifier"]
 
@@ -137,12 +136,12 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
         """
         numbers = self._numbers(X)
         C = len(self.classes_)
-        total = 0.0
-        for members, pack, tokens in self._packs(numbers, lambda member: (self.y_ + member.shift) % C):
-            logits = predict_logits(self.network_, pack, C, self.softmax_temperature, tokens)
-            each = logits.unflatten(0, (len(members), -1)).double().cpu().numpy()  # (members, query rows, C)
-            total += sum(np.roll(one, -member.shift, axis=-1) for one, member in zip(each, members, strict=True))
-        return torch.softmax(torch.from_numpy(total / len(self.members_)), dim=-1).numpy()
+        total = np.zeros((len(numbers), C))
+        passes = self._passes(numbers, lambda member: (self.y_ + member.shift) % C, C, self.softmax_temperature)
+        for members, rows, logits in passes:
+            for member, of_member in zip(members, logits, strict=True):
+                total[rows] += np.roll(of_member, -member.shift, axis=-1)[: rows.stop - rows.start]
+        return softmax(total / len(self.members_), axis=1)
 
     def _losses(self, X: pd.DataFrame, y: np.ndarray) -> np.ndarray:
         """Return the cross entropy of rows (rows,), whose numbers in `classes_` are y."""

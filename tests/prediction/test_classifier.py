@@ -12,7 +12,8 @@ from priors.real.normalize import Member, Normalizer
 from tabicl_train import TabICLClassifier
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.pack import Pack
-from tabicl_train.prediction.predict import predict_logits
+from tabicl_train.prediction import ensemble
+from tabicl_train.prediction.predict import learned_bytes
 
 CHECKS = list(
     estimator_checks_generator(
@@ -72,22 +73,50 @@ def test_an_ensemble_averages_logits_of_different_members():
     assert np.std(logs, axis=0).max() > 1e-3
 
 
+def passes_of(model: TabICLClassifier, monkeypatch) -> list[tuple[str, int, int]]:
+    """The list that will hold the calls of learn and answer, with their tables and the rows of each."""
+    found = []
+    for name in ("learn", "answer"):
+
+        def watched(network, *arguments, name=name, call=getattr(ensemble, name)):
+            pack = next(x for x in arguments if isinstance(x, Pack))
+            found.append((name, len(pack), pack.shapes[0][0]))
+            return call(network, *arguments)
+
+        monkeypatch.setattr(ensemble, name, watched)
+    return found
+
+
 @pytest.mark.parametrize("classes", [3, 14])
-def test_memory_limit_changes_nothing_but_the_size_of_packs(classes, monkeypatch):
-    sizes = []
-
-    def watched(network, pack, *rest):
-        sizes.append(len(pack))
-        return predict_logits(network, pack, *rest)
-
-    monkeypatch.setattr("tabicl_train.prediction.classifier.predict_logits", watched)
+def test_memory_limit_changes_nothing_but_the_size_of_passes_and_what_is_kept(classes, monkeypatch):
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(400, 5)), np.arange(60) % classes
-    whole, some, single = (
-        classifier(n_estimators=4, memory_gb=gb).fit(X[:60], y).predict_proba(X[60:]) for gb in (4.0, 5e-3, 1e-4)
-    )
-    assert sizes == [4, 2, 2, 1, 1, 1, 1]
-    assert np.allclose(whole, some, atol=1e-5) and np.allclose(whole, single, atol=1e-5)
+    found = []
+    for gb, together in ((4.0, 4), (1.4e-3, 2), (3e-4, 1), (1e-5, 1)):
+        model = classifier(n_estimators=4, memory_gb=gb).fit(X[:60], y)
+        (members, rows), kept, _ = model._sizes(classes)
+        calls = passes_of(model, monkeypatch)
+        found += [model.predict_proba(X[60:]), model.predict_proba(X[60:])]
+        answers = [("answer", members, rows)] * -(-340 // rows)
+        assert members == together
+        of_first = 4 // members * [("learn", members, 60), *answers]
+        again = [call for first in range(0, 4, members) for call in of_first[: 1 + len(answers)][first < kept :]]
+        assert calls == of_first + again
+        assert (gb, min(kept, 4)) in ((4.0, 4), (1.4e-3, 4), (3e-4, 4 if classes == 3 else 2), (1e-5, 0))
+        of_a_member = learned_bytes(model.network_.config, 60, 5, classes)
+        stored = sum(x.nbytes for x in tensors(model._kept))
+        assert stored == min(kept, 4) * of_a_member <= gb * 2**30 / 2
+    assert all(np.allclose(p, found[0], atol=1e-5) for p in found)
+    assert all(np.array_equal(*found[i : i + 2]) for i in range(0, 8, 2))
+
+
+def tensors(kept):
+    """All tensors in nested containers."""
+    if isinstance(kept, torch.Tensor):
+        return [kept]
+    if isinstance(kept, dict):
+        kept = list(kept.values())
+    return [x for one in kept for x in tensors(one)] if isinstance(kept, list | tuple) else []
 
 
 @pytest.mark.parametrize("method", ["none", "power", "quantile"])
