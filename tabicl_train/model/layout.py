@@ -148,7 +148,10 @@ def log_counts(sizes: Tensor) -> Tensor:
 
 
 def column_layout(sizes: Tensor, shapes: list[tuple[int, int, int]], inducing: int) -> Columns:
-    """sizes: int64 (B, 3) on the device, shapes: the same on the host: N, n, G of each table; N > n, or N = n in all."""
+    """sizes: int64 (B, 3) on the device, shapes: the same on the host: N, n, G of each table.
+
+    N = n is possible, but only in all tables.
+    """
     N, n, G = sizes.unbind(1)
     device, columns = sizes.device, sum(G for _, _, G in shapes)
     table = torch.arange(len(shapes), device=device).repeat_interleave(G, output_size=columns)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -23,7 +23,9 @@ from priors.real.normalize import NORM_METHODS, Member, Normalizer, draw_members
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.predict import CPU_PART, Learned, answer, learn, learned_bytes, pack_of_queries
-from tabicl_train.prediction.fine_tune import FineTune, fine_tune
+
+if TYPE_CHECKING:
+    from tabicl_train.prediction.fine_tune import FineTune
 
 T = TypeVar("T")
 EMBEDDINGS_PER_TOKEN = 16  # in float32, which a prediction has in memory; measured
@@ -57,6 +59,8 @@ class Ensemble(BaseEstimator):
         self._kept: dict[tuple[torch.dtype | None, int], Learned] = {}  # by autocast's dtype, and the first member
         self.fine_tuning_ = None  # also if fine-tuning is interrupted
         if self.fine_tune is not None:
+            from tabicl_train.prediction.fine_tune import fine_tune
+
             self.fine_tuning_ = fine_tune(self, self.fine_tune, X)
 
     def _numbers(self, X: Any) -> np.ndarray:
@@ -155,9 +159,11 @@ class Ensemble(BaseEstimator):
             raise ValueError(f"norm_methods is {self.norm_methods!r}; it must be some of {', '.join(NORM_METHODS)}")
         if not self.memory_gb > 0:
             raise ValueError(f"memory_gb is {self.memory_gb}; it must be above 0")
-        if not isinstance(self.fine_tune, FineTune | None):
-            raise TypeError(f"fine_tune is {self.fine_tune!r}; it must be None or FineTune(...), with its options")
         if self.fine_tune is not None:
+            from tabicl_train.prediction.fine_tune import FineTune  # on first use, as with `fit`: few need it
+
+            if not isinstance(self.fine_tune, FineTune):
+                raise TypeError(f"fine_tune is {self.fine_tune!r}; it must be None or FineTune(...), with its options")
             self.fine_tune.check()
 
     def __getstate__(self):

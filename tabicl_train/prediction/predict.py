@@ -1,7 +1,7 @@
 """Predictions for tables of any size and any number of classes, and of numbers, in bounded memory.
 
-Query rows do not see each other. So `learn` computes what labeled rows leave behind, and `answer` predicts some query rows
-with it, again and again.
+Query rows do not see each other. So `learn` computes what labeled rows leave behind, and `answer` predicts some query
+rows with it, again and again.
 
 More classes than the network was trained for are predicted by many predictions among few (TabICLv2, arXiv 2602.11139).
 At the input, labels are written in digits, and the column stage sees one digit at a time. At the output, the classes
@@ -74,8 +74,8 @@ def predict_logits(
 
     pack: labels are in 0..C-1; with more than max_classes classes, each must occur in every table
     num_classes: C
-    tokens: (table, row, feature) in memory at a time, approximately; or those of the labeled rows of a table, if that is
-        more
+    tokens: (table, row, feature) in memory at a time, approximately; or those of the labeled rows of a table, if that
+        is more
     """
     return torch.cat(list(predictions(model, pack, num_classes, temperature, tokens)))
 
@@ -121,9 +121,7 @@ def learn(model: TabICL, pack: Pack, num_classes: int, tokens: int) -> Learned:
 
 
 @torch.no_grad()
-def answer(
-    model: TabICL, learned: Learned, pack: Pack, num_classes: int, temperature: float, tokens: int
-) -> Tensor:
+def answer(model: TabICL, learned: Learned, pack: Pack, num_classes: int, temperature: float, tokens: int) -> Tensor:
     """Predict the query rows of tables, as predict_logits does, or with num_classes=0 quantiles.
 
     learned: of tables with the same columns; pack: see pack_of_queries

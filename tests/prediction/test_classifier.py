@@ -12,7 +12,7 @@ from priors.real.normalize import Member, Normalizer
 from tabicl_train import TabICLClassifier
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.pack import Pack
-from tabicl_train.prediction import ensemble
+from tabicl_train.prediction import ensemble, predict
 from tabicl_train.prediction.predict import learned_bytes
 
 CHECKS = list(
@@ -76,14 +76,17 @@ def test_an_ensemble_averages_logits_of_different_members():
 def passes_of(model: TabICLClassifier, monkeypatch) -> list[tuple[str, int, int]]:
     """The list that will hold the calls of learn and answer, with their tables and the rows of each."""
     found = []
-    for name in ("learn", "answer"):
 
-        def watched(network, *arguments, name=name, call=getattr(ensemble, name)):
+    def watched(name, call):
+        def wrapped(network, *arguments):
             pack = next(x for x in arguments if isinstance(x, Pack))
             found.append((name, len(pack), pack.shapes[0][0]))
             return call(network, *arguments)
 
-        monkeypatch.setattr(ensemble, name, watched)
+        return wrapped
+
+    for name in ("learn", "answer"):
+        monkeypatch.setattr(ensemble, name, watched(name, getattr(predict, name)))
     return found
 
 
