@@ -206,8 +206,10 @@ class Rotary(nn.Module):
     def __init__(self, head_dim: int, base: float, interleaved: bool) -> None:
         super().__init__()
         self.interleaved = interleaved
+        # On the meta device, on which the shapes of a file are checked, a division imports torch._dynamo: 1.6 s.
+        freqs = base ** -(torch.arange(0, head_dim, 2, device="cpu") / head_dim)
         # constant, but a parameter, since released files contain it
-        self.freqs = nn.Parameter(base ** -(torch.arange(0, head_dim, 2) / head_dim), requires_grad=False)
+        self.freqs = nn.Parameter(freqs.to(torch.get_default_device()), requires_grad=False)
 
     def forward(self, length: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines of positions 0..length-1, (length, head_dim) float32 each; the sines of the first element
