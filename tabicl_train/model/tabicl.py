@@ -248,6 +248,7 @@ class ColumnEmbedding(nn.Module):
         """
         tokens, keys = self.project(cells), []
         for i, block in enumerate(self.tf_col["blocks"].children()):
+            assert isinstance(block, InducedAttention)
             keys.append(block.keys(tokens, columns, log_n) if known is None else known[i])
             tokens = block.multihead_attn2(tokens, keys[-1], columns.from_inducing)
         return self.finish(tokens, cells), keys
@@ -382,11 +383,12 @@ class InContextLearner(nn.Module):
         rows: (rows, D), all labeled, with labels y; context: where they are query rows of their own tables
         """
         rows, keys = rows + self.y_encoder(y), []
-        *blocks, last = self.tf_icl["blocks"].children()
-        for block in blocks:
+        for number, block in enumerate(self.tf_icl["blocks"].children(), 1):
+            assert isinstance(block, Block)
             keys.append(block.keys(rows))
-            rows = block(rows, keys[-1], context.queries, log_n, context.table[context.labeled :])
-        return [*keys, last.keys(rows)]
+            if number < self.config.icl_num_blocks:  # nothing reads the labeled rows after the last one
+                rows = block(rows, keys[-1], context.queries, log_n, context.table[context.labeled :])
+        return keys
 
     def answer(self, queries: Tensor, keys: list[Tensor], context: Context, log_n: Tensor) -> Tensor:
         """Predict query rows (query rows, D) with the keys of the labeled rows, (query rows, C)."""

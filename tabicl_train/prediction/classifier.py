@@ -117,8 +117,8 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
                 f"class: {self.classes_[0]}"
             )
         self._prepare(X, len(self.classes_))
-        is_chosen = self.softmax_temperature == "auto"
-        self.softmax_temperature_ = self._best_temperature(X) if is_chosen else self.softmax_temperature
+        given = self.softmax_temperature
+        self.softmax_temperature_ = self._best_temperature(X) if isinstance(given, str) else given
         return self
 
     def predict(self, X: Any) -> np.ndarray:

@@ -14,7 +14,7 @@ representation, C classes, Q quantiles.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import reduce
 from typing import NamedTuple
 
@@ -104,7 +104,7 @@ def groups_of_tables(pack: Pack, tokens: int) -> list[list[tuple[Tensor, Tensor,
     return groups
 
 
-def pack_of_queries(tables: tuple[Tensor, ...]) -> Pack:
+def pack_of_queries(tables: Iterable[Tensor]) -> Pack:
     """Pack query rows alone, (rows, M) of each table."""
     return Pack.of((X, torch.empty(0, device=X.device), len(X)) for X in tables)
 
