@@ -15,28 +15,27 @@ from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
-from tabicl_train.config.checks import at_least
-from tabicl_train.config.monitoring import QUERY_SHARE
 from tabicl_train.config.options import EvaluateOptions
+from tabicl_train.config.schema import QUERY_SHARE, at_least
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, tabicl_package
 from tabicl_train.evaluation.scores import LEVELS, THIS_MODEL, as_text, score, score_numbers, standardize
 from tabicl_train.evaluation.suites import Source, Task, sources
 from tabicl_train.model import TabICL
+from tabicl_train.outputs import output_problems
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.export import build_model, read_weights
 from tabicl_train.prediction.origin import TrainedRange
 from tabicl_train.prediction.regressor import TabICLRegressor
 from tabicl_train.run_dir.checkpoint import is_run_checkpoint, load
-from tabicl_train.run_dir.outputs import output_problems
 from tabicl_train.run_dir.records import Records
 
 Methods = dict[str, Callable[[], BaseEstimator]]  # by name, what makes an estimator
 
 
 def evaluate(options: EvaluateOptions) -> pd.DataFrame:
-    """Score a checkpoint on a suite of tasks: print tables, and write a CSV file and a figure if asked to.
+    """Score a checkpoint on a suite of tasks: print tables, and write a CSV file if asked to.
 
     A task that cannot be read or scored is skipped with a message. The CSV file is complete after every task.
 
@@ -60,13 +59,9 @@ def evaluate(options: EvaluateOptions) -> pd.DataFrame:
                 Records(Path(name).resolve().parent).replace(Path(name).name, pd.DataFrame(scores).to_csv(index=False))
         if not scores:
             raise ConfigError(["no task could be scored"])
-        results, name = pd.DataFrame(scores), options.figure
-        if name is not None:
-            from tabicl_train.report.figures import draw_scores
-
-            draw_scores(results).savefig(name, dpi=110)
-    except (OSError, RuntimeError) as error:  # a full disk, or .pgf without xelatex
+    except OSError as error:  # a full disk
         raise ConfigError([f"{name} cannot be written: {first_line(error)}"]) from None
+    results = pd.DataFrame(scores)
     print(as_text(results, trained))
     for line in skipped:
         info(line)

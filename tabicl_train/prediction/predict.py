@@ -22,11 +22,18 @@ import torch
 from torch import Tensor
 
 from tabicl_train.model.config import TabICLConfig
-from tabicl_train.model.cost import token_groups
 from tabicl_train.model.family import Network
-from tabicl_train.model.layout import Rows, column_layout, context_layout, log_counts, row_layout, within_rows
-from tabicl_train.model.pack import Pack, Shape
-from tabicl_train.model.tabicl import InContextLearner, TabICL
+from tabicl_train.model.pack import (
+    Pack,
+    Rows,
+    Shape,
+    column_layout,
+    context_layout,
+    log_counts,
+    row_layout,
+    within_rows,
+)
+from tabicl_train.model.tabicl import InContextLearner, TabICL, token_groups
 
 SMALLEST = 1e-6  # added to the probabilities of many classes before their logarithm is taken
 CPU_PART = 2**19  # embedding values computed at once on a CPU: 2 MB stay in its cache, 1.3 to 1.7 times faster

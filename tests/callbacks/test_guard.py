@@ -6,7 +6,6 @@ import math
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
@@ -21,8 +20,7 @@ from tabicl_train.callbacks.checkpoints import CheckpointFiles
 from tabicl_train.callbacks.guard import Diverged, Guard
 from tabicl_train.callbacks.metrics import LoggedSteps
 from tabicl_train.config.compose import compose
-from tabicl_train.config.monitoring import GuardConfig
-from tabicl_train.config.schema import RunConfig
+from tabicl_train.config.schema import GuardConfig, RunConfig
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, read
 from tabicl_train.run_dir.records import Records
@@ -64,11 +62,11 @@ def config() -> RunConfig:
 
 
 def watch(config: RunConfig, folder: Path, every: int = 1, **limits) -> Guard:
-    """A guard that looks at every so many steps; its averages and metrics are stand-ins."""
+    """A guard that looks at every so many steps."""
     stream = StepStream(None, config.curriculum, config.model, config.seed, range(16))
     files, ranks = CheckpointFiles(config.checkpoint), Ranks()
     limits = GuardConfig(**limits)
-    return Guard(limits, stream, LoggedSteps(every, 16), Records(folder), files, ranks, mock.Mock(), mock.Mock())
+    return Guard(limits, stream, LoggedSteps(every, 16), Records(folder), files, ranks, [])
 
 
 def feed(guard: Guard, *steps: tuple[float, float], first: int = 0, model=None, scale: float | None = None) -> None:

@@ -11,8 +11,7 @@ from forked import exit_code, start, train
 from waiting import until
 
 from tabicl_train.run_dir.checkpoint import saved, step_of
-from tabicl_train.run_dir.lock import is_in_use
-from tabicl_train.run_dir.status import read_status
+from tabicl_train.run_dir.status import is_in_use, read_status
 
 SETTINGS = (
     "experiment=smoke", "prior=dummy", "curriculum.stages.smoke.steps=1000000", "checkpoint.every=4",
@@ -117,7 +116,7 @@ class Finder:
             os.kill(os.getpid(), signal.{name})
 
 sys.meta_path.insert(0, Finder())
-from tabicl_train.__main__ import train
+from tabicl_train.commands import train
 train()
 """
 

@@ -103,7 +103,7 @@ def test_a_file_of_the_tabicl_package_loads_here(options, tmp_path):
     ("options", "setting"),
     [
         ("model.scaling_bound=5", r"the public format has no model\.scaling_bound \(5\.0\)"),
-        ("model.col_scaling=ssa", r"the public format has no model\.col_scaling=ssa"),
+        ("model.col_scaling=ssa", r"the public format has no model\.col_scaling=ssa, it has none, ssmax"),
         ("model.missing_values=true", r"the public format has no model\.missing_values=true"),
     ],
 )
@@ -197,7 +197,7 @@ def test_an_output_that_cannot_be_is_refused(output, words, file, tmp_path, monk
     (tmp_path / "file").touch()
     if output.startswith("full"):
         full = lambda _, mode: io.FileIO("/dev/full", mode)  # noqa: E731
-        monkeypatch.setattr("tabicl_train.run_dir.atomic.open", full, raising=False)
+        monkeypatch.setattr("tabicl_train.outputs.open", full, raising=False)
     result = command("export", f"checkpoint={file}", f"output={tmp_path}/{output}")
     assert result.returncode == 2
     assert re.search(words, result.stderr) and result.stderr.count("\n") == 1
