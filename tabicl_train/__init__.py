@@ -1,12 +1,14 @@
 """Pretrains TabICL-style tabular in-context learners on synthetic tables."""
 
+import importlib
+
 __all__ = ["FineTune", "TabICLClassifier", "TabICLRegressor"]
+
+MODULES = {"FineTune": "fine_tune", "TabICLClassifier": "classifier", "TabICLRegressor": "regressor"}
 
 
 def __getattr__(name: str):
     # on first use: scikit-learn and torch take seconds to import, and commands that only check arguments need neither
-    if name in __all__:
-        from tabicl_train.prediction import classifier, fine_tune, regressor
-
-        return next(vars(module)[name] for module in (classifier, fine_tune, regressor) if name in vars(module))
+    if name in MODULES:
+        return getattr(importlib.import_module(f"tabicl_train.prediction.{MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,6 +20,7 @@ from tabicl_train.lab.folder import Folder
 from tabicl_train.lab.instruments import LABELED, Sequence, exponents, logits, multipliers, recorded, shape, sites
 from tabicl_train.lab.tables import load_classifier, plain_classifier, read_table
 from tabicl_train.model.attention import Attention
+from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.report.page import fill
@@ -133,12 +134,16 @@ def explain(scene: Scene, layer: int, head: int) -> dict[str, Any]:
     if not 0 <= head < attention.num_heads:
         raise ConfigError([f"head is {head}; the layer has the heads 0..{attention.num_heads - 1}"])
     kept: list[Sequence] = []
+    asked = scene.X.iloc[scene.queries]
 
     def watch(_: Any, found: list[Sequence]) -> None:
         kept.extend(sequence for sequence in found if sequence.kind != LABELED)
 
-    with recorded({"keys": attention}, watch):
-        prediction = classifier.predict_proba(scene.X.iloc[scene.queries])
+    (table,), (unlabeled,) = (classifier._tables(x).values() for x in (classifier.X_, classifier._numbers(asked)))
+    rows, y = (torch.from_numpy(x)[None] for x in (np.concatenate([table, unlabeled]), classifier.y_))
+    with recorded({"keys": attention}, watch):  # the estimator itself keeps keys and values alone
+        logits_of_rows = classifier.network_(Pack.stack(rows, y))[:, : len(classifier.classes_)]
+    prediction = torch.softmax(logits_of_rows / classifier.softmax_temperature, -1).tolist()
     (sequence,) = kept
     i = scene.queries.index(scene.row)
     q, k, v = sequence.q[i : i + 1], sequence.k[:, head].double(), sequence.v[:, head].double()

@@ -20,12 +20,10 @@ from tabicl_train.lab.instruments import POINTS, ROWS, measure
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.export import load_model
-from tabicl_train.prediction.predict import forward
 from tabicl_train.report.figures import KINDS, draw_attention
 
 TABLES, FEATURES = 4, 10  # tables for each number of rows, and their features
 QUERY_ROWS = 256  # of each table, so that as many of them as of its labeled rows are measured
-TOKENS = 2**22  # of a synthetic table, computed at a time: see predict_logits
 
 QUESTION = """
 To predict a row, the network looks at the labeled rows: each attention layer gives every labeled row a weight, and
@@ -79,7 +77,7 @@ def prediction(network: TabICL, prior: str, n: int, number: int) -> Callable[[],
     spec = TableSpec(n + QUERY_ROWS, n, FEATURES, min(network.config.max_classes, n))
     table = priors.build_prior(prior).sample(spec, (0, n, number))
     pack = Pack.of([(table.X, table.y, n)])
-    return lambda: forward(network, pack, network.config.max_classes, 1.0, TOKENS)
+    return lambda: network(pack)
 
 
 def findings(frame: pd.DataFrame, prior: str) -> str:

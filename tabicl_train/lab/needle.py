@@ -30,7 +30,6 @@ from tabicl_train.lab.folder import (
 from tabicl_train.lab.instruments import QUERY, measure
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
-from tabicl_train.prediction.predict import predict_logits
 from tabicl_train.statistics import mean_interval
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ def score(folder: Folder, runs: Runs, negatives: list[int], tables: int) -> pd.D
         correct: list[float] = []
 
         def predict() -> None:
-            predicted = predict_logits(network, pack, NEEDLES).argmax(-1)
+            predicted = network(pack)[:, :NEEDLES].argmax(-1)
             correct.append((predicted == table.y[labeled:]).double().mean().item())
 
         shapes = measure(network, predict, rows=QUERIES, points=1)

@@ -24,6 +24,8 @@ CUDA_GRID = 65_535  # launch limit of a kernel's batch dimension, which counts s
 FLASH_BACKWARD = 2**31  # flash attention's backward pass counts the elements of all queries in 32 bits
 # Scores of a head, and of a run, between which products are up to 1.6 times as fast as torch's kernel on a CPU.
 SOME_SCORES, MANY_SCORES = 2**8, 2**20
+# Keys from which on MKL's batched product gives a query the same bits at each position; not with 5, 6, 7, 9, 10 or 11.
+LEAST_KEYS = 12
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, spans: Spans, dropout: float = 0.0) -> Tensor:
@@ -101,7 +103,8 @@ def attend_equal(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     count, H, L, d = q.shape
     if not q.is_cuda:
         scores = L * k.shape[2]
-        if not dropout and q.dtype != torch.bfloat16 and SOME_SCORES < scores <= MANY_SCORES // (count * H):
+        few = SOME_SCORES < scores <= MANY_SCORES // (count * H)
+        if not dropout and q.dtype != torch.bfloat16 and few and k.shape[2] >= LEAST_KEYS:
             return torch.softmax((q * d**-0.5) @ k.mT, -1) @ v
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
     limit = batch_limit(H, L, d)
@@ -203,8 +206,10 @@ class Rotary(nn.Module):
     def __init__(self, head_dim: int, base: float, interleaved: bool) -> None:
         super().__init__()
         self.interleaved = interleaved
+        # On the meta device, on which the shapes of a file are checked, a division imports torch._dynamo: 1.6 s.
+        freqs = base ** -(torch.arange(0, head_dim, 2, device="cpu") / head_dim)
         # constant, but a parameter, since released files contain it
-        self.freqs = nn.Parameter(base ** -(torch.arange(0, head_dim, 2) / head_dim), requires_grad=False)
+        self.freqs = nn.Parameter(freqs.to(torch.get_default_device()), requires_grad=False)
 
     def forward(self, length: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines of positions 0..length-1, (length, head_dim) float32 each; the sines of the first element
@@ -248,6 +253,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Let x (Q, E) attend to a context (K, E) -> (Q, E); without a context, to itself.
 
+        The context may be its keys and values, see `keys`.
         x is (L, E) if all sequences share their queries, and the result (sequences * L, E).
         log_n: (B,), logarithm of the number of keys of each table, which a scaling rule needs
         table: (Q,), the table of each query, unless all sequences share their queries
@@ -278,8 +284,16 @@ class Attention(nn.Module):
         heads = (self.num_heads, self.dim // self.num_heads)
         if context is None:
             return F.linear(x, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, *heads)), None
-        (wq, wkv), (bq, bkv) = (p.split([self.dim, 2 * self.dim]) for p in (self.in_proj_weight, self.in_proj_bias))
-        return F.linear(x, wq, bq).unflatten(-1, heads), F.linear(context, wkv, bkv).unflatten(-1, (2, *heads))
+        wq, bq = (p[: self.dim] for p in (self.in_proj_weight, self.in_proj_bias))
+        return F.linear(x, wq, bq).unflatten(-1, heads), context if context.dim() == 4 else self.keys(context)
+
+    def keys(self, context: Tensor) -> Tensor:
+        """Keys and values of a context (K, E), which may be kept for other queries, (K, 2, H, d)."""
+        if self.fp32 and torch.is_autocast_enabled(context.device.type):
+            with torch.autocast(context.device.type, enabled=False):
+                return self.keys(context.float())
+        wkv, bkv = (p[self.dim :] for p in (self.in_proj_weight, self.in_proj_bias))
+        return F.linear(context, wkv, bkv).unflatten(-1, (2, self.num_heads, self.dim // self.num_heads))
 
     def scale(self, q: Tensor, log_n: Tensor | None, table: Tensor | None, spans: Spans) -> Tensor:
         """The queries as `attend` takes them: (Q, H, d), or (B or 1, L, H, d) if the sequences share them."""
@@ -318,10 +332,11 @@ class Block(nn.Module):
         log_n: Tensor | None = None,
         table: Tensor | None = None,
     ) -> Tensor:
-        """`Attention.forward` with a residual; context may be the number of x's own first tokens that are keys."""
+        """`Attention.forward` with a residual; context may be the number of x's own first tokens that are keys, or what
+        `keys` returns."""
         normed = self.norm1(x)
         if isinstance(context, Tensor):
-            context = self.norm1(context)
+            context = context if context.dim() == 4 else self.norm1(context)
         elif context is not None:
             context = normed[:context]
         attended = self._drop(self.attn(normed, context, spans, log_n, table))
@@ -332,6 +347,10 @@ class Block(nn.Module):
             return x
         hidden = self._drop(F.gelu(self.linear1(self.norm2(x))))
         return x + self._drop(self.linear2(hidden))
+
+    def keys(self, context: Tensor) -> Tensor:
+        """See `Attention.keys`."""
+        return self.attn.keys(self.norm1(context))
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout) if self.training and self.dropout else x

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 SCORES = {"cpu": 2**18, "cuda": 2**24}  # of a chunk; on a CPU, 1 MB of float32 stays in the second cache
 QUERIES = 16  # of a chunk at least: with fewer, products would read the keys from memory for little work
@@ -135,12 +134,6 @@ def _(q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, queries: int) -> T
 def _(grad: Tensor, q: Tensor, kv: Tensor, exponents: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     dq, dkv, dp = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, kv, exponents))
     return dq, dkv, dp
-
-
-@register_flop_formula(torch.ops.tabicl_train.attend_averaging, get_raw=True)
-def flops(q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, queries: int, **_: Any) -> int:
-    count, length, keys = runs[:, :3].unbind(1)
-    return 4 * q.shape[-2] * q.shape[-1] * int((count * length * keys).sum())
 
 
 def keep(ctx: Any, inputs: tuple, output: Tensor) -> None:

@@ -272,7 +272,10 @@ def log_counts(sizes: Tensor) -> Tensor:
 
 
 def column_layout(sizes: Tensor, shapes: list[tuple[int, int, int]], inducing: int) -> Columns:
-    """sizes: int64 (B, 3) on the device, shapes: the same on the host: N, n, G of each table."""
+    """sizes: int64 (B, 3) on the device, shapes: the same on the host: N, n, G of each table.
+
+    N = n is possible, but only in all tables.
+    """
     N, n, G = sizes.unbind(1)
     device, columns = sizes.device, sum(G for _, _, G in shapes)
     table = torch.arange(len(shapes), device=device).repeat_interleave(G, output_size=columns)
@@ -287,6 +290,7 @@ def column_layout(sizes: Tensor, shapes: list[tuple[int, int, int]], inducing: i
         key, first = key + count * n_labeled, first + count
     tokens = sum(N * G for N, _, G in shapes)
     points = torch.full_like(labeled, inducing)
+    both = tokens > key
     most = max(n for _, n, _ in shapes)
     longest = max(max(n, N - n) for N, n, _ in shapes)
     return Columns(
@@ -296,13 +300,13 @@ def column_layout(sizes: Tensor, shapes: list[tuple[int, int, int]], inducing: i
         positions(starts_of(N)[table], 1, labeled, key),
         Spans(torch.tensor(to), columns * inducing, ends_of(points), ends_of(labeled), inducing, most, table=table),
         Spans(
-            torch.tensor(labeled_back + queries_back),
+            torch.tensor(labeled_back + queries_back if both else labeled_back),
             tokens,
-            ends_of(labeled, queries),
-            ends_of(points, points),
+            ends_of(labeled, queries) if both else ends_of(labeled),
+            ends_of(points, points) if both else ends_of(points),
             longest,
             inducing,
-            2,
+            2 if both else 1,
         ),
     )
 

@@ -215,6 +215,10 @@ class InducedAttention(nn.Module):
         hidden = self.multihead_attn1(self.ind_vectors, labeled, columns.to_inducing, log_n)  # (columns * I, E)
         return self.multihead_attn2(tokens, hidden, columns.from_inducing)
 
+    def keys(self, labeled: Tensor, columns: Columns, log_n: Tensor) -> Tensor:
+        """Compute all that `multihead_attn2` needs of the labeled tokens, its keys (columns * I, 2, H, d)."""
+        return self.multihead_attn2.keys(self.multihead_attn1(self.ind_vectors, labeled, columns.to_inducing, log_n))
+
 
 class ColumnEmbedding(nn.Module):
     """Groups of features -> set transformer over the rows of each group -> embeddings of cells."""
@@ -238,11 +242,11 @@ class ColumnEmbedding(nn.Module):
         cells = self.read(pack, columns, pack.y.index_select(0, columns.labels))
         return self.embed(cells, columns, log_n, recompute)
 
-    def read(self, pack: Pack, columns: Columns, labels: Tensor) -> Tensor:
+    def read(self, pack: Pack, columns: Columns, labels: Tensor | None) -> Tensor:
         """Return what each token knows of its cell, (tokens, K).
 
         The features of its group, which of them are missing if the network sees that, and, if it is target-aware, of a
-        labeled row the label (see label_values) and a 1; 0 otherwise. labels: (labeled tokens,)
+        labeled row the label (see label_values) and a 1; 0 otherwise. labels: (labeled tokens,), or None without any
         """
         size, width = self.config.group_size, self.config.label_width
         index = feature_index(pack.sizes, pack.shapes, columns, self.config.col_grouping, size)  # (tokens, size)
@@ -253,21 +257,44 @@ class ColumnEmbedding(nn.Module):
         size = features.shape[1]
         cells = X.new_zeros(len(index), size + width + 1)
         cells[:, :size] = features
-        cells[: columns.labeled, size:-1] = label_values(labels, width)
-        cells[: columns.labeled, -1] = 1
+        if labels is not None:
+            cells[: columns.labeled, size:-1] = label_values(labels, width)
+            cells[: columns.labeled, -1] = 1
         return cells
 
     def embed(self, cells: Tensor, columns: Columns, log_n: Tensor, recompute: bool = False) -> Tensor:
         """Cells (tokens, K) -> (tokens, E), for any columns: they do not see each other."""
+        tokens = self.project(cells)
+        for block in self.tf_col["blocks"].children():
+            tokens = run(block, tokens, columns, log_n, recompute=recompute)
+        return self.finish(tokens, cells)
+
+    def embed_known(
+        self, cells: Tensor, columns: Columns, log_n: Tensor, known: list[Tensor] | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Compute `embed` of rows of one kind, and the keys of each block, which labeled rows leave behind.
+
+        known: those keys, for query rows
+        """
+        tokens, keys = self.project(cells), []
+        for i, block in enumerate(self.tf_col["blocks"].children()):
+            assert isinstance(block, InducedAttention)
+            keys.append(block.keys(tokens, columns, log_n) if known is None else known[i])
+            tokens = block.multihead_attn2(tokens, keys[-1], columns.from_inducing)
+        return self.finish(tokens, cells), keys
+
+    def project(self, cells: Tensor) -> Tensor:
+        """Cells (tokens, K) -> what the first block takes, (tokens, E)."""
         weights = [self.in_linear.weight]
         if self.config.missing_values:
             weights.append(self.missing_values)
         if self.config.col_target_aware:
             weights += [self.y_encoder.weight, self.y_encoder.bias[:, None]]
         weight = torch.cat(weights, dim=1)  # one product for all of them, as passes over all tokens cost more
-        tokens = F.linear(cells, weight, self.in_linear.bias)  # (tokens, E)
-        for block in self.tf_col["blocks"].children():
-            tokens = run(block, tokens, columns, log_n, recompute=recompute)
+        return F.linear(cells, weight, self.in_linear.bias)
+
+    def finish(self, tokens: Tensor, cells: Tensor) -> Tensor:
+        """What the last block returns -> embeddings of cells, (tokens, E)."""
         if self.config.col_affine:
             tokens = cells[:, :1] * self.ln_w(self.out_w(tokens)) + self.ln_b(self.out_b(tokens))
         return tokens
@@ -378,6 +405,25 @@ class InContextLearner(nn.Module):
             rows = run(block, rows, n, context.all, log_n, context.table, recompute=recompute)
         # only query rows pass the last block: nothing reads the labeled rows after it
         queries = run(last, rows[n:], rows[:n], context.queries, log_n, context.table[n:], recompute=recompute)
+        return self.decoder(self.ln(queries))
+
+    def keys(self, rows: Tensor, y: Tensor, context: Context, log_n: Tensor) -> list[Tensor]:
+        """Compute what labeled rows leave behind, the keys and values of each block.
+
+        rows: (rows, D), all labeled, with labels y; context: where they are query rows of their own tables
+        """
+        rows, keys = rows + self.y_encoder(y), []
+        for number, block in enumerate(self.tf_icl["blocks"].children(), 1):
+            assert isinstance(block, Block)
+            keys.append(block.keys(rows))
+            if number < self.config.icl_num_blocks:  # nothing reads the labeled rows after the last one
+                rows = block(rows, keys[-1], context.queries, log_n, context.table[context.labeled :])
+        return keys
+
+    def answer(self, queries: Tensor, keys: list[Tensor], context: Context, log_n: Tensor) -> Tensor:
+        """Predict query rows (query rows, D) with the keys of the labeled rows, (query rows, C)."""
+        for block, own in zip(self.tf_icl["blocks"].children(), keys, strict=True):
+            queries = block(queries, own, context.queries, log_n, context.table[context.labeled :])
         return self.decoder(self.ln(queries))
 
 

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax, softmax
 from sklearn.base import ClassifierMixin
+from sklearn.model_selection import StratifiedKFold
+from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_X_y
 
 from tabicl_train.prediction.ensemble import Ensemble
-from tabicl_train.prediction.predict import predict_logits
 
 __all__ = ["TabICLClassifier"]
+
+FIRST_TEMPERATURE = 0.9  # as in the `tabicl` package
+FOLDS = 5
+# A squared logarithm of the temperature counts as much as the losses of 5 rows. Without, perfectly separated classes
+# were predicted with certainty: on 75 real tasks the log loss fell by 0.008 +- 0.007, but with it by 0.014 +- 0.002.
+PULL = 5.0
+TEMPERATURES = 0.1, 10.0
 
 
 @dataclass(repr=False, eq=False)
@@ -43,8 +53,9 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
         Seed of the ensemble and of fine-tuning.
     fine_tune : FineTune, optional
         How `fit` trains a copy of the network on the rows it is given.
-    softmax_temperature : float
-        Logits are divided by it.
+    softmax_temperature : float or "auto"
+        Logits are divided by it. "auto" chooses it in `fit`, which then takes about five times as long: by the loss of
+        labeled rows that are predicted from the others (5-fold cross-validation).
 
     Attributes
     ----------
@@ -52,6 +63,8 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
         The labels, sorted.
     fine_tuning_ : FineTuning or None
         What came of fine-tuning.
+    softmax_temperature_ : float
+        The temperature in use.
 
     Notes
     -----
@@ -69,7 +82,7 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
     .. [1] "TabICL: a tabular foundation model for in-context learning on large data", arXiv 2502.05564.
     """
 
-    softmax_temperature: float = 0.9
+    softmax_temperature: float | str = 0.9
 
     def fit(self, X: Any, y: Any) -> TabICLClassifier:
         """Prepare the table, and fine-tune the network if asked to.
@@ -104,6 +117,8 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
                 f"class: {self.classes_[0]}"
             )
         self._prepare(X, len(self.classes_))
+        given = self.softmax_temperature
+        self.softmax_temperature_ = self._best_temperature(X) if isinstance(given, str) else given
         return self
 
     def predict(self, X: Any) -> np.ndarray:
@@ -136,13 +151,44 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
             Probabilities, float64, in the order of `classes_`.
         """
         numbers = self._numbers(X)
+        if self.softmax_temperature == "auto":
+            return softmax(self._logits(numbers, 1.0) / self.softmax_temperature_, axis=1)
+        return softmax(self._logits(numbers, self.softmax_temperature_), axis=1)
+
+    def _logits(self, numbers: np.ndarray, temperature: float) -> np.ndarray:
+        """Means of the members, float64 (rows, classes); with many classes, logarithms of probabilities.
+
+        temperature: of each softmax of the tree of many classes; a divisor of few
+        """
         C = len(self.classes_)
-        total = 0.0
-        for members, pack, tokens in self._packs(numbers, lambda member: (self.y_ + member.shift) % C):
-            logits = predict_logits(self.network_, pack, C, self.softmax_temperature, tokens)
-            each = logits.unflatten(0, (len(members), -1)).double().cpu().numpy()  # (members, query rows, C)
-            total += sum(np.roll(one, -member.shift, axis=-1) for one, member in zip(each, members, strict=True))
-        return torch.softmax(torch.from_numpy(total / len(self.members_)), dim=-1).numpy()
+        total = np.zeros((len(numbers), C))
+        passes = self._passes(numbers, lambda member: (self.y_ + member.shift) % C, C, temperature)
+        for members, rows, logits in passes:
+            for member, of_member in zip(members, logits, strict=True):
+                total[rows] += np.roll(of_member, -member.shift, axis=-1)[: rows.stop - rows.start]
+        return total / len(self.members_)
+
+    def _best_temperature(self, X: pd.DataFrame) -> float:
+        """The temperature of the least loss of the labeled rows, each predicted from four fifths of the others."""
+        counts = np.bincount(self.y_)
+        if counts.max() < 2:
+            return FIRST_TEMPERATURE
+        options = {**self.get_params(deep=False), "model": self.network_, "softmax_temperature": FIRST_TEMPERATURE}
+        seed = check_random_state(self.random_state).randint(2**31)
+        splits = StratifiedKFold(min(FOLDS, counts.max()), shuffle=True, random_state=seed)
+        logits, labels = [], []
+        with warnings.catch_warnings(action="ignore"):  # of rare classes, and of columns that `fit` has warned of
+            for others, rows in splits.split(X, self.y_):
+                if len(np.unique(self.y_[others])) < 2:
+                    continue
+                fold = type(self)(**options).fit(X.iloc[others], self.y_[others])
+                rows = rows[np.isin(self.y_[rows], fold.classes_)]
+                if len(rows):
+                    found = np.full((len(rows), len(counts)), -np.inf)
+                    found[:, fold.classes_] = fold._logits(fold._numbers(X.iloc[rows]), 1.0)
+                    logits.append(found)
+                    labels.append(self.y_[rows])
+        return best_temperature(np.concatenate(logits), np.concatenate(labels)) if logits else FIRST_TEMPERATURE
 
     def _losses(self, X: pd.DataFrame, y: np.ndarray) -> np.ndarray:
         """Return the cross entropy of rows (rows,), whose numbers in `classes_` are y."""
@@ -151,5 +197,21 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        if not self.softmax_temperature > 0:
-            raise ValueError(f"softmax_temperature is {self.softmax_temperature}; it must be above 0")
+        if self.softmax_temperature == "auto":
+            if self.fine_tune is not None:
+                raise ValueError(
+                    'softmax_temperature is "auto", which predicts labeled rows from others, but fine_tune trains the '
+                    "network on them; set a number"
+                )
+        elif isinstance(self.softmax_temperature, str) or not self.softmax_temperature > 0:
+            raise ValueError(f'softmax_temperature is {self.softmax_temperature!r}; it must be above 0, or "auto"')
+
+
+def best_temperature(logits: np.ndarray, y: np.ndarray) -> float:
+    """The temperature of the least cross entropy of logits (rows, C) for y (rows,), pulled towards the first one."""
+
+    def loss(log: float) -> float:
+        z = log_softmax(logits / np.exp(log), axis=1)
+        return -z[np.arange(len(y)), y].sum() + PULL * (log - np.log(FIRST_TEMPERATURE)) ** 2
+
+    return float(np.exp(minimize_scalar(loss, bounds=np.log(TEMPERATURES), method="bounded").x))

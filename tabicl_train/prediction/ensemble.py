@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -18,9 +21,17 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from priors.real.preprocessing import NORM_METHODS, FeatureEncoder, Member, Normalizer, draw_members
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
-from tabicl_train.prediction.fine_tune import FineTune, fine_tune
+from tabicl_train.prediction.predict import CPU_PART, Learned, answer, learn, learned_bytes, pack_of_queries
 
+if TYPE_CHECKING:
+    from tabicl_train.prediction.fine_tune import FineTune
+
+T = TypeVar("T")
 EMBEDDINGS_PER_TOKEN = 16  # in float32, which a prediction has in memory; measured
+PASS_VALUES = {"cpu": CPU_PART, "cuda": 2**24}  # embedding values of a pass, if that gives it a useful number of rows
+# Query rows of a pass. On a CPU, one row takes as long as all of its pass, 0.017 s with 64 rows of 5 features and two
+# members; with 128 it took 0.028 s, and 2,000 rows 0.44 instead of 0.48 s.
+LEAST_ROWS, MOST_ROWS = 16, {"cpu": 64, "cuda": 1024}
 
 
 @dataclass(repr=False, eq=False)
@@ -45,8 +56,11 @@ class Ensemble(BaseEstimator):
         self.members_ = draw_members(rng, self.n_estimators, self.norm_methods, self.X_.shape[1], num_classes)
         self.device_ = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.network_.to(self.device_)
+        self._kept: dict[tuple[torch.dtype | None, int], Learned] = {}  # by autocast's dtype, and the first member
         self.fine_tuning_ = None  # also if fine-tuning is interrupted
         if self.fine_tune is not None:
+            from tabicl_train.prediction.fine_tune import fine_tune
+
             self.fine_tuning_ = fine_tune(self, self.fine_tune, X)
 
     def _numbers(self, X: Any) -> np.ndarray:
@@ -55,29 +69,81 @@ class Ensemble(BaseEstimator):
         check_is_fitted(self)
         return self.encoder_.transform(self._frame(X))
 
-    def _packs(
-        self, numbers: np.ndarray, labels: Callable[[Member], np.ndarray]
-    ) -> Iterator[tuple[list[Member], Pack, int]]:
-        """Some members at a time, their tables on the device, and the tokens that may be in memory.
+    def _passes(
+        self, numbers: np.ndarray, labels: Callable[[Member], np.ndarray], num_classes: int, temperature: float = 1.0
+    ) -> Iterator[tuple[list[Member], slice, np.ndarray]]:
+        """What the network predicts, float32 (members, rows, outputs) of some members and some query rows at a time.
+
+        All passes of a fitted estimator have the same number of rows, of which the last may be padding: the shape of a
+        matrix product changes the order of its sums, by which a row would depend on those it is predicted with.
 
         numbers: query rows, (rows, features)
         labels: those of the labeled rows, as a member sees them
         """
-        tables = {
-            method: np.concatenate([normalizer.transform(self.X_), normalizer.transform(numbers)])
-            for method, normalizer in self.normalizers_.items()
-        }
-        rows, features = next(iter(tables.values())).shape
-        config = self.network_.config
+        (together, size), kept, tokens = self._sizes(num_classes)
+        device, precision = self.device_, autocast_dtype(self.device_)
+        queries = self._tables(np.concatenate([numbers, np.repeat(numbers[-1:], -len(numbers) % size, axis=0)]))
+        is_kept = all((precision, first) in self._kept for first in range(0, len(self.members_), together))
+        labeled = {} if is_kept else self._tables(self.X_)
+
+        def learn_some(first: int) -> Learned:
+            if (learned := self._kept.get((precision, first))) is not None:
+                return learned
+            members = self.members_[first : first + together]
+            y = [torch.from_numpy(labels(member)).to(device) for member in members]
+            pack = Pack.of((X, own, len(own)) for X, own in zip(self._rows(labeled, members), y, strict=True))
+            with torch.autocast(device.type, precision, precision is not None):  # a thread has its own
+                learned = learn(self.network_, pack, num_classes, tokens)
+            if first + len(members) <= kept:
+                self._kept[precision, first] = learned
+            return learned
+
+        def answer_some(which: tuple[int, Learned, int]) -> np.ndarray:
+            first, learned, start = which
+            members = self.members_[first : first + together]
+            some = {method: rows[start : start + size] for method, rows in queries.items()}
+            with torch.autocast(device.type, precision, precision is not None):
+                pack = pack_of_queries(self._rows(some, members))
+                found = answer(self.network_, learned, pack, num_classes, temperature, tokens)
+            return found.float().cpu().numpy().reshape(len(members), size, -1)
+
+        with side_by_side(device) as (run, threads):
+            firsts = list(range(0, len(self.members_), together))
+            for some in batched(firsts, threads):
+                # A single member learns on all cores; that its bits depend on their number matters to no row.
+                learned = list((run if len(firsts) > 1 else map)(learn_some, some))
+                passes = itertools.product(zip(some, learned, strict=True), range(0, len(numbers), size))
+                for few in batched(((*which, start) for which, start in passes), threads):
+                    for (first, _, start), found in zip(few, run(answer_some, few), strict=True):
+                        rows = slice(start, min(start + size, len(numbers)))
+                        yield self.members_[first : first + together], rows, found
+
+    def _tables(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
+        """Rows as each normalization sees them, float32 (rows, features)."""
+        return {method: normalizer.transform(numbers) for method, normalizer in self.normalizers_.items()}
+
+    def _rows(self, tables: dict[str, np.ndarray], members: list[Member]) -> list[torch.Tensor]:
+        """The rows of a table as each member sees them, on the device."""
+        own = (tables[member.norm_method][:, member.features] for member in members)
+        return [torch.from_numpy(rows).to(self.device_) for rows in own]
+
+    def _sizes(self, num_classes: int) -> tuple[tuple[int, int], int, int]:
+        """Members and query rows of a pass, members of which is kept what they learned, tokens in memory at a time.
+
+        They depend on the fitted estimator alone. Half of the memory is for what is kept.
+        """
+        config, (n, features) = self.network_.config, self.X_.shape
         width = EMBEDDINGS_PER_TOKEN * config.embed_dim + config.outputs / features  # a row also keeps 999 quantiles
-        tokens = int(self.memory_gb * 2**30 / (4 * width))
-        size = max(1, tokens // (rows * features))
-        for start in range(0, len(self.members_), size):
-            members = self.members_[start : start + size]
-            stacked = np.stack([tables[member.norm_method][:, member.features] for member in members])
-            y = np.stack([labels(member) for member in members])
-            pack = Pack.stack(torch.from_numpy(stacked).to(self.device_), torch.from_numpy(y).to(self.device_))
-            yield members, pack, tokens
+        memory = self.memory_gb * 2**30 / 2
+        on_cpu = self.device_.type == "cpu"
+        tokens = int(memory / (4 * width) / (torch.get_num_threads() if on_cpu else 1))
+        room = int(memory / learned_bytes(config, n, features, num_classes))
+        # On a GPU, more tables at once take hardly longer; on a CPU, members are computed side by side instead.
+        members = 1 if on_cpu else max(1, min(len(self.members_), tokens // (n * features), room))
+        device = "cpu" if on_cpu else "cuda"
+        rows = min(PASS_VALUES[device] // config.embed_dim, tokens) // (members * features)
+        rows = 2 ** (min(max(rows, LEAST_ROWS), MOST_ROWS[device]).bit_length() - 1)  # whole tiles of matrix products
+        return (members, rows), room, tokens
 
     def _frame(self, X: Any, *y: Any) -> pd.DataFrame:
         """X as a data frame; without labels, its columns must be those of fit."""
@@ -93,15 +159,50 @@ class Ensemble(BaseEstimator):
             raise ValueError(f"norm_methods is {self.norm_methods!r}; it must be some of {', '.join(NORM_METHODS)}")
         if not self.memory_gb > 0:
             raise ValueError(f"memory_gb is {self.memory_gb}; it must be above 0")
-        if not isinstance(self.fine_tune, FineTune | None):
-            raise TypeError(f"fine_tune is {self.fine_tune!r}; it must be None or FineTune(...), with its options")
         if self.fine_tune is not None:
+            from tabicl_train.prediction.fine_tune import FineTune  # on first use, as with `fit`: few need it
+
+            if not isinstance(self.fine_tune, FineTune):
+                raise TypeError(f"fine_tune is {self.fine_tune!r}; it must be None or FineTune(...), with its options")
             self.fine_tune.check()
+
+    def __getstate__(self):
+        state = super().__getstate__()
+        return state | {"_kept": {}} if "_kept" in state else state  # a prediction computes it again
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = tags.input_tags.string = tags.input_tags.categorical = True
         return tags
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+
+
+@contextlib.contextmanager
+def side_by_side(device: torch.device) -> Iterator[tuple[Callable[..., Iterator], int]]:
+    """A `map` on as many threads as torch uses on a CPU, each of which computes on one core; and their number.
+
+    Passes are too small to be divided well. With two threads of its own, torch's attention gave sequences of 15 keys
+    other bits at other positions, as its buffer of the second thread is not aligned.
+    """
+    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    if threads == 1:
+        yield map, 1
+        return
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            yield pool.map, threads
+    finally:
+        torch.set_num_threads(threads)  # for threads that start later; this one's own number has not changed
+
+
+def batched(values: Iterable[T], size: int) -> Iterator[list[T]]:
+    """`size` values at a time, as itertools.batched of Python 3.12."""
+    rest = iter(values)
+    while some := list(itertools.islice(rest, size)):
+        yield some
 
 
 def load(model: str | Path | TabICL, regression: bool) -> TabICL:

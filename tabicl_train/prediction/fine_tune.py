@@ -218,6 +218,7 @@ class Judge:
 
     def losses(self, rows: np.ndarray) -> np.ndarray:
         """Return the losses of rows, float64 (rows,)."""
+        self.estimator._kept.clear()  # the network has changed
         with warnings.catch_warnings(action="ignore"):
             return self.estimator._losses(self.X.iloc[rows], self.y[rows])
 

@@ -1,25 +1,29 @@
 """Predictions for tables of any size and any number of classes, and of numbers, in bounded memory.
 
+Query rows do not see each other. So `learn` computes what labeled rows leave behind, and `answer` predicts some query
+rows with it, again and again.
+
 More classes than the network was trained for are predicted by many predictions among few (TabICLv2, arXiv 2602.11139).
 At the input, labels are written in digits, and the column stage sees one digit at a time. At the output, the classes
 form a tree, and the in-context learner chooses among the few children of each node.
 
-B tables, N rows of which the first n are labeled, M features, G feature groups, E embedding, D row representation,
-C classes, Q quantiles.
+B tables, N rows of which the first n are labeled, M features, G feature groups, I inducing points, E embedding, D row
+representation, C classes, Q quantiles.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import reduce
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import (
-    Columns,
     Pack,
     Rows,
     Shape,
@@ -29,10 +33,44 @@ from tabicl_train.model.pack import (
     row_layout,
     within_rows,
 )
-from tabicl_train.model.tabicl import InContextLearner, TabICL
+from tabicl_train.model.tabicl import InContextLearner, TabICL, token_groups
 
 SMALLEST = 1e-6  # added to the probabilities of many classes before their logarithm is taken
 CPU_PART = 2**19  # embedding values computed at once on a CPU: 2 MB stay in its cache, 1.3 to 1.7 times faster
+
+
+class Node(NamedTuple):
+    """What in-context learning among few classes keeps of the labeled rows of tables, or of some rows of one table.
+
+    counts: the labeled rows n of each table
+    keys: keys and values of each block, (labeled rows, 2, H, d); none for a single class
+    children: with more classes than the network has, the node of each group of classes, and the sizes of the groups
+    """
+
+    counts: list[int]
+    keys: list[Tensor]
+    children: list[Node]
+    sizes: list[int]
+
+
+class Learned(NamedTuple):
+    """What is kept of the labeled rows of tables.
+
+    columns: keys and values of the inducing points, (columns * I, 2, H, d), of each digit of the labels and each block
+    nodes: one of all tables; with more classes than the network has, one of each table
+    """
+
+    columns: list[list[Tensor]]
+    nodes: list[Node]
+
+
+def learned_bytes(config: TabICLConfig, n: int, num_features: int, num_classes: int) -> int:
+    """The bytes of what is learned from a table, in float32."""
+    many = num_classes > config.max_classes > 0
+    levels = len(label_digits(torch.zeros(1), num_classes, config.max_classes)) if many else 1
+    columns = token_groups(config, num_features) * config.col_num_blocks * config.col_num_inducing * config.embed_dim
+    rows = n * config.icl_num_blocks * config.row_dim
+    return 4 * 2 * (columns * (levels if config.col_target_aware else 1) + rows * levels)
 
 
 @torch.no_grad()
@@ -43,86 +81,105 @@ def predict_logits(
 
     pack: labels are in 0..C-1; with more than max_classes classes, each must occur in every table
     num_classes: C
-    tokens: (table, row, feature) in memory at a time, approximately; or twice those of the labeled rows of a table, if
-        that is more
+    tokens: (table, row, feature) in memory at a time, approximately; or those of the labeled rows of a table, if that
+        is more
     """
-    logits = [forward(model, part, num_classes, temperature, tokens) for part in parts(pack, tokens)]
-    return torch.cat(logits)
+    return torch.cat(list(predictions(model, pack, num_classes, temperature, tokens)))
+
+
+def predictions(model: TabICL, pack: Pack, num_classes: int, temperature: float, tokens: int) -> Iterator[Tensor]:
+    """Predict what predict_logits returns, or with num_classes=0 quantiles, of some query rows after others."""
+    for tables in groups_of_tables(pack, tokens):
+        learned = learn(model, Pack.of((X[:n], y[:n], n) for X, y, n in tables), num_classes, tokens)
+        size = max(len(X) - n for X, _, n in tables)  # all query rows, but of a table too long for that
+        if len(tables) == 1:
+            size = max(1, tokens // tables[0][0].shape[1])
+        for queries in zip(*(X[n:].split(size) for X, _, n in tables), strict=True):
+            yield answer(model, learned, pack_of_queries(queries), num_classes, temperature, tokens)
+
+
+def groups_of_tables(pack: Pack, tokens: int) -> list[list[tuple[Tensor, Tensor, int]]]:
+    """Divide the tables X (N, M), y (N,), n of a pack into groups of so many tokens, or of a single table."""
+    groups: list[list[tuple[Tensor, Tensor, int]]] = []
+    room = 0
+    for table in pack.tables():
+        if table[0].numel() > room:
+            groups.append([])
+            room = tokens
+        groups[-1].append(table)
+        room -= table[0].numel()
+    return groups
+
+
+def pack_of_queries(tables: Iterable[Tensor]) -> Pack:
+    """Pack query rows alone, (rows, M) of each table."""
+    return Pack.of((X, torch.empty(0, device=X.device), len(X)) for X in tables)
 
 
 @torch.no_grad()
-def quantile_parts(model: TabICL, pack: Pack, tokens: int = 2**22) -> Iterator[Tensor]:
-    """Predict quantiles (some query rows, Q) of some rows after others: all can be more than the memory.
+def learn(model: TabICL, pack: Pack, num_classes: int, tokens: int) -> Learned:
+    """Compute what the labeled rows of tables leave behind; arguments as in predict_logits, but no row is a query."""
+    represented, columns = represent(model, pack, num_classes, None, tokens)
+    learner, counts = model.icl_predictor, [n for n, _, _ in pack.shapes]
+    if num_classes <= model.config.max_classes:
+        return Learned(columns, [leaf(learner, represented, pack.y, counts)])
+    rows, labels = represented.split(counts), pack.y.split(counts)
+    return Learned(columns, [tree(learner, *own, num_classes) for own in zip(rows, labels, strict=True)])
 
-    They are at `quantiles.levels`, and nothing keeps them from crossing; tokens as in predict_logits.
+
+@torch.no_grad()
+def answer(model: TabICL, learned: Learned, pack: Pack, num_classes: int, temperature: float, tokens: int) -> Tensor:
+    """Predict the query rows of tables, as predict_logits does, or with num_classes=0 quantiles.
+
+    learned: of tables with the same columns; pack: see pack_of_queries
     """
-    for part in parts(pack, tokens):
-        yield forward(model, part, 0, 1.0, tokens)
+    represented, _ = represent(model, pack, num_classes, learned.columns, tokens)
+    learner, counts = model.icl_predictor, [N for N, _, _ in pack.shapes]
+    if num_classes <= model.config.max_classes:
+        found = ask(learner, learned.nodes[0], represented, counts)
+        return found[:, :num_classes] / temperature if num_classes > 0 else found
+    own = zip(learned.nodes, represented.split(counts), strict=True)
+    return torch.log(torch.cat([class_probabilities(learner, *one, temperature) for one in own]) + SMALLEST)
 
 
-def parts(pack: Pack, tokens: int) -> list[Pack]:
-    """Split the pack into parts of so many tokens; of a longer table, each part has other query rows."""
-    found: list[list[tuple[Tensor, Tensor, int]]] = []
-    room = 0
-    for X, y, n in pack.tables():
-        # Query rows do not see each other. A part of fewer than n of them would mostly recompute the labeled rows.
-        size = max(n, tokens // X.shape[1] - n)
-        for queries, labels in zip(X[n:].split(size), y[n:].split(size), strict=True):
-            table = torch.cat([X[:n], queries]), torch.cat([y[:n], labels]), n
-            if table[0].numel() > room:
-                found.append([])
-                room = tokens
-            found[-1].append(table)
-            room -= table[0].numel()
-    return [pack] if len(found) == 1 else [Pack.of(tables) for tables in found]
+def represent(
+    model: TabICL, pack: Pack, num_classes: int, known: list[list[Tensor]] | None, tokens: int
+) -> tuple[Tensor, list[list[Tensor]]]:
+    """Represent rows of one kind, (rows, D), and return the `columns` of Learned, which are `known` for query rows.
 
-
-def forward(model: TabICL, pack: Pack, num_classes: int, temperature: float, tokens: int) -> Tensor:
-    """Compute what predict_logits returns, or with num_classes=0 quantiles, for all query rows at once."""
-    config = model.config
-    sizes, shapes = model.groups(pack)
-    part = tokens if pack.X.is_cuda else min(tokens, CPU_PART // config.embed_dim)
-    columns = column_layout(sizes, shapes, config.col_num_inducing)
-    embedded = embed(model, pack, columns, shapes, num_classes, part)  # (tokens, E)
-    rows = row_layout(sizes, shapes, config.row_num_cls, columns)
-    represented = interact(model, embedded, rows, part).index_select(0, rows.order)  # (rows, D)
-    if num_classes <= config.max_classes:
-        context = context_layout(sizes, shapes)
-        labels = pack.y.index_select(0, context.labels)
-        predictions = model.icl_predictor(represented, labels, context, log_counts(sizes))
-        return predictions[:, :num_classes] / temperature if num_classes > 0 else predictions
-    labeled, queries = represented.split([sum(n for _, n, _ in shapes), sum(N - n for N, n, _ in shapes)])
-    own = zip(labeled.split([n for _, n, _ in shapes]), queries.split([N - n for N, n, _ in shapes]), strict=True)
-    p = [
-        class_probabilities(model.icl_predictor, torch.cat(rows), y[:n], num_classes, temperature)
-        for rows, (_, y, n) in zip(own, pack.tables(), strict=True)
-    ]
-    return torch.log(torch.cat(p) + SMALLEST)
-
-
-def embed(model: TabICL, pack: Pack, columns: Columns, shapes: list[Shape], num_classes: int, part: int) -> Tensor:
-    """Embed all cells, (tokens, E), computed for columns with at most `part` tokens at a time.
-
-    shapes: N, n and the number of feature groups of each table
+    On a CPU, columns, and then rows, are computed some at a time.
     """
     config, column = model.config, model.col_embedder
-    labels = pack.y.index_select(0, columns.labels)
-    many = config.col_target_aware and num_classes > config.max_classes
-    digits = label_digits(labels, num_classes, config.max_classes) if many else [labels]
-    read = [column.read(pack, columns, digit) for digit in digits]
-    embedded = read[0].new_empty(len(read[0]), config.embed_dim)
-    labeled, queries = 0, columns.labeled  # where the next columns start
+    sizes, shapes = model.groups(pack)
+    part = tokens if pack.X.is_cuda else min(tokens, CPU_PART // config.embed_dim)
+    columns, points = column_layout(sizes, shapes, config.col_num_inducing), config.col_num_inducing
+    if known is None:
+        labels = pack.y.index_select(0, columns.labels)
+        many = config.col_target_aware and num_classes > config.max_classes
+        digits = label_digits(labels, num_classes, config.max_classes) if many else [labels]
+        cells = [column.read(pack, columns, digit) for digit in digits]
+    else:
+        cells = [column.read(pack, columns, None)] * len(known)
+    embedded = cells[0].new_empty(len(cells[0]), config.embed_dim)
+    kept: list[list[list[Tensor]]] = [[] for _ in cells]  # of each digit and part
+    start = first = 0  # token and column of the next part
     for some in columns_in_parts(shapes, part):
-        own = torch.tensor(some, device=labels.device)
-        piece = column_layout(own, some, config.col_num_inducing)
-        after = queries + piece.from_inducing.queries - piece.labeled
-        at = slice(labeled, labeled + piece.labeled), slice(queries, after)
-        log_n = log_counts(own)
-        per_digit = (column.embed(torch.cat([cells[at[0]], cells[at[1]]]), piece, log_n) for cells in read)
-        mean = reduce(torch.add, per_digit) / len(read)
-        embedded[at[0]], embedded[at[1]] = mean[: piece.labeled], mean[piece.labeled :]
-        labeled, queries = at[0].stop, after
-    return embedded
+        own = torch.tensor(some, device=sizes.device)
+        piece = column_layout(own, some, points)
+        at, keys = slice(start, start + piece.labeled), slice(first * points, (first + len(piece.table)) * points)
+        per_digit = []
+        for digit, of_digit in enumerate(cells):
+            own_keys = None if known is None else [block[keys] for block in known[digit]]
+            found, left = column.embed_known(of_digit[at], piece, log_counts(own), own_keys)
+            per_digit.append(found)
+            kept[digit].append(left)
+        embedded[at] = reduce(torch.add, per_digit) / len(cells)
+        start, first = at.stop, first + len(piece.table)
+    rows = row_layout(sizes, shapes, config.row_num_cls, columns)
+    represented = interact(model, embedded, rows, part).index_select(0, rows.order)
+    if known is None:
+        known = [[torch.cat(of_block) for of_block in zip(*parts, strict=True)] for parts in kept]
+    return represented, known
 
 
 def columns_in_parts(shapes: list[Shape], tokens: int) -> list[list[Shape]]:
@@ -173,33 +230,49 @@ def split_classes(num_classes: int, most: int) -> list[int]:
     return [num_classes // groups + (group < num_classes % groups) for group in range(groups)]
 
 
-def class_probabilities(
-    learner: InContextLearner, rows: Tensor, y_train: Tensor, num_classes: int, temperature: float
-) -> Tensor:
-    """rows (N, D), y_train (n,) in 0..C-1 -> probabilities of the query rows (N - n, C).
+def leaf(learner: InContextLearner, rows: Tensor, y: Tensor, counts: list[int]) -> Node:
+    """The node of tables with few classes: rows (rows, D) and labels y of all, how many each has."""
+    shapes = [(2 * n, n, 1) for n in counts]  # labeled rows are also asked for
+    sizes = torch.tensor(shapes, device=rows.device)
+    return Node(counts, learner.keys(rows, y, context_layout(sizes, shapes), log_counts(sizes)), [], [])
+
+
+def ask(learner: InContextLearner, node: Node, queries: Tensor, counts: list[int]) -> Tensor:
+    """Predict query rows (query rows, D) of the tables of a node, how many each has, (query rows, C)."""
+    shapes = [(n + asked, n, 1) for n, asked in zip(node.counts, counts, strict=True)]
+    sizes = torch.tensor(shapes, device=queries.device)
+    return learner.answer(queries, node.keys, context_layout(sizes, shapes), log_counts(sizes))
+
+
+def tree(learner: InContextLearner, rows: Tensor, y: Tensor, num_classes: int) -> Node:
+    """The node of a table with labeled rows (n, D) of the classes y in 0..C-1, and those below it."""
+    if num_classes == 1:
+        return Node([len(rows)], [], [], [])
+    if num_classes <= learner.config.max_classes:
+        return leaf(learner, rows, y, [len(rows)])._replace(sizes=[1] * num_classes)
+    sizes = split_classes(num_classes, learner.config.max_classes)
+    starts = [sum(sizes[:group]) for group in range(len(sizes))]
+    group = torch.bucketize(y, torch.tensor(starts[1:], device=y.device), right=True)  # (n,)
+    below = [
+        tree(learner, rows[group == child], y[group == child] - start, size)
+        for child, (start, size) in enumerate(zip(starts, sizes, strict=True))
+    ]
+    return leaf(learner, rows, group, [len(rows)])._replace(children=below, sizes=sizes)
+
+
+def class_probabilities(learner: InContextLearner, node: Node, queries: Tensor, temperature: float) -> Tensor:
+    """Probabilities of the classes of a node for query rows (query rows, D), (query rows, C).
 
     Each node predicts from its own labeled rows alone; probabilities are multiplied along the paths.
     """
-    labeled, queries = rows[: len(y_train)], rows[len(y_train) :]
-    most = learner.config.max_classes
-    if num_classes == 1:
-        return rows.new_ones(len(queries), 1)
-    if num_classes <= most:
-        shape = len(rows), len(y_train), 1
-        table = torch.tensor([shape], device=rows.device)
-        logits = learner(rows, y_train, context_layout(table, [shape]), log_counts(table))[:, :num_classes]
-        return torch.softmax(logits / temperature, dim=-1)
-    sizes = split_classes(num_classes, most)
-    starts = [sum(sizes[:group]) for group in range(len(sizes))]
-    group = torch.bucketize(y_train, torch.tensor(starts[1:], device=y_train.device), right=True)  # (n,)
-    of_groups = class_probabilities(learner, rows, group, len(sizes), temperature)  # (N - n, groups)
-    parts = []
-    for child, (start, size) in enumerate(zip(starts, sizes, strict=True)):
-        own = group == child
-        context = torch.cat([labeled[own], queries])
-        within = class_probabilities(learner, context, y_train[own] - start, size, temperature)  # (N - n, size)
-        parts.append(of_groups[:, child, None] * within)
-    return torch.cat(parts, dim=1)
+    if not node.keys:
+        return queries.new_ones(len(queries), 1)
+    logits = ask(learner, node, queries, [len(queries)])[:, : len(node.sizes)]
+    p = torch.softmax(logits / temperature, dim=-1)
+    if not node.children:
+        return p
+    within = [class_probabilities(learner, child, queries, temperature) for child in node.children]
+    return torch.cat([p[:, i, None] * own for i, own in enumerate(within)], dim=1)
 
 
 @torch.no_grad()
@@ -207,6 +280,4 @@ def predict(network: Network, pack: Pack) -> Tensor:
     """Predict (query rows, outputs) with a network of any family; with a TabICL in bounded memory."""
     if not isinstance(network, TabICL):
         return network(pack)
-    if network.config.is_regression:
-        return torch.cat(list(quantile_parts(network, pack)))
     return predict_logits(network, pack, network.config.max_classes)

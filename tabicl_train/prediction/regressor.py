@@ -14,7 +14,6 @@ from sklearn.utils import check_array, check_consistent_length, column_or_1d
 from priors.real.preprocessing import TargetScale
 from tabicl_train.model.quantiles import levels, pinball
 from tabicl_train.prediction.ensemble import Ensemble
-from tabicl_train.prediction.predict import quantile_parts
 
 __all__ = ["TabICLRegressor"]
 
@@ -76,7 +75,7 @@ class TabICLRegressor(RegressorMixin, Ensemble):
 
     def predict(self, X: Any) -> np.ndarray:
         """Predict means: array of shape (rows,), float64, for X of shape (rows, features)."""
-        return self._average(self._numbers(X), lambda q: q.mean(axis=1, keepdims=True, dtype=float), 1)[:, 0]
+        return self._average(self._numbers(X), lambda q: q.astype(float).mean(axis=1, keepdims=True), 1)[:, 0]
 
     def predict_median(self, X: Any) -> np.ndarray:
         """Predict medians: array of shape (rows,), float64, for X of shape (rows, features)."""
@@ -144,16 +143,13 @@ class TabICLRegressor(RegressorMixin, Ensemble):
 
         summarize: float32 (some rows, Q), not sorted -> float64 (some rows, width)
         """
-        rows = len(numbers)
-        total = np.zeros((rows, width))
-        size = max(1, min(rows, PART // max(width, self.network_.config.outputs)))  # no row twice in a part
-        for _, pack, tokens in self._packs(numbers, lambda member: self.y_):
-            done = 0
-            for part in quantile_parts(self.network_, pack, tokens):
-                for some in part.float().cpu().split(size):  # rows of one member after those of another
-                    place = np.arange(done, done + len(some)) % rows
-                    total[place] += summarize(some.numpy())
-                    done += len(some)
+        total = np.zeros((len(numbers), width))
+        size = max(1, PART // max(width, self.network_.config.outputs))
+        for _, rows, quantiles in self._passes(numbers, lambda member: self.y_, num_classes=0):
+            for of_member in quantiles:
+                for start in range(rows.start, rows.stop, size):
+                    some = slice(start, min(start + size, rows.stop))
+                    total[some] += summarize(of_member[start - rows.start : some.stop - rows.start])
         return self.target_scale_.restore(total / len(self.members_))
 
 
@@ -180,5 +176,6 @@ def tail(quantiles: np.ndarray, levels: np.ndarray) -> np.ndarray:
     Q = quantiles.shape[1]
     outer = quantiles[:, :TAIL].astype(float)
     logs = np.log(np.arange(1, outer.shape[1] + 1) / (Q + 1))
-    b = (outer @ np.linalg.pinv(logs[:, None] - logs.mean())[0]).clip(*TAIL_SCALES)  # slope of the least-squares line
+    # The slope of the least-squares line; a product with a vector would depend on the number of rows.
+    b = (outer * np.linalg.pinv(logs[:, None] - logs.mean())[0]).sum(axis=1).clip(*TAIL_SCALES)
     return outer[:, :1] + b[:, None] * (np.log(levels) - logs[0])

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import averaging_flops  # noqa: F401  # formulas for the counter
 import pytest
 import torch
 from small_networks import randomize

@@ -1,17 +1,23 @@
 """The scikit-learn classifier: its conventions, its ensemble, and input of every type."""
 
+import pickle
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.special import softmax
 from sklearn.utils.estimator_checks import estimator_checks_generator
+from small_networks import small_network
 from tiny_classifier import FILE, NETWORK, ROWS, classifier, table
 
 from priors.real.preprocessing import FeatureEncoder, Member, Normalizer
-from tabicl_train import TabICLClassifier
+from tabicl_train import FineTune, TabICLClassifier
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.pack import Pack
-from tabicl_train.prediction.predict import predict_logits
+from tabicl_train.prediction import ensemble, predict
+from tabicl_train.prediction.classifier import best_temperature
+from tabicl_train.prediction.predict import learned_bytes
 
 CHECKS = list(
     estimator_checks_generator(
@@ -71,22 +77,54 @@ def test_an_ensemble_averages_logits_of_different_members():
     assert np.std(logs, axis=0).max() > 1e-3
 
 
+def passes_of(model: TabICLClassifier, monkeypatch) -> list[tuple[str, int, int]]:
+    """The list that will hold the calls of learn and answer, with their tables and the rows of each."""
+    found = []
+
+    def watched(name, call):
+        def wrapped(network, *arguments):
+            pack = next(x for x in arguments if isinstance(x, Pack))
+            found.append((name, len(pack), pack.shapes[0][0]))
+            return call(network, *arguments)
+
+        return wrapped
+
+    for name in ("learn", "answer"):
+        monkeypatch.setattr(ensemble, name, watched(name, getattr(predict, name)))
+    return found
+
+
 @pytest.mark.parametrize("classes", [3, 14])
-def test_memory_limit_changes_nothing_but_the_size_of_packs(classes, monkeypatch):
-    sizes = []
-
-    def watched(network, pack, *rest):
-        sizes.append(len(pack))
-        return predict_logits(network, pack, *rest)
-
-    monkeypatch.setattr("tabicl_train.prediction.classifier.predict_logits", watched)
+def test_memory_limit_changes_nothing_but_the_size_of_passes_and_what_is_kept(classes, monkeypatch):
     rng = np.random.default_rng(0)
-    X, y = rng.normal(size=(400, 5)), np.arange(60) % classes
-    whole, some, single = (
-        classifier(n_estimators=4, memory_gb=gb).fit(X[:60], y).predict_proba(X[60:]) for gb in (4.0, 5e-3, 1e-4)
-    )
-    assert sizes == [4, 2, 2, 1, 1, 1, 1]
-    assert np.allclose(whole, some, atol=1e-5) and np.allclose(whole, single, atol=1e-5)
+    X, y = rng.normal(size=(110, 5)), np.arange(60) % classes
+    found = []
+    sizes = TabICLClassifier._sizes
+    for gb, together in ((4.0, 1), (4.0, 2), (3e-4, 1), (3e-5, 1)):
+        model = classifier(n_estimators=4, memory_gb=gb).fit(X[:60], y)
+        (_, rows), kept, tokens = sizes(model, classes)
+        monkeypatch.setattr(model, "_sizes", lambda _, own=((together, rows), kept, tokens): own)  # 2: as on a GPU
+        calls = passes_of(model, monkeypatch)
+        found += [model.predict_proba(X[60:]), model.predict_proba(X[60:])]
+        answers = [("answer", together, rows)] * -(-50 // rows)
+        of_first = 4 // together * [("learn", together, 60), *answers]
+        again = [call for first in range(0, 4, together) for call in of_first[: 1 + len(answers)][first < kept :]]
+        assert calls == of_first + again
+        assert (gb, min(kept, 4)) in ((4.0, 4), (3e-4, 4 if classes == 3 else 2), (3e-5, 0))
+        of_a_member = learned_bytes(model.network_.config, 60, 5, classes)
+        stored = sum(x.nbytes for x in tensors(model._kept))
+        assert stored == min(kept, 4) * of_a_member <= gb * 2**30 / 2
+    assert all(np.allclose(p, found[0], atol=1e-5) for p in found)
+    assert all(np.array_equal(*found[i : i + 2]) for i in range(0, 8, 2))
+
+
+def tensors(kept):
+    """All tensors in nested containers."""
+    if isinstance(kept, torch.Tensor):
+        return [kept]
+    if isinstance(kept, dict):
+        kept = list(kept.values())
+    return [x for one in kept for x in tensors(one)] if isinstance(kept, list | tuple) else []
 
 
 @pytest.mark.parametrize("method", ["none", "power", "quantile"])
@@ -144,3 +182,60 @@ def test_many_classes_and_a_class_that_appears_once():
     X, y = rng.normal(size=(60, 4)), np.append(np.arange(59) % 25, 25)
     p = classifier().fit(X, y).predict_proba(rng.normal(size=(7, 4)))
     assert p.shape == (7, 26) and np.allclose(p.sum(axis=1), 1) and (p > 0).all()
+
+
+def test_a_row_has_the_same_bits_whichever_rows_it_is_predicted_with():
+    rng = np.random.default_rng(0)
+    X, y = (
+        rng.normal(size=(450, 6)),
+        np.arange(150) % 3,
+    )  # inducing points and rows of few keys, and more rows than a pass
+    threads = torch.get_num_threads()
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            model = TabICLClassifier(small_network(), n_estimators=2).fit(X[:150], y)
+            p = model.predict_proba(X[150:])
+            for some in (np.arange(1), np.arange(299, 300), rng.permutation(300), np.arange(0, 300, 7)):
+                assert np.array_equal(model.predict_proba(X[150:][some]), p[some])
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_what_is_kept_is_not_pickled():
+    X, y = table()
+    model = classifier().fit(X, y)
+    before = len(pickle.dumps(model))
+    p = model.predict_proba(X)
+    stored = pickle.dumps(model)
+    assert tensors(model._kept) and len(stored) == before
+    assert np.array_equal(pickle.loads(stored).predict_proba(X), p)
+
+
+@pytest.mark.parametrize("classes", [2, 14])
+def test_the_temperature_of_auto_has_the_least_loss(classes):
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(150, 3)), np.array([f"c{i:02}" for i in np.arange(150) % classes])
+    y[:3] = "rare", "rare", "alone"  # of which a fold may have none
+    model = classifier(softmax_temperature="auto", n_estimators=1).fit(X, y)
+    assert model.softmax_temperature_ != 0.9
+    if classes == 2:
+        fixed = classifier(softmax_temperature=model.softmax_temperature_, n_estimators=1).fit(X, y)
+        assert np.allclose(fixed.predict_proba(X), model.predict_proba(X), atol=1e-6)
+    logits, own = 3 * rng.normal(size=(5000, 3)), np.log(np.linspace(0.2, 5, 241))
+    labels = (logits / 2.5 + rng.gumbel(size=logits.shape)).argmax(1)
+    found = best_temperature(logits, labels)
+    losses = [-np.log(softmax(logits / np.exp(t), 1)[np.arange(5000), labels]).mean() for t in own]
+    assert abs(found - np.exp(own[np.argmin(losses)])) < 0.03 and abs(found - 2.5) < 0.2
+    assert best_temperature(np.eye(2)[[0, 1]] * 9, np.array([0, 1])) > 0.5  # two rows do not prove certainty
+
+
+def test_auto_with_hardly_any_rows_or_with_fine_tuning():
+    X = np.arange(4.0)[:, None]
+    for y in ([0, 1, 2, 3], [0, 0, 1, 2], [0, 1, 1, 1]):
+        model = classifier(softmax_temperature="auto").fit(X, y)
+        assert np.allclose(model.predict_proba(X).sum(1), 1) and 0.1 <= model.softmax_temperature_ <= 10
+    with pytest.raises(ValueError, match="fine_tune trains the network on them; set a number"):
+        classifier(softmax_temperature="auto", fine_tune=FineTune()).fit(X, [0, 1, 0, 1])
+    with pytest.raises(ValueError, match="softmax_temperature is 'best'; it must be above 0, or \"auto\""):
+        classifier(softmax_temperature="best").fit(X, [0, 1, 0, 1])

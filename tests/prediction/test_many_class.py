@@ -103,13 +103,13 @@ def test_tables_of_a_batch_do_not_see_each_other():
 
 def test_hundreds_of_classes_in_bounded_parts(monkeypatch):
     seen = []
-    embed = ColumnEmbedding.embed
+    embed = ColumnEmbedding.embed_known
 
     def watched(self, cells, columns, *rest):
         seen.append((len(columns.table), len(cells) // len(columns.table)))
         return embed(self, cells, columns, *rest)
 
-    monkeypatch.setattr(ColumnEmbedding, "embed", watched)
+    monkeypatch.setattr(ColumnEmbedding, "embed_known", watched)
     network = small_network(embed_dim=16, col_num_blocks=1, row_num_blocks=1, icl_num_blocks=1).eval()
     X, y = draw_many(300, 500, 1000, M=4)
     p = predicted(network, X, y, 300, 1.0, 2000).exp()
