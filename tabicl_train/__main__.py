@@ -1,15 +1,6 @@
-"""The command tabicl-train, which is also python -m tabicl_train."""
+"""python -m tabicl_train is tabicl-train."""
 
-import signal
-
-
-def train() -> None:
-    """tabicl-train; imports take seconds, in which ctrl-C ends it without a stack trace."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from tabicl_train.commands import train as run
-
-    run()
-
+from tabicl_train.commands import train
 
 if __name__ == "__main__":
     train()

@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import yaml
 
 from tabicl_train.console import first_line, info, is_first, print_line
-from tabicl_train.distributed.launch import (
+from tabicl_train.distributed.processes import (
     PREEMPTED,
     die_with_launcher,
     is_own_launch,
     is_rank,
     launch_ranks,
     start_problems,
+    watch_signals,
 )
-from tabicl_train.distributed.signals import watch_signals
-from tabicl_train.errors import ConfigError, install, is_installed, require_matplotlib
-from tabicl_train.run_dir.outputs import make_folder
+from tabicl_train.errors import ConfigError, install, is_installed, require_matplotlib, require_sweep_packages
+from tabicl_train.outputs import make_folder
 
 if TYPE_CHECKING:
     from tabicl_train.config.options import SubmitOptions
@@ -69,10 +69,11 @@ def plain_end() -> Iterator[None]:
 @plain_end()
 def train() -> None:
     """tabicl-train experiment=NAME run_dir=DIR key=value ..."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # during imports, ctrl-C ends it without a stack trace
     die_with_launcher()
     args = train_arguments("tabicl-train")
     if args.help and not args.multirun:
-        from tabicl_train.config.arguments import train_help
+        from tabicl_train.config.documentation import train_help
 
         print(train_help(args.config_dir))
         return
@@ -90,7 +91,7 @@ def train() -> None:
         print(yaml.safe_dump(asdict(config), sort_keys=False), end="")
         print("\n".join(run_plan(config)), file=sys.stderr)
         return
-    if problems := [*start_problems(), *config.start_problems()]:
+    if problems := start_problems(config):
         raise ConfigError(problems)
     if not config.preflight and is_first():
         make_folder("run_dir", Path(config.run_dir))
@@ -156,18 +157,13 @@ def submit() -> None:
 
 
 def check_submission(settings: list[str]) -> tuple[SubmitOptions, RunConfig]:
-    """The options of a job, from the arguments submit.KEY=VALUE, and the configuration of its run from the others.
-
-    Raises ConfigError with the problems of both.
-    """
-    from tabicl_train.config.arguments import parse
-    from tabicl_train.config.compose import compose
+    """The options of a job, submit.KEY=VALUE, and the configuration of its run; an error has the problems of both."""
+    from tabicl_train.config.compose import compose, parse_options
     from tabicl_train.config.options import SubmitOptions
 
     problems, options, config = [], None, None
     try:
-        options = parse(SubmitOptions, [text[7:] for text in sys.argv[1:] if text.startswith("submit.")])
-        problems += [f"submit.{problem}" for problem in options.problems()]
+        options = parse_options(SubmitOptions, [text[7:] for text in sys.argv[1:] if text.startswith("submit.")])
     except ConfigError as error:
         problems += [f"submit.{problem}" for problem in error.problems]
     try:
@@ -192,15 +188,13 @@ def sweep() -> None:
 
 def run_sweep(args: argparse.Namespace) -> None:
     """A sweep; with --help its settings, with --cfg its runs. Exits as `run` does."""
-    from tabicl_train.config.arguments import sweep_help
+    from tabicl_train.config.documentation import sweep_help
 
     if args.help:
         print(sweep_help(args.config_dir))
         return
     if not args.overrides:
         raise ConfigError([NOTHING_VARIES])
-    from tabicl_train.config.sweep import require_sweep_packages
-
     require_sweep_packages()
     from tabicl_train.sweep.plan import make_plan
 
@@ -276,25 +270,24 @@ def lab() -> None:
 
 
 def arguments(name: str, prefix: str = "") -> Any:
-    """The arguments of a command, whose options have this name; prints the help and exits if it is asked for.
-
-    prefix: of the options in the help
-    """
+    """The arguments of a command, whose options have this name; with --help, prints it and exits."""
     from tabicl_train.config import options
-    from tabicl_train.config.arguments import help_text, parse
 
+    cls = getattr(options, name)
     if {"-h", "--help"} & set(sys.argv[1:]):
-        print(help_text(getattr(options, name), prefix))
+        from tabicl_train.config.documentation import help_text
+
+        print(help_text(cls, prefix))
         sys.exit(0)
-    return parse(getattr(options, name), sys.argv[1:])
+    from tabicl_train.config.compose import parse_options
+
+    return parse_options(cls, sys.argv[1:])
 
 
 @contextlib.contextmanager
 def run_errors(folder: Path | None) -> Iterator[None]:
-    """Turns the errors that end a run into exit code 1 and one line; a rank gives its error to the elastic agent.
-
-    folder: the run directory, where a rank writes its stack trace
-    """
+    """Turns the errors that end a run into exit code 1 and one line; a rank gives its error to the elastic agent, and
+    writes its stack trace into the run directory."""
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
     from priors import PriorError

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 def info(line: str) -> None:
     """Print a line on one process per machine."""
-    if is_first_here():
+    if int(os.environ.get("LOCAL_RANK", 0)) == 0:  # torchrun's variable
         print_line(line)
 
 
@@ -18,11 +18,6 @@ def print_line(line: str) -> None:
     """Print a line. If it cannot be printed it is lost: a closed terminal must not end a run."""
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)
-
-
-def is_first_here() -> bool:
-    """Say whether this process is the first one on its machine, according to torchrun's variables."""
-    return int(os.environ.get("LOCAL_RANK", 0)) == 0
 
 
 def is_first() -> bool:

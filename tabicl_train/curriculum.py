@@ -14,7 +14,7 @@ import numpy as np
 
 from priors import TableSpec
 from priors.random import rng_at
-from tabicl_train.config.stages import CurriculumConfig, StageConfig
+from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.model.families import family_of
 from tabicl_train.model.family import NetworkConfig
 

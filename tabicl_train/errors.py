@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import pickle
-from pathlib import Path
 
 # What to do where ranks on several machines, or of a SLURM job, were started in another way.
 TORCHRUN = (
@@ -51,9 +49,7 @@ def require_matplotlib() -> None:
         raise ConfigError([f"pictures need matplotlib: {install('matplotlib', 'plots')}"])
 
 
-def unusable_folder(path: Path) -> str | None:
-    """Why files cannot be created in a folder, which need not exist yet; None if they can."""
-    existing = next(p for p in (path, *path.parents) if os.path.exists(p))
-    if not existing.is_dir():
-        return f"{existing} is a file"
-    return None if os.access(existing, os.W_OK | os.X_OK) else f"{existing} is not writable"
+def require_sweep_packages() -> None:
+    """Raise ConfigError if a package that sweeps need is not installed."""
+    if missing := [name for name in ("optuna", "submitit", "matplotlib", "jinja2") if not is_installed(name)]:
+        raise ConfigError([f"sweeps need {', '.join(missing)}: {install(' '.join(missing), 'sweep')}"])

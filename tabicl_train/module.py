@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from priors.random import rng_at
-from tabicl_train.config.stages import CurriculumConfig, OptimizerConfig, StageConfig
+from tabicl_train.config.schema import CurriculumConfig, OptimizerConfig, StageConfig
 from tabicl_train.console import print_line
 from tabicl_train.curriculum import stage_at
 from tabicl_train.model.families import family_of

@@ -24,7 +24,7 @@ FEW_ROWS = 16  # of matrices that are padded, since there are so many shapes of 
 
 
 class Settings(Protocol):
-    """The settings of an optimizer, see `config.stages.OptimizerConfig`, which asks this file for its names."""
+    """The settings of an optimizer, see `config.schema.OptimizerConfig`, which asks this file for its names."""
 
     name: str
     momentum: float

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from tabicl_train.config.schema import RunConfig
-from tabicl_train.config.stages import CurriculumConfig, StageConfig
+from tabicl_train.config.schema import CurriculumConfig, RunConfig, StageConfig
 from tabicl_train.console import text_table
 from tabicl_train.curriculum import FEATURE_CAPS, cap_features, plan_step
 from tabicl_train.model.families import family_of

@@ -17,8 +17,7 @@ import yaml
 
 import priors
 from priors.random import STREAM_VERSION
-from tabicl_train.config.documentation import default_of
-from tabicl_train.config.schema import HARMLESS, flatten
+from tabicl_train.config.schema import HARMLESS, default_of, flatten
 from tabicl_train.console import info
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.families import family_name

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-from tabicl_train.config.stages import StageConfig
+from tabicl_train.config.schema import StageConfig
 
 
 def learning_rate(stage: StageConfig, step: int) -> float:

@@ -14,7 +14,7 @@ import torch
 from priors import Prior, Table, TableSpec
 from priors.real import real_tables
 from priors.table import Source
-from tabicl_train.config.stages import CurriculumConfig
+from tabicl_train.config.schema import CurriculumConfig
 from tabicl_train.curriculum import plan_step
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.model.pack import Pack

@@ -46,19 +46,18 @@ from tabicl_train.config.schema import (
     build_prior,
 )
 from tabicl_train.console import counted, first_line, info
-from tabicl_train.distributed.launch import Launch, read_launch, shares_store
+from tabicl_train.distributed.processes import Launch, Stop, read_launch, shares_store, watch_signals
 from tabicl_train.distributed.ranks import Ranks
-from tabicl_train.distributed.signals import Stop, watch_signals
-from tabicl_train.distributed.slurm import requeue
+from tabicl_train.distributed.submit import requeue
 from tabicl_train.errors import ConfigError
 from tabicl_train.module import Pretraining
 from tabicl_train.optimizer import MuonAdamW
+from tabicl_train.outputs import make_folder
 from tabicl_train.planning import expected_work, run_plan
 from tabicl_train.precision import choose, policy, set_up_gpu, uses_cuda
 from tabicl_train.resume import ResumePoint, find_resume_point, initial_weights
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.lock import RunLock
-from tabicl_train.run_dir.outputs import make_folder
 from tabicl_train.run_dir.provenance import describe_machine, describe_origin, record_start
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import RunStatus

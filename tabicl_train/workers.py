@@ -38,8 +38,7 @@ from torch import Tensor
 
 from tabicl_train.config.schema import StreamConfig
 from tabicl_train.console import info
-from tabicl_train.distributed.launch import describe_exit
-from tabicl_train.distributed.signals import SIGNALS, Stop, die_with_parent
+from tabicl_train.distributed.processes import SIGNALS, Stop, describe_exit, die_with_parent
 from tabicl_train.errors import picklable
 from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.stream import StepItem, StepStream

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tabicl_train.config.compose import compose
-from tabicl_train.config.stages import CurriculumConfig, StageConfig
+from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.curriculum import plan_step
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.model.cost import kept_by_part

@@ -7,6 +7,7 @@ from short_runs import module_of, run
 
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import TrainerConfig
+from tabicl_train.distributed.processes import start_problems
 from tabicl_train.model.pack import Pack
 from tabicl_train.module import Gradients
 from tabicl_train.precision import ALLOCATOR, LossScale, choose, policy, set_up_gpu
@@ -26,7 +27,7 @@ def test_bf16_is_refused_on_a_gpu_without_it(accelerator, refused, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     config = compose(["experiment=smoke", "trainer.precision=bf16", f"trainer.accelerator={accelerator}"])
-    assert any("lacks" in problem for problem in config.start_problems()) == refused
+    assert any("lacks" in problem for problem in start_problems(config)) == refused
 
 
 @pytest.fixture

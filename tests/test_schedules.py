@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from tabicl_train.config.stages import SCHEDULES, StageConfig
+from tabicl_train.config.schema import SCHEDULES, StageConfig
 from tabicl_train.schedules import learning_rate
 
 

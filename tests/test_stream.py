@@ -16,7 +16,7 @@ from priors import build_prior
 from priors.prior import Prior
 from tabicl_train import train as training
 from tabicl_train.config.schema import CurriculumConfig, StageConfig, StreamConfig
-from tabicl_train.distributed.signals import Stop
+from tabicl_train.distributed.processes import Stop
 from tabicl_train.model import TabICLConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.stream import StepItem, StepStream

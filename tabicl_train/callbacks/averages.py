@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tabicl_train.config.monitoring import AveragesConfig
+from tabicl_train.config.schema import AveragesConfig
 from tabicl_train.module import Pretraining
 
 

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 
 from priors.random import STREAM_VERSION
-from tabicl_train.config.monitoring import CheckpointConfig
-from tabicl_train.config.stages import CurriculumConfig
+from tabicl_train.config.schema import CheckpointConfig, CurriculumConfig
 from tabicl_train.console import first_line
 from tabicl_train.curriculum import last_of_stage, stage_at
 from tabicl_train.module import Pretraining
 from tabicl_train.optimizer import MuonAdamW
-from tabicl_train.run_dir.atomic import save_atomically
+from tabicl_train.outputs import save_atomically
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, saved, step_of
 
 

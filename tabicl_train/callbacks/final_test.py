@@ -24,10 +24,10 @@ from priors.real import real_tables
 from tabicl_train.callbacks.scores import cluster_means, score_network
 from tabicl_train.callbacks.validation import BEST, START
 from tabicl_train.callbacks.validation_history import read_history
-from tabicl_train.config.monitoring import ValidationConfig
+from tabicl_train.config.schema import ValidationConfig
 from tabicl_train.console import info
+from tabicl_train.distributed.processes import Stop
 from tabicl_train.distributed.ranks import Ranks
-from tabicl_train.distributed.signals import Stop
 from tabicl_train.model.family import Network
 from tabicl_train.precision import Precision
 from tabicl_train.prediction.export import load_network

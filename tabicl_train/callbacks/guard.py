@@ -18,7 +18,7 @@ import torch
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.checkpoints import CheckpointFiles
 from tabicl_train.callbacks.metrics import LoggedSteps, Metrics
-from tabicl_train.config.monitoring import GuardConfig
+from tabicl_train.config.schema import GuardConfig
 from tabicl_train.console import counted, info
 from tabicl_train.curriculum import plan_step
 from tabicl_train.distributed.ranks import Ranks

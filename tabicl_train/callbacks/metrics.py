@@ -25,7 +25,7 @@ from torch import Tensor
 
 from tabicl_train.callbacks.loggers import Log
 from tabicl_train.callbacks.progress import Progress
-from tabicl_train.config.stages import CurriculumConfig
+from tabicl_train.config.schema import CurriculumConfig
 from tabicl_train.console import info
 from tabicl_train.curriculum import stage_at
 from tabicl_train.distributed.ranks import Ranks

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from tabicl_train.config.monitoring import ProfileConfig
+from tabicl_train.config.schema import ProfileConfig
 from tabicl_train.console import info
 from tabicl_train.module import Pretraining
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from tqdm import tqdm
 
-from tabicl_train.config.stages import CurriculumConfig, StageConfig
+from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.console import info
 
 PLAIN_LINE_EVERY = 10.0  # seconds between progress lines where the output is not a terminal

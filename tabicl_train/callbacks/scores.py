@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tabicl_train.config.monitoring import INTERVAL, QUERY_SHARE
+from tabicl_train.config.schema import INTERVAL, QUERY_SHARE
 from tabicl_train.console import first_line, info
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack

@@ -41,14 +41,14 @@ from tabicl_train.callbacks.validation_history import (
     read_scores,
     real_score,
 )
-from tabicl_train.config.monitoring import CLASS_SCORES, NUMBER_SCORES, OWN, REAL, SYNTHETIC, ValidationConfig, kind_of
+from tabicl_train.config.schema import CLASS_SCORES, NUMBER_SCORES, OWN, REAL, SYNTHETIC, ValidationConfig, kind_of
 from tabicl_train.console import info
+from tabicl_train.distributed.processes import Stop
 from tabicl_train.distributed.ranks import Ranks
-from tabicl_train.distributed.signals import Stop
 from tabicl_train.model.family import Network
 from tabicl_train.module import Pretraining
+from tabicl_train.outputs import save_atomically
 from tabicl_train.prediction.export import load_checkpoint
-from tabicl_train.run_dir.atomic import save_atomically
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION
 from tabicl_train.run_dir.records import Records
 from tabicl_train.statistics import paired_gain

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tabicl_train.config.monitoring import REAL, REAL_SCORES, ValidationConfig, judged_by, kind_of
+from tabicl_train.config.schema import REAL, REAL_SCORES, ValidationConfig, judged_by, kind_of
 from tabicl_train.console import counted
 
 FALLS = 3  # consecutive falls of the mean score on real data after which there is a warning

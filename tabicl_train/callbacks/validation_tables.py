@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from priors import Prior
 from priors.real import real_tables
-from tabicl_train.config.monitoring import ValidationConfig
-from tabicl_train.config.stages import CurriculumConfig, StageConfig
+from tabicl_train.config.schema import CurriculumConfig, StageConfig, ValidationConfig
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.stream import StepStream
 

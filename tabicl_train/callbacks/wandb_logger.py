@@ -8,9 +8,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from tabicl_train.config.monitoring import WandbConfig
+from tabicl_train.config.schema import WandbConfig
 from tabicl_train.console import first_line, info
-from tabicl_train.run_dir.atomic import write_atomically
+from tabicl_train.outputs import write_atomically
 
 TIMEOUT = 30.0  # seconds after which wandb gives up connecting to its server, and uploading at the end of the run
 

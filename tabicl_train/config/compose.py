@@ -12,9 +12,11 @@ import functools
 import re
 from collections.abc import Collection
 from dataclasses import field
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -24,17 +26,18 @@ from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-import priors
-from tabicl_train.config.checks import first_lines, unknown_key, wrong_type
-from tabicl_train.config.folders import group_choices, search_folders
+from tabicl_train.config.options import SweepConfig, first_lines, unknown_key, usage, wrong_type
 from tabicl_train.config.schema import RunConfig, flatten
-from tabicl_train.config.sweep import SweepConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.families import FAMILIES, FIRST, family_name, settings_of
 
 __all__ = ["compose"]
 
 STAGES = "curriculum.stages"
+PACKAGE = Path(__file__).resolve().parents[1]
+
+# In a wheel the folder lies inside the package, in a checkout beside it.
+CONFIG_DIR = next(d for d in (PACKAGE / "configs", PACKAGE.parent / "configs") if d.is_dir())
 
 
 def compose(overrides: list[str], config_dir: str | None = None, also: Collection[str] = ()) -> RunConfig:
@@ -75,10 +78,12 @@ def from_values(values: dict[str, Any]) -> RunConfig:
 
 
 class Composer:
-    """Composes configurations from the folders that are searched."""
+    """Composes configurations from the folders that are searched, a user's `config_dir` among them."""
 
     def __init__(self, config_dir: str | None = None) -> None:
-        self.folders = search_folders(config_dir)
+        import priors  # on first use: torch takes 2 s, and the help needs only the folders
+
+        self.config_dir, self.folders = config_dir, search_folders(config_dir)
         self.choices = group_choices(self.folders)
         try:
             self.priors = tuple((name, priors.prior_class(name)) for name in priors.prior_names())
@@ -159,10 +164,10 @@ class Composer:
         read = []
         for text in overrides:
             key, equals, value = text.partition("=")
-            override = parse(text)
+            override = parse_override(text)
             if override is None and equals and not re.search(r"[,\\]|^[\[{'\"]", value):
                 text = f"{key}='" + value.replace("'", "\\'") + "'"
-                override = parse(text)
+                override = parse_override(text)
             if override is None:
                 hint = f"cannot be read; if the value is plain text, put it in quotes: \"{key}='...'\""
                 problems.append(f"{text!r} {hint if equals else 'is not of the form key=value'}")
@@ -186,10 +191,7 @@ def hydra_tree(
 
 @functools.lru_cache(maxsize=1)
 def store_schemas(classes: tuple[tuple[str, type], ...], families: tuple[type, ...]) -> None:
-    """Make known to Hydra the schema of a run, and those of each prior (its own fields) and family of networks.
-
-    That of `model` is a family's, which a file of the group may replace by another.
-    """
+    """Make known to Hydra the schemas of a run, of each prior, and of each family of networks, for `model`."""
     store = ConfigStore.instance()
     run = OmegaConf.structured(RunConfig)
     run.model = MISSING
@@ -207,7 +209,7 @@ def is_of_sweep(override: str) -> bool:
     return re.match(r"[+~]*sweep[.=@]", override) is not None
 
 
-def parse(text: str) -> Override | None:
+def parse_override(text: str) -> Override | None:
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException:
@@ -259,3 +261,65 @@ def to_config(tree: Any) -> tuple[RunConfig, list[str]]:
     config.curriculum.drop_skipped()
     config.prior = OmegaConf.to_container(tree.prior, resolve=True) if tree.prior is not None else None
     return config, config.problems()
+
+
+def parse_options(options: type, arguments: list[str]) -> Any:
+    """key=value arguments as an instance of a dataclass of options; raises ConfigError with everything wrong."""
+    schema = OmegaConf.structured(options)
+    keys = list(schema)
+    problems, given = [], set()
+    for text in arguments:
+        key, equals, value = text.partition("=")
+        if not equals:
+            problems.append(f"{text!r} is not of the form key=value")
+        elif key not in keys:
+            problems.append(unknown_key("", key, keys))
+        else:
+            given.add(key)
+            try:
+                schema[key] = read_value(value)
+            except OmegaConfBaseException as error:
+                is_null = read_value(value) is None
+                problems.append(f"{key} is {value or 'empty'}; it needs a value" if is_null else wrong_type(key, error))
+    problems += [f"{key} is missing" for key in keys if OmegaConf.is_missing(schema, key) and key not in given]
+    if problems:
+        mistake = ConfigError(problems)
+        mistake.add_note(f"usage: {usage(options)}")
+        raise mistake
+    parsed: Any = OmegaConf.to_object(schema)
+    if hasattr(parsed, "problems") and (problems := parsed.problems()):
+        raise ConfigError(problems)
+    return parsed
+
+
+def read_value(text: str) -> Any:
+    """Read a value in YAML, its numbers as text, as a folder may be called 2024_10; what is no YAML is plain text."""
+    if text in ("", "null"):
+        return None
+    try:
+        return yaml.load(text, yaml.BaseLoader)
+    except yaml.YAMLError:
+        return text
+
+
+def search_folders(config_dir: str | None) -> list[Path]:
+    """Return the folders to search, in order: the own, that of --config-dir, those of packages; they must exist."""
+    if config_dir and not Path(config_dir).is_dir():
+        raise ConfigError([f"--config-dir is {config_dir!r}; there is no such folder"])
+    folders = [CONFIG_DIR, *([Path(config_dir).absolute()] if config_dir else [])]
+    for entry in entry_points(group="tabicl_train.configs"):
+        try:
+            folders.append(Path(next(iter(entry.load().__path__))))
+        except Exception as error:  # the package is imported, which may fail in any way
+            reason = f"is no folder of configuration files ({type(error).__name__}: {error})"
+            owner = entry.dist.name if entry.dist else entry.name
+            raise ConfigError([f"package {owner}: its entry point {entry.name} = {entry.value!r} {reason}"]) from None
+    return folders
+
+
+def group_choices(folders: list[Path]) -> dict[str, list[str]]:
+    """Return the groups of configuration files in some folders, and the choices of each."""
+    choices: dict[str, set[str]] = {}
+    for path in (path for folder in folders for path in folder.glob("*/*.yaml")):
+        choices.setdefault(path.parent.name, set()).add(path.stem)
+    return {group: sorted(choices[group]) for group in sorted(choices)}

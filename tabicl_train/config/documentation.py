@@ -1,4 +1,7 @@
-"""Reads the documentation of options: the string under each field of a dataclass."""
+"""What is made of the sentences under the options: the help of the commands, and configs/README.md.
+
+python -m tabicl_train.config.documentation > configs/README.md
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,81 @@ import itertools
 import json
 import re
 import textwrap
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, get_origin, get_type_hints
+
+from tabicl_train.config.compose import CONFIG_DIR, group_choices, search_folders
+from tabicl_train.config.options import MISSING, SweepConfig, usage
+from tabicl_train.config.schema import RunConfig, StageConfig, default_of
+from tabicl_train.console import markdown_table
+from tabicl_train.model.families import FAMILIES, family_name
+
+TRAIN = """\
+Pretrains a TabICL-style model on synthetic tables.
+
+usage: tabicl-train experiment=NAME run_dir=DIR key=value ...
+       (without experiment=NAME: stage 1 of TabICLv2, 500,000 steps)
+
+Settings most often changed:
+{settings}
+
+Groups of settings, chosen by GROUP=NAME:
+{groups}
+
+Options:
+{options}
+
+All settings: {reference}"""
+
+COMMON = (
+    *("run_dir", "seed", "init_weights", "preflight", "trainer.max_steps", "trainer.max_hours", "trainer.precision"),
+    *("trainer.devices", "stream.num_workers", "checkpoint.every", "validation.every"),
+)
+
+OPTIONS = {
+    "--cfg job": "Print the configuration, and the steps, FLOPs and memory of each stage; run nothing.",
+    "-m": "Run one training for each combination of values, such as seed=0,1,2: the short form of tabicl-sweep.",
+    "--config-dir DIR": "Also search a folder of your own for configuration files.",
+    "--version": "Print the version.",
+}
+
+SWEEP = """\
+Runs tabicl-train for each point of a space: a grid, random points, or a search.
+
+usage: tabicl-sweep sweep=NAME run_dir=DIR key=value ...
+       tabicl-train -m key=value,value run_dir=DIR ...    the same, for short
+
+Settings of tabicl-train apply to all runs; one with several values (key=a,b or key=interval(low,high)) varies.
+
+{groups}
+
+Settings of a sweep:
+{settings}
+
+{options}
+
+How to write a sweep: {reference}"""
+
+
+INTRODUCTION = """\
+# Options
+
+Made from the code by `python -m tabicl_train.config.documentation > configs/README.md`; a test keeps it up to date.
+
+Every option is set by `KEY=VALUE` after `tabicl-train`, and a group of options by `GROUP=NAME`, which reads
+`configs/GROUP/NAME.yaml`. Single options win over groups, and `experiment=NAME` sets several groups at once.
+`tabicl-train experiment=demo --cfg job` prints the values in force.
+
+Files of your own go into a folder with the layout of `configs/`. It is searched after this one with `--config-dir DIR`,
+or always if an installed package registers it. The same package can bring priors; nothing here needs to change:
+
+    [project.entry-points."tabicl_train.configs"]
+    mine = "my_package.configs"       # a package whose folder holds prior/mine.yaml, model/mine.yaml, ...
+
+    [project.entry-points."tabicl_train.priors"]
+    mine = "my_package.my_prior"      # a module with one subclass of priors.Prior, or the class
+"""
 
 
 def class_doc(cls: type) -> str:
@@ -22,10 +99,7 @@ def class_doc(cls: type) -> str:
 
 @functools.cache
 def field_docs(cls: type) -> dict[str, str]:
-    """The sentence under each field of a dataclass and of the dataclasses it inherits from, by field name.
-
-    Python does not keep these strings, so they are read from the source. Fields without one are left out.
-    """
+    """The sentence under each field of a dataclass that has one, inherited too; it is in the source alone."""
     docs = {}
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
@@ -44,10 +118,108 @@ def type_text(cls: type, name: str) -> str:
     return text.replace(" | ", " or ").replace("None", "null")
 
 
-def default_of(field: dataclasses.Field) -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-
-
 def value_text(value: Any) -> str:
     """A value as YAML writes it."""
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def help_text(options: type, prefix: str = "") -> str:
+    """Usage, description, and every option with its default, after a prefix on the command line."""
+    description = class_doc(options).partition("\n")[2].strip("\n")
+    return "\n".join([f"usage: {usage(options)}", "", description, "", *option_lines(options, prefix)])
+
+
+def option_lines(options: type, prefix: str = "") -> list[str]:
+    return [option_line(prefix + f.name, setting_text(options, f.name)) for f in dataclasses.fields(options)]
+
+
+def option_line(key: str, text: str, width: int = 22) -> str:
+    """A key and, beside it, what it means, wrapped to the width of a terminal."""
+    return textwrap.fill(f"{key:<{width - 4}}  {text}", 110, initial_indent="  ", subsequent_indent=" " * width)
+
+
+def setting_text(cls: type, key: str) -> str:
+    """The sentence and the default of a setting, by its dotted key."""
+    first, _, rest = key.partition(".")
+    default = default_of(next(field for field in dataclasses.fields(cls) if field.name == first))
+    if rest:
+        return setting_text(type(default), rest)
+    has_none = default in (None, MISSING, [], {}) or dataclasses.is_dataclass(default)
+    return field_docs(cls)[first] + ("" if has_none else f" (default: {value_text(default)})")
+
+
+def train_help(config_dir: str | None) -> str:
+    """The help of tabicl-train; the choices of groups are those of the folders searched."""
+    choices = group_choices(search_folders(config_dir))
+    return TRAIN.format(
+        settings="\n".join(option_line(key, setting_text(RunConfig, key)) for key in COMMON),
+        groups="\n".join(option_line(group, ", ".join(choices[group])) for group in choices if group != "sweep"),
+        options="\n".join(option_line(*option) for option in OPTIONS.items()),
+        reference=CONFIG_DIR / "README.md",
+    )
+
+
+def sweep_help(config_dir: str | None) -> str:
+    """The help of sweeps."""
+    choices = group_choices(search_folders(config_dir))
+    return SWEEP.format(
+        groups=option_line("sweep", ", ".join(choices.get("sweep", []))),
+        settings="\n".join(option_lines(SweepConfig, "sweep.")),
+        options=option_line("--cfg job", "Print the sweep and the commands of its runs; run nothing."),
+        reference=CONFIG_DIR / "sweep" / "README.md",
+    )
+
+
+def reference() -> str:
+    """The page of all options, in Markdown."""
+    import priors  # which takes 2 s
+    from priors.realism import Realism
+
+    files = [file for folder in sorted(CONFIG_DIR.iterdir()) for file in sorted(folder.glob("*.yaml"))]
+    choices = [(f"`{file.parent.name}={file.stem}`", first_sentence(file)) for file in files]
+    groups = markdown_table(("choice", "what it is"), choices)
+    sections = [INTRODUCTION, f"## Groups\n\nThe files of values that come with the project.\n\n{groups}\n"]
+    top = [field for field in dataclasses.fields(RunConfig) if not is_part(field) and field.name != "prior"]
+    sections.append(section("## The run", RunConfig, fields=top))
+    for field in dataclasses.fields(RunConfig):
+        title, prefix = f"## `{field.name}`", f"{field.name}."
+        if field.name == "prior":
+            sections.append(f"{title}\n\nThe distribution that tables are drawn from.\n")
+            classes = {name: priors.prior_class(name) for name in priors.prior_names()}
+            own = {name: cls for name, cls in classes.items() if cls.__module__.startswith("priors.")}
+            sections += [section(f"### `prior={name}`", cls, prefix) for name, cls in own.items()]
+            sections.append(section("### `prior.realism`", Realism, "prior.realism."))
+        elif field.name == "model":
+            sections += [section(f"{title} of the family {family_name(cls)}", cls, prefix) for cls in FAMILIES]
+        elif is_part(field):
+            sections.append(section(title, type(default_of(field)), prefix))
+        if field.name == "curriculum":
+            sections.append(section("## `curriculum.stages.NAME`", StageConfig, "curriculum.stages.NAME."))
+    sections.append(section("## `sweep`, for `tabicl-sweep`", SweepConfig, "sweep."))
+    return "\n".join(sections)
+
+
+def is_part(field: dataclasses.Field) -> bool:
+    return dataclasses.is_dataclass(default_of(field))
+
+
+def section(title: str, cls: type, prefix: str = "", fields: Iterable[dataclasses.Field] | None = None) -> str:
+    """The description of a dataclass, and a row for each field: key, type, default and meaning."""
+    rows = []
+    for field in dataclasses.fields(cls) if fields is None else fields:
+        default = "{}" if is_part(field) else value_text(default_of(field)) or '""'
+        meaning = field_docs(cls).get(field.name, "")
+        rows.append((f"`{prefix}{field.name}`", type_text(cls, field.name), f"`{default}`", meaning))
+    table = markdown_table(("key", "type", "default", "meaning"), rows) if rows else "It has no options."
+    return f"{title}\n\n{class_doc(cls)}\n\n{table}\n"
+
+
+def first_sentence(file: Path) -> str:
+    """The first sentence of the comment at the top of a configuration file."""
+    lines = itertools.takewhile(lambda line: line.startswith("#"), file.read_text().splitlines())
+    comment = " ".join(line.removeprefix("#").strip() for line in lines if "@package" not in line)
+    return comment.partition(". ")[0].rstrip(".") + "."
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

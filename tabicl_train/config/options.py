@@ -1,12 +1,17 @@
-"""The options of the commands other than tabicl-train. The string under each field documents it, as in the schema."""
+"""The options of the commands other than tabicl-train; the string under each field documents it, as in the schema."""
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import math
-from dataclasses import dataclass
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Any
 
-from tabicl_train.config.checks import at_least, one_of
+from tabicl_train.config.schema import at_least, one_of
+from tabicl_train.console import first_line
 
 MISSING: Any = "???"  # OmegaConf's mark of an option that must be given
 
@@ -155,3 +160,101 @@ class PriorOptions:
     def problems(self) -> list[str]:
         """What is wrong with the values, one line each."""
         return at_least(1, steps=self.steps, processes=self.processes, tables=self.tables)
+
+
+@dataclass
+class SweepConfig:
+    """Many runs of `tabicl-train`, one for each point of a space and each seed."""
+
+    name: str = "sweep"
+    """Name of the sweep; its folder is runs/NAME unless run_dir is set."""
+    settings: list[str] = field(default_factory=list)
+    """Settings of every run, as on the command line of tabicl-train; those given on the command line win over them and
+    over those in `space`."""
+    space: dict[str, Any] = field(default_factory=dict)
+    """What varies: KEY: [VALUE, ...] for a setting or a group; KEY: {low: , high: , log: , step: } for a range, whole
+    numbers if both ends are; or NAME: {LABEL: [SETTING=VALUE, ...], ...} for settings that change together."""
+    sampler: str = "grid"
+    """Optuna's sampler of points: grid (all combinations), random, or tpe (which learns from the points before)."""
+    trials: int = 20
+    """Number of points that random and tpe try."""
+    seeds: list[int] = field(default_factory=lambda: [0])
+    """Each point is run with each of these seeds, and judged by the mean."""
+    metric: str | None = None
+    """What points are compared by: real/loss, real/roc_auc, real/accuracy, the loss or accuracy of validation tables
+    (synthetic/loss, synthetic/accuracy, own/loss, own/accuracy), or loss (of training); for regression also real/r2,
+    synthetic/r2 and own/r2, but no ROC AUC and accuracy. null takes real/loss, or loss without validation on real
+    data."""
+    pruner: str = "none"
+    """Optuna's pruner, which stops points that do worse than others after as many steps, judged by their first seed:
+    none or median."""
+    jobs: int | None = None
+    """Runs at once; null takes as many as there are devices, or cores for them, or on SLURM all."""
+    submit: SubmitOptions = field(default_factory=lambda: SubmitOptions(cluster="local"))
+    """Where the runs go: the options of tabicl-submit, such as sweep.submit.cluster=slurm sweep.submit.hours=4."""
+
+    def problems(self) -> list[str]:
+        problems = one_of("sampler", self.sampler, ("grid", "random", "tpe")) + one_of(
+            "pruner", self.pruner, ("none", "median")
+        )
+        problems += at_least(1, trials=self.trials, jobs=self.jobs)
+        problems += [f"seeds holds {seed}; a seed must be at least 0" for seed in self.seeds if seed < 0]
+        problems += [f"submit.{problem}" for problem in self.submit.problems()]
+        if not self.seeds:
+            problems.append("seeds is empty; name at least one")
+        if self.pruner != "none" and self.metric == "loss":
+            problems.append(f"pruner is {self.pruner!r}, which needs a metric of validation; metric is 'loss'")
+        if self.submit.cluster == "local" and self.submit != SubmitOptions(cluster="local"):
+            problems.append("submit.cluster is 'local', where the other options of submit have no effect")
+        if self.submit.cluster == "slurm" and self.jobs is None and self.sampler == "tpe":
+            problems.append("jobs is null; set how many runs of a search on SLURM are submitted at once")
+        return problems
+
+
+def usage(options: type) -> str:
+    """The first line of a command's description."""
+    return (inspect.getdoc(options) or "").splitlines()[0]
+
+
+def unknown_key(
+    prefix: str, key: str, known: Collection[str], last: str | None = None, all_keys: Collection[str] = ()
+) -> str:
+    """The message for a key that is not among the `known` ones under `prefix`, with what may have been meant.
+
+    last: the last part of the dotted key, which may be the name of a setting elsewhere
+    all_keys: the dotted keys of all settings
+    """
+    start = f"{prefix}." if prefix else ""
+    keys_by_name: dict[str, list[str]] = {}
+    for path in all_keys:
+        keys_by_name.setdefault(path.rpartition(".")[2], []).append(path)
+    last = last or key
+    siblings = [start + name for name in closest(key, known)]
+    near = [*siblings, *keys_by_name.get(last, [])] if last == key else keys_by_name.get(last, siblings)
+    near = near or [path for name in closest(last, keys_by_name) for path in keys_by_name[name]]
+    if near:
+        return f"{start}{key}: no such setting; did you mean {' or '.join(near[:3])}?"
+    return f"{start}{key}: no such setting; there are {', '.join(map(str, known))}"
+
+
+def closest(name: str, names: Collection[str]) -> list[str]:
+    """The most similar name, if any. The cutoff is 0.7 since at 0.5 `tabel` was taken for `trainer`."""
+    return difflib.get_close_matches(name, names, n=1, cutoff=0.7)
+
+
+def wrong_type(key: str, error: Exception) -> str:
+    """The message for a value that OmegaConf refuses."""
+    cause = error.__cause__ or error
+    reason = first_line(cause)
+    is_list = reason.startswith("Cannot merge DictConfig with ListConfig")
+    if (is_list and "reference_type=Dict[" in str(cause)) or re.match(r"Cannot assign \w+ to Dict\[", reason):
+        reason = "it must be a mapping, such as {name: 1}"
+    elif "ListConfig" in reason:
+        reason = "it must be a list, such as [1,2]"
+    return f"{key}: {reason}"
+
+
+def first_lines(error: Exception) -> str:
+    """The message of an OmegaConf or Hydra error in one line, without the type of the node."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return "; ".join(line for line in lines[:3] if not line.startswith("object_type"))

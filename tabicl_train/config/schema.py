@@ -8,43 +8,264 @@ as torch, is imported where values are checked, so that the help needs none of i
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
-import os
 import re
-import socket
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tabicl_train.config.checks import at_least, one_of, positive
-from tabicl_train.config.monitoring import (
-    REAL,
-    AveragesConfig,
-    CheckpointConfig,
-    GuardConfig,
-    ProfileConfig,
-    ResumeConfig,
-    ValidationConfig,
-    WandbConfig,
-)
-from tabicl_train.config.stages import CurriculumConfig, OptimizerConfig, StageConfig, long_enough
 from tabicl_train.console import is_first
-from tabicl_train.errors import install, is_installed, unusable_folder
+from tabicl_train.errors import install, is_installed
 from tabicl_train.model.config import TabICLConfig
 
 if TYPE_CHECKING:
     from priors import Prior
+    from tabicl_train.model.family import NetworkConfig
 
 __all__ = ["RunConfig", "StageConfig"]
 
-PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+SCHEDULES = ("cosine", "linear", "wsd", "constant")
 
-ACCELERATORS = ("auto", "cpu", "cuda")
+# What tables of validation are: of a prior, computed or drawn from real ones (as in priors/real), or public data.
+SYNTHETIC, OWN, REAL = "synthetic", "own", "real"
 
-STREAMS = ("local", "ray")
-STUDY = "study.log"  # Optuna's journal, in the folder of a sweep
-CONNECT = 5.0  # seconds in which the head of a Ray cluster must answer
+CLASS_SCORES = ("loss", "accuracy", "roc_auc", "guess_loss")  # columns of validation.csv; of regression, the next ones
+NUMBER_SCORES = ("loss", "crps", "rmse", "r2", "coverage", "guess_loss")
+INTERVAL = (0.1, 0.9)  # levels of the ends of the interval whose coverage is measured
+QUERY_SHARE = 0.3  # of the rows of a real table
+REAL_SCORES = {"roc_auc": "ROC AUC", "r2": "R2"}  # those by which the network is judged on real data, one a task
+
+
+def judged_by(columns: Iterable[str]) -> str:
+    """Return which of the REAL_SCORES a table of scores with these columns has; raises ValueError if it is not one."""
+    (score,) = REAL_SCORES.keys() & set(columns)
+    return score
+
+
+def kind_of(data: str) -> str:
+    """Return what a row of validation.csv is about: synthetic, own or real; data: its column."""
+    return data if data in (SYNTHETIC, OWN) else REAL
+
+
+def one_of(name: str, value: str, choices: Collection[str]) -> list[str]:
+    """List the problem with a value that is not among the choices, as a list of one or no lines."""
+    return [] if value in choices else [f"{name} is {value!r}; it must be one of {', '.join(choices)}"]
+
+
+def at_least(bound: float, **values: float | None) -> list[str]:
+    """List a problem for each of the named values that is below the bound; None has no value yet, and no problem."""
+    low = {name: value for name, value in values.items() if value is not None and not value >= bound}
+    return [f"{name} is {value}; it must be at least {bound}" for name, value in low.items()]
+
+
+def positive(**values: float | None) -> list[str]:
+    """List a problem for each of the named values that is not above zero."""
+    wrong = {name: value for name, value in values.items() if value is not None and not value > 0}
+    return [f"{name} is {value}; it must be positive" for name, value in wrong.items()]
+
+
+def within(low: float, high: float, **values: float) -> list[str]:
+    """List a problem for each of the named values outside low..high, both ends included."""
+    wrong = {name: value for name, value in values.items() if not low <= value <= high}
+    return [f"{name} is {value}; it must lie in {low}..{high}" for name, value in wrong.items()]
+
+
+def ordered_pair(name: str, value: list, low: float) -> list[str]:
+    """List the problem with a range: it must be a list of two numbers in order, none of them below the bound."""
+    if len(value) != 2 or value[0] > value[1]:
+        return [f"{name} is {list(value)}; it must be [lowest, highest]"]
+    return [] if value[0] >= low else [f"{name} is {list(value)}; it must lie in {low} and above"]
+
+
+@dataclass
+class StageConfig:
+    """One stage of the curriculum. The defaults are stage 1 of TabICLv2 (arXiv 2602.11139)."""
+
+    steps: int = 1000
+    """Optimizer steps of the stage."""
+    rows: list[int] = field(default_factory=lambda: [1024, 1024])
+    """Range [lowest, highest] of the rows of a table, labeled and query rows together."""
+    row_distribution: str = "log_uniform"
+    """Distribution of the rows within their range: uniform or log_uniform."""
+    small_share: float = 0.0
+    """Share of the groups of tables, 0..1, whose rows are drawn from small_rows instead of rows."""
+    small_rows: list[int] = field(default_factory=lambda: [100, 1024])
+    """Range [lowest, highest] of the rows of those groups."""
+    train_share: list[float] = field(default_factory=lambda: [0.3, 0.9])
+    """Range of the labeled share of the rows, drawn uniformly, both ends inside (0, 1)."""
+    features: list[int] = field(default_factory=lambda: [1, 100])
+    """Range [lowest, highest] of the number of features, drawn uniformly."""
+    tables: int = 64
+    """Tables of one optimizer step, over all processes."""
+    group_size: int = 4
+    """Consecutive tables of a step that have the same rows, split and number of features."""
+    pack_tokens: int = 2_500_000
+    """Largest number of tokens in one forward pass, over all its tables; a single table may have more. With the default
+    model a table has a token for each cell and 12 more for each row; its activations take about 45 KB a token
+    in fp32, and 25 in bf16 on a GPU."""
+    mix: dict[str, float] = field(default_factory=dict)
+    """Shares of the components of prior=mix_scm in this stage, in proportion: {tables: 0.5, mlp_scm: 0.3}. A component
+    that is not named has none; {} takes the components' weights."""
+    learning_rate: float = 8e-4
+    """Peak learning rate."""
+    schedule: str = "cosine"
+    """Learning rate after warmup: cosine, linear, wsd (constant, then a linear decay) or constant."""
+    warmup: float = 0.01
+    """Share of the stage's steps, 0..1, over which the learning rate rises linearly to its peak."""
+    decay: float = 0.2
+    """Share of the stage's steps, 0..1, over which the learning rate falls with schedule=wsd."""
+    final_learning_rate: float = 1e-7
+    """Learning rate at the end of the stage."""
+    clip: float = 10.0
+    """Largest gradient norm; larger gradients are scaled down to it, and inf never clips."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay, multiplied by the learning rate at each step."""
+    fresh_optimizer: bool = True
+    """Start the stage with an empty optimizer state instead of the momenta of the stage before."""
+    frozen: list[str] = field(default_factory=list)
+    """Parts of the network that keep their weights: column, row, icl; of a sequence model: embedding, blocks, head."""
+    checkpoint_rows: int | None = None
+    """Recompute activations of tables with more rows than this (0: never); null takes model.checkpoint_rows."""
+
+    @property
+    def row_ranges(self) -> dict[str, list[int]]:
+        """The ranges that numbers of rows are drawn from, by the names of their settings."""
+        ranges = {"rows": self.rows, "small_rows": self.small_rows if self.small_share > 0 else []}
+        return {name: rows for name, rows in ranges.items() if rows}
+
+    def problems(self) -> list[str]:
+        """List what is wrong with the values."""
+        from priors.table import MIN_ROWS
+
+        problems = at_least(1, steps=self.steps, tables=self.tables, group_size=self.group_size)
+        problems += at_least(1, pack_tokens=self.pack_tokens) + at_least(0, checkpoint_rows=self.checkpoint_rows)
+        problems += ordered_pair("rows", self.rows, MIN_ROWS) + ordered_pair("small_rows", self.small_rows, MIN_ROWS)
+        problems += ordered_pair("features", self.features, 1)
+        problems += one_of("row_distribution", self.row_distribution, ("uniform", "log_uniform"))
+        problems += one_of("schedule", self.schedule, SCHEDULES)
+        share = self.train_share
+        if len(share) != 2 or not 0 < share[0] <= share[1] < 1:
+            rule = "[lowest, highest] inside (0, 1), 0 and 1 excluded"
+            problems.append(f"train_share is {list(share)}; it must be {rule}")
+        problems += within(0, 1, small_share=self.small_share, warmup=self.warmup, decay=self.decay)
+        problems += positive(learning_rate=self.learning_rate, clip=self.clip)
+        if self.learning_rate > 0 and not 0 <= self.final_learning_rate <= self.learning_rate:
+            problems.append(f"final_learning_rate is {self.final_learning_rate}; it must lie in 0..learning_rate")
+        return problems + at_least(0, weight_decay=self.weight_decay)
+
+
+@dataclass
+class CurriculumConfig:
+    """The stages of a run."""
+
+    stages: dict[str, StageConfig] = field(default_factory=dict)
+    """Stages by name, in the order they run; +curriculum.stages.NAME.KEY=VALUE adds one."""
+    start: str | None = None
+    """First stage to run, for a run from init_weights; the stages before it are left out."""
+
+    def problems(self) -> list[str]:
+        if not self.stages:
+            return ["stages is empty; a run needs at least one"]
+        problems = one_of("start", self.start, tuple(self.stages)) if self.start is not None else []
+        return problems + [f"stages.{name}.{p}" for name, stage in self.stages.items() for p in stage.problems()]
+
+    def unfit(self, model: NetworkConfig) -> list[str]:
+        """List what the stages ask of a network that its family cannot do."""
+        from tabicl_train.model.families import family_of
+
+        family, problems = family_of(model), list[str]()
+        for name, stage in self.stages.items():
+            found = [line for part in stage.frozen for line in one_of("frozen", part, tuple(family.parts))]
+            if set(stage.frozen) == set(family.parts):
+                found.append("frozen names every part; nothing would be trained")
+            for key, rows in stage.row_ranges.items():
+                if stage.features and (line := family.size_problem(model, rows[-1], stage.features[-1])):
+                    found.append(f"{key} is {list(rows)}; {line}")
+            problems += [f"stages.{name}.{line}" for line in found]
+        return problems
+
+    def parts(self, prior: Prior) -> dict[str, Prior]:
+        """Return the parts of a prior, see priors.real.parts, from which the stages draw."""
+        from priors.real import parts
+
+        return parts(prior, [stage.mix for stage in self.stages.values()])
+
+    def unserved(self, prior: Prior, is_regression: bool) -> list[str]:
+        """List what a prior lacks for the stages: components of their mixes, and real tables that are long enough."""
+        from priors import PriorError
+
+        problems = []
+        for name, stage in self.stages.items():
+            try:
+                mixed = prior.mixed(stage.mix)
+            except PriorError as error:
+                problems.append(f"stages.{name}.mix is {stage.mix}; {error}")
+                continue
+            for key, rows in stage.row_ranges.items():
+                problems += long_enough(f"stages.{name}.{key}", max(rows), mixed, is_regression)
+        return problems
+
+    def eligible_tables(self, prior: Prior, is_regression: bool) -> list[str]:
+        """Return for each stage how many real tables are long enough, in a line; [] if the prior has no real tables."""
+        from priors.real import real_tables
+
+        lines = []
+        for name, stage in self.stages.items():
+            real, (low, high) = real_tables(prior.mixed(stage.mix)), stage.rows
+            few, many = (real.eligible(rows, is_regression) if real else None for rows in (low, high))
+            if few and many:
+                counts = f"{few[0]} of {few[1]} tables have {low:,} rows, and {many[0]} have {high:,}"
+                lines.append(f"stage {name}: {counts}")
+        return lines
+
+    def drop_skipped(self) -> None:
+        """Leave out the stages before `start`."""
+        if self.start in self.stages:
+            names = list(self.stages)
+            self.stages = {name: self.stages[name] for name in names[names.index(self.start) :]}
+
+
+def long_enough(name: str, rows: int, prior: Prior, is_regression: bool) -> list[str]:
+    """List the problem with a number of rows that none of a prior's real tables has."""
+    from priors.real import real_tables
+
+    real = real_tables(prior)
+    eligible = None if real is None else real.eligible(rows, is_regression)
+    if eligible is None or eligible[0] > 0:
+        return []
+    if eligible[1] == 0:  # in validation only: a prior of which no table is drawn in training has a problem of its own
+        advice = f"raise the prior's validation_fraction, or choose {name}=[]"
+        return [f"{name} asks for real tables, but none is for validation; {advice}"]
+    return [f"{name} has tables of {rows} rows; none of the {eligible[1]} real tables for it is that long"]
+
+
+@dataclass
+class OptimizerConfig:
+    """Muon (https://kellerjordan.github.io/posts/muon) and AdamW. Learning rates and weight decay belong to a stage."""
+
+    name: str = "muon"
+    """muon (hidden matrices; AdamW for the rest), muon_all (everything, as published) or adamw."""
+    momentum: float = 0.9
+    """Nesterov momentum of Muon, in [0, 1)."""
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    """Decay rates of AdamW's two moments, each in [0, 1)."""
+    eps: float = 1e-8
+    """Term added to the denominator of AdamW."""
+    cautious_weight_decay: bool = False
+    """Decay only the weights that the update itself moves toward zero (arXiv 2510.12402)."""
+
+    def problems(self) -> list[str]:
+        from tabicl_train.optimizer import OPTIMIZERS  # on first use, as it imports torch
+
+        problems = one_of("name", self.name, tuple(OPTIMIZERS))
+        if not 0 <= self.momentum < 1:
+            problems.append(f"momentum is {self.momentum}; it must lie in [0, 1)")
+        if len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas):
+            problems.append(f"betas is {list(self.betas)}; it must be two numbers in [0, 1)")
+        return problems + positive(eps=self.eps)
 
 
 @dataclass
@@ -81,8 +302,8 @@ class TrainerConfig:
     """Ask SLURM to start the job again when the run is preempted."""
 
     def problems(self) -> list[str]:
-        problems = one_of("precision", self.precision, PRECISIONS)
-        problems += one_of("accelerator", self.accelerator, ACCELERATORS)
+        problems = one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
+        problems += one_of("accelerator", self.accelerator, ("auto", "cpu", "cuda"))
         problems += at_least(1, max_steps=self.max_steps, devices=self.devices, cpu_threads=self.cpu_threads)
         problems += at_least(1, log_every=self.log_every, timeout=self.timeout) + positive(max_hours=self.max_hours)
         return problems
@@ -106,7 +327,7 @@ class StreamConfig:
     """Ray cluster to draw on: HOST:PORT of its head; null starts Ray on this machine until the run ends."""
 
     def problems(self) -> list[str]:
-        problems = one_of("name", self.name, STREAMS)
+        problems = one_of("name", self.name, ("local", "ray"))
         if self.num_workers is not None:
             problems += at_least(int(self.name == "ray"), num_workers=self.num_workers)
         elif self.name == "ray":
@@ -117,20 +338,6 @@ class StreamConfig:
         elif self.address is not None and not re.fullmatch(r"[^\s:/]+:\d+", self.address):
             problems.append(f"address is {self.address!r}; it must be HOST:PORT of the head of a Ray cluster")
         return problems
-
-    def start_problems(self) -> list[str]:
-        """List what keeps tables from being drawn here and now."""
-        if self.name != "ray":
-            return []
-        if not is_installed("ray"):
-            return [f"stream=ray needs Ray: {install('ray', 'ray')}"]
-        if self.address is None:
-            return []
-        try:
-            with socket.create_connection(address_of(self.address), timeout=CONNECT):
-                return []
-        except OSError as error:
-            return [f"stream.address is {self.address!r}; no Ray cluster answers there ({error})"]
 
     @property
     def workers(self) -> int:
@@ -149,10 +356,162 @@ class StreamConfig:
         return replace(self, name="local", num_workers=workers, address=None)
 
 
-def address_of(text: str) -> tuple[str, int]:
-    """HOST:PORT, taken apart."""
-    host, _, port = text.rpartition(":")
-    return host, int(port)
+@dataclass
+class CheckpointConfig:
+    """When checkpoints are saved and which are kept."""
+
+    every: int = 500
+    """Steps between checkpoints."""
+    keep: int = 3
+    """Number of newest checkpoints to keep."""
+    permanent_every: int | None = None
+    """Keep checkpoints of multiples of this many steps for good; a multiple of checkpoint.every."""
+
+    def problems(self) -> list[str]:
+        problems = at_least(1, every=self.every, keep=self.keep)
+        if self.permanent_every is not None and (self.permanent_every < 1 or self.permanent_every % self.every):
+            problems.append(f"permanent_every is {self.permanent_every}; it must be a multiple of every ({self.every})")
+        return problems
+
+
+@dataclass
+class ResumeConfig:
+    """What may change when a run is continued."""
+
+    allow_changes: bool = False
+    """Continue even if the seed, the prior, the kind of optimizer, a stage that has begun, or a setting of the model to
+    which its weights still fit (dropout, checkpoint_rows, col_attention_fp32, scaling_bound) was changed."""
+
+
+@dataclass
+class GuardConfig:
+    """When a run counts as failed, and what happens then.
+
+    The limits are those of the published one-GPU run of TabICLv2.
+    """
+
+    skipped_in_a_row: int = 10
+    """Consecutive steps with a non-finite loss or gradient norm after which the run stops."""
+    action: str = "warn"
+    """What to do when one of the limits below is passed: warn, stop, or rewind to an earlier checkpoint."""
+    after: int = 5000
+    """Steps after which the limits below apply; the published run used the length of its warmup."""
+    loss: float = 0.9
+    """Limit of the moving average of the loss; inf switches it off."""
+    multiplier: float = 30.0
+    """Limit of the softmax multiplier of the first in-context block at 512 labeled rows; inf switches it off."""
+    multiplier_loss: float = 0.65
+    """The multiplier's limit applies only while the moving average of the loss is above this."""
+
+    def problems(self) -> list[str]:
+        problems = at_least(1, skipped_in_a_row=self.skipped_in_a_row)
+        problems += one_of("action", self.action, ("warn", "stop", "rewind"))
+        return problems + at_least(0, after=self.after)
+
+
+@dataclass
+class AveragesConfig:
+    """Averages of the weights, kept in the checkpoints; `tabicl-export weights=ema` or `weights=last` writes them."""
+
+    ema: float = 0.0
+    """Decay per step of an exponential moving average of the weights, in [0, 1); 0 keeps none."""
+    last: int = 0
+    """Number of latest snapshots of the weights to average (LAWA, arXiv 2209.14981); 0 keeps none."""
+    every: int = 500
+    """Steps between these snapshots."""
+
+    def problems(self) -> list[str]:
+        problems = at_least(0, last=self.last) + at_least(1, every=self.every)
+        return problems + ([] if 0 <= self.ema < 1 else [f"ema is {self.ema}; it must lie in [0, 1)"])
+
+
+@dataclass
+class ValidationConfig:
+    """How good the network is during training.
+
+    It is scored on validation tables of the prior, which are synthetic or your own, and on public real data.
+    """
+
+    every: int = 0
+    """Steps between validations; 0 never validates."""
+    rows: list[int] = field(default_factory=lambda: [128, 512, 1024])
+    """Rows of the validation tables, one set of tables for each number; [] leaves them out."""
+    tables: int = 16
+    """Validation tables for each number of rows; a mixture of synthetic tables with your own has as many of both."""
+    features: list[int] = field(default_factory=lambda: [2, 30])
+    """Range [lowest, highest] of the features of the validation tables, drawn uniformly."""
+    real_rows: int = 200
+    """Largest number of rows to use of each of scikit-learn's four bundled data sets, or for regression of its set
+    diabetes; 0 leaves real data out."""
+    best: str = "real"
+    """Which score decides the weights kept in checkpoints/best.ckpt: real, synthetic or own (validation tables
+    that a prior draws from real ones)."""
+    patience: int = 0
+    """Validations without a better score, in a row, after which the run ends; 0 never ends it."""
+
+    def problems(self) -> list[str]:
+        from priors.table import MIN_ROWS
+
+        problems = (
+            at_least(0, every=self.every)
+            + at_least(1, tables=self.tables)
+            + one_of("best", self.best, (REAL, SYNTHETIC, OWN))
+        )
+        problems += ordered_pair("features", self.features, 1)
+        problems += [problem for rows in self.rows for problem in at_least(MIN_ROWS, rows=rows)]
+        if self.real_rows != 0:  # with fewer than 50, a 30 % split of ten classes could miss one
+            problems += at_least(50, real_rows=self.real_rows)
+        if self.every and not (self.real_rows if self.best == REAL else self.rows):
+            empty = "real_rows is 0" if self.best == REAL else "rows is empty"
+            problems.append(f"best is {self.best!r}, but {empty}")
+        problems += at_least(0, patience=self.patience)
+        if self.patience > 0 and not self.every:
+            problems.append(f"patience is {self.patience}, but every is 0, which never validates")
+        return problems
+
+    def unfit(self, model: NetworkConfig) -> list[str]:
+        """List what a validation asks of a network that its family cannot do."""
+        if not self.every:
+            return []
+        from tabicl_train.model.families import family_of
+
+        family = family_of(model)
+        sizes = (family.size_problem(model, rows, self.features[-1]) for rows in self.rows if self.features)
+        problems = [f"rows is {list(self.rows)}; {line}" for line in sizes if line]
+        if self.real_rows and not family.predicts_real_tables:
+            problems.append(f"real_rows is {self.real_rows}; it must be 0, since this model predicts no real tables")
+        return problems
+
+
+@dataclass
+class ProfileConfig:
+    """A trace of a few steps, and on a GPU a snapshot of its memory, in the folder `profile` of the run."""
+
+    step: int | None = None
+    """First step to profile, counted from 0; null profiles none."""
+    steps: int = 3
+    """Number of steps to profile."""
+
+    def problems(self) -> list[str]:
+        return at_least(1, steps=self.steps) + at_least(0, step=self.step)
+
+
+@dataclass
+class WandbConfig:
+    """Logging to Weights and Biases; it needs the extra `wandb`."""
+
+    mode: str = "disabled"
+    """disabled, offline, or online, which becomes offline without an account or a network."""
+    project: str = "tabicl-train"
+    """Project of the wandb run, which has the name of the setting `name` there."""
+    group: str | None = None
+    """Group of the wandb run, such as a sweep."""
+
+    def problems(self) -> list[str]:
+        problems = one_of("mode", self.mode, ("disabled", "offline", "online"))
+        if self.mode != "disabled" and not is_installed("wandb"):
+            problems.append(f"mode is {self.mode!r}, but wandb is not installed: {install('wandb', 'wandb')}")
+        return problems
 
 
 @dataclass
@@ -176,29 +535,18 @@ class RunConfig:
     prior: Any = None
     """The distribution that tables are drawn from: its name and its options."""
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
-    """The stages of training."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    """The optimizer."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
-    """Devices, processes, precision and time."""
     stream: StreamConfig = field(default_factory=StreamConfig)
-    """The processes that draw tables."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    """Which checkpoints are saved and kept."""
     guard: GuardConfig = field(default_factory=GuardConfig)
-    """When a run counts as failed, and what happens then."""
     averages: AveragesConfig = field(default_factory=AveragesConfig)
-    """Averages of the weights."""
     validation: ValidationConfig = field(default_factory=ValidationConfig)
-    """Scores during training."""
     wandb: WandbConfig = field(default_factory=WandbConfig)
-    """Weights and Biases."""
     tensorboard: bool = False
     """Write the curves for TensorBoard to `tensorboard` in the run directory; it needs the extra `tensorboard`."""
     profile: ProfileConfig = field(default_factory=ProfileConfig)
-    """A trace of a few steps."""
     resume: ResumeConfig = field(default_factory=ResumeConfig)
-    """What may change when a run is continued."""
 
     def problems(self) -> list[str]:
         """List what is wrong with the values."""
@@ -262,25 +610,6 @@ class RunConfig:
             if stage.tables < processes
         ]
 
-    def start_problems(self) -> list[str]:
-        """List what keeps the run from starting here and now; `problems` are the same on every machine."""
-        import torch
-
-        problems = []
-        if is_first() and (problem := unusable_folder(Path(self.run_dir))):  # it need not be shared
-            problems.append(f"run_dir is {self.run_dir!r}; {problem}")
-        elif os.path.exists(os.path.join(self.run_dir, STUDY)):
-            problems.append(f"run_dir is {self.run_dir!r}; it is the folder of a sweep, whose runs lie in it")
-        bf16_on_gpu = self.trainer.precision == "bf16" and self.trainer.accelerator != "cpu"
-        if self.trainer.accelerator == "cuda" and not torch.cuda.is_available():
-            problems.append("trainer.accelerator is 'cuda'; torch finds no GPU on this machine")
-        elif bf16_on_gpu and torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False):
-            problems.append("trainer.precision is 'bf16', which the GPU of this machine lacks; use fp16 or fp32")
-        if self.prior["name"] == "one_table" and self.init_weights is None and not self.has_checkpoint:
-            problems.append("init_weights is not set; prior=one_table fine-tunes weights, on a single table")
-        problems += self.stream.start_problems()
-        return problems + self.missing_steps()
-
     def missing_steps(self) -> list[str]:
         """List the steps whose tables a prior=disk lacks, alone or in a mixture."""
         from priors.disk import Disk
@@ -298,17 +627,11 @@ class RunConfig:
 
     @property
     def cores(self) -> int:
-        """Cores of this machine that a training process and its workers keep busy.
-
-        The actors of a Ray cluster have cores of their own; Ray's processes on this machine take one.
-        """
+        """Cores of this machine that a training process and its workers keep busy; Ray's own processes take one."""
         return self.trainer.cpu_threads + (self.stream.workers if self.stream.address is None else 1)
 
     def with_workers(self, number: int) -> tuple[RunConfig, list[str]]:
-        """Set the number of workers of a job that shares its machine, since by default a run takes all cores.
-
-        Returns the configuration, and arguments of its command that do the same.
-        """
+        """Return the configuration with a number of workers, unless it has one, and arguments that do so."""
         if self.stream.num_workers is not None:
             return self, []
         return replace(self, stream=replace(self.stream, num_workers=number)), [f"stream.num_workers={number}"]
@@ -338,6 +661,11 @@ def flatten(values: dict, prefix: str = "") -> dict[str, Any]:
     for key, value in values.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
+
+
+def default_of(field: dataclasses.Field) -> Any:
+    """Return the default of an option."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def build_prior(settings: dict[str, Any] | None) -> Prior:

@@ -18,13 +18,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tabicl_train.callbacks.guard import MULTIPLIER_AT
-from tabicl_train.config.schema import RunConfig, TrainerConfig, build_prior
-from tabicl_train.config.stages import CurriculumConfig
+from tabicl_train.config.schema import CurriculumConfig, RunConfig, TrainerConfig, build_prior
 from tabicl_train.console import info, text_table
 from tabicl_train.curriculum import stage_at
-from tabicl_train.distributed.launch import read_launch
+from tabicl_train.distributed.processes import Stop, read_launch
 from tabicl_train.distributed.ranks import Ranks
-from tabicl_train.distributed.signals import Stop
 from tabicl_train.errors import ConfigError
 from tabicl_train.module import Gradients, Pretraining
 from tabicl_train.optimizer import MuonAdamW
@@ -110,9 +108,8 @@ def in_precision(trainer: TrainerConfig, name: str) -> TrainerConfig:
 
 
 def measured(module: Pretraining) -> Row:
-    multipliers = [
-        scaling.multipliers(MULTIPLIER_AT).abs().max().item() for _, scaling in module.model.named_scalings()
-    ]
+    scalings = (scaling for _, scaling in module.model.named_scalings())
+    multipliers = [scaling.multipliers(MULTIPLIER_AT).abs().max().item() for scaling in scalings]
     return module.loss.item(), module.grad_norm.item(), max(multipliers, default=1.0)
 
 
@@ -148,10 +145,8 @@ def differences(reference: list[Row], mixed: list[Row], name: str) -> list[str]:
 
 
 def check_exchange(module: Pretraining, optimizer: MuonAdamW, stream: StepStream, ranks: Ranks) -> None:
-    """Take the steps of a stream, and compare weights and gradients of all ranks with each other and with one process.
-
-    Rank 0 also computes each whole step as a single process would. Raises ConfigError on all ranks.
-    """
+    """Take the steps of a stream; raises ConfigError on all ranks if their weights or gradients differ, or if the
+    gradients are not those that rank 0 computes as a single process would."""
     whole, rounding = replace(stream, rank=0, ranks=1), 0.0
     for step in stream.steps:
         where = f"preflight, step {step}"
@@ -197,11 +192,7 @@ def of_first(tensor: Tensor) -> Tensor:
 
 
 def largest(gradients: Gradients, labels: list[str], difference: Tensor, reference: Tensor) -> tuple[float, str]:
-    """The largest difference among the parameters and the loss, and where it is.
-
-    difference, reference: as `gradients.flat`
-    Returns the norm of a parameter's difference over the norm of all gradients; for the loss, the relative difference.
-    """
+    """Where flat gradients differ most, and by how much: a parameter, relative to the norm of all, or the loss."""
     starts = [view.storage_offset() for view in gradients.views]
     pieces = [difference[at : at + view.numel()] for at, view in zip(starts, gradients.views, strict=True)]
     sizes = torch.stack([*torch._foreach_norm(pieces), difference[-1].abs()])

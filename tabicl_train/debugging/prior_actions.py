@@ -13,13 +13,13 @@ from tqdm import tqdm
 
 from priors import PriorError, Table
 from priors.real import real_tables
-from tabicl_train.config.arguments import help_text, parse
-from tabicl_train.config.compose import compose
+from tabicl_train.config.compose import compose, parse_options
+from tabicl_train.config.documentation import help_text
 from tabicl_train.config.options import PriorOptions
 from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.errors import ConfigError, require_matplotlib
-from tabicl_train.run_dir.outputs import check_output, make_folder
+from tabicl_train.outputs import check_output, make_folder
 from tabicl_train.stream import draw_table
 
 
@@ -130,9 +130,7 @@ def act(arguments: list[str]) -> None:
         print(help_text(PriorOptions))
         return
     own = {field.name for field in dataclasses.fields(PriorOptions)}
-    args = parse(PriorOptions, [text for text in rest if text.partition("=")[0] in own])
-    if problems := args.problems():
-        raise ConfigError(problems)
+    args = parse_options(PriorOptions, [text for text in rest if text.partition("=")[0] in own])
     config = compose([text for text in rest if text.partition("=")[0] not in own], also=own)
     if action not in ACTIONS:
         raise ConfigError([f"there is no action {action!r}; there are {', '.join(ACTIONS)}"])

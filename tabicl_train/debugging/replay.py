@@ -13,7 +13,7 @@ from tabicl_train.config.compose import from_values
 from tabicl_train.config.schema import build_prior
 from tabicl_train.console import text_table
 from tabicl_train.curriculum import plan_step, stage_at
-from tabicl_train.distributed.launch import Launch
+from tabicl_train.distributed.processes import Launch
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.module import Gradients, Pretraining
@@ -51,10 +51,7 @@ def replay(run_dir: str, step: int) -> None:
 
 
 def find_content(run_dir: Path, step: int) -> tuple[dict, dict | None]:
-    """The configuration of a run, and its newest checkpoint before a step, if there is one.
-
-    Of a run that ended before its first checkpoint, config.yaml tells the configuration.
-    """
+    """The configuration of a run, from config.yaml before its first checkpoint, and its newest one before a step."""
     newest, path = checkpoint.newest_valid(run_dir / "checkpoints"), run_dir / "config.yaml"
     if newest is None and not path.is_file():
         raise ConfigError([f"run_dir is {str(run_dir)!r}; there is no run in it"])

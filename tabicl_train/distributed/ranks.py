@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from tabicl_train.distributed.launch import Launch
+from tabicl_train.distributed.processes import Launch
 from tabicl_train.errors import ConfigError, picklable
 
 PATIENT = timedelta(hours=24)  # for what rank 0 does alone: reading a checkpoint, validation, evaluation

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import time
 from dataclasses import replace
 from typing import Any
@@ -19,9 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from tabicl_train.config.schema import CONNECT, StreamConfig, address_of
+from tabicl_train.config.schema import StreamConfig
 from tabicl_train.console import first_line
-from tabicl_train.distributed.signals import Stop
+from tabicl_train.distributed.processes import Stop, connect_to
 from tabicl_train.errors import ConfigError, picklable
 from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.stream import StepItem, StepStream
@@ -157,7 +156,7 @@ class RayLoader(Loader):
     def check_head(self) -> None:
         """Raise TablesUnavailable if the head of the cluster does not answer: Ray itself would wait for it."""
         try:
-            socket.create_connection(address_of(self.head), timeout=CONNECT).close()
+            connect_to(self.head)
         except OSError as error:
             raise TablesUnavailable(f"the head of the Ray cluster, {self.head}, is gone ({error})") from None
 

@@ -1,20 +1,24 @@
-"""Runs as jobs of submitit, on SLURM or on this machine; a job saves a checkpoint at its time limit and starts again.
+"""Runs as jobs, of submitit on SLURM or on this machine; a job saves a checkpoint at its time limit and starts again.
 
-A job imports this file before it starts the run, so the file itself imports nothing heavy.
+A job of submitit imports this file before it starts the run, so the file itself imports nothing heavy.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tabicl_train.distributed.launch import PREEMPTED, SHUTDOWN
-from tabicl_train.distributed.signals import SIGNALS
+from tabicl_train.console import info
+from tabicl_train.distributed.processes import PREEMPTED, SHUTDOWN, SIGNALS
 from tabicl_train.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tabicl_train.config.schema import TrainerConfig
 
 WARNING = 300  # seconds before the time limit at which the run is asked to stop: enough for a step and a checkpoint
 ALWAYS = 1_000_000  # times that submitit starts a job again; its own limit is 3
@@ -116,3 +120,35 @@ def submit(arguments: list[str], options: Any, folder: Path, cpus: int = 1, **va
     finally:
         if local:
             signal.signal(signal.SIGINT, handler)
+
+
+def requeue(settings: TrainerConfig) -> None:
+    """With `trainer.requeue`, have SLURM start this job again; one process of a run calls this, as its last act, since
+    SLURM then ends the job.
+
+    SLURM would also start a job again that a user has canceled: it is ending by then, and no longer running.
+    """
+    job = job_of_this_process()
+    if not settings.requeue or job is None:
+        return
+    try:
+        shown = subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True)
+        state = re.search(r"JobState=(\w+)", shown.stdout)
+        if state and state[1] != "RUNNING":
+            outcome = f"not requeued: it is {state[1]}"
+        else:
+            result = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True)
+            outcome = "requeued" if result.returncode == 0 else f"not requeued: {result.stderr.strip()}"
+    except OSError as error:  # such as in a container without SLURM's commands; the checkpoint is saved all the same
+        outcome = f"not requeued: {error}"
+    info(f"stop      SLURM job {job} is {outcome}")
+
+
+def job_of_this_process() -> str | None:
+    """The number of the SLURM job, as ARRAY_INDEX in an array, or None outside of SLURM.
+
+    The number in SLURM_JOB_ID is that of the whole array in one of its jobs: to scontrol it means all of them.
+    """
+    if "SLURM_ARRAY_JOB_ID" in os.environ:
+        return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    return os.environ.get("SLURM_JOB_ID")

@@ -16,21 +16,20 @@ from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
-from tabicl_train.config.checks import at_least
-from tabicl_train.config.monitoring import QUERY_SHARE
 from tabicl_train.config.options import EvaluateOptions
+from tabicl_train.config.schema import QUERY_SHARE, at_least
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, tabicl_package
 from tabicl_train.evaluation.scores import LEVELS, THIS_MODEL, as_text, score, score_numbers, standardize
 from tabicl_train.evaluation.suites import RDATASETS_SCORES, Source, Task, sources
 from tabicl_train.model import TabICL
+from tabicl_train.outputs import output_problems
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.export import build_model, read_weights
 from tabicl_train.prediction.origin import TrainedRange
 from tabicl_train.prediction.regressor import TabICLRegressor
 from tabicl_train.run_dir.checkpoint import is_run_checkpoint, load
-from tabicl_train.run_dir.outputs import output_problems
 from tabicl_train.run_dir.records import Records
 
 Methods = dict[str, Callable[[], BaseEstimator]]  # by name, what makes an estimator

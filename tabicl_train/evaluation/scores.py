@@ -19,7 +19,7 @@ import torch
 from sklearn.metrics import accuracy_score, log_loss, r2_score, roc_auc_score, root_mean_squared_error
 
 from priors.real.normalize import TargetScale
-from tabicl_train.config.monitoring import INTERVAL, REAL_SCORES, judged_by
+from tabicl_train.config.schema import INTERVAL, REAL_SCORES, judged_by
 from tabicl_train.console import counted, text_table
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.quantiles import pinball

@@ -12,7 +12,7 @@ from omegaconf import MISSING
 
 import priors
 from priors import TableSpec
-from tabicl_train.config.checks import at_least, one_of
+from tabicl_train.config.schema import at_least, one_of
 from tabicl_train.console import info
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.folder import Folder, markdown

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib
 
-from tabicl_train.config.arguments import help_text, option_line, parse
+from tabicl_train.config.compose import parse_options
+from tabicl_train.config.documentation import help_text, option_line
 from tabicl_train.errors import ConfigError, require_matplotlib
 
 EXPERIMENTS = {
@@ -47,6 +48,6 @@ def run(arguments: list[str]) -> None:
     if {"-h", "--help"} & set(settings):
         print(help_text(experiment.Options))
         return
-    options = parse(experiment.Options, settings)
+    options = parse_options(experiment.Options, settings)
     require_matplotlib()
     experiment.run(options)

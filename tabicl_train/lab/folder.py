@@ -19,14 +19,12 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from tabicl_train.config.sweep import require_sweep_packages
 from tabicl_train.console import markdown_table
-from tabicl_train.distributed.signals import watch_signals
-from tabicl_train.errors import ConfigError
+from tabicl_train.distributed.processes import watch_signals
+from tabicl_train.errors import ConfigError, require_sweep_packages
 from tabicl_train.lab.experiments import Failed, Preempted
+from tabicl_train.outputs import make_folder, write_atomically
 from tabicl_train.prediction.export import load_network
-from tabicl_train.run_dir.atomic import write_atomically
-from tabicl_train.run_dir.outputs import make_folder
 from tabicl_train.run_dir.provenance import git, versions
 from tabicl_train.run_dir.records import Records
 from tabicl_train.statistics import Estimate

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from priors.quantifiers import QUANTIFIERS
-from tabicl_train.config.checks import one_of
+from tabicl_train.config.schema import one_of
 from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab import sequences

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from tabicl_train.config.checks import one_of
+from tabicl_train.config.schema import one_of
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig
@@ -26,12 +26,11 @@ from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.public_config import from_public
 from tabicl_train.model.tabicl import TabICL
+from tabicl_train.outputs import output_problems, save, write_atomically
 from tabicl_train.prediction.hub_format import KINDS, hub_problem, is_hub_folder, load_hub, save_hub
 from tabicl_train.prediction.onnx_format import missing_packages, onnx_predictor, save_onnx
 from tabicl_train.prediction.origin import Pretrained, mismatches, network_config, origin_of
-from tabicl_train.run_dir.atomic import save, write_atomically
 from tabicl_train.run_dir.checkpoint import averaged, check_version, is_run_checkpoint, load
-from tabicl_train.run_dir.outputs import output_problems
 
 __all__ = ["export", "load_network"]
 

@@ -23,16 +23,15 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from tabicl_train.config.monitoring import CLASS_SCORES, INTERVAL, NUMBER_SCORES
+from tabicl_train.config.schema import CLASS_SCORES, INTERVAL, NUMBER_SCORES
 from tabicl_train.console import first_line, markdown_table
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.families import family_name, family_of
 from tabicl_train.model.public_config import beyond_public
+from tabicl_train.outputs import folder_problem, sync_folder, write_atomically
 from tabicl_train.prediction.origin import Pretrained, mismatches, network_config
-from tabicl_train.run_dir.atomic import sync_folder, write_atomically
 from tabicl_train.run_dir.checkpoint import check_version
-from tabicl_train.run_dir.outputs import folder_problem
 from tabicl_train.run_dir.records import Records
 
 FORMAT_VERSION = 1

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from tabicl_train.errors import install, is_installed
 from tabicl_train.model.layout import Columns, Context, Spans, WithinRows
 from tabicl_train.model.tabicl import TabICL, mark_missing
-from tabicl_train.run_dir.atomic import write_atomically
+from tabicl_train.outputs import write_atomically
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tabicl_train.config.monitoring import judged_by
+from tabicl_train.config.schema import judged_by
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.families import family_of, settings_of
 from tabicl_train.model.family import NetworkConfig

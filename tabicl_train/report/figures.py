@@ -18,7 +18,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from tabicl_train.config.monitoring import OWN, REAL, REAL_SCORES, SYNTHETIC, judged_by, kind_of
+from tabicl_train.config.schema import OWN, REAL, REAL_SCORES, SYNTHETIC, judged_by, kind_of
 from tabicl_train.console import counted
 from tabicl_train.evaluation.scores import BUCKETS, COVERAGE, by_bucket, by_task, judged, ranked, summarize
 from tabicl_train.statistics import mean_interval

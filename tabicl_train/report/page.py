@@ -25,11 +25,11 @@ import yaml
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from tabicl_train.config.monitoring import OWN, REAL, REAL_SCORES, SYNTHETIC, judged_by, kind_of
-from tabicl_train.config.schema import RunConfig, flatten
+from tabicl_train.config.schema import OWN, REAL, REAL_SCORES, SYNTHETIC, RunConfig, flatten, judged_by, kind_of
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.scores import FORMATS, judged, standing, summarize
 from tabicl_train.model.families import settings_of
+from tabicl_train.outputs import check_output
 from tabicl_train.report.figures import (
     draw_attention,
     draw_gates,
@@ -40,7 +40,6 @@ from tabicl_train.report.figures import (
     draw_training,
     draw_validation,
 )
-from tabicl_train.run_dir.outputs import check_output
 from tabicl_train.run_dir.records import Records, csv_text
 from tabicl_train.run_dir.status import read_status
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from tabicl_train.config.folders import PACKAGE
 from tabicl_train.console import info
 from tabicl_train.run_dir.records import Records
 
+PACKAGE = Path(__file__).resolve().parents[1]
 DRAWING = ("torch", "numpy", "scipy", "numba")  # packages that decide what a table is
 PACKAGES = ("tabicl-train", "lightning", "hydra-core", *DRAWING)
 # Extensions of the instruction set with which numba, torch or BLAS sum in another order or round otherwise.

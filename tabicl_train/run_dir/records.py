@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from tabicl_train.run_dir.atomic import write_atomically
+from tabicl_train.outputs import write_atomically
 
 __all__ = ["Records"]
 

@@ -6,9 +6,8 @@ import math
 import statistics
 from pathlib import Path
 
-from tabicl_train.config.checks import closest
-from tabicl_train.config.monitoring import CLASS_SCORES, NUMBER_SCORES, REAL, kind_of
-from tabicl_train.config.schema import RunConfig, build_prior
+from tabicl_train.config.options import closest
+from tabicl_train.config.schema import CLASS_SCORES, NUMBER_SCORES, REAL, RunConfig, build_prior, kind_of
 from tabicl_train.run_dir.records import Records, number
 
 # Means over data sets or sets of validation tables; `loss` is the mean training loss over the last tenth of the steps.

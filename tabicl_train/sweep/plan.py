@@ -12,20 +12,12 @@ from typing import Any
 import yaml
 
 from tabicl_train.config.compose import Composer, is_of_sweep
+from tabicl_train.config.options import SweepConfig
 from tabicl_train.config.schema import HARMLESS, RunConfig
-from tabicl_train.config.sweep import SweepConfig
+from tabicl_train.distributed.processes import start_problems
 from tabicl_train.errors import ConfigError
 from tabicl_train.sweep.metric import problem as metric_problem
-from tabicl_train.sweep.space import (
-    Axis,
-    Point,
-    axis_of_override,
-    axis_of_space,
-    examples,
-    grid,
-    hydra_text,
-    label,
-)
+from tabicl_train.sweep.space import Axis, Point, axis_of_override, axis_of_space, examples, grid, hydra_text, label
 
 REAL = "real/loss"
 
@@ -112,11 +104,10 @@ def make_plan(overrides: list[str], config_dir: str | None = None) -> Plan:
         sweep = composer.compose_sweep([text for text in overrides if is_of_sweep(text)])
     except ConfigError as error:
         sweep, problems = SweepConfig(), list(error.problems)
-    plan = read_settings(sweep, [text for text in overrides if not is_of_sweep(text)], config_dir, composer, problems)
-    searches = plan.sweep.sampler != "grid"
-    if searches and not plan.axes:
+    plan = read_settings(sweep, [text for text in overrides if not is_of_sweep(text)], composer, problems)
+    if sweep.sampler != "grid" and not plan.axes:
         problems.append(f"sweep.sampler is {sweep.sampler!r}, but nothing varies; set sweep.space")
-    if not searches:
+    if sweep.sampler == "grid":
         ranges = [axis.key for axis in plan.axes if not axis.settings]
         problems += [f"{key} is a range; sweep.sampler=grid needs a list of values" for key in ranges]
     for point in plan.points:
@@ -131,13 +122,7 @@ def make_plan(overrides: list[str], config_dir: str | None = None) -> Plan:
     return plan
 
 
-def read_settings(
-    sweep: SweepConfig,
-    command_line: list[str],
-    config_dir: str | None,
-    composer: Composer,
-    problems: list[str],
-) -> Plan:
+def read_settings(sweep: SweepConfig, command_line: list[str], composer: Composer, problems: list[str]) -> Plan:
     """The plan without its configurations; adds to the problems."""
     axes: dict[str, Axis] = {}
     for key, entry in sweep.space.items():
@@ -169,16 +154,16 @@ def read_settings(
                 problems.append(f"{text}: a seed must be a whole number, at least 0")
                 seeds = [0]
         elif key in axes and axes[key].has_labels:
-            problems.append(
-                f"{text}: {key} is a name for settings that change together; leave it out, or edit the file"
-            )
+            why = "a name for settings that change together; leave it out, or edit the file"
+            problems.append(f"{text}: {key} is {why}")
         elif axis is not None:
             axes[key] = axis
         else:
             axes.pop(key, None)
             plain.append(text)
     seeds = list(dict.fromkeys(seeds))
-    return Plan(dataclasses.replace(sweep, seeds=seeds), Path(folder), list(axes.values()), settings, own, config_dir)
+    sweep = dataclasses.replace(sweep, seeds=seeds)
+    return Plan(sweep, Path(folder), list(axes.values()), settings, own, composer.config_dir)
 
 
 RESERVED = {"seed": "sweep.seeds", "run_dir": "the setting run_dir for the folder of the sweep"}
@@ -198,7 +183,7 @@ def check_configs(plan: Plan, problems: list[str]) -> None:
         if config.trainer.requeue:
             problems.append("trainer.requeue is true, but a sweep itself starts its runs again")
         if sweep.submit.cluster == "local":
-            problems += [line for line in config.start_problems() if not line.startswith("run_dir ")]
+            problems += [line for line in start_problems(config) if not line.startswith("run_dir ")]
         elif config.trainer.devices is not None:
             problems.append(f"trainer.devices is {config.trainer.devices}; leave it out, sweep.submit.gpus decides")
     if (plan.folder / "config.yaml").exists():

@@ -1,24 +1,34 @@
-"""What a sweep has achieved: its runs, results.csv, and the ranked table."""
+"""What a sweep has achieved, also while it runs: its runs, results.csv, the ranked table, and one HTML file."""
 
 from __future__ import annotations
 
 import shlex
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 import pandas as pd
+from matplotlib import pyplot
+from matplotlib.figure import Figure
 from optuna.trial import FrozenTrial, TrialState
+from optuna.visualization import matplotlib as plots
 
 from tabicl_train.console import counted, text_table
+from tabicl_train.outputs import write_atomically
+from tabicl_train.report.page import fill
 from tabicl_train.run_dir.records import Records
 from tabicl_train.statistics import mean_interval
 from tabicl_train.sweep.metric import is_better_lower, last
 from tabicl_train.sweep.space import hydra_text, short_names, value_text
 from tabicl_train.sweep.study import RUNS, load_study
 
-RESULTS = "results.csv"
+RESULTS, PAGE = "results.csv", "sweep.html"
+TEMPLATE = Path(__file__).with_name("sweep.html.j2")
 INTERVAL = "95% interval"
 STATES = {
     TrialState.COMPLETE: "finished",
@@ -151,3 +161,31 @@ class Sweep:
     def write_csv(self) -> None:
         """Replace results.csv."""
         Records(self.folder).replace(RESULTS, self.table_of_runs().to_csv())
+
+
+def write_page(sweep: Sweep) -> None:
+    """Replace the page."""
+    with pyplot.rc_context({"figure.figsize": (9.0, 5.0), "savefig.bbox": "tight"}):
+        text = fill(TEMPLATE, sweep=sweep, figures=figures(sweep))
+    write_atomically(sweep.folder / PAGE, lambda file: file.write(text.encode()))
+
+
+def figures(sweep: Sweep) -> dict[str, Figure]:
+    """Optuna's figures of the points that have finished, by their titles; those of parameters need two values."""
+    study, found = sweep.study, [trial for trial, _ in sweep.ranked]
+    varied = [key for key in sweep.parameters if len({str(trial.params[key]) for trial in found}) > 1]
+    drawn: dict[str, Callable] = {"Optimization history": plots.plot_optimization_history} if found else {}
+    if varied:
+        drawn["Slices"] = partial(plots.plot_slice, params=varied)
+        drawn["Parallel coordinates"] = partial(plots.plot_parallel_coordinate, params=varied)
+    if len(varied) > 1:
+        drawn["Importance of the parameters"] = partial(
+            plots.plot_param_importances, params=varied, evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0)
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        axes = {title: plot(study, target_name=sweep.metric) for title, plot in drawn.items()}
+    pictures = {title: np.ravel(one)[0].figure for title, one in axes.items()}
+    for figure in pictures.values():
+        pyplot.close(figure)
+    return pictures

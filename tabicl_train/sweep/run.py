@@ -13,15 +13,14 @@ from pathlib import Path
 from optuna.trial import Trial, TrialState
 
 from tabicl_train.console import first_line, info
-from tabicl_train.distributed.signals import Stop, watch_signals
+from tabicl_train.distributed.processes import Stop, watch_signals
+from tabicl_train.outputs import make_folder
 from tabicl_train.run_dir.lock import RunLock
-from tabicl_train.run_dir.outputs import make_folder
 from tabicl_train.run_dir.status import read_status
 from tabicl_train.sweep import jobs
 from tabicl_train.sweep.metric import curve, last
-from tabicl_train.sweep.page import write_page
 from tabicl_train.sweep.plan import Plan
-from tabicl_train.sweep.results import Sweep
+from tabicl_train.sweep.results import Sweep, write_page
 from tabicl_train.sweep.space import hydra_text
 from tabicl_train.sweep.study import RUNS, ask, has_more, open_study
 
@@ -34,6 +33,7 @@ class ActiveRun:
     """A run of a trial.
 
     job, slot: while it runs
+    was_killed: once before, and was started again
     value: the metric once it has ended, nan if it has failed
     reason: why it has failed
     """
@@ -42,6 +42,7 @@ class ActiveRun:
     arguments: list[str]
     job: jobs.Job | None = None
     slot: str | None = None
+    was_killed: bool = False
     value: float | None = None
     reason: str = ""
 
@@ -151,6 +152,9 @@ class Controller:
             else:
                 run.value = value
                 info(f"finished  {run.folder.name}: {self.metric} {value:.4f}")
+        elif status["status"] == "killed" and not (was_asked or error or run.was_killed):
+            run.was_killed = True
+            info(f"killed    {run.folder.name}: it is continued once")
         elif not was_asked and (error or status["status"] != "preempted"):
             run.value, run.reason = math.nan, error or status.get("cause") or "it was killed"
         if run.reason:
@@ -211,8 +215,7 @@ def run_sweep(plan: Plan) -> str:
         lock.release()
     print(sweep.text())
     if not is_whole:
-        info(
-            f"sweep     preempted; the same command continues it: {shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])}"
-        )
+        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        info(f"sweep     preempted; the same command continues it: {command}")
         return "preempted"
     return "finished" if sweep.ranked else "failed"

@@ -10,7 +10,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial
 
-from tabicl_train.config.schema import STUDY
+from tabicl_train.distributed.processes import STUDY
 from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir.records import whole_lines_end
 from tabicl_train.sweep.metric import is_better_lower
@@ -30,7 +30,7 @@ def open_study(plan: Plan) -> optuna.Study:
         study_name=NAME,
         direction="minimize" if is_better_lower(plan.sweep.metric) else "maximize",
         sampler=optuna.samplers.RandomSampler(),
-        pruner=pruner(plan),
+        pruner=optuna.pruners.MedianPruner() if plan.sweep.pruner == "median" else optuna.pruners.NopPruner(),
         load_if_exists=True,
     )
     identity = plan.identity()
@@ -63,15 +63,6 @@ def repair(path: Path) -> None:
         file.truncate(whole_lines_end(path))
 
 
-def pruner(plan: Plan) -> optuna.pruners.BasePruner:
-    config = plan.configs[0]
-    if plan.sweep.pruner == "median":
-        return optuna.pruners.MedianPruner()
-    if plan.sweep.pruner == "hyperband":
-        return optuna.pruners.HyperbandPruner(min_resource=config.validation.every, max_resource=config.total_steps)
-    return optuna.pruners.NopPruner()
-
-
 def sampler(plan: Plan, number: int) -> optuna.samplers.BaseSampler:
     """The sampler of one trial. A RandomSampler that is made anew with the same seed would repeat its points."""
     if plan.sweep.sampler == "grid":
@@ -89,10 +80,8 @@ def ask(plan: Plan, study: optuna.Study, running: FrozenTrial | None = None) -> 
     point = {axis.key: axis.suggest(trial) for axis in plan.axes}
     # GridSampler would raise RuntimeError when the last trial is told: it calls Study.stop, which needs Study.optimize.
     study.sampler = default
-    runs = [
-        [plan.run_dir(trial.number, point, seed).name, seed, plan.arguments(point, seed)] for seed in plan.sweep.seeds
-    ]
-    trial.set_user_attr(RUNS, runs)
+    names = [(plan.run_dir(trial.number, point, seed).name, seed) for seed in plan.sweep.seeds]
+    trial.set_user_attr(RUNS, [[name, seed, plan.arguments(point, seed)] for name, seed in names])
     return trial
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tabicl_train.callbacks.averages import Averages
-from tabicl_train.config.monitoring import AveragesConfig
+from tabicl_train.config.schema import AveragesConfig
 
 
 def train(averages: Averages, steps: range) -> Averages:

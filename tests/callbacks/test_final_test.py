@@ -17,7 +17,7 @@ from priors.table import TableSpec
 from tabicl_train.callbacks import validation
 from tabicl_train.callbacks.validation_tables import final_test_streams, validation_streams
 from tabicl_train.config.schema import build_prior
-from tabicl_train.distributed.signals import watch_signals
+from tabicl_train.distributed.processes import watch_signals
 from tabicl_train.model.pack import Pack
 from tabicl_train.prediction.export import load_checkpoint, load_network
 from tabicl_train.run_dir.records import Records

@@ -21,8 +21,7 @@ from tabicl_train.callbacks.checkpoints import CheckpointFiles
 from tabicl_train.callbacks.guard import Diverged, Guard
 from tabicl_train.callbacks.metrics import LoggedSteps
 from tabicl_train.config.compose import compose
-from tabicl_train.config.monitoring import GuardConfig
-from tabicl_train.config.schema import RunConfig
+from tabicl_train.config.schema import GuardConfig, RunConfig
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, read
 from tabicl_train.run_dir.records import Records

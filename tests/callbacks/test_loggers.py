@@ -12,7 +12,7 @@ from tabicl_train.callbacks.loggers import Loggers
 from tabicl_train.callbacks.tensorboard_logger import TensorBoardLogger
 from tabicl_train.callbacks.wandb_logger import WandbLogger
 from tabicl_train.config.compose import compose
-from tabicl_train.config.monitoring import WandbConfig
+from tabicl_train.config.schema import WandbConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.train import train
 

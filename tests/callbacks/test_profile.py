@@ -6,7 +6,7 @@ import torch
 from short_runs import run
 
 from tabicl_train.callbacks.profile import Profile
-from tabicl_train.config.monitoring import ProfileConfig
+from tabicl_train.config.schema import ProfileConfig
 
 
 def test_the_trace_holds_the_operations_of_its_steps(tmp_path, capsys):

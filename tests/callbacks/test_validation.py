@@ -24,8 +24,7 @@ from tabicl_train.callbacks.scores import Scored, real_tasks
 from tabicl_train.callbacks.validation import Validation
 from tabicl_train.callbacks.validation_tables import final_test_streams, validation_streams
 from tabicl_train.config.compose import compose
-from tabicl_train.config.monitoring import CLASS_SCORES, SYNTHETIC
-from tabicl_train.config.schema import build_prior
+from tabicl_train.config.schema import CLASS_SCORES, SYNTHETIC, build_prior
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.pack import Pack

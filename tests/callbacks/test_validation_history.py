@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tabicl_train.callbacks.validation_history import is_improvement, read_history
-from tabicl_train.config.monitoring import ValidationConfig
+from tabicl_train.config.schema import ValidationConfig
 
 LOSSES = [1.0, 0.8, 0.9, 0.8, 0.85, 0.7, 0.6, 0.5]  # of steps 1 to 8: 3 without a better one end with step 5
 NAN = math.nan

@@ -5,9 +5,9 @@ import pytest
 
 import priors
 from tabicl_train.config import compose as composing
-from tabicl_train.config.compose import compose
-from tabicl_train.config.folders import CONFIG_DIR
+from tabicl_train.config.compose import CONFIG_DIR, compose
 from tabicl_train.config.schema import StageConfig, build_prior
+from tabicl_train.distributed.processes import start_problems
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig
 
@@ -47,7 +47,7 @@ def test_a_run_composes_once_and_builds_its_prior_once():
             compose(wrong)
         assert len(caught.value.problems) == 4 and (composed.call_count, built.call_count) == (1, 1)
         config = compose(["experiment=smoke", "prior=needle", "seed=3"])
-        config.start_problems()
+        start_problems(config)
         prior = build_prior(config.prior)
         assert prior.needles == config.prior["needles"] and (composed.call_count, built.call_count) == (1, 2)
     assert build_prior(compose(["experiment=smoke", "prior=needle"]).prior) is not prior, "its files may have changed"

@@ -19,7 +19,7 @@ from tabicl_train import train as training
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior
 from tabicl_train.debugging import preflight as checks
-from tabicl_train.distributed.launch import read_launch
+from tabicl_train.distributed.processes import read_launch
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.module import Gradients

@@ -15,8 +15,8 @@ from forked import exit_code, start
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from waiting import until
 
-from tabicl_train.distributed import launch
-from tabicl_train.distributed.launch import Launch, describe_cause, launch_ranks, read_launch, start_problems
+from tabicl_train.distributed import processes
+from tabicl_train.distributed.processes import Launch, describe_cause, launch_ranks, read_launch, srun_problems
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 SBATCH = {"SLURM_JOB_ID": "17", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
@@ -34,7 +34,7 @@ SRUN = SBATCH | {"SLURM_STEP_ID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCI
     ],
 )
 def test_the_place_of_this_process_comes_from_torchrun(environ, expected):
-    assert read_launch(environ) == expected and start_problems(environ) == []
+    assert read_launch(environ) == expected and srun_problems(environ) == []
 
 
 def test_other_devices_than_those_of_torchrun_are_refused():
@@ -142,4 +142,4 @@ def test_the_exit_code_of_a_launch_is_that_of_the_run(mode, signaled, code, stde
         os.kill(launched.pid, signal.SIGUSR1)
     assert exit_code(launched) == code, (tmp_path / "stderr").read_text()
     assert (tmp_path / "stderr").read_text() == stderr
-    assert launch.PREEMPTED == 75
+    assert processes.PREEMPTED == 75

@@ -117,7 +117,7 @@ class Finder:
             os.kill(os.getpid(), signal.{name})
 
 sys.meta_path.insert(0, Finder())
-from tabicl_train.__main__ import train
+from tabicl_train.commands import train
 train()
 """
 

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 from forked import run_ranks
 
-from tabicl_train.distributed.launch import read_launch
+from tabicl_train.distributed.processes import read_launch
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 

@@ -14,8 +14,8 @@ from runs import assert_same_end, run
 from priors import PriorError, build_prior
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import StreamConfig
+from tabicl_train.distributed.processes import Stop, start_problems
 from tabicl_train.distributed.ray_actors import RayLoader
-from tabicl_train.distributed.signals import Stop
 from tabicl_train.errors import ConfigError
 from tabicl_train.workers import WorkerDied
 
@@ -144,7 +144,7 @@ class TestOnThisMachine:
 
 def problems(*settings: str) -> list[str]:
     try:
-        return compose(["experiment=smoke", *settings]).start_problems()
+        return start_problems(compose(["experiment=smoke", *settings]))
     except ConfigError as error:
         return error.problems
 
@@ -163,6 +163,6 @@ def test_settings_that_cannot_work_are_refused(tmp_path, monkeypatch):
     assert line.startswith("stream.address is 'ray://head:10001'; it must be HOST:PORT")
     (line,) = problems("stream.address=head:6379")
     assert line == "stream.address is 'head:6379', which only stream=ray uses"
-    monkeypatch.setattr("tabicl_train.config.schema.is_installed", lambda package: package != "ray")
+    monkeypatch.setattr("tabicl_train.distributed.processes.is_installed", lambda package: package != "ray")
     (line,) = problems("stream=ray", f"run_dir={tmp_path}/run")
     assert line.startswith("stream=ray needs Ray: pip install ray")

@@ -21,7 +21,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from tiny_network import TINY, TINY_REGRESSOR, tiny_network
 
-from tabicl_train import TabICLClassifier, TabICLRegressor
+from tabicl_train import TabICLClassifier, TabICLRegressor, outputs
 from tabicl_train.config.options import EvaluateOptions
 from tabicl_train.config.schema import StageConfig
 from tabicl_train.errors import ConfigError
@@ -33,7 +33,6 @@ from tabicl_train.evaluation.suites import RDATASETS_NUMBERS, RDATASETS_TASKS, m
 from tabicl_train.prediction.export import save_public
 from tabicl_train.prediction.origin import TrainedRange, trained_range
 from tabicl_train.report import figures
-from tabicl_train.run_dir import atomic
 
 METHODS = ["this model", "logistic regression", "random forest", "gradient boosting"]
 NUMBER_METHODS = ["this model", "ridge regression", "random forest", "gradient boosting", "marginal quantiles"]
@@ -230,7 +229,7 @@ def test_a_file_that_cannot_be_written_is_named_in_one_line(checkpoint, tmp_path
     settings = dict(checkpoint=checkpoint, suite="folder", folder=str(tmp_path), n_estimators=1, splits=1)
     with pytest.raises(ConfigError, match=r"rows\.png cannot be written: .*No space left on device"):
         evaluate(**settings, figure=str(tmp_path / "rows.png"))
-    monkeypatch.setattr(atomic.os, "fsync", full)
+    monkeypatch.setattr(outputs.os, "fsync", full)
     with pytest.raises(ConfigError, match=r"rows\.csv cannot be written: .*No space left on device"):
         evaluate(**settings, output=str(tmp_path / "rows.csv"))
 

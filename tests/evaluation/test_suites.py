@@ -9,7 +9,7 @@ import pytest
 from sklearn.metrics import r2_score
 from sklearn.model_selection import StratifiedShuffleSplit
 
-from tabicl_train.config.monitoring import QUERY_SHARE
+from tabicl_train.config.schema import QUERY_SHARE
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES
 from tabicl_train.evaluation.scores import LEVELS, MARGINAL

@@ -12,7 +12,8 @@ from command_line import command
 from forked_jobs import forked_jobs  # noqa: F401
 from made_run import make_run
 
-from tabicl_train.config.arguments import help_text, parse
+from tabicl_train.config.compose import parse_options
+from tabicl_train.config.documentation import help_text
 from tabicl_train.config.options import ExportOptions
 from tabicl_train.lab import needle
 from tabicl_train.lab.experiments import EXPERIMENTS, Failed, Preempted
@@ -107,7 +108,7 @@ def test_an_experiment_with_sequences_at_its_smallest_size(name, columns, tmp_pa
     assert len(list((tmp_path / "runs").glob("*/*_rule-*"))) == 2 and f"({name}.png)" in page
     (sweep,) = (tmp_path / "runs").iterdir()
     _, export_command = Sweep(sweep).best_run.commands  # the one that the sweep names at its end
-    options = parse(ExportOptions, shlex.split(export_command)[1:])
+    options = parse_options(ExportOptions, shlex.split(export_command)[1:])
     assert "load_network" in export(options.checkpoint, options.output, format=options.format)
 
 

@@ -10,7 +10,7 @@ from short_runs import module_of
 from torch import Tensor, nn
 
 from tabicl_train.config.compose import compose
-from tabicl_train.config.stages import CurriculumConfig, StageConfig
+from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import SequenceConfig
 from tabicl_train.model.families import FAMILIES, family_of, settings_of

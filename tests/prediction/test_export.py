@@ -197,7 +197,7 @@ def test_an_output_that_cannot_be_is_refused(output, words, file, tmp_path, monk
     (tmp_path / "file").touch()
     if output.startswith("full"):
         full = lambda _, mode: io.FileIO("/dev/full", mode)  # noqa: E731
-        monkeypatch.setattr("tabicl_train.run_dir.atomic.open", full, raising=False)
+        monkeypatch.setattr("tabicl_train.outputs.open", full, raising=False)
     result = command("export", f"checkpoint={file}", f"output={tmp_path}/{output}")
     assert result.returncode == 2
     assert re.search(words, result.stderr) and result.stderr.count("\n") == 1

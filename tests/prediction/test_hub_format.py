@@ -98,7 +98,7 @@ def test_a_full_disk_leaves_everything_as_it_was(exists, failing, run_dir, hub, 
         opened.append(path)
         return io.FileIO("/dev/full", mode) if len(opened) == failing + 1 else open(path, mode)
 
-    monkeypatch.setattr("tabicl_train.run_dir.atomic.open", open_file, raising=False)
+    monkeypatch.setattr("tabicl_train.outputs.open", open_file, raising=False)
     with pytest.raises(ConfigError) as caught:
         export(str(run_dir), str(output), weights="ema")
     assert caught.value.problems == [f"output is '{output}'; it cannot be written ([Errno 28] No space left on device)"]

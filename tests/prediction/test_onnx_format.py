@@ -77,7 +77,7 @@ def test_a_full_disk_and_another_result_leave_the_file_as_it_was(tmp_path, monke
     program = SimpleNamespace(model_proto=onnx.ModelProto())
     monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: program)
     with monkeypatch.context() as patch:
-        patch.setattr("tabicl_train.run_dir.atomic.open", lambda _, mode: io.FileIO("/dev/full", mode), raising=False)
+        patch.setattr("tabicl_train.outputs.open", lambda _, mode: io.FileIO("/dev/full", mode), raising=False)
         with pytest.raises(ConfigError, match=r"it cannot be written .*No space left on device"):
             export(str(tmp_path / "run"), str(tmp_path / "m.onnx"))
     other = load_model(str(tmp_path / "run/checkpoints/best.ckpt"))

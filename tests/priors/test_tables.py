@@ -16,7 +16,7 @@ from priors.real import real_tables
 from priors.real.draws import TableCache, draw_classes, merge_rare, read_columns, size_of
 from priors.real.features import FeatureEncoder
 from priors.real.normalize import Normalizer
-from tabicl_train.config.stages import long_enough
+from tabicl_train.config.schema import long_enough
 
 SPEC = TableSpec(60, 40, 5, max_classes=4)
 NUMBERS = replace(SPEC, max_classes=0)

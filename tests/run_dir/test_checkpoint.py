@@ -14,12 +14,13 @@ import torch
 from command_line import command
 
 from priors.random import STREAM_VERSION
+from tabicl_train import outputs
 from tabicl_train.callbacks import checkpoints
 from tabicl_train.callbacks.checkpoints import CheckpointFiles
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import CheckpointConfig
 from tabicl_train.errors import ConfigError
-from tabicl_train.run_dir import atomic, checkpoint
+from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, DamagedCheckpoint, newest_valid, read, saved
 from tabicl_train.run_dir.status import read_status
 
@@ -100,7 +101,7 @@ def test_a_full_disk_ends_the_run_with_one_line(tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         save(*arguments)
 
-    monkeypatch.setattr(atomic.torch, "save", refuse)
+    monkeypatch.setattr(torch, "save", refuse)
     result = command("train", *short_runs.SETTINGS, f"run_dir={run_dir}")
     assert result.returncode == 1 and "Traceback" not in result.stderr
     (line,) = [line for line in result.stderr.splitlines() if "error" in line]
@@ -111,7 +112,7 @@ def test_a_full_disk_ends_the_run_with_one_line(tmp_path, monkeypatch):
 
 
 def test_training_goes_on_while_a_copy_is_written(tmp_path, monkeypatch):
-    go, save = threading.Event(), atomic.save_atomically
+    go, save = threading.Event(), outputs.save_atomically
     monkeypatch.setattr(checkpoints, "save_atomically", lambda *a: (go.wait(60), save(*a)))
     files = CheckpointFiles(CheckpointConfig(keep=1))
     old = tmp_path / "step-00000001.ckpt"

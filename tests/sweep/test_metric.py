@@ -5,8 +5,7 @@ import math
 import pytest
 
 from tabicl_train.callbacks.validation_history import read_scores
-from tabicl_train.config.monitoring import CLASS_SCORES
-from tabicl_train.config.schema import RunConfig
+from tabicl_train.config.schema import CLASS_SCORES, RunConfig
 from tabicl_train.run_dir.records import Records
 from tabicl_train.sweep.metric import METRICS, curve, last, problem
 

@@ -6,8 +6,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from optuna.distributions import FloatDistribution, IntDistribution
 
-from tabicl_train.config.compose import compose
-from tabicl_train.config.folders import CONFIG_DIR
+from tabicl_train.config.compose import CONFIG_DIR, compose
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.planning import expected_work

@@ -14,9 +14,8 @@ from optuna.trial import TrialState
 from scipy import stats
 
 from tabicl_train.config.compose import compose
-from tabicl_train.sweep.page import write_page
 from tabicl_train.sweep.plan import Plan, make_plan
-from tabicl_train.sweep.results import Sweep
+from tabicl_train.sweep.results import Sweep, write_page
 from tabicl_train.sweep.study import RUNS, ask, has_more, open_study
 
 RATE, WIDTH = "curriculum.stages.smoke.learning_rate", "model.embed_dim"
@@ -139,6 +138,6 @@ def test_a_trial_that_was_killed_while_it_was_asked_for_gets_its_point(tmp_path)
 
 
 def test_without_its_packages_a_sweep_names_the_extra(monkeypatch):
-    monkeypatch.setattr("tabicl_train.config.sweep.is_installed", lambda name: name != "submitit")
+    monkeypatch.setattr("tabicl_train.errors.is_installed", lambda name: name != "submitit")
     result = command("sweep", "experiment=smoke", "seed=0,1")
     assert result.returncode == 2 and "sweeps need submitit" in result.stderr and ".[sweep]" in result.stderr

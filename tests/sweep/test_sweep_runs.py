@@ -127,6 +127,24 @@ def test_a_failing_point_does_not_end_the_sweep(tmp_path):
     assert result.returncode == 1 and "no run has finished" in result.stderr
 
 
+def test_a_killed_run_is_continued_once(tmp_path, controller):
+    for seed in (0, 1):
+        (tmp_path / f"hold-{seed}").write_text("2")
+    process = controller(*SETTINGS, "optimizer.momentum=0.9", "seed=0,1", f"run_dir={tmp_path}")
+    for number in (1, 2):
+        waiting.until(lambda n=number: set(starts(tmp_path).values()) == {n} and len(starts(tmp_path)) == 2)
+        until_held(tmp_path, 2)
+        first, second = sorted(tmp_path.glob("*_seed-*"))
+        for run in (first, second)[number - 1 :]:
+            os.kill(int((run / "starts").read_text().split()[-1]), signal.SIGKILL)
+    (tmp_path / "hold-0").unlink()
+    assert forked.exit_code(process) == 1 and set(starts(tmp_path).values()) == {2}
+    assert [read_status(run)["status"] for run in (first, second)] == ["finished", "killed"]
+    assert results(tmp_path)[0]["status"] == "finished"
+    (trial,) = load_study(tmp_path).get_trials()
+    assert trial.state == TrialState.FAIL and trial.user_attrs["reason"] == f"{second.name}: it was killed"
+
+
 def test_runs_that_outlived_their_controller_are_adopted_and_a_torn_journal_is_repaired(tmp_path, controller):
     for seed in (0, 1):
         (tmp_path / f"hold-{seed}").write_text("2")

@@ -1,34 +1,48 @@
-"""How this process was started, and how `trainer.devices=N` starts its ranks: by torch's elastic agent.
+"""How the processes of a run start and end.
 
-Several machines need torchrun itself, which sets the same variables (launch/README.md).
+torchrun, or `trainer.devices=N` by the same elastic agent of torch's, starts the ranks (several machines need torchrun,
+launch/README.md). Stop signals are obeyed at the end of a step, and a process ends with the one that started it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import logging
+import math
+import multiprocessing
 import os
 import re
 import signal
+import socket
 import sys
+import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tabicl_train.distributed.signals import SIGNALS, die_with_parent
-from tabicl_train.errors import TORCHRUN
+from tabicl_train.console import is_first
+from tabicl_train.errors import TORCHRUN, install, is_installed
+from tabicl_train.outputs import unusable_folder
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+    from tabicl_train.config.schema import RunConfig, StreamConfig
 
 # Exit code of a run that was preempted, and that the same command continues. Under torchrun it is 0, since torchrun
 # takes any other code for a failure.
 PREEMPTED = os.EX_TEMPFAIL
+STUDY = "study.log"  # Optuna's journal, in the folder of a sweep
 OWN = "tabicl-train-"  # beginning of the agent's run id, where this program has started it
 SHUTDOWN = 300  # seconds that ranks have for their last step and its checkpoint after a stop signal
 CONNECTION = re.compile("connection|timed out|gloo|nccl|store", re.IGNORECASE)  # in errors about another rank
+CONNECT = 5.0  # seconds in which the head of a Ray cluster must answer
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SAME = 1.0  # seconds in which a second signal counts as the first one: launchers repeat what their group gets
+PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 
 
 @dataclass(frozen=True)
@@ -64,12 +78,52 @@ def is_own_launch(environ: Mapping[str, str] = os.environ) -> bool:
     return environ.get("TORCHELASTIC_RUN_ID", "").startswith(OWN)
 
 
-def start_problems(environ: Mapping[str, str] = os.environ) -> list[str]:
+def start_problems(config: RunConfig) -> list[str]:
+    """List what keeps a run from starting here and now; `config.problems` are the same on every machine."""
+    import torch
+
+    trainer, run_dir = config.trainer, Path(config.run_dir)
+    problems = srun_problems()
+    if is_first() and (problem := unusable_folder(run_dir)):  # it need not be shared
+        problems.append(f"run_dir is {config.run_dir!r}; {problem}")
+    elif os.path.exists(run_dir / STUDY):
+        problems.append(f"run_dir is {config.run_dir!r}; it is the folder of a sweep, whose runs lie in it")
+    bf16_on_gpu = trainer.precision == "bf16" and trainer.accelerator != "cpu"
+    if trainer.accelerator == "cuda" and not torch.cuda.is_available():
+        problems.append("trainer.accelerator is 'cuda'; torch finds no GPU on this machine")
+    elif bf16_on_gpu and torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False):
+        problems.append("trainer.precision is 'bf16', which the GPU of this machine lacks; use fp16 or fp32")
+    if config.prior["name"] == "one_table" and config.init_weights is None and not config.has_checkpoint:
+        problems.append("init_weights is not set; prior=one_table fine-tunes weights, on a single table")
+    return [*problems, *ray_problems(config.stream), *config.missing_steps()]
+
+
+def srun_problems(environ: Mapping[str, str] = os.environ) -> list[str]:
     """Why this way of starting several processes is refused, if it is."""
     tasks = int(environ.get("SLURM_STEP_NUM_TASKS", 1)) if "SLURM_STEP_ID" in environ else 1
     if is_rank(environ) or tasks == 1:
         return []
     return [f"srun has started {tasks} tasks of this command; {TORCHRUN}"]
+
+
+def ray_problems(stream: StreamConfig) -> list[str]:
+    """List what keeps tables from being drawn by Ray."""
+    if stream.name != "ray":
+        return []
+    if not is_installed("ray"):
+        return [f"stream=ray needs Ray: {install('ray', 'ray')}"]
+    try:
+        if stream.address is not None:
+            connect_to(stream.address)
+    except OSError as error:
+        return [f"stream.address is {stream.address!r}; no Ray cluster answers there ({error})"]
+    return []
+
+
+def connect_to(head: str) -> None:
+    """Raise OSError if nobody answers at HOST:PORT, the head of a Ray cluster."""
+    host, _, port = head.rpartition(":")
+    socket.create_connection((host, int(port)), timeout=CONNECT).close()
 
 
 def shares_store(environ: Mapping[str, str] = os.environ) -> bool:
@@ -129,11 +183,9 @@ def launch_ranks(devices: int, run_dir: Path) -> int:
 
 
 def describe_cause(failures: dict[int, ProcessFailure], run_dir: Path) -> str:
-    """One line about the rank that has failed first, and how.
-
-    The loss of a rank makes the others fail, at a time that their error files may date before it, and those that do not
-    fail are sent SIGTERM: a rank killed by any other signal comes first, then one that has not lost a connection.
-    """
+    """One line about the rank that has failed first, and how."""
+    # The loss of a rank makes the others fail, at a time that their error files may date before it, and those that do
+    # not fail are sent SIGTERM: a rank killed by any other signal comes first, then one that has not lost a connection.
     start = min(failure.timestamp for failure in failures.values())
 
     def order(item: tuple[int, ProcessFailure]) -> tuple:
@@ -163,3 +215,61 @@ def message_of(failure: ProcessFailure) -> str:
 def describe_exit(code: int) -> str:
     """How a process ended, from the exit code as Python's process objects give it."""
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+class Stop:
+    """Whether the process was asked to stop, by a signal or a time limit."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.limit = math.inf  # seconds after which the process stops as if it had received a signal
+        self.first: float | None = None  # when the first signal came
+        self.cause = "trainer.max_hours"  # or the name of the signal
+
+    @property
+    def asked(self) -> bool:
+        """Whether to stop."""
+        return self.first is not None or time.monotonic() - self.started >= self.limit
+
+    def handle(self, number: int, _: object = None) -> None:
+        """Note the first signal, as a signal handler; a second one ends the process at once."""
+        now = time.monotonic()
+        if self.first is None:
+            self.first, self.cause = now, signal.Signals(number).name
+            if int(os.environ.get("RANK", 0)) == 0:  # os.write, as print is not safe in a handler
+                line = f"stop      {self.cause}: stopping after this step; signal again to kill\n"
+                with contextlib.suppress(OSError):
+                    os.write(2, line.encode())
+        elif now - self.first >= SAME:
+            for worker in multiprocessing.active_children():
+                with contextlib.suppress(OSError, AttributeError):
+                    worker.kill()
+            os._exit(128 + number)
+
+
+_active: Stop | None = None
+
+
+@contextlib.contextmanager
+def watch_signals() -> Iterator[Stop]:
+    """Let stop signals be noted, in the main thread, instead of ending the process; nested contexts share one Stop."""
+    global _active
+    if _active is not None:
+        yield _active
+        return
+    stop = _active = Stop()
+    handlers = {number: signal.signal(number, stop.handle) for number in SIGNALS}
+    try:
+        yield stop
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        _active = None
+
+
+def die_with_parent(parent: int) -> None:
+    """Have this process killed when its parent is gone, on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it was gone before that
+            os.kill(os.getpid(), signal.SIGKILL)

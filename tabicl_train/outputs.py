@@ -1,0 +1,113 @@
+"""Files that a program writes: looked at before the work whose results they will hold, and whole or absent after it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from tabicl_train.errors import ConfigError
+
+
+def unusable_folder(path: Path) -> str | None:
+    """Why files cannot be created in a folder, which need not exist yet; None if they can."""
+    existing = next(p for p in (path, *path.parents) if os.path.exists(p))
+    if not existing.is_dir():
+        return f"{existing} is a file"
+    return None if os.access(existing, os.W_OK | os.X_OK) else f"{existing} is not writable"
+
+
+def make_folder(setting: str, path: Path) -> None:
+    """Create a folder; raises ConfigError that names the setting if files cannot be created in it."""
+    if problem := folder_problem(path):
+        raise ConfigError([f"{setting} is {str(path)!r}; {problem}"])
+
+
+def folder_problem(path: Path) -> str | None:
+    """Create a folder; returns what prevents it, if anything."""
+    if problem := unusable_folder(path):
+        return problem
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # os.access cannot foresee a name that is too long, or a file system like /proc
+        return f"{path} cannot be created ({error.strerror})"
+    return None
+
+
+def output_problems(setting: str, path: str | Path | None) -> list[str]:
+    """What prevents a file from being written, if one is asked for. Its folder is created."""
+    if path is None:
+        return []
+    path = Path(path)
+    if path.is_dir():
+        problem: str | None = "it is a folder, not a file"
+    elif path.exists() and not os.access(path, os.W_OK):
+        problem = "it is not writable"
+    else:
+        problem = folder_problem(path.parent)
+    return [f"{setting} is {str(path)!r}; {problem}"] if problem else []
+
+
+def check_output(path: str | Path) -> None:
+    """Raises ConfigError if the file of the setting `output` cannot be written."""
+    if problems := output_problems("output", path):
+        raise ConfigError(problems)
+
+
+def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Let `write` fill a temporary file beside `path`, and rename it to `path`.
+
+    After an error, an OSError of the disk among them, `path` is as before and the temporary file is gone.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Flush a folder: only then does a rename in it survive a power cut."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def save_atomically(content: object, path: Path) -> None:
+    """torch.save, atomically. Raises OSError when the disk is full, where torch.save raises a RuntimeError."""
+    write_atomically(path, lambda file: save(content, file))
+
+
+def save(content: object, file: BinaryIO) -> None:
+    import torch  # which takes 2 s, and only this function needs
+
+    recorder = ErrorRecorder(file)
+    try:
+        torch.save(content, recorder)  # type: ignore[arg-type]  # it only calls write and flush
+    except RuntimeError:
+        if recorder.error is not None:
+            raise recorder.error from None
+        raise
+
+
+class ErrorRecorder:
+    """A file that keeps the error of a write; torch reports only that there was one."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.flush = file, file.flush
+        self.error: OSError | None = None
+
+    def write(self, data: bytes | memoryview) -> int:
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
