@@ -2,7 +2,7 @@
 
 Curves over the steps of one or several runs, each given as the data frame of one of its files; the multipliers and
 gates of the scalable softmax, from the rows of scaling.csv; the attention of a network against the number of labeled
-rows, as lab/instruments.py measures it; and the comparison of methods over tasks, whose means tabicl-evaluate draws, too.
+rows, as lab/instruments.py measures it; and the comparison of methods over tasks, whose means tabicl-evaluate draws.
 """
 
 from __future__ import annotations
@@ -269,9 +269,9 @@ def draw_gates(scaling: pd.DataFrame) -> Figure | None:
 
 
 def draw_standing(results: pd.DataFrame) -> Figure:
-    """Mean scores of the methods as bars, the best on top, that of the first method in color; small enough for phones."""
+    """Mean scores of the methods as bars, the best on top, that of the first method in color; fits a phone's screen."""
     means, first, start = ranked(results), results["method"].iloc[0], GUESSING[judged_by(results)]
-    figure = Figure(figsize=(5.2, 1.1 + 0.4 * len(means)), layout="constrained")
+    figure = Figure(figsize=(4.6, 1.1 + 0.4 * len(means)), layout="constrained")
     axes = figure.subplots()
     colors = ["C0" if method == first else "0.8" for method in means.index]
     bars = axes.barh(means.index.astype(str), means - start, left=start, color=colors)
