@@ -1,11 +1,7 @@
 """Synthetic tables: what one is, and how to draw one.
 
 A prior is a subclass of `Prior` in a module of its own, whose fields are its options, a line in PRIORS below, and a
-file `configs/prior/NAME.yaml`. Another package registers a prior of its own as an entry point, which names the class,
-and brings its YAML file as priors/README.md describes:
-
-    [project.entry-points."tabicl_train.priors"]
-    mine = "my_package.my_prior:MyPrior"
+file `configs/prior/NAME.yaml`. Another package registers its own as an entry point; priors/README.md describes how.
 """
 
 from __future__ import annotations

@@ -1,18 +1,45 @@
-"""disk: tables that another prior drew and `tabicl-prior dump` stored, for the same curriculum and seed."""
+"""disk: tables that another prior drew and `tabicl-prior dump` stored, for the same curriculum and seed.
+
+They lie in files (shards) of consecutive training steps, and are read by address. A shard is one safetensors file
+(https://github.com/huggingface/safetensors) named after its first step. Table i of step s is the tensors `s.i.X`,
+`s.i.y` and `s.i.plan` (the plan's text in UTF-8), and the JSON record `s.i` in the file's metadata: spec, classes and
+rejections. The metadata also hold the version of the format and that of the stream, the prior with its options, and
+the seed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+import contextlib
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from functools import cached_property, lru_cache
+from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from priors.prior import Prior
-from priors.random import Seed, as_seed
-from priors.storage import Shard, read_table, shard_paths, tables_of_steps
+from priors.random import STREAM_VERSION, Seed, as_seed
 from priors.table import PriorError, Table, TableSpec
 
 __all__ = ["Disk"]
+
+Address = tuple[int, int, int]  # seed of the run, step, table of the step
+Request = tuple[Address, TableSpec]
+
+FORMAT, FORMAT_VERSION = "tabicl-train tables", 1
+SUFFIX = ".safetensors"
+SHARD_SIZE = 10  # steps of a shard by default
 
 
 @dataclass
@@ -66,3 +93,208 @@ class Disk(Prior):
         if len(address) != 3:
             raise PriorError(f"the address is {address}; tables on disk have addresses (seed, step, table)")
         return read_table(Path(self.folder), self.shard_size, address, spec)
+
+
+def write_shard(
+    path: Path, scratch: Path, head: dict[str, str], tables: dict[Address, tuple[TableSpec, Table]]
+) -> None:
+    """Write a shard whole or not at all: a file in `scratch` takes its place once it is on the disk.
+
+    scratch: a folder on the same file system; head: metadata of the prior and the seed
+    """
+    metadata = {**head, "format": f"{FORMAT} {FORMAT_VERSION}", "stream_version": str(STREAM_VERSION)}
+    tensors: dict[str, np.ndarray] = {}
+    for address, (spec, table) in sorted(tables.items()):
+        X, y = table.X.cpu().numpy(), table.y.cpu().numpy()
+        y = y.astype(np.uint8) if table.num_classes else y
+        plan = np.frombuffer(str(table.plan).encode(), np.uint8)
+        record = {
+            "spec": asdict(spec),
+            "num_classes": table.num_classes,
+            "rejections": dict(table.rejections),
+            "missing": table.missing,
+        }
+        name = table_name(address)
+        metadata[name] = json.dumps(record)
+        tensors |= {f"{name}.X": np.ascontiguousarray(X), f"{name}.y": y, f"{name}.plan": plan}
+    unfinished = scratch / path.name
+    try:
+        save_file(tensors, unfinished, metadata)
+        unfinished.chmod(path.parent.stat().st_mode & 0o666)  # safetensors lets only the owner read
+        with open(unfinished, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except (SafetensorError, OSError) as error:
+        raise PriorError(f"shard {path} cannot be written ({error}); complete shards stay there") from None
+
+
+def table_name(address: Address) -> str:
+    return f"{address[1]}.{address[2]}"
+
+
+def shard_path(folder: Path, step: int, shard_size: int) -> Path:
+    return folder / f"steps-{step // shard_size * shard_size:08d}{SUFFIX}"
+
+
+def shard_paths(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"steps-*{SUFFIX}"))
+
+
+class Shard:
+    """A shard, open for reading; all methods raise PriorError for what cannot be read."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        with self.reading():
+            self.file = safe_open(path, framework="np")
+            self.metadata = self.file.metadata() or {}
+        name, _, format_version = self.metadata.get("format", "none").rpartition(" ")
+        if (name, format_version) != (FORMAT, str(FORMAT_VERSION)):
+            raise PriorError(f"shard {path} has the format {name} {format_version}, not {FORMAT} {FORMAT_VERSION}")
+        stream_version = self.metadata.get("stream_version")
+        if stream_version != str(STREAM_VERSION):
+            raise PriorError(
+                f"shard {path} holds tables of stream version {stream_version}, but the priors are at stream version "
+                f"{STREAM_VERSION} and draw others: dump the tables again into another folder"
+            )
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        try:
+            yield
+        except (SafetensorError, OSError) as error:
+            raise PriorError(
+                f"shard {self.path} is damaged ({error}): delete it, and dump into its folder again"
+            ) from None
+
+    def check_seed(self, seed: int) -> None:
+        """Raise PriorError for a shard with tables of another seed."""
+        stored = self.metadata.get("seed")
+        if stored != str(seed):
+            raise PriorError(f"shard {self.path} holds tables of seed {stored}, not of seed {seed}")
+
+    def record(self, address: Address, spec: TableSpec) -> dict[str, Any] | None:
+        """Return the record of a table, None if it is not stored; raises PriorError for one that has another spec."""
+        text = self.metadata.get(table_name(address))
+        if text is None:
+            return None
+        record, requested = json.loads(text), json.loads(json.dumps(asdict(spec)))
+        if record["spec"] != requested:
+            raise PriorError(
+                f"table {address[2]} of step {address[1]} in shard {self.path} is from another curriculum: it is "
+                f"stored as {record['spec']}, but {requested} is requested"
+            )
+        return record
+
+
+open_shard = lru_cache(maxsize=4)(Shard)
+
+
+def read_table(folder: Path, shard_size: int, address: Address, spec: TableSpec) -> Table:
+    """Return the table dumped at an address; PriorError names the shard and says why there is none."""
+    seed, step, index = address
+    path = shard_path(folder, step, shard_size)
+    if not path.is_file():
+        paths = shard_paths(folder)
+        first_and_last = ", ".join(p.name for p in paths[:: max(1, len(paths) - 1)])
+        raise PriorError(
+            f"shard {path} is missing, and with it table {index} of step {step}; the folder has {first_and_last}"
+        )
+    shard = open_shard(path)
+    shard.check_seed(seed)
+    record = shard.record(address, spec)
+    if record is None:
+        raise PriorError(f"shard {path} holds no table {index} of step {step}; it was never dumped")
+    with shard.reading():
+        X, y, plan = (shard.file.get_tensor(f"{table_name(address)}.{part}") for part in ("X", "y", "plan"))
+    return Table(
+        X=torch.from_numpy(X),
+        y=torch.from_numpy(y.astype(np.int64) if record["num_classes"] else y),
+        train_size=spec.train_size,
+        num_classes=record["num_classes"],
+        plan=plan.tobytes().decode(),
+        rejections=Counter(record["rejections"]),
+        missing=record["missing"],
+    )
+
+
+def tables_of_steps(folder: Path, seed: int) -> Counter[int]:
+    """Count the tables of every step by the shards' metadata; PriorError for a shard that cannot be used."""
+    counts: Counter[int] = Counter()
+    for path in shard_paths(folder):
+        shard = Shard(path)
+        shard.check_seed(seed)
+        counts.update(int(name.partition(".")[0]) for name in shard.metadata if name[0].isdigit())
+    return counts
+
+
+def dump(
+    prior: Prior,
+    requests: Iterable[Request],
+    folder: str | Path,
+    shard_size: int = SHARD_SIZE,
+    processes: int = 1,
+    total: int | None = None,
+) -> Counter[str]:
+    """Write the requested tables, which come in the order of their steps, to shards of `shard_size` steps in `folder`.
+
+    A shard that has its tables already is kept. Several dumps may write to one folder at the same time, as long as no
+    shard is written by two of them. Each process holds one shard in memory (100 MB for ten steps of 64 tables of 1024
+    rows and 50 features).
+
+    total: number of requests, for the progress bar
+    Returns how many shards were "written" and "kept".
+    """
+    from joblib import Parallel, delayed
+    from tqdm import tqdm
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    counts: Counter[str] = Counter()
+    # A process that is killed cannot remove its unfinished file, but this one can.
+    with (
+        TemporaryDirectory(prefix=".unfinished-", dir=folder, ignore_cleanup_errors=True) as scratch,
+        tqdm(total=total, unit="table") as bar,
+    ):
+        shards = (list(shard) for _, shard in groupby(requests, key=lambda request: request[0][1] // shard_size))
+        jobs = (delayed(fill_shard)(prior, shard, folder, Path(scratch), shard_size) for shard in shards)
+        pool = Parallel(processes, return_as="generator_unordered", batch_size=1, initializer=ignore_interrupt)
+        try:
+            for tables, outcome in pool(jobs):
+                bar.update(tables)
+                counts[outcome] += 1
+        except BrokenProcessPool:
+            raise PriorError(
+                f"a process that was drawing tables was killed, perhaps for lack of memory; complete shards stay in "
+                f"{folder}, and the same command draws the others"
+            ) from None
+    return counts
+
+
+def ignore_interrupt() -> None:
+    """Ctrl-C reaches all processes of the group, and the first one ends the others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def fill_shard(prior: Prior, requests: list[Request], folder: Path, scratch: Path, shard_size: int) -> tuple[int, str]:
+    """Write the shard of these tables unless it holds them; returns their number, and "written" or "kept".
+
+    Raises PriorError for a shard of another prior, seed or curriculum.
+    """
+    (seed, step, _), _ = requests[0]
+    path = shard_path(folder, step, shard_size)
+    head = {
+        "prior": type(prior).__module__.rpartition(".")[2],
+        "options": json.dumps(asdict(prior), sort_keys=True),
+        "seed": str(seed),
+        "shard_size": str(shard_size),
+    }
+    if path.exists():
+        shard = Shard(path)
+        for key, value in head.items():
+            if (stored := shard.metadata.get(key)) != value:
+                raise PriorError(f"shard {path} belongs to another dump: its {key} is {stored}, not {value}")
+        if all([shard.record(address, spec) for address, spec in requests]):
+            return len(requests), "kept"
+    write_shard(path, scratch, head, {address: (spec, prior.sample(spec, address)) for address, spec in requests})
+    return len(requests), "written"

@@ -1,24 +1,50 @@
 """mlp_scm: tables read off a random multi-layer perceptron as a structural causal model (TabICL, arXiv 2502.05564).
 
-The distributions of the hyperparameters are those of the paper's appendix and of tabicl 2.2.0.
+The distributions of the hyperparameters are those of the paper's appendix and of tabicl 2.2.0. Activations are fixed
+functions of an affine map, or random Fourier series.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
+from priors import scm
 from priors.prior import Realistic
 from priors.random import normals, rng_at
-from priors.scm.activations import MLPActivation, apply_activation, kind_weights, plan_activation
-from priors.scm.causes import CAUSE_SAMPLINGS, Causes, LayerNoise, plan_causes, sample_causes
-from priors.scm.discretization import Discretization, discretize, plan_discretization
-from priors.scm.hyperparameters import choose, group_rng, scaled_count, scaled_normal
 from priors.table import TableSpec
 
 __all__ = ["MLPSCM"]
+
+FIXED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "tanh": torch.tanh,
+    "leaky_relu": F.leaky_relu,
+    "elu": F.elu,
+    "identity": lambda x: x,
+    "selu": F.selu,
+    "silu": F.silu,
+    "relu": F.relu,
+    "softplus": F.softplus,
+    "relu6": F.relu6,
+    "hardtanh": F.hardtanh,
+    "sign": lambda x: torch.where(x >= 0, 1.0, -1.0),
+    "gaussian": lambda x: torch.exp(-x * x),
+    "exp": torch.exp,
+    "sqrt_abs": lambda x: x.abs().sqrt(),
+    "indicator": lambda x: (x.abs() <= 1).float(),
+    "sin": torch.sin,
+    "square": torch.square,
+    "abs": torch.abs,
+}
+KINDS = (*FIXED, *["fourier"] * 10)  # the random function is ten times as likely as any fixed one
+
+NUM_FREQUENCIES = 256
+GRID_STEP = 1 / 1024  # linear interpolation is off by (256/1024)^2 / 8 = 0.8 % of the amplitude of frequency 256
 
 
 @dataclass(frozen=True)
@@ -29,10 +55,10 @@ class Hyperparameters:
     hidden: units of a hidden layer, unless the variables of a causal table need more
     weight_dropout: share of the weights that are zero, unless they are block-wise
     block_wise: weights are zero outside diagonal blocks
-    cause_sampling, cause_moments: see plan_causes
+    cause_sampling, cause_moments: see scm.plan_causes
     target_last: the target of a causal table is the last unit, so an effect of the features
     in_clique: features and target of a causal table are neighboring units
-    boundaries: see Discretization
+    boundaries: see scm.Discretization
     activation_weights: probabilities of the kinds of activation
     """
 
@@ -42,13 +68,34 @@ class Hyperparameters:
     weight_std: float
     weight_dropout: float
     block_wise: bool
-    noise: LayerNoise
+    noise: scm.LayerNoise
     cause_sampling: str
     cause_moments: bool
     target_last: bool
     in_clique: bool
     boundaries: str
     activation_weights: np.ndarray
+
+
+@dataclass(frozen=True)
+class MLPActivation:
+    """standardize -> scale * (x + shift) -> function.
+
+    The Fourier function comes right after standardizing: in tabicl 2.2.0 it standardizes again, which undoes the map.
+
+    kind: one of KINDS
+    exponent: of the power law of the Fourier amplitudes
+    """
+
+    kind: str
+    scale: float = 1.0
+    shift: float = 0.0
+    exponent: float = 0.0
+
+    def __str__(self) -> str:
+        if self.kind == "fourier":
+            return f"fourier(exponent {self.exponent:.2g})"
+        return f"{self.kind}({self.scale:.2g} (x {self.shift:+.2g}))"
 
 
 @dataclass(frozen=True)
@@ -61,7 +108,7 @@ class MLPLayer:
     weight_std: float
     blocks: int
     dropout: float
-    noise: LayerNoise
+    noise: scm.LayerNoise
 
     def __str__(self) -> str:
         weights = f"{self.blocks} blocks" if self.blocks else f"dropout {self.dropout:.2f}"
@@ -80,11 +127,11 @@ class MLPPlan:
 
     seed: tuple[int, ...]
     num_rows: int
-    causes: Causes
+    causes: scm.Causes
     layers: tuple[MLPLayer, ...]
     features: tuple[int, ...] | None
     target: int
-    discretization: Discretization
+    discretization: scm.Discretization
 
     def __str__(self) -> str:
         lines = [f"mlp_scm, {self.num_rows} rows", str(self.causes)]
@@ -115,7 +162,7 @@ class MLPSCM(Realistic):
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> MLPPlan:
         """Draw the network, and which of its variables are columns; see `Prior.plan`."""
-        group = draw_hyperparameters(group_rng(spec, seed))
+        group = draw_hyperparameters(scm.group_rng(spec, seed))
         rng = rng_at(seed, "mlp_scm plan")
         num_causes = group.num_causes if self.causal else spec.num_features
         hidden = max(group.hidden, 2 * spec.num_features + 1) if self.causal else group.hidden
@@ -130,36 +177,36 @@ class MLPSCM(Realistic):
         return MLPPlan(
             seed=seed,
             num_rows=spec.num_rows,
-            causes=plan_causes(rng, num_causes, group.cause_sampling, group.cause_moments),
+            causes=scm.plan_causes(rng, num_causes, group.cause_sampling, group.cause_moments),
             layers=layers,
             features=features,
             target=target,
-            discretization=plan_discretization(spec, seed, group.boundaries),
+            discretization=scm.plan_discretization(spec, seed, group.boundaries),
         )
 
     def execute(self, plan: MLPPlan) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Compute causes and network, then cut the target into classes; see `Prior.execute`."""
-        causes = sample_causes(plan.causes, plan.num_rows, rng_at(plan.seed, "causes"))
+        causes = scm.sample_causes(plan.causes, plan.num_rows, rng_at(plan.seed, "causes"))
         variables = [plan.target] if plan.features is None else [*plan.features, plan.target]
         values = run_network(plan, causes, variables)
         columns = causes if plan.features is None else values[:, :-1]
-        return discretize(columns, values[:, -1], plan.discretization, plan.seed)
+        return scm.discretize(columns, values[:, -1], plan.discretization, plan.seed)
 
 
 def draw_hyperparameters(rng: np.random.Generator) -> Hyperparameters:
     return Hyperparameters(
-        num_causes=scaled_count(rng, 12, 1, lower=1),
-        num_layers=scaled_count(rng, 6, 1, lower=2),
-        hidden=scaled_count(rng, 130, 5, lower=4),
-        weight_std=scaled_normal(rng, 10, 0.01),
+        num_causes=scm.scaled_count(rng, 12, 1, lower=1),
+        num_layers=scm.scaled_count(rng, 6, 1, lower=2),
+        hidden=scm.scaled_count(rng, 130, 5, lower=4),
+        weight_std=scm.scaled_normal(rng, 10, 0.01),
         weight_dropout=0.9 * float(rng.beta(*rng.uniform(0.1, 5, 2))),
-        block_wise=choose(rng, (True, False)),
-        noise=LayerNoise(std=scaled_normal(rng, 0.3, 1e-4), varies=choose(rng, (True, False))),
-        cause_sampling=choose(rng, CAUSE_SAMPLINGS),
-        cause_moments=choose(rng, (True, False)),
-        target_last=choose(rng, (True, False)),
-        in_clique=choose(rng, (True, False)),
-        boundaries=choose(rng, ("value", "rank")),
+        block_wise=scm.choose(rng, (True, False)),
+        noise=scm.LayerNoise(std=scm.scaled_normal(rng, 0.3, 1e-4), varies=scm.choose(rng, (True, False))),
+        cause_sampling=scm.choose(rng, scm.CAUSE_SAMPLINGS),
+        cause_moments=scm.choose(rng, (True, False)),
+        target_last=scm.choose(rng, (True, False)),
+        in_clique=scm.choose(rng, (True, False)),
+        boundaries=scm.choose(rng, ("value", "rank")),
         activation_weights=kind_weights(rng),
     )
 
@@ -249,3 +296,70 @@ def draw_weight(layer: MLPLayer, rng: np.random.Generator) -> torch.Tensor:
         mask = torch.from_numpy(rng.random(weight.shape, dtype=np.float32) >= layer.dropout)
         weight *= mask / (1 - layer.dropout) ** 0.5
     return weight
+
+
+def kind_weights(rng: np.random.Generator) -> np.ndarray:
+    """Probabilities of KINDS in a group, float64 (len(KINDS),).
+
+    Half of the choice_weights belong to one kind each, which gives the group favorites; the rest is spread evenly.
+    """
+    weights = scm.choice_weights(rng, 2 * len(KINDS))
+    preferred, uniform = np.split(weights, 2)
+    return preferred + uniform.sum() / len(KINDS)
+
+
+def plan_activation(rng: np.random.Generator, weights: np.ndarray) -> MLPActivation:
+    kind = KINDS[rng.choice(len(KINDS), p=weights)]
+    if kind == "fourier":
+        return MLPActivation(kind, exponent=scm.log_uniform(rng, 0.7, 3.0))
+    return MLPActivation(kind, scale=float(np.exp(2 * rng.standard_normal())), shift=float(rng.standard_normal()))
+
+
+def apply_activation(activation: MLPActivation, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    """Apply the activation to x (N, H), which is overwritten; the units share one function."""
+    x -= x.mean(0)
+    x /= torch.linalg.vector_norm(x, dim=0).div_((len(x) - 1) ** 0.5).add_(1e-6)
+    if activation.kind == "fourier":
+        return FourierFunction.draw(rng, activation.exponent)(x)
+    return FIXED[activation.kind](x.add_(activation.shift).mul_(activation.scale))
+
+
+@dataclass(frozen=True)
+class FourierFunction:
+    """f(x) = sum_k amplitude_k sin(frequency_k x + phase_k), with float64 vectors (256,)."""
+
+    frequencies: np.ndarray
+    phases: np.ndarray
+    amplitudes: np.ndarray
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator, exponent: float) -> FourierFunction:
+        """Frequencies U(0, 256), amplitudes N(0,1) frequency^-exponent, the powers being scaled to unit L2 norm."""
+        frequencies = NUM_FREQUENCIES * (1 - rng.random(NUM_FREQUENCIES))
+        powers = frequencies**-exponent
+        amplitudes = powers / np.linalg.norm(powers) * rng.standard_normal(NUM_FREQUENCIES)
+        return cls(frequencies, rng.uniform(0, 2 * np.pi, NUM_FREQUENCIES), amplitudes)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute f of every entry of float32 x: tabulated over the range of x, then interpolated linearly.
+
+        Computing 256 sines for every value takes 50 times as long. With x = a + b on a grid (a coarse, b fine),
+        sin(f a + p + f b) is a sum of two products, so the table is one matrix product.
+        """
+        low, high = (float(bound) for bound in x.aminmax())
+        if not np.isfinite(high - low):
+            return torch.full_like(x, torch.nan)
+        size = math.isqrt(int((high - low) / GRID_STEP) + 2) + 1  # of either grid: size^2 points reach beyond `high`
+        coarse = np.outer(low + GRID_STEP * size * np.arange(size), self.frequencies) + self.phases
+        fine = np.outer(GRID_STEP * np.arange(size), self.frequencies)
+        coarse, fine = coarse.astype(np.float32), fine.astype(np.float32)  # (size, 256)
+        left = np.concatenate((np.sin(coarse), np.cos(coarse)), 1) * np.tile(self.amplitudes, 2).astype(np.float32)
+        right = np.concatenate((np.cos(fine), np.sin(fine)), 1)
+        table = (torch.from_numpy(left) @ torch.from_numpy(right).T).view(-1)  # (size^2,)
+
+        position = (x - low).mul_(1 / GRID_STEP)
+        cell = position.to(torch.int32)
+        fraction = position.sub_(cell)
+        cell = cell.view(-1)
+        below, above = table.index_select(0, cell), table[1:].index_select(0, cell)
+        return torch.lerp(below, above, fraction.view(-1)).view_as(x)

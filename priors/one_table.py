@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from priors.prior import Prior
 from priors.random import rng_at
-from priors.real.interface import TRAINING, DividedTables
+from priors.real import TRAINING, DividedTables
 from priors.table import PriorError, Source, Table, TableSpec
 
 if TYPE_CHECKING:  # pandas and scikit-learn take two seconds, which runs without real tables need not spend
-    from priors.real.row_draws import OwnRows
+    from priors.real.draws import OwnRows
     from priors.real.tasks import RealTask
 
 __all__ = ["OneTable"]
@@ -62,7 +62,7 @@ class OneTable(Prior, DividedTables):
     @cached_property
     def task(self) -> RealTask:
         """What is predicted in the file; raises PriorError if it cannot be used."""
-        from priors.real.index import index_file
+        from priors.real.files import index_file
         from priors.real.tasks import guess
 
         task = guess(index_file(Path(self.file)))
@@ -89,8 +89,7 @@ class OneTable(Prior, DividedTables):
 
     def rows(self, numeric: bool) -> OwnRows:
         """Return the rows of the file and their sides; PriorError if a side has too few or the file has changed."""
-        from priors.real.draws import read_columns
-        from priors.real.row_draws import own_rows
+        from priors.real.draws import own_rows, read_columns
 
         if numeric not in self.known_rows:
             columns = read_columns(Path(self.file).parent, self.task.entry)

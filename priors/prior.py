@@ -11,7 +11,7 @@ import torch
 
 from priors.finish import Rejected, finish
 from priors.random import Seed, as_seed, one_thread, rng_at
-from priors.realism import Realism
+from priors.realism import OFF, Realism
 from priors.table import PriorError, Table, TableSpec
 
 __all__ = ["Prior", "Realistic"]
@@ -40,7 +40,6 @@ class Prior:
     numeric_targets: ClassVar[bool] = False
     classes: ClassVar[bool] = True
     raw: ClassVar[bool] = False
-    realism = Realism()  # nothing; see Realistic
 
     def problems(self) -> list[str]:
         """Everything wrong with the options, as messages for the user."""
@@ -98,19 +97,19 @@ class Prior:
 
     def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:
         """Draw a table with its plan, or raise Rejected; seed: the table's address and the number of the attempt."""
-        changes = self.realism.draw(spec, seed)
-        plan = self.plan(changes.planned, seed)
-        columns, target, num_classes = changes.change(*self.execute(plan))
-        if self.raw:
-            table = Table(columns, target, spec.train_size, num_classes)
-        else:
-            table = finish(columns, target, num_classes, spec.train_size, rng_at(seed, "finish"))
-        missing = changes.fill_missing(table)
+        plan = self.plan(spec, seed)
+        table = self.finished(*self.execute(plan), spec, seed)
         self.accept(table, seed)
-        if missing is not None and spec.keeps_missing:
-            table.X[missing] = torch.nan
-        table.plan = changes.describe(plan)
+        table.plan = plan
         return table
+
+    def finished(
+        self, columns: torch.Tensor, target: torch.Tensor, num_classes: int, spec: TableSpec, seed: tuple[int, ...]
+    ) -> Table:
+        """Make a table of what `execute` returns, or raise Rejected."""
+        if self.raw:
+            return Table(columns, target, spec.train_size, num_classes)
+        return finish(columns, target, num_classes, spec.train_size, rng_at(seed, "finish"))
 
     @one_thread()
     def sample(self, spec: TableSpec, seed: Seed) -> Table:
@@ -158,7 +157,21 @@ class Realistic(Prior):
 
     def problems(self) -> list[str]:
         """Return everything wrong with the options."""
-        return self.realism.problems()
+        return [] if self.realism == OFF else self.realism.problems()
+
+    def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:
+        """Draw a table as `Prior.attempt` does, with the changes that it gets."""
+        if self.realism == OFF:
+            return super().attempt(spec, seed)
+        changes = self.realism.draw(spec, seed)
+        plan = self.plan(changes.planned, seed)
+        table = self.finished(*changes.change(*self.execute(plan)), spec, seed)
+        missing = changes.fill_missing(table)
+        self.accept(table, seed)
+        if missing is not None and spec.keeps_missing:
+            table.X[missing] = torch.nan
+        table.plan = changes.describe(plan)
+        return table
 
 
 def explain(rejections: Counter[str], spec: TableSpec) -> str:

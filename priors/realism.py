@@ -72,9 +72,12 @@ class Realism:
         return Changes(strengths, spec, seed)
 
 
+OFF = Realism()
+
+
 @dataclass(frozen=True)
 class Changes:
-    """The changes of one table, which Prior.attempt makes at three places; applied: what was done, in lines"""
+    """The changes of one table, which Realistic.attempt makes at three places; applied: what was done, in lines"""
 
     strengths: dict[str, float]
     spec: TableSpec
@@ -91,8 +94,6 @@ class Changes:
         self, columns: torch.Tensor, target: torch.Tensor, num_classes: int
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Change what Prior.execute returns."""
-        if not self.strengths.keys() & CHANGES.keys():
-            return columns, target, num_classes
         raw = Raw(columns.numpy(), target.numpy(), num_classes, self.spec.num_rows, self.spec.train_size)
         for name, change in CHANGES.items():
             if name in self.strengths:
@@ -112,19 +113,8 @@ class Changes:
         return torch.from_numpy(missing)
 
     def describe(self, plan: Any) -> Any:
-        """The plan of the table, with what was done to it."""
-        return RealisticPlan(plan, tuple(self.applied)) if self.strengths else plan
-
-
-@dataclass(frozen=True)
-class RealisticPlan:
-    """The plan of a table, and what was done to the table, in lines."""
-
-    plan: Any
-    applied: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return "\n".join([str(self.plan), *(f"realism: {line}" for line in self.applied)])
+        """The text of the plan, with what was done to the table; the plan itself if nothing was."""
+        return "\n".join([str(plan), *(f"realism: {line}" for line in self.applied)]) if self.strengths else plan
 
 
 @dataclass

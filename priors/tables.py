@@ -12,12 +12,12 @@ import numpy as np
 
 from priors.prior import Prior
 from priors.random import rng_at
-from priors.real.interface import TEST, TRAINING, VALIDATION, DividedTables
+from priors.real import TEST, TRAINING, VALIDATION, DividedTables
 from priors.table import PriorError, Source, Table, TableSpec
 
 if TYPE_CHECKING:  # pandas and scikit-learn take two seconds, which runs without real tables need not spend
     from priors.real.draws import TableCache
-    from priors.real.index import Entry
+    from priors.real.files import Entry
     from priors.real.tasks import RealTask
 
 __all__ = ["Tables"]
@@ -73,7 +73,7 @@ class Tables(Prior, DividedTables):
     @cached_property
     def contents(self) -> tuple[dict[str, Entry], list[RealTask], dict[str, str]]:
         """The files by path, the tables of all sides, and why other files are left out; raises PriorError."""
-        from priors.real.index import index_folder
+        from priors.real.files import index_folder
         from priors.real.tasks import find_tasks
 
         entries = index_folder(Path(self.folder))

@@ -6,11 +6,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from priors import scm
 from priors.prior import Realistic
 from priors.random import normals, rng_at
-from priors.scm.causes import CAUSE_SAMPLINGS, Causes, LayerNoise, plan_causes, sample_causes
-from priors.scm.discretization import Discretization, discretize, plan_discretization
-from priors.scm.hyperparameters import choose, group_rng, scaled_normal
 from priors.table import TableSpec
 
 __all__ = ["TreeSCM"]
@@ -29,7 +27,7 @@ class TreeLayer:
     num_outputs: int
     num_trees: int
     depth: int
-    noise: LayerNoise
+    noise: scm.LayerNoise
 
     def __str__(self) -> str:
         return f"{self.num_trees} trees of depth {self.depth} -> {self.num_outputs}, {self.noise}"
@@ -41,9 +39,9 @@ class TreePlan:
 
     seed: tuple[int, ...]
     num_rows: int
-    causes: Causes
+    causes: scm.Causes
     layers: tuple[TreeLayer, ...]
-    discretization: Discretization
+    discretization: scm.Discretization
 
     def __str__(self) -> str:
         lines = [f"tree_scm {self.seed}: {self.num_rows} rows", str(self.causes)]
@@ -66,11 +64,11 @@ class TreeSCM(Realistic):
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> TreePlan:
         """Draw the causes and the sizes of the trees; see `Prior.plan`."""
-        group = group_rng(spec, seed)
-        noise = LayerNoise(std=scaled_normal(group, 0.3, 1e-4), varies=choose(group, (True, False)))
-        cause_sampling = choose(group, CAUSE_SAMPLINGS)
-        cause_moments = choose(group, (True, False))
-        boundaries = choose(group, ("value", "rank"))
+        group = scm.group_rng(spec, seed)
+        noise = scm.LayerNoise(std=scm.scaled_normal(group, 0.3, 1e-4), varies=scm.choose(group, (True, False)))
+        cause_sampling = scm.choose(group, scm.CAUSE_SAMPLINGS)
+        cause_moments = scm.choose(group, (True, False))
+        boundaries = scm.choose(group, ("value", "rank"))
 
         rng = rng_at(seed, "tree_scm plan")
         widths = [int(rng.integers(3, 10))] * int(rng.integers(1, 3)) + [1]
@@ -86,16 +84,16 @@ class TreeSCM(Realistic):
         return TreePlan(
             seed=seed,
             num_rows=spec.num_rows,
-            causes=plan_causes(rng, spec.num_features, cause_sampling, cause_moments),
+            causes=scm.plan_causes(rng, spec.num_features, cause_sampling, cause_moments),
             layers=layers,
-            discretization=plan_discretization(spec, seed, boundaries),
+            discretization=scm.plan_discretization(spec, seed, boundaries),
         )
 
     def execute(self, plan: TreePlan) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Fit the trees layer by layer, then cut the target into classes; see `Prior.execute`."""
-        from priors.scm.boosting import fit_predict
+        from priors.boosting import fit_predict
 
-        causes = sample_causes(plan.causes, plan.num_rows, rng_at(plan.seed, "causes"))
+        causes = scm.sample_causes(plan.causes, plan.num_rows, rng_at(plan.seed, "causes"))
         values = causes
         for i, layer in enumerate(plan.layers):
             rng = rng_at(plan.seed, "layer", i)
@@ -104,4 +102,4 @@ class TreeSCM(Realistic):
             if layer.noise.std:
                 stds = layer.noise.draw_stds(rng, layer.num_outputs)
                 values += normals(rng, *values.shape) * stds
-        return discretize(causes, values[:, 0], plan.discretization, plan.seed)
+        return scm.discretize(causes, values[:, 0], plan.discretization, plan.seed)

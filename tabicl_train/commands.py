@@ -230,7 +230,14 @@ def evaluate() -> None:
     args = arguments("EvaluateOptions")
     from tabicl_train.evaluation.evaluate import evaluate as score
 
-    score(args)
+    results = score(args)
+    if args.figure is not None:
+        from tabicl_train.report.figures import draw_standing
+
+        try:
+            draw_standing(results).savefig(args.figure, dpi=200)
+        except (OSError, RuntimeError) as error:  # a full disk, or .pgf without xelatex
+            raise ConfigError([f"{args.figure} cannot be written: {first_line(error)}"]) from None
 
 
 @plain_end()

@@ -1,4 +1,4 @@
-"""Which tables an optimizer step consists of, and which rank computes them.
+"""What an optimizer step consists of: its stage and learning rate, its tables, and which rank computes them.
 
 Everything here is a pure function of the configuration, the run's seed and the step, so a step is the same for any
 number of workers, ranks or machines, and resuming a run takes a single integer.
@@ -15,7 +15,7 @@ import numpy as np
 from priors import TableSpec
 from priors.random import rng_at
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
-from tabicl_train.model.families import family_of
+from tabicl_train.model.config import family_of
 from tabicl_train.model.family import NetworkConfig
 
 IMBALANCE = 1.05  # cost of the slowest rank over the lower bound; finer cuts lose more in small packs
@@ -50,7 +50,11 @@ class StepPlan:
 
     def packs(self, rank: int, ranks: int) -> list[list[Group]]:
         """Divide the tables of one rank into the passes in which they go through the model, shorter ones first."""
-        share = sorted(self.assign(ranks)[rank], key=lambda group: (*shape_order(group.spec), group.tables))
+
+        def order(group: Group) -> tuple[int, int, int, tuple[int, ...]]:
+            return group.spec.num_rows, group.spec.train_size, group.spec.num_features, group.tables
+
+        share = sorted(self.assign(ranks)[rank], key=order)
         tables = [replace(group, tables=(i,)) for group in share for i in group.tables]
         fewest = len(cut(tables, self.pack_tokens))
         most = min(sum(table.table_tokens for table in tables) / fewest, self.pack_tokens)
@@ -80,10 +84,6 @@ class StepPlan:
             half = len(largest.tables) // 2
             groups.remove(largest)
             groups += [replace(largest, tables=largest.tables[:half]), replace(largest, tables=largest.tables[half:])]
-
-
-def shape_order(spec: TableSpec) -> tuple[int, int, int]:
-    return spec.num_rows, spec.train_size, spec.num_features
 
 
 def cut(tables: list[Group], budget: float) -> list[list[Group]]:
@@ -121,6 +121,32 @@ def last_of_stage(curriculum: CurriculumConfig, step: int) -> str | None:
     """Return the name of the stage that ends with a step (from 0), or None."""
     name, stage, stage_step = stage_at(curriculum, step)
     return name if stage_step == stage.steps - 1 else None
+
+
+def learning_rate(stage: StageConfig, step: int) -> float:
+    """Compute the learning rate of a step of a stage.
+
+    All schedules begin with a linear warm-up to the peak, the stage's learning rate; the last step has the final one,
+    but for a constant schedule.
+
+    Cosine: Loshchilov and Hutter, SGDR, arXiv 1608.03983, section 3. Warm-up, stable, decay: Hu et al., MiniCPM,
+    arXiv 2404.06395, section 4.
+    """
+    warmup = stage.warmup * stage.steps
+    if step < warmup:
+        return stage.learning_rate * (step + 1) / (warmup + 1)
+    last = stage.steps - 1
+    decay_start = max(warmup, (1 - stage.decay) * last) if stage.schedule == "wsd" else warmup
+    # 0 before the decay, 1 at the last step
+    done = min(max((step - decay_start) / max(last - decay_start, 1), 0.0), 1.0)
+    peak, final = stage.learning_rate, stage.final_learning_rate
+    match stage.schedule:
+        case "cosine":
+            return final + (peak - final) * (1 + math.cos(math.pi * done)) / 2
+        case "linear" | "wsd":
+            return peak + (final - peak) * done
+        case _:
+            return peak
 
 
 def plan_step(curriculum: CurriculumConfig, model: NetworkConfig, seed: int, step: int) -> StepPlan:

@@ -16,13 +16,12 @@ from torch import Tensor, nn
 from priors.random import rng_at
 from tabicl_train.config.schema import CurriculumConfig, OptimizerConfig, StageConfig
 from tabicl_train.console import print_line
-from tabicl_train.curriculum import stage_at
-from tabicl_train.model.families import family_of
+from tabicl_train.curriculum import learning_rate, stage_at
+from tabicl_train.model.config import family_of
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.optimizer import MuonAdamW, build_optimizer
 from tabicl_train.precision import LossScale, Precision
-from tabicl_train.schedules import learning_rate
 from tabicl_train.stream import StepItem
 
 __all__ = ["Pretraining"]
@@ -97,7 +96,7 @@ class Pretraining(L.LightningModule):
         self.grad_norm = torch.zeros(())
         self.finite = torch.ones((), dtype=torch.bool)
         self.skipped = torch.zeros((), dtype=torch.int64)  # steps skipped in the whole run
-        self.loss_scale = LossScale(self.precision.name == "fp16", torch.device("cpu"))
+        self.loss_scale = LossScale(self.precision.name == "fp16")
         self.too_large = math.inf  # tokens of the smallest pack that did not fit into memory
         self.gradients: Gradients | None = None
         self.rank = 0  # of this process in the last step

@@ -60,16 +60,12 @@ class MuonAdamW(torch.optim.Optimizer):
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0})
 
     @torch.no_grad()
-    def step(self, closure=None, taken: Tensor | None = None):
+    def step(self, taken: Tensor | None = None) -> None:  # type: ignore[override]
         """Update the parameters that have gradients.
 
         taken: (), bool, whether the step counts. If not, weights and state stay unchanged, provided that the gradients
         are zero. It is a tensor, so that the host need not wait for the device.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         for group in self.param_groups:
             trained = [p for p in group["params"] if p.grad is not None]
             if not trained:
@@ -80,7 +76,6 @@ class MuonAdamW(torch.optim.Optimizer):
             else:
                 for parameters in self.by_steps_taken(trained):
                     self.move(parameters, self.adamw(parameters, counts), group, counts)
-        return loss
 
     def move(self, parameters: list[Tensor], updates: list[Tensor], group: dict, counts: Tensor) -> None:
         """Decay the parameters and subtract their updates."""

@@ -15,7 +15,7 @@ import torch
 from tabicl_train.config.schema import CurriculumConfig, RunConfig, StageConfig
 from tabicl_train.console import text_table
 from tabicl_train.curriculum import FEATURE_CAPS, cap_features, plan_step
-from tabicl_train.model.families import family_of
+from tabicl_train.model.config import family_of
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.model.pack import Shape
 from tabicl_train.precision import choose
@@ -82,8 +82,7 @@ def stage_peak(config: NetworkConfig, parameters: int, stage: StageConfig, preci
     peaks = []
     for N, n, M in extreme_tables(config, stage):
         tables = stage.pack_tokens / family_of(config).pack_tokens(config, N, M)
-        activations = peak_bytes(config, 0, [(N, n, M)], precision)
-        peaks.append(state + min(max(tables, 1.0), stage.tables) * activations)
+        peaks.append(state + min(max(tables, 1.0), stage.tables) * peak_bytes(config, 0, [(N, n, M)], precision))
     return max(peaks)
 
 

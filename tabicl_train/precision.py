@@ -21,8 +21,6 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 # Every step has other shapes, and a cache of blocks of fixed sizes would be left with gaps that fit none of them.
 EXPANDABLE = "expandable_segments:True"
-
-
 # 10^12 FLOPs per second of dense matrix products, by the makers' data sheets: 16-bit formats, fp32 without TF32
 PEAK_TFLOPS = {"H200": (989, 67), "H100": (989, 67), "A100": (312, 19.5), "L40S": (362, 91.6), "4090": (165, 82.6)}
 
@@ -96,10 +94,10 @@ class LossScale:
     Micikevicius et al., Mixed Precision Training, arXiv 1710.03740, section 3.2.
     """
 
-    def __init__(self, enabled: bool, device: torch.device) -> None:
+    def __init__(self, enabled: bool) -> None:
         self.enabled = enabled
-        self.scale = torch.full((), 2.0**16 if enabled else 1.0, device=device)
-        self.good_steps = torch.zeros((), device=device)
+        self.scale = torch.full((), 2.0**16 if enabled else 1.0)
+        self.good_steps = torch.zeros(())
 
     def to(self, device: torch.device) -> None:
         """Move the scale to a device."""

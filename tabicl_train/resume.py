@@ -20,7 +20,7 @@ from priors.random import STREAM_VERSION
 from tabicl_train.config.schema import HARMLESS, default_of, flatten
 from tabicl_train.console import info
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.families import family_name
+from tabicl_train.model.config import family_name
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.prediction.export import load_checkpoint
 from tabicl_train.run_dir import checkpoint

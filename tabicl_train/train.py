@@ -26,16 +26,13 @@ from priors.real import real_tables
 from tabicl_train import allocator, compiling
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.checkpoints import CheckpointFiles, Checkpoints, load_training
-from tabicl_train.callbacks.diagnostics import Diagnostics
-from tabicl_train.callbacks.final_test import FinalTest
+from tabicl_train.callbacks.final_test import FinalTest, is_test_missing
 from tabicl_train.callbacks.guard import Guard
-from tabicl_train.callbacks.loggers import Loggers
-from tabicl_train.callbacks.metrics import LoggedSteps, Metrics
+from tabicl_train.callbacks.metrics import Diagnostics, LoggedSteps, Metrics, Progress
 from tabicl_train.callbacks.profile import Profile
-from tabicl_train.callbacks.progress import Progress
+from tabicl_train.callbacks.tables_seen import TablesSeen
 from tabicl_train.callbacks.tensorboard_logger import TensorBoardLogger
-from tabicl_train.callbacks.validation import Validation
-from tabicl_train.callbacks.validation_tables import final_test_streams, validation_streams
+from tabicl_train.callbacks.validation import Validation, final_test_streams, validation_streams
 from tabicl_train.callbacks.wandb_logger import WandbLogger
 from tabicl_train.config.schema import (
     ProfileConfig,
@@ -57,11 +54,9 @@ from tabicl_train.planning import expected_work, run_plan
 from tabicl_train.precision import choose, policy, set_up_gpu, uses_cuda
 from tabicl_train.resume import ResumePoint, find_resume_point, initial_weights
 from tabicl_train.run_dir import checkpoint
-from tabicl_train.run_dir.lock import RunLock
 from tabicl_train.run_dir.provenance import describe_machine, describe_origin, record_start
 from tabicl_train.run_dir.records import Records
-from tabicl_train.run_dir.status import RunStatus
-from tabicl_train.run_dir.tables_seen import TablesSeen
+from tabicl_train.run_dir.status import RunLock, RunStatus
 from tabicl_train.stream import StepStream
 from tabicl_train.workers import Loader
 
@@ -101,28 +96,27 @@ def train(config: RunConfig) -> str:
         # of the trainer in the `tabicl` package took 13 s instead of 0.1 s a batch. They start idle, since the
         # checkpoint is not read yet.
         stream = StepStream(prior, curriculum, model, seed, range(total), launch.rank, launch.size)
-        has_steps = newest_step(folder) < total
+        has_steps = max(map(checkpoint.step_of, checkpoint.saved(folder / "checkpoints")), default=0) < total
         loader = stack.enter_context(build_loader(stream, config.stream, device, launch.local_size, has_steps))
 
         # What watches and keeps the run
-        status, loggers, averages = RunStatus(records), Loggers(), Averages(config.averages)
-        files, log = CheckpointFiles(config.checkpoint, lambda step: status.write(saved=step)), loggers.log_metrics
-        streams = validation_streams(config.validation, parts, model)
-        validation = Validation(config.validation, values, total, streams, records, ranks, stop, averages, log)
-        streams = final_test_streams(config.validation, parts, model)
-        test = FinalTest(config.validation, streams, choose(config.trainer), device, records, ranks, stop)
-        logged = LoggedSteps(config.trainer.log_every, total)
+        status, logged = RunStatus(records), LoggedSteps(config.trainer.log_every, total)
+        files = CheckpointFiles(config.checkpoint, lambda step: status.write(saved=step))
+        averages = [Averages(config.averages)] if config.averages.ema or config.averages.last else []
+        seen = [TablesSeen(real.sources(), ranks)] if real is not None else []
+        guard = Guard(config.guard, stream, logged, records, files, ranks, [*averages, *seen])
         progress = Progress(curriculum, total, lambda stage: expected_work(stage, model, seed).flops)
-        seen = TablesSeen({} if real is None else real.sources())
-        metrics = Metrics(curriculum, logged, records, loader, ranks, seen, progress, log)
-        guard = Guard(config.guard, stream, logged, records, files, ranks, averages, metrics)
-        diagnostics = Diagnostics(records, logged, log)
-        callbacks = build_callbacks(config.profile, guard, metrics, diagnostics, averages, status)
+        metrics = Metrics(curriculum, logged, records, loader, ranks, progress)
+        callbacks = build_callbacks(config.profile, guard, metrics, seen, averages, status)
+        streams = validation_streams(config.validation, parts, model)
+        validation = Validation(config.validation, values, total, streams, records, ranks, stop, averages)
 
         # All ranks meet, and learn from rank 0 where the run begins
         fabric = open_fabric(config.trainer, launch, ranks, callbacks)
         problems = [*launch.problems(config.trainer.devices), *config.too_few_tables(ranks.size)[:1]]
-        ranks.raise_on_all_ranks(problems + (compiling.problems(config.trainer) if config.trainer.compile else []))
+        if config.trainer.compile or config.trainer.triton:
+            problems += compiling.problems(config.trainer)
+        ranks.raise_on_all_ranks(problems)
 
         def open_run_dir() -> tuple[ResumePoint, dict | None]:
             make_folder("run_dir", folder / "checkpoints")
@@ -134,10 +128,11 @@ def train(config: RunConfig) -> str:
         stack.callback(lock.release)
         start, content = ranks.from_first(open_run_dir)
         ranks.raise_on_all_ranks(start.problems(seed, fingerprint))
-        validation.has_ended = ranks.from_first(lambda: validation.history(start.steps).ended is not None)
+        if config.validation.patience > 0:
+            validation.has_ended = ranks.from_first(lambda: validation.history(start.steps).ended is not None)
         last = start.steps if validation.has_ended else total
         if last == start.steps and not ranks.from_first(
-            lambda: validation.is_missing(start.steps) or test.is_missing(start.steps)
+            lambda: validation.is_missing(start.steps) or is_test_missing(config.validation, records, start.steps)
         ):
             info(f"{folder}: finished already, {start.steps} steps are done")
             if ranks.rank == 0:
@@ -156,7 +151,7 @@ def train(config: RunConfig) -> str:
             checkpoints.load_callbacks(content)
         del content  # hundreds of megabytes
         if ranks.rank == 0:
-            loggers.loggers = build_loggers(config.wandb, config.tensorboard, values, start.steps)
+            records.loggers = build_loggers(config.wandb, config.tensorboard, values, start.steps)
             status.values |= {"step": start.steps, "saved": start.steps}
             status.write()
             rewind(records, start.steps)
@@ -168,16 +163,18 @@ def train(config: RunConfig) -> str:
         try:
             step = fit(fabric, module, optimizer, loader, checkpoints, validation, ranks, stop, start.steps, last)
             unavailable = ranks.any(loader.unavailable)
-            is_whole = (validation.has_ended or step >= config.total_steps) and not ranks.any(validation.postponed)
+            is_whole = (validation.has_ended or step >= total) and not ranks.any(validation.postponed)
+            streams = final_test_streams(config.validation, parts, model)
+            test = FinalTest(config.validation, streams, choose(config.trainer), device, records, ranks, stop)
             is_whole = test.run(step) and is_whole
         except BaseException as error:
             fabric.call("on_exception", error=error, module=module)
             if ranks.rank == 0:
                 with contextlib.suppress(OSError):  # of a full disk, which is the error
                     status.write(status="failed", cause=f"{type(error).__name__}: {first_line(error)}")
-            loggers.close(1)
+            records.close_loggers(1)
             raise
-        loggers.close()
+        records.close_loggers()
         outcome = "finished" if is_whole else "preempted"
         if ranks.rank == 0:
             status.write(status=outcome, step=step)
@@ -300,11 +297,6 @@ def device_of(settings: TrainerConfig, launch: Launch) -> torch.device:
     return torch.device("cuda", launch.local_rank) if uses_cuda(settings) else torch.device("cpu")
 
 
-def newest_step(folder: Path) -> int:
-    """Return the step of the newest checkpoint, by the names of the files."""
-    return max(map(checkpoint.step_of, checkpoint.saved(folder / "checkpoints")), default=0)
-
-
 def rewind(records: Records, step: int) -> None:
     """Drop the rows of steps that are done again."""
     for name in ("metrics.csv", "scaling.csv", "incidents.jsonl"):
@@ -316,15 +308,15 @@ def build_callbacks(
     profile: ProfileConfig,
     guard: Guard,
     metrics: Metrics,
-    diagnostics: Diagnostics,
-    averages: Averages,
+    seen: list[TablesSeen],
+    averages: list[Averages],
     status: RunStatus,
 ) -> list[Any]:
     """Return what watches or keeps a run, in the order in which it is called: the guard may change the weights."""
     if guard.ranks.rank > 0:
-        return [guard, metrics]
+        return [guard, metrics, *seen]
     traced = [Profile(profile, guard.records.folder)] if profile.step is not None else []
-    return [guard, metrics, diagnostics, *traced, averages, status]
+    return [guard, metrics, *seen, Diagnostics(guard.records, guard.logged), *traced, *averages, status]
 
 
 def build_loggers(wandb: WandbConfig, tensorboard: bool, values: dict[str, Any], step: int) -> list[Any]:

@@ -132,7 +132,7 @@ def test_settings_without_effect_are_told(monkeypatch, tmp_path, capsys):
     assert "warning   trainer.triton has no effect" in said
 
 
-def test_triton_is_chosen_by_the_setting_alone():
+def test_triton_is_chosen_by_the_setting_alone(tmp_path):
     network = TabICL(SMALL)
     layers = [layer for _, layer in network.named_scalings()]
     assert len(layers) == 3 and not any(layer.triton for layer in layers)
@@ -140,6 +140,8 @@ def test_triton_is_chosen_by_the_setting_alone():
     assert not compiling.use_triton(TabICL(dataclasses.replace(SMALL, col_scaling="none", icl_scaling="ssmax")))
     (problem,) = compiling.problems(TrainerConfig(triton=True, accelerator="cpu"))
     assert problem == "trainer.triton is true, which needs a GPU"
+    with pytest.raises(ConfigError, match=problem):
+        short_runs.run(tmp_path / "run", "trainer.triton=true")
 
 
 @pytest.mark.campaign  # generates code for minutes

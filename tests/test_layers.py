@@ -32,7 +32,6 @@ LINE = {
     "stream",
     "workers",
     "module",
-    "schedules",
     "precision",
     "compiling",
     "resume",

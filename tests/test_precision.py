@@ -61,7 +61,7 @@ def test_a_gpu_multiplies_fp32_in_tf32_and_its_memory_grows_in_segments_unless_t
 
 
 def test_the_loss_scale_halves_on_overflow_and_doubles_after_2000_good_steps():
-    scale = LossScale(True, torch.device("cpu"))
+    scale = LossScale(True)
     yes, no = torch.tensor(True), torch.tensor(False)
     scale.update(no)
     assert scale.scale == 2**15
@@ -70,7 +70,7 @@ def test_the_loss_scale_halves_on_overflow_and_doubles_after_2000_good_steps():
     assert scale.scale == 2**15
     scale.update(yes)
     assert scale.scale == 2**16 and scale.good_steps == 0
-    unused = LossScale(False, torch.device("cpu"))
+    unused = LossScale(False)
     unused.update(no)
     assert unused.scale == 1
 
@@ -121,8 +121,8 @@ def test_a_change_of_precision_on_resume_starts_with_a_new_loss_scale(tmp_path):
 
 
 def large_scale(original):
-    def init(self, precision, device):
-        original(self, precision, device)
+    def init(self, enabled):
+        original(self, enabled)
         self.scale = torch.full_like(self.scale, 2.0**24)
 
     return init

@@ -8,7 +8,7 @@ from command_line import command
 from runs import assert_same_state, metrics, read
 from short_runs import run
 
-from tabicl_train.callbacks.validation_tables import validation_streams
+from tabicl_train.callbacks.validation import validation_streams
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior
 from tabicl_train.debugging.replay import replay

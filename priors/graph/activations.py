@@ -151,11 +151,10 @@ def sigmoid(x):
 
 
 @njit(inline="always")
-def sine(x):
-    """sin(x) with an error of 2e-6 beside that of x / (2 pi) in float32; see cos_turns in kernels.py."""
-    u = x * np.float32(0.5 / np.pi) - np.float32(0.25)
+def cos_of_turns(u):
+    """cos(2 pi u), with an error of 1e-6."""
     u -= np.floor(u + np.float32(0.5))
-    s = u * u
+    s = u * u  # up to 1/4; minimax in s
     q = np.float32(-21.07678212) * s + np.float32(58.79403871)
     q = q * s + np.float32(-85.27239701)
     q = q * s + np.float32(64.92872662)
@@ -229,7 +228,7 @@ def apply(x, code, power):
             x[j] = accurate_exponential(x[j])
     elif code == SIN:
         for j in range(len(x)):
-            x[j] = sine(x[j])
+            x[j] = cos_of_turns(x[j] * np.float32(0.5 / np.pi) - np.float32(0.25))
     elif code == LOG_ABS:
         for j in range(len(x)):
             # The last term keeps NaN, over which log2_of passes.

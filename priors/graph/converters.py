@@ -1,7 +1,4 @@
-"""Column converters: from a slice of a node to a column, and to the values that flow on to the node's children.
-
-Source: TabICLv2, arXiv 2602.11139, appendix on the prior.
-"""
+"""From a slice of a node to a column, and to the values that flow on (TabICLv2, arXiv 2602.11139, appendix)."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from numba import njit
 
 from priors.floats import FASTMATH, accurate_power, exponential, scramble, uniform
 from priors.graph.activations import standardize_feature
-from priors.graph.functions import Function, Points, distinct_rows, draw_cheap_function, nearest_centers, take_columns
+from priors.graph.functions import Function, Points, distinct_rows, draw_cheap_function, nearest_centers
 from priors.graph.scalars import LOCAL, Scalars, Weights
 from priors.random import random_key
 
@@ -122,9 +119,9 @@ class Categorical:
             case "id":
                 return index, x
             case "disc":
-                return index, take_columns(table, index)
+                return index, table.index_select(1, index)
             case "func":
-                return index, self.function(take_columns(table, index), rng)
+                return index, self.function(table.index_select(1, index), rng)
         return index, index.to(x.dtype).expand_as(x)
 
     def sample_softmax(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:

@@ -1,7 +1,4 @@
-"""The eight kinds of random functions R^n -> R^m of TabICLv2 (arXiv 2602.11139, appendix), and random points.
-
-Functions are feature-major: (n, N) -> (m, N).
-"""
+"""The eight kinds of random functions (n, N) -> (m, N) of TabICLv2 (arXiv 2602.11139, appendix), and random points."""
 
 from __future__ import annotations
 
@@ -37,11 +34,6 @@ def nearest_centers(x: torch.Tensor, centers: torch.Tensor, p: float) -> torch.T
     return torch.from_numpy(nearest(x.numpy(), centers.T.contiguous().numpy(), np.float32(p)))
 
 
-def take_columns(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """table[:, index], float32 (m, N), for table (m, k) and index int64 (N,)."""
-    return torch.from_numpy(kernels.take_columns(table.numpy(), index.numpy()))
-
-
 def row_chunks(x: torch.Tensor, width: int) -> tuple[torch.Tensor, ...]:
     """x (n, N) cut into chunks of rows, for which a temporary of `width` values per row is small."""
     chunks = -(-x.shape[1] // max(64, CHUNK // width))
@@ -66,7 +58,6 @@ def combine_features(
 class Linear:
     """x -> M x."""
 
-    kind: ClassVar[str] = "linear"
     matrix: Matrix
 
     @classmethod
@@ -84,7 +75,6 @@ class Linear:
 class MLP:
     """Linear layers with random activations between them, optionally one before and one after."""
 
-    kind: ClassVar[str] = "mlp"
     steps: list[Activation | Linear]
 
     @classmethod
@@ -119,7 +109,6 @@ class Tree:
     m: number of outputs
     """
 
-    kind: ClassVar[str] = "tree"
     trees: int
     depth: int
     m: int
@@ -144,7 +133,6 @@ class Discretize:
     p: exponent of the distance sum |x - c|^p
     """
 
-    kind: ClassVar[str] = "discretize"
     centers: int
     p: float
     linear: Linear
@@ -159,7 +147,7 @@ class Discretize:
 
     def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
         centers = x[:, distinct_rows(x.shape[1], self.centers, rng)]
-        return take_columns(self.linear(centers, rng), nearest_centers(x, centers, self.p))
+        return self.linear(centers, rng).index_select(1, nearest_centers(x, centers, self.p))
 
 
 @dataclass
@@ -173,7 +161,6 @@ class GP:
     scale: of all frequencies, unless product_kernel
     """
 
-    kind: ClassVar[str] = "gp"
     features: ClassVar[int] = 256
     m: int
     decay: float
@@ -223,7 +210,6 @@ class GP:
 class Quadratic:
     """out_o = z^T M_o z, where z is at most 20 of the inputs and a constant 1."""
 
-    kind: ClassVar[str] = "quadratic"
     max_inputs: ClassVar[int] = 20
     matrices: Matrix
 
@@ -238,10 +224,13 @@ class Quadratic:
     def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
         if x.shape[0] > self.max_inputs:
             x = x[distinct_rows(x.shape[0], self.max_inputs, rng)]
-        pairs = torch.from_numpy(kernels.pair_weights(self.matrices.compute(rng)))  # one matmul, half the products
+        matrices = self.matrices.compute(rng)  # (m, s, s)
+        i, j = np.triu_indices(self.matrices.n)
+        pairs = matrices[:, i, j] + np.where(i == j, np.float32(0), matrices[:, j, i])  # one matmul, half the products
         z = torch.cat([x, x.new_ones(1, x.shape[1])])
+        weights = torch.from_numpy(np.ascontiguousarray(pairs))
         return combine_features(
-            pairs, lambda chunk: torch.from_numpy(kernels.pair_products(chunk.contiguous().numpy())), z
+            weights, lambda chunk: torch.from_numpy(kernels.pair_products(chunk.contiguous().numpy())), z
         )
 
 
@@ -254,7 +243,6 @@ class EM:
     p, q: the assignment is the softmax of -(||x - c||_p / width)^q and the logarithm of the width's density factor
     """
 
-    kind: ClassVar[str] = "em"
     components: int
     spread: float
     p: float
@@ -288,7 +276,6 @@ class EM:
 class Product:
     """The product of two cheap functions."""
 
-    kind: ClassVar[str] = "product"
     factors: tuple[Function, Function]
 
     @classmethod

@@ -1,7 +1,4 @@
-"""The causal graph behind a table: drawn as a plan, then computed node by node, down to the raw columns.
-
-Source: TabICLv2, arXiv 2602.11139, appendix on the prior.
-"""
+"""The causal graph behind a table: a plan, then nodes and raw columns (TabICLv2, arXiv 2602.11139, appendix)."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ FIRST_ROWS = 1024  # random rows of a longer table on which it may be accepted e
 RESAMPLES = 200
 MAX_FAILURES = 10  # 5 % of the resamples
 MAX_DEPTH = 6
+NODES = 2 ** (MAX_DEPTH + 1) - 1  # of a tree; the children of node k are 2 k + 1 and 2 k + 2
 LEAST_VARIANCE = 0.5
 
 
@@ -59,19 +60,23 @@ class ExtraTrees:
     """
 
     def __init__(self, X: np.ndarray, y: np.ndarray, rng: np.random.Generator):
-        present, self.y = np.unique(y, return_inverse=True)
-        self.X = np.ascontiguousarray(X, dtype=np.float32)
-        self.rng = rng
-        self.size = 0
-        self.votes = np.zeros((len(y), len(present)), np.float32)
+        self.X, self.rng, self.size = np.ascontiguousarray(X, dtype=np.float32), rng, 0
         self.counts = np.zeros(len(y), np.int32)
+        self.begin(y)
+
+    def begin(self, y: np.ndarray) -> None:
+        present, self.y = np.unique(y, return_inverse=True)
+        self.votes = np.zeros((len(y), len(present)), np.float32)
 
     def grow(self, trees: int) -> ExtraTrees:
         """Add this number of trees; returns itself."""
         for _ in range(trees):
-            grow_tree(self.X, self.y, self.rng.integers(1, 2**63), self.votes, self.counts)
+            self.grow_one(self.rng.integers(1, 2**63))
         self.size += trees
         return self
+
+    def grow_one(self, seed: int) -> None:
+        grow_tree(self.X, self.y, seed, self.votes, self.counts)
 
     def sum_errors(self) -> tuple[float, float, float, float]:
         """What the function `sum_errors` returns."""
@@ -95,18 +100,11 @@ class ExtraTrees:
 class NumericExtraTrees(ExtraTrees):
     """An ensemble that predicts numbers: y float32 (N,), rows of a target of variance 1; votes are float32 (N,)."""
 
-    def __init__(self, X: np.ndarray, y: np.ndarray, rng: np.random.Generator):
-        self.X, self.y = np.ascontiguousarray(X, dtype=np.float32), y
-        self.rng = rng
-        self.size = 0
-        self.votes = np.zeros(len(y), np.float32)
-        self.counts = np.zeros(len(y), np.int32)
+    def begin(self, y: np.ndarray) -> None:
+        self.y, self.votes = y, np.zeros(len(y), np.float32)
 
-    def grow(self, trees: int) -> NumericExtraTrees:
-        for _ in range(trees):
-            grow_numeric_tree(self.X, self.y, self.rng.integers(1, 2**63), self.votes, self.counts)
-        self.size += trees
-        return self
+    def grow_one(self, seed: int) -> None:
+        grow_numeric_tree(self.X, self.y, seed, self.votes, self.counts)
 
     def errors(self) -> tuple[np.ndarray, np.ndarray]:
         """Squared errors of the mean and of the predictions, float64, of the rows that have a prediction."""
@@ -185,6 +183,15 @@ def draw_bag(N, seed):
 
 
 @njit(inline="always")
+def plant(weight):
+    """A tree of one node: each node's feature and threshold, and its part (start, stop) of the rows in the bag."""
+    rows = np.flatnonzero(weight).astype(np.int32)
+    bounds = np.zeros((NODES, 2), np.int64)
+    bounds[0, 1] = len(rows)
+    return np.full(NODES, -1, np.int64), np.zeros(NODES, np.float32), bounds, rows, np.empty(len(rows), np.int32)
+
+
+@njit(inline="always")
 def draw_cuts(X, rows, state, low, high, cut):
     """Fill (M,) with each feature's lowest and highest value in the rows and, unless it is constant, a random cut."""
     M = X.shape[1]
@@ -205,26 +212,19 @@ def draw_cuts(X, rows, state, low, high, cut):
 
 
 @njit(inline="always")
-def partition(column, threshold, rows, spare):
-    """Move the rows whose value is at most the threshold to the front of `rows`; returns their number."""
-    a, b = 0, 0
-    for j in range(len(rows)):
+def split(node, column, threshold, rows, spare, bounds):
+    """Give a node's part of `rows` to its two children: values of at most the threshold to the first."""
+    start, stop = bounds[node]
+    middle, rest = start, 0
+    for j in range(start, stop):
         row_index = rows[j]
         if column[row_index] <= threshold:
-            rows[a] = row_index
-            a += 1
+            rows[middle] = row_index
+            middle += 1
         else:
-            spare[b] = row_index
-            b += 1
-    rows[a:] = spare[:b]
-    return a
-
-
-@njit(inline="always")
-def split(node, column, threshold, rows, spare, bounds):
-    """Give a node's part of `rows` to its two children."""
-    start, stop = bounds[node]
-    middle = start + partition(column, threshold, rows[start:stop], spare)
+            spare[rest] = row_index
+            rest += 1
+    rows[middle:stop] = spare[:rest]
     bounds[2 * node + 1, 0], bounds[2 * node + 1, 1] = start, middle
     bounds[2 * node + 2, 0], bounds[2 * node + 2, 1] = middle, stop
 
@@ -244,25 +244,14 @@ def grow_tree(X, y, seed, votes, counts):
 
     All features of a row are compared at once, which is vectorized.
     """
-    N, M = X.shape
-    C = votes.shape[1]
+    (N, M), C = X.shape, votes.shape[1]
     weight, state = draw_bag(N, seed)
-
-    nodes = 2 ** (MAX_DEPTH + 1) - 1
-    feature = np.full(nodes, -1, np.int64)
-    threshold = np.zeros(nodes, np.float32)
-    share = np.zeros((nodes, C), np.float32)
-    bounds = np.zeros((nodes, 2), np.int64)  # the node's part of `rows`
-    rows = np.flatnonzero(weight).astype(np.int32)
-    spare = np.empty(len(rows), np.int32)
-    bounds[0, 1] = len(rows)
-
-    low = np.empty(M, np.float32)
-    high = np.empty(M, np.float32)
-    cut = np.empty(M, np.float32)
+    feature, threshold, bounds, rows, spare = plant(weight)
+    share = np.zeros((NODES, C), np.float32)
+    low, high, cut = np.empty(M, np.float32), np.empty(M, np.float32), np.empty(M, np.float32)
     left = np.empty((C, M), np.float32)  # weight of each class at or below the cut
     total = np.empty(C, np.float32)
-    for node in range(nodes):
+    for node in range(NODES):
         start, stop = bounds[node]
         if start == stop:
             continue
@@ -325,22 +314,12 @@ def grow_numeric_tree(X, y, seed, votes, counts):
     """Grow a tree on X (N, M) and y (N,), and add its out-of-bag predictions to votes (N,) and counts (N,)."""
     N, M = X.shape
     weight, state = draw_bag(N, seed)
-
-    nodes = 2 ** (MAX_DEPTH + 1) - 1
-    feature = np.full(nodes, -1, np.int64)
-    threshold = np.zeros(nodes, np.float32)
-    value = np.zeros(nodes, np.float32)
-    bounds = np.zeros((nodes, 2), np.int64)  # the node's part of `rows`
-    rows = np.flatnonzero(weight).astype(np.int32)
-    spare = np.empty(len(rows), np.int32)
-    bounds[0, 1] = len(rows)
-
-    low = np.empty(M, np.float32)
-    high = np.empty(M, np.float32)
-    cut = np.empty(M, np.float32)
+    feature, threshold, bounds, rows, spare = plant(weight)
+    value = np.zeros(NODES, np.float32)
+    low, high, cut = np.empty(M, np.float32), np.empty(M, np.float32), np.empty(M, np.float32)
     left_weight = np.empty(M, np.float32)  # at or below the cut
     left_sum = np.empty(M, np.float32)
-    for node in range(nodes):
+    for node in range(NODES):
         start, stop = bounds[node]
         if start == stop:
             continue

@@ -1,18 +1,38 @@
-"""Files of tables as columns: CSV, Parquet and Arrow. What could be misread is refused, with the reason."""
+"""Files of tables: read as columns, and an index of what is in each file of a folder, or why it is left out.
+
+What could be misread is refused, with the reason. The index is a file of JSON lines, one for each file of the folder.
+A file is read again only if its size or its time of modification has changed. In a folder that cannot be written, each
+process reads all files.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
+import json
+import os
 import re
+import stat
 from collections import Counter
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
+from tqdm import tqdm
 
-from priors.real.features import as_numbers, reads_as_numbers
+from priors.real.preprocessing import as_numbers, reads_as_numbers
+from priors.table import MIN_ROWS, PriorError
 
+NAME = ".tabicl-index.jsonl"
+VERSION = 1  # of the index; raised with every change of what is read or left out
+UNREADABLE = -1  # in place of the time of modification of a file that the system does not let us read
+TASKS = "tasks.csv"  # in the folder itself: a table of tasks, see tasks.py
 SUFFIXES = (".csv", ".parquet", ".arrow", ".feather")
 MAX_BYTES = 256 * 2**20  # of a file: reading a CSV takes about eight times its size in memory
 MAX_CELLS = 50_000_000  # 400 MB as float64; Parquet packs far more of them into MAX_BYTES
@@ -20,7 +40,225 @@ MAX_COLUMNS = 2_000
 OTHER_NUMBERS = r"\s*[-+]?(\d{1,3}([,' ]\d{3})+(\.\d+)?|\d+,\d+|\d+(\.\d+)?\s*%)\s*"  # 1,013 or 2,5 or 3%
 OTHER_DATES = r"\s*\d{1,4}[/.-]\d{1,2}[/.-]\d{1,4}\b.*"
 
+File: TypeAlias = tuple[str, int, int]  # path, size, time of modification
 Column: TypeAlias = np.ndarray | pd.Categorical  # numbers float64 (rows,), NaN where missing, or categories
+
+
+@dataclass(frozen=True)
+class ColumnFacts:
+    """kind: number, time or category; distinct: number of different values; known: rows with a value"""
+
+    name: str
+    kind: str
+    distinct: int
+    known: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the index knows of a file.
+
+    path: relative to the folder, with slashes
+    modified: time of modification in ns
+    hash: of the file's bytes
+    content: hash of the values, see content_hash
+    last: name of the last column, be it used or left out
+    left_out: columns that are not used, and why
+    reason: why the file is left out; None if it is used
+    """
+
+    path: str
+    size: int
+    modified: int
+    hash: str = ""
+    content: str = ""
+    last: str = ""
+    rows: int = 0
+    columns: tuple[ColumnFacts, ...] = ()
+    left_out: dict[str, str] = field(default_factory=dict)
+    reason: str | None = None
+
+
+def index_folder(folder: Path) -> dict[str, Entry]:
+    """The entries of all files of a folder by path, in alphabetical order; files that are new or have changed are read.
+
+    Raises PriorError if a package that reads the files is missing.
+    """
+    return index_files(folder.resolve(), tuple(find_files(folder)))
+
+
+def index_file(path: Path) -> Entry:
+    """The entry of a single file, in memory only; raises PriorError if it cannot be used."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise PriorError(f"{path} must be one of {', '.join(SUFFIXES)} files")
+    try:
+        state = path.stat()
+    except OSError as error:
+        raise PriorError(f"{path} cannot be read: {error.strerror}") from None
+    entry = read_entry_once(path.parent.resolve(), path.name, state.st_size, state.st_mtime_ns)
+    if entry.reason is not None:
+        raise PriorError(f"{path} cannot be used: {entry.reason}")
+    return entry
+
+
+def find_files(folder: Path) -> list[File]:
+    """The files of tables in a folder and its subfolders; hidden ones are left alone. Subfolders that cannot be listed
+    are among them, so that they are named."""
+    found: list[File] = []
+
+    def unreadable(error: OSError) -> None:
+        found.append((Path(error.filename).relative_to(folder).as_posix(), 0, UNREADABLE))
+
+    for place, folders, names in os.walk(folder, onerror=unreadable):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            path = Path(place, name)
+            relative = path.relative_to(folder).as_posix()
+            if name.startswith(".") or path.suffix.lower() not in SUFFIXES or relative == TASKS:
+                continue
+            try:
+                state = path.stat()
+            except OSError as error:  # a link to nothing, or in a circle
+                unreadable(error)
+            else:
+                found.append((relative, state.st_size, state.st_mtime_ns))
+    return sorted(found)
+
+
+@lru_cache(maxsize=2)  # a configuration is checked, and its prior built, several times in a process
+def index_files(folder: Path, found: tuple[File, ...]) -> dict[str, Entry]:
+    known = read_entries(folder)
+    current = {(entry.path, entry.size, entry.modified) for entry in known.values() if entry.modified != UNREADABLE}
+    missing = [file for file in found if file not in current]
+    for file in tqdm(missing, desc=f"index of {folder}", unit="file", disable=None if missing else True):
+        known[file[0]] = read_entry(folder, *file)
+    entries = {path: known[path] for path, _, _ in found}
+    if missing:
+        lines = [json.dumps({"version": VERSION, **asdict(entry)}) + "\n" for entry in entries.values()]
+        with contextlib.suppress(OSError), TemporaryDirectory(prefix=".tabicl-", dir=folder) as scratch:
+            unfinished = Path(scratch, NAME)
+            unfinished.write_text("".join(lines), encoding="utf-8")
+            os.replace(unfinished, folder / NAME)
+    return entries
+
+
+def read_entries(folder: Path) -> dict[str, Entry]:
+    """The entries in the index so far; none if it is damaged or of another version."""
+    entries = {}
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        for line in (folder / NAME).read_text(encoding="utf-8").splitlines():
+            values = json.loads(line)
+            if values.pop("version") == VERSION:
+                values["columns"] = tuple(ColumnFacts(**facts) for facts in values["columns"])
+                entries[values["path"]] = Entry(**values)
+    return entries
+
+
+def read_entry(folder: Path, path: str, size: int, modified: int) -> Entry:
+    """Read a file, and what it holds or why it is left out; raises PriorError if a package for it is missing."""
+    try:
+        if size > MAX_BYTES:
+            raise Unusable(f"{size / 2**20:,.0f} MiB, more than {MAX_BYTES >> 20}: store a sample of its rows")
+        try:
+            content = read_content(Path(folder, path))
+        except OSError as error:
+            return Entry(path, size, UNREADABLE, reason=f"it cannot be read ({error.strerror})")
+        table = read_table(content, path, check=True)
+        columns = list(table.columns.values())
+        if not columns:
+            raise Unusable("; ".join(f"column {name!r}: {reason}" for name, reason in table.left_out.items()))
+        facts = tuple(facts_of(name, table.kinds[name], column) for name, column in table.columns.items())
+        digest = blake2b(content, digest_size=16).hexdigest()
+        same = content_hash(columns)
+        return Entry(path, size, modified, digest, same, table.last, len(columns[0]), facts, table.left_out)
+    except MissingLibrary as error:
+        raise PriorError(f"{path}: {error}") from None
+    except Unusable as error:
+        reason = str(error)
+    except Exception as error:  # damaged files make the readers raise errors of any kind
+        reason = f"it cannot be read ({type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]})"
+    return Entry(path, size, modified, reason=reason)
+
+
+read_entry_once = lru_cache(maxsize=2)(read_entry)  # see index_files
+
+
+def read_content(path: Path) -> bytes:
+    """The bytes of a file; raises OSError, and Unusable for what is no file: reading a named pipe would never end."""
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise Unusable("it is not a regular file")
+    return path.read_bytes()
+
+
+@dataclass
+class Content:
+    """The columns of a file that can be used, and their kinds, by name; see Entry."""
+
+    columns: dict[str, Column]
+    kinds: dict[str, str]
+    left_out: dict[str, str]
+    last: str
+
+
+def read_table(content: bytes, path: str, check: bool = False) -> Content:
+    """Raises what read_frame raises.
+
+    check: also compare what is read with the lines of the file, which takes longer than reading
+    """
+    suffix = Path(path).suffix.lower()
+    lines = check_csv(content) if check and suffix == ".csv" else None
+    frame = read_frame(content, suffix)
+    if not isinstance(frame.index, pd.RangeIndex) or lines not in (None, frame.shape):
+        raise Unusable("its lines can be read in several ways")
+    check_size(*frame.shape)
+    if frame.shape[1] < 2:
+        raise Unusable(f"{frame.shape[1]} columns; a CSV file separates them by commas")
+    if len(frame) < MIN_ROWS:
+        raise Unusable(f"{len(frame)} rows, fewer than {MIN_ROWS}")
+    table = Content({}, {}, {}, str(frame.columns[-1]))
+    for name, values in frame.items():
+        try:
+            if suffix == ".csv" and re.fullmatch(r"Unnamed: \d+", str(name)):  # what pandas calls it
+                raise Unusable("no name: perhaps row numbers")
+            table.columns[str(name)], table.kinds[str(name)] = as_column(values)
+        except Unusable as error:
+            table.left_out[str(name)] = str(error)
+    return table
+
+
+def facts_of(name: str, kind: str, column: Column) -> ColumnFacts:
+    if isinstance(column, pd.Categorical):
+        return ColumnFacts(name, kind, len(column.categories), int((column.codes >= 0).sum()))
+    known = column[~np.isnan(column)]
+    return ColumnFacts(name, kind, len(np.unique(known)), len(known))
+
+
+def content_hash(columns: list[Column]) -> str:
+    """16 hexadecimal digits that depend on the values, but not on the order of rows and columns nor on names, so that
+    a copy in another format has the hash of the original."""
+    rows = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        values = value_hashes(column)
+        rows += mixed(values ^ mixed(values.sum()))
+    return f"{mixed(mixed(rows).sum()):016x}"
+
+
+def value_hashes(column: Column) -> np.ndarray:
+    """uint64 (rows,): equal for equal values"""
+    if isinstance(column, pd.Categorical):
+        texts = [blake2b(str(value).encode(), digest_size=8).digest() for value in column.categories]
+        return np.frombuffer(b"".join([*texts, bytes(8)]), "<u8")[column.codes]  # code -1, missing: the last one
+    numbers = np.where(np.isnan(column), np.nan, column) + 0.0  # one NaN, one zero
+    return mixed(numbers.view(np.uint64))
+
+
+def mixed(x: np.ndarray) -> np.ndarray:
+    """The mixing step of splitmix64: uint64 -> uint64, one to one."""
+    with np.errstate(over="ignore"):
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))
 
 
 class Unusable(Exception):

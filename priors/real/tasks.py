@@ -1,15 +1,7 @@
 """What is predicted in a folder of tables: the targets that `tasks.csv` names, or guesses.
 
-tasks.csv has the columns of tabicl-evaluate's suite=folder:
-
-    item         path of a file in the folder
-    target       the column to predict
-    drop         columns to leave out, separated by spaces, or by semicolons if a name has spaces; optional
-    categorical  numeric columns to treat as categories, separated in the same way; optional
-
-and perhaps another one:
-
-    family       name of the study that the table is from; the tables of a family are drawn for the same purpose
+tasks.csv has the columns of tabicl-evaluate's suite=folder (item, target, drop, categorical), and perhaps the column
+family; priors/real/README.md describes them.
 """
 
 from __future__ import annotations
@@ -23,7 +15,7 @@ from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 
-from priors.real.index import TASKS, VERSION, ColumnFacts, Entry
+from priors.real.files import TASKS, VERSION, ColumnFacts, Entry
 from priors.table import MIN_ROWS, PriorError
 
 COLUMNS = ("item", "target")

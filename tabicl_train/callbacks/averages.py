@@ -26,13 +26,11 @@ class Averages:
         return {"ema": self.ema, "since": self.since, "points": self.points}
 
     def load_state_dict(self, state: dict) -> None:
-        """Load averages; one that is switched off is dropped, so that it starts anew when it is switched on again."""
-        self.ema, self.since = state["ema"] if self.config.ema else {}, state["since"]
-        self.points = state["points"] if self.config.last else []
+        """Load averages; one that is switched off, or missing, starts anew when it is switched on again."""
+        self.ema, self.since = state.get("ema", {}) if self.config.ema else {}, state.get("since", 0)
+        self.points = state.get("points", []) if self.config.last else []
 
     def on_train_batch_end(self, step: int, module: Pretraining, **_) -> None:
-        if not (self.config.ema or self.config.last):
-            return
         weights = module.model.state_dict()
         if self.config.ema:
             if not self.ema:

@@ -40,6 +40,12 @@ NAME = "test.json"
 NO_GAIN = "no gain found: the weights you started from stay the best ones"
 
 
+def is_test_missing(settings: ValidationConfig, records: Records, step: int) -> bool:
+    """Whether there shall be a test, and the one after so many steps is not there."""
+    started = settings.every > 0 and (records.folder / START).exists()
+    return started and (records.json(NAME) or {}).get("step") != step
+
+
 class FinalTest:
     """Compare the best weights of a run with those it started from, on rank 0, if validation has kept both."""
 
@@ -57,10 +63,6 @@ class FinalTest:
         self.records, self.ranks, self.stop = records, ranks, stop
         self.start, self.best = records.folder / START, records.folder / BEST
 
-    def is_missing(self, step: int) -> bool:
-        """Whether there shall be a test, and the one after so many steps is not there."""
-        return self.settings.every > 0 and self.start.exists() and (self.records.json(NAME) or {}).get("step") != step
-
     def run(self, step: int) -> bool:
         """Score, print and write the test after so many steps; False if a stop signal came before it was there.
 
@@ -69,7 +71,7 @@ class FinalTest:
         if self.ranks.rank > 0:
             return self.ranks.wait_for_first(lambda: self.stop.first is not None)
         try:
-            if self.is_missing(step):
+            if is_test_missing(self.settings, self.records, step):
                 self.write(step)
         except StopRequested:
             info("test      left to the next start, since the run was asked to stop")

@@ -12,12 +12,12 @@ import dataclasses
 import math
 import shlex
 import time
+from typing import Any
 
 import torch
 
-from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.checkpoints import CheckpointFiles
-from tabicl_train.callbacks.metrics import LoggedSteps, Metrics
+from tabicl_train.callbacks.metrics import LoggedSteps
 from tabicl_train.config.schema import GuardConfig
 from tabicl_train.console import counted, info
 from tabicl_train.curriculum import plan_step
@@ -43,7 +43,10 @@ class Diverged(Exception):
 
 
 class Guard:
-    """Watch loss, gradient norm and multiplier on all ranks: at logged steps and before a save."""
+    """Watch loss, gradient norm and multiplier on all ranks: at logged steps and before a save.
+
+    restored: callbacks whose states go back with the weights
+    """
 
     def __init__(
         self,
@@ -53,11 +56,10 @@ class Guard:
         records: Records,
         files: CheckpointFiles,
         ranks: Ranks,
-        averages: Averages,
-        metrics: Metrics,
+        restored: list[Any],
     ) -> None:
         self.limits, self.stream, self.logged, self.records = limits, stream, logged, records
-        self.files, self.ranks, self.averages, self.metrics = files, ranks, averages, metrics
+        self.files, self.ranks, self.restored = files, ranks, restored
         self.unread: list[tuple[int, torch.Tensor]] = []  # of the steps since the last call of `read_steps`
         self.average: float | None = None  # of the loss
         self.low: float | None = None  # follows the average down immediately, and up slowly
@@ -170,7 +172,7 @@ class Guard:
     def rewind(self, step: int, module: Pretraining, optimizer: MuonAdamW, good: dict) -> None:
         """Restore weights and optimizer from a checkpoint; the tables of the steps since then are not used again."""
         module.go_back(good, step, optimizer)
-        for callback in (self.averages, self.metrics):
+        for callback in self.restored:
             callback.load_state_dict(good["callbacks"].get(type(callback).__name__, {}))
         state = good["callbacks"]["Guard"]
         self.average, self.low = state["average"], state["low"]

@@ -1,4 +1,6 @@
-"""What a run measures about itself: a row of metrics.csv for each logged step, and the progress line.
+"""What a run measures about itself at logged steps, and the progress line.
+
+metrics.csv, a row for each of them:
 
 step, stage                of optimizer steps done, with this one; stage of the curriculum
 loss, grad_norm, lr        of this step: mean loss of the tables, gradient norm before clipping, learning rate
@@ -11,32 +13,39 @@ clipped                    share of the steps since the previous row whose gradi
 tflops_per_s               of the model on all ranks, 10^12 operations per second, without recomputed activations
 peak_share                 share of the peak performance of the devices, where that is known
 memory_gb                  peak of rank 0 so far, on its device or, on a CPU, resident
+
+scaling.csv, a row for each of them and each layer with a scaling rule:
+
+step, stage, layer         as above; name of the layer
+n_smallest, n_largest      labeled rows of the tables of this rank's share of the step
+at_smallest, at_largest    max |base(n)| of the base multiplier over heads and elements, for these n
+gate_mean, gate_std        of the gate 1 + tanh(MLP(q)) over all queries, each pack with the same weight; empty if the
+                           layer's rule has no gate
 """
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
-from tabicl_train.callbacks.loggers import Log
-from tabicl_train.callbacks.progress import Progress
-from tabicl_train.config.schema import CurriculumConfig
+from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.console import info
-from tabicl_train.curriculum import stage_at
+from tabicl_train.curriculum import learning_rate, stage_at
 from tabicl_train.distributed.ranks import Ranks
-from tabicl_train.model.families import family_of
+from tabicl_train.model.config import family_of
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.module import Pretraining
 from tabicl_train.precision import peak_flops
 from tabicl_train.run_dir.records import Records
-from tabicl_train.run_dir.tables_seen import TablesSeen
-from tabicl_train.schedules import learning_rate
 from tabicl_train.stream import StepItem
 from tabicl_train.workers import Loader
 
@@ -47,6 +56,8 @@ COLUMNS = (
     "step", "stage", "loss", "guess_loss", "grad_norm", "lr", "tables_per_s", "cells_per_s", "data_wait",
     "accept_rate", "skipped", "clipped", "tflops_per_s", "peak_share", "memory_gb",
 )  # fmt: skip
+SCALING = ("step", "stage", "layer", "n_smallest", "n_largest", "at_smallest", "at_largest", "gate_mean", "gate_std")
+PLAIN_LINE_EVERY = 10.0  # seconds between progress lines where the output is not a terminal
 
 
 @dataclass(frozen=True)
@@ -69,8 +80,67 @@ class LoggedSteps:
         return step % self.every == 0 or step == self.last
 
 
+class Progress:
+    """A bar on a terminal; elsewhere a plain line every ten seconds, so that logs stay readable.
+
+    total: optimizer steps of the run
+    flops: the expected FLOPs of a stage; a step of a later stage takes longer, so the remaining work is counted in them
+    """
+
+    def __init__(self, curriculum: CurriculumConfig, total: int, flops: Callable[[StageConfig], float]) -> None:
+        self.curriculum, self.total, self.flops = curriculum, total, flops
+        self.smooth = math.nan
+
+    def start(self, step: int) -> None:
+        stages = self.curriculum.stages.items()
+        self.step_flops = {name: self.flops(stage) / stage.steps for name, stage in stages}
+        self.started = self.last_line = time.perf_counter()
+        self.first_work = self.work(step)
+        layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
+        self.bar = None
+        if sys.stderr.isatty():
+            self.bar = tqdm(total=self.total, initial=step, unit="step", dynamic_ncols=True, bar_format=layout)
+
+    def work(self, step: int, until_stage: str | None = None) -> float:
+        """Return the expected FLOPs of the run up to a step, or to the end of a stage if that comes first."""
+        work = 0.0
+        for name, stage in self.curriculum.stages.items():
+            work += min(step, stage.steps) * self.step_flops[name]
+            step -= min(step, stage.steps)
+            if name == until_stage:
+                break
+        return work
+
+    def time_left(self, row: dict) -> str:
+        """Time left of the run, and of the current stage unless it is the last one."""
+        done = self.work(row["step"])
+        pace = (time.perf_counter() - self.started) / (done - self.first_work)
+        run, stage = self.work(self.total) - done, self.work(self.total, row["stage"]) - done
+        text = f"{tqdm.format_interval(pace * run)} left"
+        return text if stage >= run else f"{text} ({tqdm.format_interval(pace * stage)} of {row['stage']})"
+
+    def show(self, row: dict) -> None:
+        # Single steps are noisy, as their tables may be easy or hard: half of the weight is on the last 7 rows.
+        if not math.isfinite(self.smooth):
+            self.smooth = row["loss"]
+        elif math.isfinite(row["loss"]):
+            self.smooth = 0.9 * self.smooth + 0.1 * row["loss"]
+        text = f"loss {self.smooth:.3f}, {row['tables_per_s']:.0f} tables/s, data wait {row['data_wait']:.1%}"
+        text += f", {row['memory_gb']:.1f} GB, {self.time_left(row)}"
+        if self.bar is not None:
+            self.bar.set_postfix_str(f"{row['stage']}, {text}", refresh=False)
+            self.bar.update(row["step"] - self.bar.n)
+        elif time.perf_counter() - self.last_line >= PLAIN_LINE_EVERY or row["step"] == self.total:
+            self.last_line = time.perf_counter()
+            info(f"{row['stage']} step {row['step']}/{self.total}: {text}")
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
 class Metrics:
-    """Write metrics.csv and show progress on rank 0, and count the real tables that all ranks draw."""
+    """Write and log metrics.csv and show progress, on rank 0."""
 
     def __init__(
         self,
@@ -79,23 +149,10 @@ class Metrics:
         records: Records,
         loader: Loader,
         ranks: Ranks,
-        seen: TablesSeen,
         progress: Progress,
-        log: Log,
     ) -> None:
         self.curriculum, self.logged, self.records, self.loader, self.ranks = curriculum, logged, records, loader, ranks
-        self.seen, self.progress, self.log = seen, progress, log
-
-    def state_dict(self) -> dict:
-        """Return the counts of real tables, added up over all ranks."""
-        if not self.seen.sizes:
-            return {}
-        self.seen.merge(self.ranks.sum)
-        return {"tables_seen": self.seen.text()}
-
-    def load_state_dict(self, state: dict) -> None:
-        """Also called with an earlier state, to which the guard goes back."""
-        self.seen.load(state.get("tables_seen", "[]"))
+        self.progress = progress
 
     def on_train_start(self, step: int, **_) -> None:
         self.start_window()
@@ -107,10 +164,6 @@ class Metrics:
         self.tables = self.cells = self.drawn = self.rejected = self.steps = 0
         self.flops = 0.0
         self.clipped: Tensor | int = 0
-
-    def on_train_batch_start(self, item: StepItem, **_) -> None:
-        """Count the real tables of a step."""
-        self.seen.add(item.sources)  # before the guard, after the step, may go back to earlier counts
 
     def on_train_batch_end(self, step: int, item: StepItem, module: Pretraining, **_) -> None:
         self.steps += 1
@@ -126,7 +179,8 @@ class Metrics:
             if self.ranks.rank == 0:
                 row = {column: row[column] for column in COLUMNS}
                 self.records.append_rows("metrics.csv", row)
-                self.log({column: value for column, value in row.items() if column != "step" and value != ""}, step)
+                values = {column: value for column, value in row.items() if column != "step" and value != ""}
+                self.records.log_metrics(values, step)
                 self.progress.show(row)
             self.start_window()
 
@@ -155,13 +209,8 @@ class Metrics:
         }
 
     def on_train_end(self, **_) -> None:
-        """Print which real tables were seen, and end the progress line."""
-        if self.seen.sizes:
-            self.seen.merge(self.ranks.sum)
         if self.ranks.rank == 0:
             self.progress.close()
-            if line := self.seen.line():
-                info(f"seen      {line}")
 
 
 def guess_losses(module: Pretraining, item: StepItem) -> list[float]:
@@ -183,3 +232,39 @@ def peak_memory(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+class Diagnostics:
+    """Write scaling.csv, on rank 0 alone, and log the multipliers."""
+
+    def __init__(self, records: Records, logged: LoggedSteps) -> None:
+        self.records, self.logged = records, logged
+
+    def on_train_batch_start(self, item: StepItem, module: Pretraining, **_) -> None:
+        """Have the gates measured in a logged step."""
+        if item.step + 1 in self.logged:
+            for _, scaling in module.model.named_scalings():
+                scaling.gate_sums = torch.zeros(3, device=module.device)
+
+    def on_train_batch_end(self, step: int, item: StepItem, module: Pretraining, **_) -> None:
+        if step not in self.logged:
+            return
+        smallest, largest = (f(n for pack in item.packs for _, n, _ in pack.shapes) for f in (min, max))
+        rows = []
+        for name, scaling in module.model.named_scalings():
+            base = [scaling.multipliers(n).abs().max().item() for n in (smallest, largest)]
+            gate = gate_statistics(scaling.gate_sums)
+            scaling.gate_sums = None
+            rows.append(dict(zip(SCALING, (step, item.stage, name, smallest, largest, *base, *gate), strict=True)))
+        if rows:
+            self.records.append_rows("scaling.csv", *rows)
+            self.records.log_metrics({f"multiplier/{row['layer']}": row["at_largest"] for row in rows}, step)
+
+
+def gate_statistics(sums: Tensor) -> tuple[float, float] | tuple[str, str]:
+    """Mean and standard deviation of a gate from Scaling.gate_sums; empty cells if no forward pass had a gate."""
+    mean, square, passes = sums.tolist()
+    if passes == 0:
+        return "", ""
+    mean, square = mean / passes, square / passes
+    return mean, max(square - mean**2, 0.0) ** 0.5

@@ -29,9 +29,10 @@ from typing import Any
 
 import numpy as np
 
+from priors import Prior
+from priors.real import real_tables
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.checkpoints import to_host
-from tabicl_train.callbacks.loggers import Log
 from tabicl_train.callbacks.scores import Scored, cluster_means, score_network
 from tabicl_train.callbacks.validation_history import (
     History,
@@ -41,11 +42,21 @@ from tabicl_train.callbacks.validation_history import (
     read_scores,
     real_score,
 )
-from tabicl_train.config.schema import CLASS_SCORES, NUMBER_SCORES, OWN, REAL, SYNTHETIC, ValidationConfig, kind_of
+from tabicl_train.config.schema import (
+    CLASS_SCORES,
+    NUMBER_SCORES,
+    OWN,
+    REAL,
+    SYNTHETIC,
+    CurriculumConfig,
+    StageConfig,
+    ValidationConfig,
+    kind_of,
+)
 from tabicl_train.console import info
 from tabicl_train.distributed.processes import Stop
 from tabicl_train.distributed.ranks import Ranks
-from tabicl_train.model.family import Network
+from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.module import Pretraining
 from tabicl_train.outputs import save_atomically
 from tabicl_train.prediction.export import load_checkpoint
@@ -56,6 +67,40 @@ from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.workers import StopRequested
 
 START, BEST = "checkpoints/start.ckpt", "checkpoints/best.ckpt"  # in the run directory
+# In place of a run's seed, which is at least 0: no step has these tables, and all runs share them.
+VALIDATION_SEED, TEST_SEED = -1, -2
+
+
+def validation_streams(
+    settings: ValidationConfig, parts: dict[str, Prior], model: NetworkConfig
+) -> dict[str, StepStream]:
+    """The tables of a validation by the parts of the prior: item k holds those with the k-th number of rows.
+
+    Apart from the validation's own settings they depend on the prior and the number of classes only. A prior of real
+    tables draws them from those that training never draws.
+    """
+    priors = {name: real.for_validation() if (real := real_tables(part)) else part for name, part in parts.items()}
+    return {name: stream(settings, prior, model, VALIDATION_SEED) for name, prior in priors.items()}
+
+
+def final_test_streams(
+    settings: ValidationConfig, parts: dict[str, Prior], model: NetworkConfig
+) -> dict[str, StepStream]:
+    """The same for the test: other tables, and real ones that neither training nor validation draws."""
+    priors = {name: real.for_test() if (real := real_tables(part)) else part for name, part in parts.items()}
+    return {name: stream(settings, prior, model, TEST_SEED) for name, prior in priors.items()}
+
+
+def stream(settings: ValidationConfig, prior: Prior, model: NetworkConfig, seed: int) -> StepStream:
+    """The tables of a prior, without the numbers of rows that none of its real tables has."""
+    real = real_tables(prior)
+    counts = {rows: real.eligible(rows, model.is_regression) if real else None for rows in settings.rows}
+    eligible = [rows for rows, count in counts.items() if count is None or count[0] > 0]
+    stages = {
+        f"{k}": StageConfig(steps=1, rows=[n, n], features=list(settings.features), tables=settings.tables)
+        for k, n in enumerate(eligible)
+    }
+    return StepStream(prior, CurriculumConfig(stages), model, seed, range(len(stages)), keeps_clusters=True)
 
 
 class Validation:
@@ -79,11 +124,10 @@ class Validation:
         records: Records,
         ranks: Ranks,
         stop: Stop,
-        averages: Averages,
-        log: Log,
+        averages: list[Averages],
     ) -> None:
         self.settings, self.config, self.total_steps, self.streams = settings, config, total_steps, streams
-        self.records, self.ranks, self.stop, self.averages, self.log = records, ranks, stop, averages, log
+        self.records, self.ranks, self.stop, self.averages = records, ranks, stop, averages
         self.start, self.best = records.folder / START, records.folder / BEST
         self.postponed = False  # the last validation was left to the next start of the run
         self.has_ended = False  # there was no better score for as long as validation.patience allows
@@ -135,7 +179,7 @@ class Validation:
             self.save(step, module)
         self.records.append_rows("validation.csv", *rows)
         scores = read_scores(rows)[step]
-        self.log(validation_values(rows, scores), step)
+        self.records.log_metrics(validation_values(rows, scores), step)
         means = [f"loss {scores[kind]:.4f} on {kind} tables" for kind in (OWN, SYNTHETIC) if kind in scores]
         means += [f"{real_score(rows)} on real data {scores[REAL]:.4f}"] if REAL in scores else []
         info(f"validation step {step}: {', '.join(means)} ({time.perf_counter() - started:.1f} s)")
@@ -187,7 +231,7 @@ class Validation:
             "global_step": step,
             "format_version": FORMAT_VERSION,
             "config": self.config,
-            "callbacks": {"Averages": self.averages.state_dict()},
+            "callbacks": {type(averages).__name__: averages.state_dict() for averages in self.averages},
         }
         for path in (self.start, self.best) if step == 0 else (self.best,):
             save_atomically(to_host(content), path)

@@ -29,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from tabicl_train.config.options import SweepConfig, first_lines, unknown_key, usage, wrong_type
 from tabicl_train.config.schema import RunConfig, flatten
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.families import FAMILIES, FIRST, family_name, settings_of
+from tabicl_train.model.config import FAMILIES, FIRST, family_name, settings_of
 
 __all__ = ["compose"]
 

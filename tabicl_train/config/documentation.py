@@ -21,7 +21,7 @@ from tabicl_train.config.compose import CONFIG_DIR, group_choices, search_folder
 from tabicl_train.config.options import MISSING, SweepConfig, usage
 from tabicl_train.config.schema import RunConfig, StageConfig, default_of
 from tabicl_train.console import markdown_table
-from tabicl_train.model.families import FAMILIES, family_name
+from tabicl_train.model.config import FAMILIES, family_name
 
 TRAIN = """\
 Pretrains a TabICL-style model on synthetic tables.

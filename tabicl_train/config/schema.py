@@ -174,7 +174,7 @@ class CurriculumConfig:
 
     def unfit(self, model: NetworkConfig) -> list[str]:
         """List what the stages ask of a network that its family cannot do."""
-        from tabicl_train.model.families import family_of
+        from tabicl_train.model.config import family_of
 
         family, problems = family_of(model), list[str]()
         for name, stage in self.stages.items():
@@ -473,7 +473,7 @@ class ValidationConfig:
         """List what a validation asks of a network that its family cannot do."""
         if not self.every:
             return []
-        from tabicl_train.model.families import family_of
+        from tabicl_train.model.config import family_of
 
         family = family_of(model)
         sizes = (family.size_problem(model, rows, self.features[-1]) for rows in self.rows if self.features)

@@ -41,7 +41,7 @@ def run_tables(config: RunConfig, count: int, **changes: Any) -> Iterator[tuple[
 
 def describe(config: RunConfig, args: Any) -> None:
     """Print what the real tables are, if there are any, and distributions over the run's first tables."""
-    from priors.inspection.describe import describe as format_distributions
+    from priors.inspection import describe as format_distributions
 
     prior = build_prior(config.prior)
     if real := real_tables(prior):
@@ -53,7 +53,7 @@ def describe(config: RunConfig, args: Any) -> None:
 def gallery(config: RunConfig, args: Any) -> None:
     """Save pictures of the run's first tables."""
     require_matplotlib()
-    from priors.inspection.gallery import save_gallery
+    from priors.inspection import save_gallery
 
     picture = Path(args.output or f"{config.prior['name']}.png")
     for path in (picture, picture.with_suffix(".png"), picture.with_suffix(".html")):
@@ -86,8 +86,8 @@ def dump(config: RunConfig, args: Any) -> None:
     last one may be shorter, where the curriculum ends. A run that stops in the middle of a shard (trainer.max_steps)
     gets all of its steps.
     """
-    from priors.storage import SHARD_SIZE
-    from priors.storage import dump as write_tables
+    from priors.disk import SHARD_SIZE
+    from priors.disk import dump as write_tables
 
     if args.output is None:
         raise ConfigError(["output is missing; it is the folder to write the tables to"])

@@ -36,7 +36,7 @@ Methods = dict[str, Callable[[], BaseEstimator]]  # by name, what makes an estim
 
 
 def evaluate(options: EvaluateOptions) -> pd.DataFrame:
-    """Score a checkpoint on a suite of tasks: print tables, and write a CSV file and a figure if asked to.
+    """Score a checkpoint on a suite of tasks: print tables, and write a CSV file if asked to.
 
     A task that cannot be read or scored is skipped with a message. The CSV file is complete after every task.
 
@@ -64,13 +64,9 @@ def evaluate(options: EvaluateOptions) -> pd.DataFrame:
                 Records(Path(name).resolve().parent).replace(Path(name).name, pd.DataFrame(scores).to_csv(index=False))
         if not scores:
             raise ConfigError(["no task could be scored"])
-        results, name = pd.DataFrame(scores), options.figure
-        if name is not None:
-            from tabicl_train.report.figures import draw_standing
-
-            draw_standing(results).savefig(name, dpi=200)
-    except (OSError, RuntimeError) as error:  # a full disk, or .pgf without xelatex
+    except OSError as error:  # a full disk
         raise ConfigError([f"{name} cannot be written: {first_line(error)}"]) from None
+    results = pd.DataFrame(scores)
     print(as_text(results, trained))
     for line in skipped:
         info(line)

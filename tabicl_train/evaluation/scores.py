@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 from sklearn.metrics import accuracy_score, log_loss, r2_score, roc_auc_score, root_mean_squared_error
 
-from priors.real.normalize import TargetScale
+from priors.real.preprocessing import TargetScale
 from tabicl_train.config.schema import INTERVAL, REAL_SCORES, judged_by
 from tabicl_train.console import counted, text_table
 from tabicl_train.errors import ConfigError

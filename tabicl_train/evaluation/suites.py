@@ -22,7 +22,7 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, loa
 from sklearn.model_selection import train_test_split
 
 from priors import PriorError
-from priors.real.features import as_numbers, reads_as_numbers
+from priors.real.preprocessing import as_numbers, reads_as_numbers
 from priors.real.tasks import named_columns, read_tasks
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.errors import ConfigError, install

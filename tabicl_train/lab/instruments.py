@@ -24,7 +24,7 @@ from torch import Tensor
 
 from tabicl_train.model.attention import Attention
 from tabicl_train.model.averaging import signed_log
-from tabicl_train.model.layout import Spans
+from tabicl_train.model.pack import Spans
 from tabicl_train.model.scaling import SSA
 from tabicl_train.model.tabicl import TabICL
 

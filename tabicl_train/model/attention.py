@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tabicl_train.model.averaging import attend_averaging, attend_plain
-from tabicl_train.model.layout import Spans
+from tabicl_train.model.pack import Spans
 from tabicl_train.model.scaling import RULES, SSA, Scaling
 
 CUDA_GRID = 65_535  # launch limit of a kernel's batch dimension, which counts sequences

@@ -74,7 +74,7 @@ def attend_averaging(q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, que
 
     It is computed in float32, or float64 if q is.
     q: (queries, H, d), or (P, L, H, d) if all sequences have the same L queries, up to a factor of the table
-    exponents: (H,), the p of each head; runs, queries: see layout.Spans
+    exponents: (H,), the p of each head; runs, queries: see pack.Spans
     """
     H, d = q.shape[-2:]
     out = q.new_empty(queries, H, d)

@@ -1,10 +1,17 @@
-"""The settings of networks. One dataclass builds a network, is saved in checkpoints and is translated for export.
+"""The settings of networks, and the registry of families by the type of their settings.
 
-It imports no torch, which takes 2 s: configurations are described without.
+One dataclass builds a network, is saved in checkpoints and is translated for export. Networks are imported on first
+use, since torch takes 2 s and settings are described without.
 """
 
+import importlib
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tabicl_train.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tabicl_train.model.family import Network, NetworkConfig
 
 __all__ = ["SequenceConfig", "TabICLConfig"]
 
@@ -263,3 +270,36 @@ def scaling_problems(settings: TabICLConfig | SequenceConfig, names: tuple[str, 
                 f"{option} has no effect, since " + " and ".join(f"{name} is {rule}" for name, rule in chosen.items())
             )
     return problems
+
+
+FAMILIES: dict[type, tuple[str, str]] = {  # settings -> module and class of the network
+    TabICLConfig: ("tabicl_train.model.tabicl", "TabICL"),
+    SequenceConfig: ("tabicl_train.model.sequence", "SequenceModel"),
+}
+FIRST = "tabicl"  # the family whose settings do not name it
+
+
+def family_of(config: "NetworkConfig") -> "type[Network]":
+    """Return the class of the network with these settings; `family_of(config)(config)` builds it."""
+    if type(config) not in FAMILIES:
+        raise ConfigError([f"{type(config).__name__} is no family of networks; there are {', '.join(families())}"])
+    module, name = FAMILIES[type(config)]
+    return getattr(importlib.import_module(module), name)
+
+
+def family_name(settings: type) -> str:
+    """Return the name of the family with settings of this class."""
+    return getattr(settings, "family", FIRST)
+
+
+def families() -> dict[str, type]:
+    """Return the classes of settings by the names of families."""
+    return {family_name(settings): settings for settings in FAMILIES}
+
+
+def settings_of(values: dict[str, Any]) -> type:
+    """Return the class of the settings with these values, as a file holds them."""
+    name = values.get("family", FIRST)
+    if name not in families():
+        raise ConfigError([f"there is no family of networks {name!r}; there are {', '.join(families())}"])
+    return families()[name]

@@ -1,13 +1,21 @@
-"""Tables that go through a network in one pass, one after the other, without a padded cell.
+"""Tables that go through a network in one pass, one after the other, without a padded cell, and where their tokens lie.
 
-B tables; a table has N rows of which the first n are labeled, and M features.
+In the column stage and in in-context learning, all labeled tokens come before all query tokens, so that either kind is
+a slice; within each kind, table follows table (column follows column), in the order of the pack. In the row stage the
+tokens of a row follow each other, its CLS tokens first, and rows are sorted by their number of tokens.
+
+Sizes are known to the host, positions are computed on the device from the sizes there, so nothing waits for a GPU.
+
+B tables of N rows of which the first n are labeled, M features, G feature groups, C CLS tokens, T = C + G tokens of a
+row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -132,3 +140,228 @@ class Pack:
     def pin_memory(self) -> Pack:
         """Copy the tables to memory that a GPU copies from."""
         return Pack(self.X.pin_memory(), self.y.pin_memory(), self.sizes.pin_memory(), self.shapes)
+
+
+class Spans(NamedTuple):
+    """Sequences of queries, each of which attends to a sequence of keys; one after the other in both.
+
+    runs: int64 (S, 5) on the CPU, runs of equal sequences: how many, queries and keys of each, first key, table; the
+        keys of a run follow those of the one before; a list in a graph that is exported, where sizes are symbols
+    queries: of all sequences
+    query_ends, key_ends: int32 (sequences + 1,) on the device, 0 and where each sequence ends
+    most_queries, most_keys: of a sequence
+    uses: how often all keys are used, by one set of sequences of queries after the other
+    table: int64 (sequences,), the table of each, if all sequences share their queries up to a factor of the table
+    """
+
+    runs: Tensor | list[list[int]]
+    queries: int
+    query_ends: Tensor
+    key_ends: Tensor
+    most_queries: int
+    most_keys: int
+    uses: int = 1
+    table: Tensor | None = None
+
+    @property
+    def shares_queries(self) -> bool:
+        return self.table is not None
+
+
+class Columns(NamedTuple):
+    """The column stage: labeled tokens of all columns, then query tokens of all columns.
+
+    labeled: number of labeled tokens
+    table: int64 (columns,), the table of each column
+    group: int64 (columns,), the feature group of each column, from 0 in each table
+    labels: int64 (labeled tokens,), positions of their labels in Pack.y
+    to_inducing: from the inducing points of each column to its labeled tokens
+    from_inducing: from all tokens to the inducing points of their columns
+    """
+
+    labeled: int
+    table: Tensor
+    group: Tensor
+    labels: Tensor
+    to_inducing: Spans
+    from_inducing: Spans
+
+
+class WithinRows(NamedTuple):
+    """Rows whose T tokens follow each other, the C CLS tokens of each first.
+
+    every, collecting: from all tokens, or the CLS tokens alone, to the tokens of their rows
+    position: int64 (tokens,), the position of each token in its row
+    cls: int64 (rows * C,), the positions of the CLS tokens
+    """
+
+    every: Spans
+    collecting: Spans
+    position: Tensor
+    cls: Tensor
+
+
+class Rows(NamedTuple):
+    """The row stage; rows are sorted by T.
+
+    within: the tokens of each row
+    tokens: int64, the position of each column token
+    order: int64 (rows,), where each row of in-context learning lies among these rows
+    """
+
+    within: WithinRows
+    tokens: Tensor
+    order: Tensor
+
+
+class Context(NamedTuple):
+    """In-context learning: labeled rows of all tables, then query rows of all tables.
+
+    labeled: number of labeled rows
+    table: int64 (rows,), the table of each row
+    labels: int64 (labeled rows,), positions of their labels in Pack.y
+    all, queries: from all rows, or query rows alone, to the labeled rows of their tables
+    """
+
+    labeled: int
+    table: Tensor
+    labels: Tensor
+    all: Spans
+    queries: Spans
+
+
+def starts_of(lengths: Tensor) -> Tensor:
+    """Where pieces of these lengths start if they follow each other."""
+    return lengths.cumsum(0) - lengths
+
+
+def ends_of(*lengths: Tensor) -> Tensor:
+    """0 and the ends of pieces of these lengths, int32."""
+    return torch.cat([lengths[0].new_zeros(1), torch.cat(lengths).cumsum(0)]).int()
+
+
+def positions(first: Tensor, step: Tensor | int, lengths: Tensor, total: int) -> Tensor:
+    """For pieces of these lengths, in turn: first, first + step, first + 2 step, ...; (total, ...).
+
+    first: (pieces, ...); step: (pieces,) or 1; total: the sum of the lengths
+    """
+    within = torch.arange(total, device=lengths.device)
+    shape = (-1,) + (1,) * (first.dim() - 1)
+    if isinstance(step, int):
+        first = first - step * starts_of(lengths).view(shape)
+        return first.repeat_interleave(lengths, 0, output_size=total) + step * within.view(shape)
+    terms = torch.stack([first - step * starts_of(lengths), step], -1)
+    start, step = terms.repeat_interleave(lengths, 0, output_size=total).unbind(-1)
+    return torch.addcmul(start, step, within)
+
+
+def positions_by_kind(first: Tensor, step: Tensor | int, N: Tensor, n: Tensor, total: int, labeled: int) -> Tensor:
+    """`positions` in pieces of N, but the first n of every piece come before the others of every piece.
+
+    labeled, total: the sums of n and of N
+    """
+    skipped = n.view((-1,) + (1,) * (first.dim() - 1)) * step
+    return torch.cat(
+        [positions(first, step, n, labeled), positions(first + skipped, step, N - n, total - labeled)],
+    )
+
+
+def log_counts(sizes: Tensor) -> Tensor:
+    """Return the logarithm of the number of labeled rows of each table, float32 (B,); sizes: see `column_layout`."""
+    return sizes[:, 1].float().log()
+
+
+def column_layout(sizes: Tensor, shapes: list[tuple[int, int, int]], inducing: int) -> Columns:
+    """sizes: int64 (B, 3) on the device, shapes: the same on the host: N, n, G of each table."""
+    N, n, G = sizes.unbind(1)
+    device, columns = sizes.device, sum(G for _, _, G in shapes)
+    table = torch.arange(len(shapes), device=device).repeat_interleave(G, output_size=columns)
+    labeled, queries = n[table], (N - n)[table]
+    to, labeled_back, queries_back, key, first = [], [], [], 0, 0
+    for (n_rows, n_labeled), same in groupby(enumerate(shapes), lambda item: item[1][:2]):
+        members = list(same)
+        count = sum(G for _, (_, _, G) in members)
+        to.append([count, inducing, n_labeled, key, members[0][0]])
+        labeled_back.append([count, n_labeled, inducing, first * inducing, 0])
+        queries_back.append([count, n_rows - n_labeled, inducing, first * inducing, 0])
+        key, first = key + count * n_labeled, first + count
+    tokens = sum(N * G for N, _, G in shapes)
+    points = torch.full_like(labeled, inducing)
+    most = max(n for _, n, _ in shapes)
+    longest = max(max(n, N - n) for N, n, _ in shapes)
+    return Columns(
+        key,
+        table,
+        torch.arange(columns, device=device) - starts_of(G)[table],
+        positions(starts_of(N)[table], 1, labeled, key),
+        Spans(torch.tensor(to), columns * inducing, ends_of(points), ends_of(labeled), inducing, most, table=table),
+        Spans(
+            torch.tensor(labeled_back + queries_back),
+            tokens,
+            ends_of(labeled, queries),
+            ends_of(points, points),
+            longest,
+            inducing,
+            2,
+        ),
+    )
+
+
+def row_layout(sizes: Tensor, shapes: list[tuple[int, int, int]], num_cls: int, columns: Columns) -> Rows:
+    """Arguments as in `column_layout`."""
+    N, n, G = sizes.unbind(1)
+    T = G + num_cls
+    order = torch.argsort(G, stable=True)
+    num_rows = sum(N for N, _, _ in shapes)
+    widths = sorted((G + num_cls, N) for N, _, G in shapes)
+    runs = [[sum(N for _, N in same), T] for T, same in groupby(widths, lambda width: width[0])]
+    first = torch.empty_like(N).index_copy_(0, order, starts_of((N * T)[order]))  # (B,), first token of each table
+    first_row = torch.empty_like(N).index_copy_(0, order, starts_of(N[order]))  # (B,)
+    row_starts = positions(first[order], T[order], N[order], num_rows)  # (rows,)
+    starts = torch.cat([row_starts, (N * T).sum()[None]]).int()
+    table = columns.table
+    top, step = (first + num_cls)[table] + columns.group, T[table]  # token of a column in the first row of its table
+    num_tokens, num_labeled = sum(N * G for N, _, G in shapes), sum(n for _, n, _ in shapes)
+    tokens = positions_by_kind(top, step, N[table], n[table], num_tokens, columns.labeled)
+    by_kind = positions_by_kind(first_row, 1, N, n, num_rows, num_labeled)
+    return Rows(within_rows(runs, starts, num_cls), tokens, by_kind)
+
+
+def within_rows(runs: list[list[int]], starts: Tensor, num_cls: int) -> WithinRows:
+    """Lay out rows; runs: their numbers and T, in order; starts: int32 (rows + 1,), 0 and where each row ends."""
+    num_rows, tokens, most = sum(R for R, _ in runs), sum(R * T for R, T in runs), max(T for _, T in runs)
+    firsts = accumulate((R * T for R, T in runs), initial=0)
+    every = [[R, T, T, first, 0] for (R, T), first in zip(runs, firsts, strict=False)]
+    collecting = [[R, num_cls, T, first, 0] for R, T, _, first, _ in every]
+    number = torch.arange(num_rows + 1, dtype=torch.int32, device=starts.device)
+    first = starts[:-1].long()
+    position = torch.arange(tokens, device=starts.device) - first.repeat_interleave(starts.diff(), output_size=tokens)
+    return WithinRows(
+        Spans(torch.tensor(every), tokens, starts, starts, most, most),
+        Spans(torch.tensor(collecting), num_rows * num_cls, number * num_cls, starts, num_cls, most),
+        position,
+        (first[:, None] + torch.arange(num_cls, device=starts.device)).flatten(),
+    )
+
+
+def context_layout(sizes: Tensor, shapes: list[tuple[int, int, int]]) -> Context:
+    """Arguments as in `column_layout`; G does not matter."""
+    N, n, _ = sizes.unbind(1)
+    labeled, rows = sum(n for _, n, _ in shapes), sum(N for N, _, _ in shapes)
+    every = torch.arange(len(shapes), device=sizes.device)
+    both = torch.cat([n, N - n])
+    table = every.repeat(2).repeat_interleave(both, output_size=rows)
+    first, last, key = [], [], 0
+    for (n_rows, n_labeled), same in groupby(enumerate(shapes), lambda item: item[1][:2]):
+        count = len(list(same))
+        first.append([count, n_labeled, n_labeled, key, 0])
+        last.append([count, n_rows - n_labeled, n_labeled, key, 0])
+        key += count * n_labeled
+    most, longest = max(n for _, n, _ in shapes), max(N - n for N, n, _ in shapes)
+    return Context(
+        labeled,
+        table,
+        positions(starts_of(N), 1, n, labeled),
+        Spans(torch.tensor(first + last), rows, ends_of(n, N - n), ends_of(n, n), max(most, longest), most, 2),
+        Spans(torch.tensor(last), rows - labeled, ends_of(N - n), ends_of(n), longest, most),
+    )

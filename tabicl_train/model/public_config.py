@@ -42,16 +42,12 @@ SWITCHES = {  # the package also accepts booleans
 }
 
 
-def beyond_public(config: TabICLConfig) -> str | None:
-    """A setting that the `tabicl` package does not have, if there is one."""
-    if config.scaling_bound is not None:
-        return f"model.scaling_bound ({config.scaling_bound})"
-    if config.missing_values:
-        return "model.missing_values=true"
-    for name in ("col_scaling", "icl_scaling"):
-        if RULES[getattr(config, name)].public is None:
-            return f"model.{name}={getattr(config, name)}"
-    return None
+def beyond_public(config: TabICLConfig) -> list[str]:
+    """The settings that the `tabicl` package does not have."""
+    found = [f"model.scaling_bound ({config.scaling_bound})"] if config.scaling_bound is not None else []
+    found += ["model.missing_values=true"] if config.missing_values else []
+    rules = {name: getattr(config, name) for name in ("col_scaling", "icl_scaling")}
+    return found + [f"model.{name}={rule}" for name, rule in rules.items() if RULES[rule].public is None]
 
 
 def public_values() -> dict[str, dict[str, Any]]:
@@ -63,9 +59,12 @@ def public_values() -> dict[str, dict[str, Any]]:
 def to_public(config: TabICLConfig) -> dict[str, Any]:
     """The `tabicl` package's configuration of the same network, all 26 keys; raises ConfigError if it has none."""
     values = public_values()
-    if setting := beyond_public(config):
-        has = f", it has {', '.join(values['icl_scaling'])}" if "_scaling=" in setting else ""
-        raise ConfigError([f"the public format has no {setting}{has}; format=hub and format=onnx can express it"])
+    if beyond := beyond_public(config):
+        has = f", it has {', '.join(values['icl_scaling'])}" if "_scaling=" in beyond[-1] else ""
+        it = "it" if len(beyond) == 1 else "them"
+        raise ConfigError(
+            [f"the public format has no {' and no '.join(beyond)}{has}; format=hub and format=onnx can express {it}"]
+        )
     public = dict(FIXED)
     for ours, theirs in NAMES.items():
         value = getattr(config, ours)

@@ -1,7 +1,7 @@
 """The whole network: from tables to predictions for their query rows, and their loss.
 
 Three stages: columns become embeddings of cells, rows of cells become vectors, and in-context learning predicts query
-rows from labeled ones. The tokens of all tables lie one after another, see layout.py.
+rows from labeled ones. The tokens of all tables lie one after another, see pack.py.
 
 B tables, N rows of which the first n are labeled (train_size), M features, G feature groups, E embedding, I inducing
 points, T = row_num_cls + G tokens of a row, D = row_num_cls * E row representation, C logits, Q quantiles.
@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from tabicl_train.model.attention import Block, LayerNorm, Rotary, RowSpans, run
 from tabicl_train.model.config import TabICLConfig
-from tabicl_train.model.cost import forward_flops, kept_values, pack_tokens, token_groups
 from tabicl_train.model.family import Network
-from tabicl_train.model.layout import (
+from tabicl_train.model.pack import (
     Columns,
     Context,
+    Pack,
     Rows,
+    Shape,
     WithinRows,
     column_layout,
     context_layout,
@@ -31,10 +32,9 @@ from tabicl_train.model.layout import (
     row_layout,
     starts_of,
 )
-from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.model.public_config import to_public
 from tabicl_train.model.quantiles import guess_loss, pinball
-from tabicl_train.model.scaling import SSA, Scaling
+from tabicl_train.model.scaling import RULES, SSA, Scaling
 
 __all__ = ["TabICL"]
 
@@ -62,9 +62,6 @@ class TabICL(Network):
     parts = {"column": "col_embedder", "row": "row_interactor", "icl": "icl_predictor"}
     predicts_quantiles = True
     predicts_real_tables = True
-    forward_flops = staticmethod(forward_flops)
-    kept_values = staticmethod(kept_values)
-    pack_tokens = staticmethod(pack_tokens)
     to_public = staticmethod(to_public)
     guess_loss = staticmethod(guess_loss)
 
@@ -136,6 +133,39 @@ class TabICL(Network):
         for stage, part in (("column", self.col_embedder.tf_col), ("icl", self.icl_predictor.tf_icl)):
             for i, block in enumerate(part["blocks"].children()):  # at most one in each
                 yield from ((f"{stage}.{i}", layer) for layer in block.modules() if isinstance(layer, Scaling | SSA))
+
+    @staticmethod
+    def forward_flops(config: TabICLConfig, num_rows: int, train_size: int, num_features: int) -> float:
+        """Count the FLOPs of the matrix products of one table's forward pass, 2 per multiply-add."""
+        N, n = num_rows, train_size
+        return (
+            column_flops(config, N, n, num_features)
+            + row_flops(config, N, token_groups(config, num_features))
+            + icl_flops(config, N, n)
+        )
+
+    @staticmethod
+    def kept_values(
+        config: TabICLConfig, num_rows: int, train_size: int, num_features: int, recomputed: bool = False
+    ) -> float:
+        """Count what is kept for the backward pass, and the gradients of the largest block, or of quantiles.
+
+        A block that is recomputed is there twice besides (measured); see `Network`.
+        """
+        kept = sum(kept_by_part(config, num_rows, train_size, num_features, recomputed).values())
+        largest = max(map(max, block_values(config, num_rows, train_size, num_features).values()))
+        return kept + max((3 if recomputed else 1) * largest, quantile_values(config, num_rows - train_size))
+
+    @staticmethod
+    def pack_tokens(config: TabICLConfig, num_rows: int, num_features: int) -> int:
+        """Count one table against the token budget of a pack.
+
+        Its tokens in the row stage, and for each row as many more as keep as much memory as the row does in in-context
+        learning: icl_num_blocks blocks of width D, where a token passes col_num_blocks + row_num_blocks of width E.
+        """
+        c = config
+        of_row = round(c.icl_num_blocks * c.row_num_cls / (c.col_num_blocks + c.row_num_blocks))
+        return num_rows * (token_groups(config, num_features) + c.row_num_cls + of_row)
 
     def _check(self, pack: Pack) -> None:
         regression = self.config.is_regression
@@ -349,3 +379,99 @@ class InContextLearner(nn.Module):
         # only query rows pass the last block: nothing reads the labeled rows after it
         queries = run(last, rows[n:], rows[:n], context.queries, log_n, context.table[n:], recompute=recompute)
         return self.decoder(self.ln(queries))
+
+
+# What a table costs, counted from the configuration: N rows of which n are labeled, M features.
+
+
+def token_groups(config: TabICLConfig, num_features: int) -> int:
+    """G: column tokens of a row."""
+    return -(-num_features // config.group_size) if config.col_grouping == "disjoint" else num_features
+
+
+def block_flops(config: TabICLConfig, width: int, queries: float, keys: float) -> float:
+    """Count a transformer block: projections of queries, keys and values, attention, and the feed-forward network."""
+    per_query = 2 * width * width * (2 + 2 * config.ff_factor)  # query and output projections, two linear layers
+    per_key = 2 * width * 2 * width
+    return queries * per_query + keys * per_key + 4 * queries * keys * width
+
+
+def column_flops(config: TabICLConfig, N: int, n: int, num_features: int) -> float:
+    E, inducing, G = config.embed_dim, config.col_num_inducing, token_groups(config, num_features)
+    # The inducing vectors are the same for all columns: projected and rescaled once per forward pass, not counted.
+    block = block_flops(config, E, inducing, n) - 2 * E * E * inducing + block_flops(config, E, N, inducing)
+    affine = 4 * E * E * N if config.col_affine else 0
+    return G * (2 * N * config.group_size * E + config.col_num_blocks * block + affine)
+
+
+def row_flops(config: TabICLConfig, N: int, G: int) -> float:
+    T, E, cls = G + config.row_num_cls, config.embed_dim, config.row_num_cls
+    return N * ((config.row_num_blocks - 1) * block_flops(config, E, T, T) + block_flops(config, E, cls, T))
+
+
+def icl_flops(config: TabICLConfig, N: int, n: int) -> float:
+    D, queries = config.row_dim, N - n
+    gate = RULES[config.icl_scaling].flops(D, config.icl_num_heads)
+    inner = block_flops(config, D, N, n) + N * gate
+    last = block_flops(config, D, queries, n) + queries * gate  # query rows only
+    decoder = 2 * queries * (D * 2 * D + 2 * D * config.outputs)
+    labels = 2 * n * config.label_width * D
+    return (config.icl_num_blocks - 1) * inner + last + decoder + labels
+
+
+def kept_by_part(
+    config: TabICLConfig, num_rows: int, train_size: int, num_features: int, recomputed: bool = False
+) -> dict[str, float]:
+    """Values of one table that each part keeps for the backward pass, the arguments as in `kept_values`.
+
+    What is computed outside of blocks is kept in any case: the cells and labels that the column stage reads, the rows
+    before their last norm, the decoder's values and, for the loss, the quantiles. Of a recomputed block, only the input
+    is kept.
+    """
+    c, N, n = config, num_rows, train_size
+    G, E, D = token_groups(config, num_features), c.embed_dim, c.row_dim
+    T = G + c.row_num_cls
+    cells = c.group_size + (c.label_width + 1 if c.col_target_aware else 0)
+    outside = {
+        "column": G * N * (cells + (3 * E if c.col_affine else 0)),
+        "row": N * D,
+        "icl": 6 * (N - n) * D + quantile_values(c, N - n),
+    }
+    blocks: dict[str, float]
+    if recomputed:
+        blocks = {
+            "column": c.col_num_blocks * G * N * E,
+            "row": c.row_num_blocks * N * T * E + N * D,
+            "icl": c.icl_num_blocks * N * D,
+        }
+    else:
+        counts = {"column": c.col_num_blocks, "row": c.row_num_blocks, "icl": c.icl_num_blocks}
+        values = block_values(c, N, n, num_features)
+        blocks = {part: (counts[part] - 1) * inner + last for part, (inner, last) in values.items()}
+    return {part: outside[part] + blocks[part] for part in blocks}
+
+
+def quantile_values(config: TabICLConfig, queries: int) -> int:
+    """Quantiles of the query rows; the few logits of a classifier are not counted."""
+    return queries * config.num_quantiles if config.is_regression else 0
+
+
+def block_values(
+    config: TabICLConfig, num_rows: int, train_size: int, num_features: int
+) -> dict[str, tuple[float, float]]:
+    """Values of one table that a block of each part keeps, and those that its last block keeps.
+
+    A block keeps 6 + 2 ff_factor vectors of its width for each query: inputs and outputs of both norms, the query,
+    the output of attention, and the hidden layer of the feed-forward network before and after its activation. For each
+    key it keeps two vectors, on a GPU four where labeled and query rows attend to the same keys.
+    """
+    c, N, n, E, D = config, num_rows, train_size, config.embed_dim, config.row_dim
+    G = token_groups(config, num_features)
+    T, query = G + c.row_num_cls, 6 + 2 * c.ff_factor
+    column = G * E * (query * N + 3 * n + (query + 4) * c.col_num_inducing)
+    icl_query = query + RULES[c.icl_scaling].kept(D, c.icl_num_heads)
+    return {
+        "column": (column, column),
+        "row": (N * T * E * (query + 4), N * E * (5 * T + query * c.row_num_cls)),  # rotated queries and keys besides
+        "icl": (D * (icl_query * N + 4 * n), D * (icl_query * (N - n) + 4 * n)),
+    }

@@ -15,8 +15,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from priors.real.features import FeatureEncoder
-from priors.real.normalize import NORM_METHODS, Member, Normalizer, draw_members
+from priors.real.preprocessing import NORM_METHODS, FeatureEncoder, Member, Normalizer, draw_members
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.fine_tune import FineTune, fine_tune

@@ -20,8 +20,7 @@ from torch import Tensor
 from tabicl_train.config.schema import one_of
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.config import TabICLConfig
-from tabicl_train.model.families import family_name, family_of
+from tabicl_train.model.config import TabICLConfig, family_name, family_of
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.public_config import from_public

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from priors.finish import Rejected
 from priors.random import rng_at
-from priors.real.row_draws import Rows, shuffled, split_by_content
+from priors.real.draws import Rows, shuffled, split_by_content
 from priors.table import MIN_ROWS
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL

@@ -26,8 +26,7 @@ from safetensors import SafetensorError
 from tabicl_train.config.schema import CLASS_SCORES, INTERVAL, NUMBER_SCORES
 from tabicl_train.console import first_line, markdown_table
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.config import TabICLConfig
-from tabicl_train.model.families import family_name, family_of
+from tabicl_train.model.config import TabICLConfig, family_name, family_of
 from tabicl_train.model.public_config import beyond_public
 from tabicl_train.outputs import folder_problem, sync_folder, write_atomically
 from tabicl_train.prediction.origin import Pretrained, mismatches, network_config
@@ -206,8 +205,8 @@ folder = snapshot_download("OWNER/NAME")  # or the path of a copy of this folder
 
 The package `{LIBRARY}` is needed. X may be an array or a data frame, with numbers, strings, categories, booleans, times
 and missing values."""
-    if setting := beyond_public(pretrained.config):
-        return text + f" The `tabicl` package cannot express this network, which has {setting}."
+    if beyond := beyond_public(pretrained.config):
+        return text + f" The `tabicl` package cannot express this network, which has {' and '.join(beyond)}."
     return text + " `tabicl-export checkpoint=FOLDER output=model.ckpt` writes a file for the `tabicl` package."
 
 

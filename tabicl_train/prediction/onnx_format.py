@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tabicl_train.errors import install, is_installed
-from tabicl_train.model.layout import Columns, Context, Spans, WithinRows
+from tabicl_train.model.pack import Columns, Context, Spans, WithinRows
 from tabicl_train.model.tabicl import TabICL, mark_missing
 from tabicl_train.outputs import write_atomically
 

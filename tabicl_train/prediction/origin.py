@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tabicl_train.config.schema import judged_by
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.families import family_of, settings_of
+from tabicl_train.model.config import family_of, settings_of
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.run_dir.records import Records, number
 

@@ -18,8 +18,17 @@ import torch
 from torch import Tensor
 
 from tabicl_train.model.family import Network
-from tabicl_train.model.layout import Columns, Rows, column_layout, context_layout, log_counts, row_layout, within_rows
-from tabicl_train.model.pack import Pack, Shape
+from tabicl_train.model.pack import (
+    Columns,
+    Pack,
+    Rows,
+    Shape,
+    column_layout,
+    context_layout,
+    log_counts,
+    row_layout,
+    within_rows,
+)
 from tabicl_train.model.tabicl import InContextLearner, TabICL
 
 SMALLEST = 1e-6  # added to the probabilities of many classes before their logarithm is taken

@@ -11,7 +11,7 @@ import torch
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_array, check_consistent_length, column_or_1d
 
-from priors.real.normalize import TargetScale
+from priors.real.preprocessing import TargetScale
 from tabicl_train.model.quantiles import levels, pinball
 from tabicl_train.prediction.ensemble import Ensemble
 from tabicl_train.prediction.predict import quantile_parts

@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 from tabicl_train.config.schema import OWN, REAL, REAL_SCORES, SYNTHETIC, RunConfig, flatten, judged_by, kind_of
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.scores import FORMATS, judged, standing, summarize
-from tabicl_train.model.families import settings_of
+from tabicl_train.model.config import settings_of
 from tabicl_train.outputs import check_output
 from tabicl_train.report.figures import (
     draw_attention,

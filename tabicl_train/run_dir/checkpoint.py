@@ -85,7 +85,7 @@ def damage(path: Path) -> Iterator[None]:
 
 def averaged(content: dict, kind: str) -> dict[str, Tensor]:
     """Return the averaged weights (`ema` or `last`) in a run's checkpoint; empty if it keeps none."""
-    averages = content["callbacks"]["Averages"]
+    averages = content["callbacks"].get("Averages", {"ema": {}, "points": []})
     if kind == "ema":
         return averages["ema"]
     points = averages["points"]

@@ -1,10 +1,13 @@
-"""The small files of a run: all of them are written, rewound and read here.
+"""What a run records: its small files, all of which are written, rewound and read here, and what it logs elsewhere.
 
 NAME.csv                one or more rows per step; the first column is the step (optimizer steps done)
 NAME.jsonl              one JSON object per line; `step`, if present, is the number of a step, counted from 0
 NAME.json, config.yaml  replaced as a whole
 
 A kill can leave an incomplete last line: readers skip it, and the next writer removes it.
+
+Weights and Biases and TensorBoard get the columns of metrics.csv under their names, multiplier/LAYER of scaling.csv,
+and of validation.csv validation/DATA_ROWS/SCORE, validation/NAME/SCORE of public real data and validation/mean/KIND.
 """
 
 from __future__ import annotations
@@ -15,23 +18,49 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+from tabicl_train.console import first_line, info
 from tabicl_train.outputs import write_atomically
 
 __all__ = ["Records"]
 
 
 class Records:
-    """The small files in a run directory.
+    """The small files in a run directory, and the loggers of a run.
 
     Parameters
     ----------
     folder : Path
         The run directory; it must exist before something is written.
+
+    Attributes
+    ----------
+    loggers : list
+        Each has a `name`, `log_metrics` and `close`. The first values open them, when all workers are forked. None can
+        end a run: one that raises an error is dropped, with one warning.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.loggers: list[Any] = []
+
+    def log_metrics(self, values: dict[str, Any], step: int) -> None:
+        """Log values by name, after so many optimizer steps: numbers, and texts, which a logger may leave out."""
+        self._call_loggers("log_metrics", values, step)
+
+    def close_loggers(self, exit_code: int = 0) -> None:
+        """Write or upload what was logged, as that of a failed run if the exit code is not 0."""
+        self._call_loggers("close", exit_code)
+        self.loggers = []
+
+    def _call_loggers(self, method: str, *arguments: Any) -> None:
+        for logger in list(self.loggers):
+            try:
+                getattr(logger, method)(*arguments)
+            except Exception as error:  # wandb has many of its own, and a run is worth more than its log
+                info(f"warning   {logger.name}: nothing more is logged: {first_line(error)}")
+                self.loggers.remove(logger)
 
     def append_rows(self, name: str, *rows: dict) -> None:
         """Add rows to a CSV file, by column; a float is written so that it reads back as the same float."""

@@ -1,4 +1,7 @@
-"""status.json: what a run is doing, or how it ended.
+"""Who writes into a run directory, one process at a time, and what it is doing or how it ended.
+
+The operating system holds the lock of the file `lock`, and releases it when its owner ends, however it ends.
+status.json:
 
 status   running, finished, preempted or failed; `read_status` reports a running one whose process is gone as killed
 step     optimizer steps done
@@ -11,6 +14,7 @@ cause    of a failed run
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -19,11 +23,58 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tabicl_train.run_dir.lock import is_in_use
+from filelock import FileLock, Timeout
+
+from tabicl_train.console import info
+from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir.records import Records
 
-NAME = "status.json"
+LOCK, STATUS = "lock", "status.json"
+NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # a file system without locks
+# Seconds to wait: for `is_in_use` of another process; after a restart, for the lock of a machine that has died.
+TIMEOUT, RESTARTED = 1.0, 120.0
 EVERY = 10.0  # seconds between updates during training
+
+
+class RunLock:
+    """The lock of a run directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.path = folder, folder / LOCK
+        self.lock = FileLock(self.path, fallback_to_soft=False)
+
+    def acquire(self) -> None:
+        """Take the lock."""
+        restarts = max(int(os.environ.get(f"{name}_RESTART_COUNT", 0)) for name in ("TORCHELASTIC", "SLURM"))
+        try:
+            self.lock.acquire(timeout=RESTARTED if restarts else TIMEOUT)
+        except Timeout:
+            owner = self.path.read_text().strip() or "by another process"
+            raise ConfigError([f"{self.folder} is in use {owner}"]) from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise ConfigError([f"{self.path} cannot be locked: {error.strerror}"]) from None
+            info(f"warning   {self.path} cannot be locked ({error.strerror}): a second start would not be refused")
+        else:
+            since = time.strftime("%Y-%m-%d %H:%M:%S")
+            self.path.write_text(f"by process {os.getpid()} on {socket.gethostname()} since {since}\n")
+
+    def release(self) -> None:
+        """Release the lock, if this process holds it; the file stays."""
+        self.lock.release()
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether a process holds the lock of a run directory; False where that cannot be seen."""
+    if not (folder / LOCK).exists():
+        return False
+    try:
+        with FileLock(folder / LOCK, timeout=0, fallback_to_soft=False):
+            return False
+    except Timeout:
+        return True
+    except OSError:  # a file system without locks, or a reader without write permission
+        return False
 
 
 class RunStatus:
@@ -49,11 +100,11 @@ class RunStatus:
         with self.writing:
             self.values |= values | {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
             self.written = time.monotonic()
-            self.records.replace(NAME, json.dumps(self.values) + "\n")
+            self.records.replace(STATUS, json.dumps(self.values) + "\n")
 
     def finish_earlier(self, step: int) -> None:
         """Note that the run has finished, if a kill has prevented that before."""
-        if (self.records.json(NAME) or {}).get("status") != "finished":
+        if (self.records.json(STATUS) or {}).get("status") != "finished":
             self.write(status="finished", step=step, saved=step)
 
     def on_train_batch_end(self, step: int, **_) -> None:
@@ -67,7 +118,7 @@ def read_status(folder: Path) -> dict | None:
 
     Its step is then that of the last update: up to ten seconds of training may have followed.
     """
-    values = Records(folder).json(NAME)
+    values = Records(folder).json(STATUS)
     if values is not None and values.get("status") == "running" and not is_in_use(folder):
         values["status"] = "killed"
     return values

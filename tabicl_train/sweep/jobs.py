@@ -17,7 +17,7 @@ import torch
 from tabicl_train.config.options import SubmitOptions
 from tabicl_train.distributed.submit import GPU_WORKERS, submit
 from tabicl_train.precision import uses_cuda
-from tabicl_train.run_dir.lock import is_in_use
+from tabicl_train.run_dir.status import is_in_use
 from tabicl_train.sweep.plan import Plan
 
 LOOK = 10.0  # seconds between calls of squeue

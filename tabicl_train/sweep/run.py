@@ -15,8 +15,7 @@ from optuna.trial import Trial, TrialState
 from tabicl_train.console import first_line, info
 from tabicl_train.distributed.processes import Stop, watch_signals
 from tabicl_train.outputs import make_folder
-from tabicl_train.run_dir.lock import RunLock
-from tabicl_train.run_dir.status import read_status
+from tabicl_train.run_dir.status import RunLock, read_status
 from tabicl_train.sweep import jobs
 from tabicl_train.sweep.metric import curve, last
 from tabicl_train.sweep.plan import Plan

@@ -21,7 +21,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 
 from priors import TableSpec
 from priors.random import rng_at
-from priors.real.features import FeatureEncoder
+from priors.real.preprocessing import FeatureEncoder
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior
 from tabicl_train.evaluation.baselines import BASELINES

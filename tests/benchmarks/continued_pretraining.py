@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 
 from tabicl_train.callbacks.scores import score_packs
-from tabicl_train.callbacks.validation_tables import validation_streams
+from tabicl_train.callbacks.validation import validation_streams
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior
 from tabicl_train.evaluation.evaluate import score_task

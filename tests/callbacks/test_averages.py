@@ -53,3 +53,5 @@ def test_an_average_that_was_switched_off_is_gone_and_starts_anew():
     again = train(resumed(off, on), range(7, 9))
     assert [point["weight"].item() for point in again.points] == [7.0, 8.0]
     assert again.ema["weight"].item() == pytest.approx(3 / 12 * 7 + 9 / 12 * 8)
+    again.load_state_dict({})  # the guard goes back to a checkpoint from before they were switched on
+    assert again.state_dict() == {"ema": {}, "since": 0, "points": []}

@@ -15,7 +15,7 @@ from scipy import stats
 
 from priors.table import TableSpec
 from tabicl_train.callbacks import validation
-from tabicl_train.callbacks.validation_tables import final_test_streams, validation_streams
+from tabicl_train.callbacks.validation import final_test_streams, validation_streams
 from tabicl_train.config.schema import build_prior
 from tabicl_train.distributed.processes import watch_signals
 from tabicl_train.model.pack import Pack

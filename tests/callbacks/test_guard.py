@@ -6,7 +6,6 @@ import math
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
@@ -63,11 +62,11 @@ def config() -> RunConfig:
 
 
 def watch(config: RunConfig, folder: Path, every: int = 1, **limits) -> Guard:
-    """A guard that looks at every so many steps; its averages and metrics are stand-ins."""
+    """A guard that looks at every so many steps."""
     stream = StepStream(None, config.curriculum, config.model, config.seed, range(16))
     files, ranks = CheckpointFiles(config.checkpoint), Ranks()
     limits = GuardConfig(**limits)
-    return Guard(limits, stream, LoggedSteps(every, 16), Records(folder), files, ranks, mock.Mock(), mock.Mock())
+    return Guard(limits, stream, LoggedSteps(every, 16), Records(folder), files, ranks, [])
 
 
 def feed(guard: Guard, *steps: tuple[float, float], first: int = 0, model=None, scale: float | None = None) -> None:

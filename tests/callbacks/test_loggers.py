@@ -8,15 +8,21 @@ from unittest import mock
 import pytest
 from runs import read
 
-from tabicl_train.callbacks.loggers import Loggers
 from tabicl_train.callbacks.tensorboard_logger import TensorBoardLogger
 from tabicl_train.callbacks.wandb_logger import WandbLogger
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import WandbConfig
 from tabicl_train.errors import ConfigError
+from tabicl_train.run_dir.records import Records
 from tabicl_train.train import train
 
 CONFIG = {"name": "mine", "seed": 3}
+
+
+def records_with(*loggers) -> Records:
+    records = Records(Path("nowhere"))
+    records.loggers = list(loggers)
+    return records
 
 
 @pytest.fixture
@@ -37,14 +43,14 @@ def test_a_resumed_run_continues_its_wandb_run_offline(tmp_path, no_account, cap
     options = WandbConfig(mode="offline", group="width and rate")
     commands = []
     for step in (4, 6):
-        loggers = Loggers([WandbLogger(options, folder, CONFIG)])
-        loggers.log_metrics({"loss": 1.5, "stage": "smoke"}, step)
-        loggers.log_metrics({"validation/iris/loss": float("nan")}, step)
-        run = loggers.loggers[0].run
+        records = records_with(WandbLogger(options, folder, CONFIG))
+        records.log_metrics({"loss": 1.5, "stage": "smoke"}, step)
+        records.log_metrics({"validation/iris/loss": float("nan")}, step)
+        run = records.loggers[0].run
         (run_id,) = json.loads((folder / "wandb.json").read_text()).values()
         assert (run.id, run.name, run.group) == (run_id, "mine", "width and rate")
         assert run.config["seed"] == 3
-        loggers.close()
+        records.close_loggers()
         (line,) = capsys.readouterr().err.splitlines()
         commands.append(shlex.split(line.removeprefix("wandb     to upload: ")))
     first, second = (Path(name) for name in commands[1][2:])
@@ -101,10 +107,10 @@ def test_online_is_offline_without_an_account_or_a_network(has_account, tmp_path
 def test_a_logger_that_fails_is_dropped_with_one_line(tmp_path, monkeypatch, capsys):
     init = fake_run(monkeypatch, pytest.importorskip("wandb"), OSError("no service\nat all"))
     other = mock.Mock()
-    loggers = Loggers([WandbLogger(WandbConfig(mode="offline"), tmp_path, CONFIG), other])
+    records = records_with(WandbLogger(WandbConfig(mode="offline"), tmp_path, CONFIG), other)
     for step in (1, 2):
-        loggers.log_metrics({"loss": 1.5}, step)
-    loggers.close()
+        records.log_metrics({"loss": 1.5}, step)
+    records.close_loggers()
     assert capsys.readouterr().err == "warning   wandb: nothing more is logged: no service\n"
     assert init.call_count == 1
     assert other.method_calls == [
@@ -126,12 +132,12 @@ def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
 def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path):
     pytest.importorskip("tensorboard")
     for resumed, last, value in ((0, 6, 1.0), (4, 8, 2.0)):
-        loggers = Loggers([TensorBoardLogger(tmp_path, resumed)])
+        records = records_with(TensorBoardLogger(tmp_path, resumed))
         for step in range(resumed + 1, last + 1):
-            loggers.log_metrics({"loss": value, "stage": "smoke"}, step)
+            records.log_metrics({"loss": value, "stage": "smoke"}, step)
             if step == 4:
-                loggers.log_metrics({"validation/iris/loss": value}, step)
-        loggers.close()
+                records.log_metrics({"validation/iris/loss": value}, step)
+        records.close_loggers()
     points = [(step, 1.0 if step <= 4 else 2.0) for step in range(1, 9)]
     assert curves(tmp_path) == {"loss": points, "validation/iris/loss": [(4, 1.0)]}
     for value in (1.0, 2.0):  # a run that begins again validates the weights that it starts from again

@@ -1,36 +1,39 @@
 """What a run measures about itself while it trains."""
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from runs import read
 from tqdm import tqdm
 
-from tabicl_train.callbacks import metrics, progress
-from tabicl_train.callbacks.metrics import LoggedSteps, Metrics
-from tabicl_train.callbacks.progress import Progress
+from tabicl_train import train as training
+from tabicl_train.callbacks import metrics
+from tabicl_train.callbacks.metrics import LoggedSteps, Metrics, Progress
 from tabicl_train.config.compose import compose
+from tabicl_train.config.schema import build_prior
 from tabicl_train.distributed.ranks import Ranks
-from tabicl_train.model.families import family_of
+from tabicl_train.model.config import family_of
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.quantiles import guess_loss
+from tabicl_train.prediction.export import load_model
 from tabicl_train.run_dir.records import Records
-from tabicl_train.stream import StepItem
+from tabicl_train.stream import StepItem, StepStream
 
 
 @pytest.fixture
 def printed(monkeypatch) -> list[str]:
     lines: list[str] = []
-    monkeypatch.setattr(progress, "info", lines.append)
+    monkeypatch.setattr(metrics, "info", lines.append)
     return lines
 
 
 def watch(config, folder, ranks: Ranks | None = None) -> Metrics:
     """Metrics of steps of which the even ones are logged."""
     loader, line = SimpleNamespace(waited=0.0), SimpleNamespace(show=lambda row: None, start=lambda step: 0)
-    logged, seen = LoggedSteps(2, 100), SimpleNamespace(sizes={})
-    return Metrics(config.curriculum, logged, Records(folder), loader, ranks or Ranks(), seen, line, lambda *_: None)
+    return Metrics(config.curriculum, LoggedSteps(2, 100), Records(folder), loader, ranks or Ranks(), line)
 
 
 class TwoRanks(Ranks):
@@ -102,7 +105,7 @@ def test_time_left_counts_the_work_of_later_stages(monkeypatch):
     line = Progress(curriculum, total, lambda stage: work[id(stage)])
     line.start(0)
     line.started, passed = 0.0, 600.5  # half a second beyond what is shown, so that no rounding matters
-    monkeypatch.setattr(progress.time, "perf_counter", lambda: passed)
+    monkeypatch.setattr(metrics.time, "perf_counter", lambda: passed)
     half = next(iter(curriculum.stages.values())).steps // 2
     seconds = passed * (0.5 + 2 + 3) / 0.5
     assert line.time_left({"step": half, "stage": "stage1"}) == (
@@ -120,3 +123,33 @@ def test_progress_forgets_a_loss_that_is_not_finite(printed):
         line.show(row | {"step": step, "loss": loss})
     losses = [text.split("loss ")[1].split(",")[0] for text in printed]
     assert losses == ["inf", "nan", "2.000", "2.000", "2.000", "1.900"]
+
+
+def scaling_rows(run_dir: Path, *overrides: str) -> list[dict]:
+    """The rows of scaling.csv of a short run, of whose steps the even ones are logged."""
+    training.train(compose([
+        "experiment=smoke", "prior=dummy", "stream.num_workers=0", "trainer.accelerator=cpu", f"run_dir={run_dir}",
+        "trainer.max_steps=4", "trainer.log_every=2", "curriculum.stages.smoke.learning_rate=0.03", *overrides,
+    ]))  # fmt: skip
+    return read(run_dir / "scaling.csv")
+
+
+def test_rows_hold_multiplier_and_gate_of_every_layer(tmp_path):
+    rows, config = scaling_rows(tmp_path), compose(["experiment=smoke", "prior=dummy"])
+    assert [(row["step"], row["layer"]) for row in rows] == [
+        (step, layer) for step in "24" for layer in ("column.0", "icl.0", "icl.1")
+    ]
+    stream = StepStream(build_prior(config.prior), config.curriculum, config.model, config.seed, [1, 3])
+    for item, of_step in zip(stream, (rows[:3], rows[3:]), strict=True):
+        labeled = [n for pack in item.packs for _, n, _ in pack.shapes]
+        assert {(int(row["n_smallest"]), int(row["n_largest"])) for row in of_step} == {(min(labeled), max(labeled))}
+    assert all(float(row["gate_std"]) > 0 for row in rows[3:])  # the gate starts at 1, and then learns
+    for row, (name, layer) in zip(rows[3:], load_model(str(tmp_path)).named_scalings(), strict=True):
+        base = layer.multipliers(int(row["n_largest"])).abs().max().item()
+        assert row["layer"] == name and float(row["at_largest"]) == pytest.approx(base)
+
+
+def test_a_layer_without_a_gate_has_empty_cells(tmp_path):
+    rows = scaling_rows(tmp_path, "model.icl_scaling=ssmax")
+    gates = {row["layer"]: (row["gate_mean"], row["gate_std"]) for row in rows}
+    assert gates["icl.0"] == gates["icl.1"] == ("", "") and float(gates["column.0"][1]) > 0

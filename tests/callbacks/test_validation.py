@@ -21,8 +21,7 @@ from tabicl_train import TabICLClassifier
 from tabicl_train import train as training
 from tabicl_train.callbacks import validation
 from tabicl_train.callbacks.scores import Scored, real_tasks
-from tabicl_train.callbacks.validation import Validation
-from tabicl_train.callbacks.validation_tables import final_test_streams, validation_streams
+from tabicl_train.callbacks.validation import Validation, final_test_streams, validation_streams
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import CLASS_SCORES, SYNTHETIC, build_prior
 from tabicl_train.distributed.ranks import Ranks
@@ -230,7 +229,7 @@ def test_a_stop_signal_that_another_rank_has_seen_ends_a_validation():
     streams = {SYNTHETIC: streams_of(validation_streams)}
     records = SimpleNamespace(folder=Path("nowhere"), rows=lambda name: [])
     stop = SimpleNamespace(asked=False)
-    waiting = Validation(config.validation, {}, 8, streams, records, Signaled(), stop, None, None)
+    waiting = Validation(config.validation, {}, 8, streams, records, Signaled(), stop, [])
     network = torch.nn.Linear(1, 1)
     waiting.validate_if_due(8, SimpleNamespace(model=network, precision=None))
     assert waiting.postponed and not waiting.has_ended

@@ -8,7 +8,7 @@ from tabicl_train.config import options
 from tabicl_train.config.compose import CONFIG_DIR
 from tabicl_train.config.documentation import field_docs, reference
 from tabicl_train.config.schema import RunConfig, StageConfig
-from tabicl_train.model.families import FAMILIES
+from tabicl_train.model.config import FAMILIES
 
 PARTS = [f.default_factory for f in dataclasses.fields(RunConfig) if dataclasses.is_dataclass(f.default_factory)]
 PARTS += [settings for settings in FAMILIES if settings not in PARTS]

@@ -6,7 +6,7 @@ from command_line import command, exit_code
 from runs import metrics
 
 from priors import build_prior
-from priors.storage import dump as write_tables
+from priors.disk import dump as write_tables
 from tabicl_train.config.compose import compose
 from tabicl_train.curriculum import plan_step
 from tabicl_train.debugging.prior_actions import run_tables

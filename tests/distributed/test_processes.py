@@ -11,8 +11,7 @@ from forked import exit_code, start, train
 from waiting import until
 
 from tabicl_train.run_dir.checkpoint import saved, step_of
-from tabicl_train.run_dir.lock import is_in_use
-from tabicl_train.run_dir.status import read_status
+from tabicl_train.run_dir.status import is_in_use, read_status
 
 SETTINGS = (
     "experiment=smoke", "prior=dummy", "curriculum.stages.smoke.steps=1000000", "checkpoint.every=4",

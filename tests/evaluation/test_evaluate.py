@@ -32,7 +32,6 @@ from tabicl_train.evaluation.scores import LEVELS, METRICS, score_numbers
 from tabicl_train.evaluation.suites import RDATASETS_NUMBERS, RDATASETS_TASKS, make_number_task, make_task, sources
 from tabicl_train.prediction.export import save_public
 from tabicl_train.prediction.origin import TrainedRange, trained_range
-from tabicl_train.report import figures
 
 METHODS = ["this model", "logistic regression", "random forest", "gradient boosting"]
 NUMBER_METHODS = ["this model", "ridge regression", "random forest", "gradient boosting", "marginal quantiles"]
@@ -225,10 +224,7 @@ def test_a_file_that_cannot_be_written_is_named_in_one_line(checkpoint, tmp_path
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(evaluation, "BASELINES", {"other": lambda: DummyClassifier(strategy="prior")})
-    monkeypatch.setattr(figures, "draw_standing", lambda results: types.SimpleNamespace(savefig=full))
     settings = dict(checkpoint=checkpoint, suite="folder", folder=str(tmp_path), n_estimators=1, splits=1)
-    with pytest.raises(ConfigError, match=r"rows\.png cannot be written: .*No space left on device"):
-        evaluate(**settings, figure=str(tmp_path / "rows.png"))
     monkeypatch.setattr(outputs.os, "fsync", full)
     with pytest.raises(ConfigError, match=r"rows\.csv cannot be written: .*No space left on device"):
         evaluate(**settings, output=str(tmp_path / "rows.csv"))

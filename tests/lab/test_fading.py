@@ -9,7 +9,7 @@ import torch
 from tabicl_train.lab.fading import Options, curves, ssa_weight, weight
 from tabicl_train.model.attention import Attention
 from tabicl_train.model.config import TabICLConfig
-from tabicl_train.model.layout import Spans
+from tabicl_train.model.pack import Spans
 
 DIM = 4  # of the only head; a token is (score, value, 0, 0)
 

@@ -7,8 +7,7 @@ import torch
 from small_networks import draw, logits_of, small_network
 
 from tabicl_train.model import TabICL
-from tabicl_train.model.layout import column_layout, log_counts
-from tabicl_train.model.pack import Pack
+from tabicl_train.model.pack import Pack, column_layout, log_counts
 from tabicl_train.model.tabicl import feature_index
 from tabicl_train.prediction.predict import predict_logits
 

@@ -9,7 +9,7 @@ import torch
 from tabicl_train.model import attention
 from tabicl_train.model.attention import Attention, Rotary, RowSpans, attend, attend_in_rows, batch_limit
 from tabicl_train.model.config import TabICLConfig
-from tabicl_train.model.layout import Spans, within_rows
+from tabicl_train.model.pack import Spans, within_rows
 
 
 def softmax_attention(q, k, v):

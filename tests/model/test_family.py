@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.config import SequenceConfig
-from tabicl_train.model.families import FAMILIES, family_of, settings_of
+from tabicl_train.model.config import FAMILIES, SequenceConfig, family_of, settings_of
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
 from tabicl_train.module import Gradients

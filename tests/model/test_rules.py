@@ -46,8 +46,10 @@ def test_the_rule_of_the_page_is_trained_and_refused_where_it_does_not_exist(pag
     gated = small_network().config  # whose queries have gates in addition
     more = TabICL.forward_flops(gated, 20, 12, 4) - TabICL.forward_flops(network.config, 20, 12, 4)
     assert more == pytest.approx(gates(gated)) and more > 0
-    with pytest.raises(ConfigError, match=r"=power, it has none, ssmax, ssmax_mlp, .*; format=hub"):
-        to_public(network.config)
+    both = TabICLConfig(col_scaling="power", icl_scaling="power")
+    names = r"no model\.col_scaling=power and no model\.icl_scaling=power, it has none, ssmax, .*; format=hub"
+    with pytest.raises(ConfigError, match=names):
+        to_public(both)
 
 
 def gates(config: TabICLConfig) -> float:

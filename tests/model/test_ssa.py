@@ -11,8 +11,7 @@ from tabicl_train.model import averaging
 from tabicl_train.model.attention import Attention, attend_ssa
 from tabicl_train.model.averaging import attend_averaging, attend_plain
 from tabicl_train.model.config import SequenceConfig
-from tabicl_train.model.layout import Spans
-from tabicl_train.model.pack import Pack
+from tabicl_train.model.pack import Pack, Spans
 from tabicl_train.model.scaling import SSA
 from tabicl_train.module import Pretraining
 from tabicl_train.precision import choose

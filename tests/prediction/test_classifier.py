@@ -7,8 +7,7 @@ import torch
 from sklearn.utils.estimator_checks import estimator_checks_generator
 from tiny_classifier import FILE, NETWORK, ROWS, classifier, table
 
-from priors.real.features import FeatureEncoder
-from priors.real.normalize import Member, Normalizer
+from priors.real.preprocessing import FeatureEncoder, Member, Normalizer
 from tabicl_train import TabICLClassifier
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.pack import Pack

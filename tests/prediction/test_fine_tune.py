@@ -16,7 +16,7 @@ from small_networks import small_network
 from tiny_network import TINY_REGRESSOR, tiny_network
 from torch import nn
 
-from priors.real.row_draws import Rows, split_by_content
+from priors.real.draws import Rows, split_by_content
 from tabicl_train import FineTune, TabICLClassifier, TabICLRegressor
 from tabicl_train.model import TabICL
 from tabicl_train.model.quantiles import levels

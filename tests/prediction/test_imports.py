@@ -7,11 +7,11 @@ import pytest
 
 CODE = """
 import sys
-import priors.real.features, priors.real.normalize
+import priors.real.preprocessing
 assert "tabicl_train" not in sys.modules
 from tabicl_train.prediction.export import export
 from tabicl_train import TabICLClassifier, TabICLRegressor
-import tabicl_train.prediction.predict, tabicl_train.run_dir.checkpoint, tabicl_train.model.cost
+import tabicl_train.prediction.predict, tabicl_train.run_dir.checkpoint
 assert not {"lightning", "hydra", "omegaconf"} & {name.partition(".")[0] for name in sys.modules}
 """
 

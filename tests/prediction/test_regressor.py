@@ -8,7 +8,7 @@ from small_networks import small_network
 from tiny_classifier import table
 from tiny_regressor import FILE, LABELED, NETWORK, numbers, regressor
 
-from priors.real.normalize import Normalizer
+from priors.real.preprocessing import Normalizer
 from tabicl_train import TabICLRegressor
 from tabicl_train.model.pack import Pack
 from tabicl_train.prediction import regressor as module

@@ -45,7 +45,7 @@ def test_the_presets_differ():
     purity, warps = {}, {}
     for preset in PRESETS:
         plans = [build_prior("graph_scm", preset=preset).plan(SPEC, (seed,)) for seed in range(100)]
-        kinds = [[f.kind for node in plan.nodes for f in node.functions] for plan in plans]
+        kinds = [[type(f).__name__ for node in plan.nodes for f in node.functions] for plan in plans]
         # share of the commonest kind of function in a large plan
         purity[preset] = np.mean([max(map(own.count, own)) / len(own) for own in kinds if len(own) >= 12])
         converters = [column.converter for plan in plans for node in plan.nodes for column in node.columns]

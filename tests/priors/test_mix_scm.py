@@ -9,7 +9,7 @@ import torch
 
 from priors import PriorError, TableSpec, build_prior
 from priors.random import STREAM_VERSION
-from tabicl_train.callbacks.validation_tables import final_test_streams, validation_streams
+from tabicl_train.callbacks.validation import final_test_streams, validation_streams
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior as build_configured
 from tabicl_train.config.schema import flatten

@@ -8,11 +8,22 @@ from closed_forms import SHARED_FORMS
 from scipy.stats import kstest
 
 from priors import TableSpec, build_prior
-from priors.mlp_scm import MLPLayer, MLPPlan, draw_hyperparameters, draw_weight, linear, pick_variables, run_network
+from priors.mlp_scm import (
+    FIXED,
+    KINDS,
+    FourierFunction,
+    MLPActivation,
+    MLPLayer,
+    MLPPlan,
+    apply_activation,
+    draw_hyperparameters,
+    draw_weight,
+    linear,
+    pick_variables,
+    run_network,
+)
 from priors.random import rng_at
-from priors.scm.activations import FIXED, KINDS, FourierFunction, MLPActivation, apply_activation
-from priors.scm.causes import LayerNoise, plan_causes
-from priors.scm.discretization import Discretization
+from priors.scm import Discretization, LayerNoise, plan_causes
 
 SPEC = TableSpec(num_rows=200, train_size=100, num_features=6, group_seed=(5,))
 

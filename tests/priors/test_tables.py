@@ -14,8 +14,7 @@ from priors import PriorError, TableSpec, build_prior
 from priors.finish import Rejected
 from priors.real import real_tables
 from priors.real.draws import TableCache, draw_classes, merge_rare, read_columns, size_of
-from priors.real.features import FeatureEncoder
-from priors.real.normalize import Normalizer
+from priors.real.preprocessing import FeatureEncoder, Normalizer
 from tabicl_train.config.schema import long_enough
 
 SPEC = TableSpec(60, 40, 5, max_classes=4)

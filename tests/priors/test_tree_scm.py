@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from priors import TableSpec, build_prior
-from priors.scm.boosting import bin_columns, fit_predict
-from priors.scm.causes import Causes, LayerNoise
-from priors.scm.discretization import Discretization
+from priors.boosting import bin_columns, fit_predict
+from priors.scm import Causes, Discretization, LayerNoise
 from priors.tree_scm import TreeLayer, TreePlan
 
 quick = settings(max_examples=40, deadline=None, derandomize=True)
@@ -87,7 +86,7 @@ def execute(seed: int, noise_std: float, noise_varies: bool = False) -> tuple[to
     layer = TreeLayer(num_outputs=1, num_trees=1, depth=1, noise=LayerNoise(noise_std, noise_varies))
     plan = TreePlan((seed,), 800, causes, (layer,), Discretization("rank", 10, ()))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("priors.tree_scm.discretize", lambda columns, target, *_: (columns, target))
+        patch.setattr("priors.scm.discretize", lambda columns, target, *_: (columns, target))
         return build_prior("tree_scm").execute(plan)
 
 

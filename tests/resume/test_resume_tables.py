@@ -44,7 +44,7 @@ def test_the_tables_are_the_same_for_workers_ranks_and_continued_runs(settings, 
     assert train(*continued, f"signal=0,5,{signal.SIGTERM:d}") == "preempted"
     assert run_ranks(train, *continued, folder=tmp_path) == [0, 0], (tmp_path / "stderr.0").read_text()
     assert tables(other) == tables(whole) and len(tables(whole)) == STEPS * 8
-    seen, also = (last(run_dir)["callbacks"]["Metrics"] for run_dir in (whole, other))
+    seen, also = (last(run_dir)["callbacks"]["TablesSeen"] for run_dir in (whole, other))
     assert seen == also != {}
 
 

@@ -10,7 +10,7 @@ from runs import metrics
 
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior
-from tabicl_train.model.families import family_of
+from tabicl_train.model.config import family_of
 from tabicl_train.module import query_losses
 from tabicl_train.stream import StepStream
 

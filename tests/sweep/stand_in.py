@@ -19,7 +19,7 @@ def loss(momentum: float, seed: int, step: int) -> float:
 
 
 def train(folder: Path, momentum: float, seed: int) -> int:
-    from tabicl_train.run_dir.lock import RunLock
+    from tabicl_train.run_dir.status import RunLock
 
     stopped = []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))

@@ -18,8 +18,7 @@ from runs import metrics
 from scipy import stats
 
 from tabicl_train.distributed import submit
-from tabicl_train.run_dir.lock import is_in_use
-from tabicl_train.run_dir.status import read_status
+from tabicl_train.run_dir.status import is_in_use, read_status
 from tabicl_train.sweep import run as sweep_run
 from tabicl_train.sweep.results import Sweep
 from tabicl_train.sweep.study import load_study

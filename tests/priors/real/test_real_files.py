@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from priors.real import files
-from priors.real.index import ColumnFacts, content_hash, index_folder, read_entry, read_table
+from priors.real.files import ColumnFacts, content_hash, index_folder, read_entry, read_table
 from priors.real.tasks import find_tasks
 
 ROWS = "".join(f"{i},{i % 3}\n" for i in range(12))

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from priors import PriorError
-from priors.real import index
-from priors.real.index import NAME, index_folder
+from priors.real import files
+from priors.real.files import NAME, index_folder
 from priors.real.tasks import find_tasks
 
 
@@ -25,19 +25,19 @@ def folder(tmp_path):
 def read(monkeypatch):
     """The paths of files, as they are read."""
     paths = []
-    read_entry = index.read_entry
+    read_entry = files.read_entry
 
     def watched(folder, path, *state):
         paths.append(path)
         return read_entry(folder, path, *state)
 
-    monkeypatch.setattr(index, "read_entry", watched)
+    monkeypatch.setattr(files, "read_entry", watched)
     return paths
 
 
 def again(folder):
     """The index as another process would see it."""
-    index.index_files.cache_clear()
+    files.index_files.cache_clear()
     return index_folder(folder)
 
 
@@ -77,7 +77,7 @@ def test_what_cannot_be_read_is_named_and_tried_again(folder, monkeypatch):
 
 
 def test_the_index_of_a_folder_that_cannot_be_written_is_in_memory(folder, read, monkeypatch):
-    monkeypatch.setattr(index.os, "replace", mock.Mock(side_effect=PermissionError))
+    monkeypatch.setattr(files.os, "replace", mock.Mock(side_effect=PermissionError))
     assert len(index_folder(folder)) == len(index_folder(folder)) == len(read) == 4 and not (folder / NAME).exists()
 
 

@@ -10,9 +10,17 @@ from scipy.stats import expon, kstest, norm
 from priors import build_prior
 from priors.finish import Rejected
 from priors.random import rng_at
-from priors.scm.causes import plan_causes, sample_causes
-from priors.scm.discretization import Category, Discretization, discretize
-from priors.scm.hyperparameters import choice_weights, choose, group_rng, scaled_normal
+from priors.scm import (
+    Category,
+    Discretization,
+    choice_weights,
+    choose,
+    discretize,
+    group_rng,
+    plan_causes,
+    sample_causes,
+    scaled_normal,
+)
 from priors.table import TableSpec
 
 SPEC = TableSpec(num_rows=100, train_size=50, num_features=5)

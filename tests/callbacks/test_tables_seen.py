@@ -2,6 +2,7 @@
 
 import statistics
 from collections import Counter
+from types import SimpleNamespace
 
 import own_tables
 import pytest
@@ -10,9 +11,10 @@ from runs import last
 
 from priors.real import real_tables
 from tabicl_train.callbacks import guard
+from tabicl_train.callbacks.tables_seen import TablesSeen
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior
-from tabicl_train.run_dir.tables_seen import TablesSeen
+from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.stream import StepStream
 
 ROWS = {f"table{number}.csv": 150 + 50 * number for number in range(3)}
@@ -37,12 +39,12 @@ def mixture(tmp_path_factory) -> list[str]:
 
 def seen_by(config, steps, rank: int = 0, ranks: int = 1) -> TablesSeen:
     prior = build_prior(config.prior)
-    seen = TablesSeen(real_tables(prior).sources())
+    seen = TablesSeen(real_tables(prior).sources(), Ranks())
     for step in steps:
         (item,) = StepStream(prior, config.curriculum, config.model, 0, range(step, step + 1), rank, ranks)
         rows = Counter(rows for (_, rows), count in item.sources.items() for _ in range(count))
         assert rows == Counter(rows for pack in item.packs for rows, _, _ in pack.shapes)
-        seen.add(item.sources)
+        seen.on_train_batch_start(item)
     return seen
 
 
@@ -51,10 +53,9 @@ def test_counts_of_ranks_add_up_and_are_told(mixture):
     one, other = (seen_by(config, range(6), rank, 2) for rank in (0, 1))
     assert one.line() is None and other.own.sum() > 0
     total = one.own + other.own
-    one.merge(lambda _: total)
-    whole = seen_by(config, range(6))
-    whole.merge(lambda own: own)
-    assert one.text() == whole.text() and one.own.sum() == 0
+    one.ranks = SimpleNamespace(sum=lambda _: total)
+    whole, state = seen_by(config, range(6)), one.state_dict()
+    assert state == whole.state_dict() and one.own.sum() == 0
     counts = list(zip(one.sizes, one.merged.tolist(), strict=True))
     share = sum(draws for (_, table), (draws, _) in counts if table) / (6 * 8)
     epochs = [rows / ROWS[table] for (_, table), (_, rows) in counts if table]
@@ -63,9 +64,9 @@ def test_counts_of_ranks_add_up_and_are_told(mixture):
         f"{share:.0%} real tables, {statistics.median(epochs):.3g} epochs over the median one, {max(epochs):.3g} over"
     )
     assert one.line().startswith(start)
-    again = TablesSeen(one.sizes)
-    again.load(one.text()[:-1] + ', ["tables", "gone.csv", 3, 90]]')
-    assert again.text() == one.text()
+    again = TablesSeen(one.sizes, Ranks())
+    again.load_state_dict({"counts": state["counts"][:-1] + ', ["tables", "gone.csv", 3, 90]]'})
+    assert again.state_dict() == state
 
 
 def test_a_stopped_run_with_a_rewind_has_counted_its_steps_once(mixture, tmp_path, monkeypatch, capsys):
@@ -78,6 +79,5 @@ def test_a_stopped_run_with_a_rewind_has_counted_its_steps_once(mixture, tmp_pat
     ((good, at),) = content["Guard"]["abandoned"]
     assert at > good
     expected = seen_by(compose(["experiment=smoke", *settings]), [*range(good), *range(at, 13)])
-    expected.merge(lambda own: own)
-    assert content["Metrics"]["tables_seen"] == expected.text()
+    assert content["TablesSeen"] == expected.state_dict()
     assert f"\nseen      {expected.line()}\n" in capsys.readouterr().err

@@ -8,9 +8,8 @@ import torch
 
 from priors import PriorError
 from priors.finish import Rejected
-from priors.real.features import FeatureEncoder
-from priors.real.normalize import Normalizer
-from priors.real.row_draws import Rows, draw_rows, split_by_content
+from priors.real.draws import Rows, draw_rows, split_by_content
+from priors.real.preprocessing import FeatureEncoder, Normalizer
 
 
 def rows_of(kind: str, count: int = 120) -> Rows:

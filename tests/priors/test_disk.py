@@ -16,8 +16,8 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from priors import Prior, PriorError, TableSpec, build_prior
+from priors.disk import dump
 from priors.random import STREAM_VERSION, rng_at
-from priors.storage import dump
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior as build_configured
 from tabicl_train.curriculum import plan_step
@@ -116,7 +116,7 @@ def test_a_dump_that_is_interrupted_leaves_whole_shards_only(folder, monkeypatch
 
         os.rename(source, target)
 
-    monkeypatch.setattr("priors.storage.os.replace", replace)
+    monkeypatch.setattr("priors.disk.os.replace", replace)
     with pytest.raises(KeyboardInterrupt):
         dump(PRIOR, requests(0, 10), folder, shard_size=4)
     assert names(folder) == ["steps-00000000.safetensors", "steps-00000004.safetensors"]

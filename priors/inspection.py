@@ -1,22 +1,123 @@
-"""Pictures of tables: the two most informative columns, the target, kinds of columns, and the causal graph."""
+"""Looks at the tables of a prior: distributions in numbers, and pictures.
+
+A picture shows the two most informative columns, the target, kinds of columns, and the causal graph.
+"""
 
 from __future__ import annotations
 
 import base64
 import html
 import textwrap
+import warnings
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from priors.inspection.describe import FEW_VALUES
+from priors.realism import fill
 from priors.table import Table
 
+FEW_VALUES = 32  # columns with at most 32 distinct values count as categorical
+SCORED_ROWS = 2000  # largest number of rows on which the two models are fitted, and scored
+QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 POINTS = 500  # rows in a scatter plot
 BINS = 8
 COLUMNS = 3  # tables side by side
 PLAN_LINES = 12  # of a plan without a graph
+
+
+def statistics(table: Table) -> dict[str, float]:
+    """Statistics of one table by name.
+
+    The skill of a model is its accuracy on the query rows, scaled to 0 for the commonest class and 1 for no errors, or
+    for a numeric target R2, raised to 0 if it is below.
+    """
+    X, y = table.X.cpu().numpy().copy(), table.y.cpu().numpy()
+    fill(X, np.isnan(X), table.train_size)
+    distinct = np.array([len(np.unique(column)) for column in X.T])
+    return {
+        "rows": len(y),
+        "labeled share": table.train_size / len(y),
+        "features": X.shape[1],
+        "missing cells": table.missing,
+        **(of_classes(y, table.num_classes) if table.num_classes else of_numbers(y)),
+        "categorical share": float((distinct <= FEW_VALUES).mean()),
+        **skills(X, y, table.train_size, table.num_classes == 0),
+    }
+
+
+def of_classes(y: np.ndarray, num_classes: int) -> dict[str, float]:
+    """Statistics of labels y (N,)."""
+    counts = np.bincount(y, minlength=num_classes)
+    return {
+        "classes": int((counts > 0).sum()),
+        "missing classes": int((counts == 0).sum()),
+        "commonest class": counts.max() / len(y),
+        "rarest class": counts[counts > 0].min() / len(y),
+    }
+
+
+def of_numbers(y: np.ndarray) -> dict[str, float]:
+    """Statistics of a standardized target y (N,)."""
+    counts = np.unique(y, return_counts=True)[1]
+    return {
+        "distinct targets": len(counts),
+        "commonest target": counts.max() / len(y),
+        "lowest target": y.min(),
+        "highest target": y.max(),
+        "skewness of target": (y.astype(float) ** 3).mean(),
+        "kurtosis of target": (y.astype(float) ** 4).mean(),
+    }
+
+
+def skills(X: np.ndarray, y: np.ndarray, train_size: int, numeric: bool) -> dict[str, float]:
+    """Skill of two models by name."""
+    from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
+    from sklearn.linear_model import LogisticRegression, Ridge
+
+    train, query = slice(max(0, train_size - SCORED_ROWS), train_size), slice(train_size, train_size + SCORED_ROWS)
+    trees = {"n_estimators": 50, "min_samples_leaf": 2, "random_state": 0}
+    if numeric:
+        models = {"ridge regression": Ridge(), "extra trees": ExtraTreesRegressor(**trees)}
+        score = r2
+    else:
+        models = {"logistic regression": LogisticRegression(max_iter=200), "extra trees": ExtraTreesClassifier(**trees)}
+        score = scaled_accuracy
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of 200 iterations, which are enough here
+        fitted = {name: model.fit(X[train], y[train]) for name, model in models.items()}
+    return {f"skill of {name}": score(y[query], model.predict(X[query])) for name, model in fitted.items()}
+
+
+def scaled_accuracy(y: np.ndarray, predicted: np.ndarray) -> float:
+    base = np.bincount(y).max() / len(y)
+    return ((predicted == y).mean() - base) / (1 - base) if base < 1 else 0.0
+
+
+def r2(y: np.ndarray, predicted: np.ndarray) -> float:
+    total = np.square(y - y.mean()).sum()
+    return max(1 - np.square(y - predicted).sum() / total, 0.0) if total > 0 else 0.0
+
+
+def describe(tables: Iterable[Table]) -> str:
+    """A text with the distribution of each statistic, the accept rate, and the reasons for rejections."""
+    rows, rejections = [], Counter[str]()
+    for table in tables:
+        rows.append(statistics(table))
+        rejections.update(table.rejections)
+    heads = ["lowest", "10 %", "median", "90 %", "highest", "mean"]
+    lines = [f"{'':28}" + "".join(f"{head:>10}" for head in heads)]
+    for name in rows[0]:
+        values = np.array([row[name] for row in rows], dtype=float)
+        figures = [*np.quantile(values, QUANTILES), values.mean()]
+        lines.append(f"{name:28}" + "".join(f"{figure:>10.5g}" for figure in np.round(figures, 3)))
+    draws = len(rows) + rejections.total()
+    lines.append(f"\n{len(rows)} tables from {draws} draws: {len(rows) / draws:.1%} accepted")
+    for reason, count in rejections.most_common():
+        lines.append(f"  rejected as {reason:16} {count:6}  ({count / draws:.1%} of the draws)")
+    return "\n".join(lines)
 
 
 def informative_columns(X: np.ndarray, y: np.ndarray) -> list[int]:
@@ -69,7 +170,7 @@ def plot_table(cell: Any, title: str, table: Table) -> None:
     if table.num_classes:
         plot_scatter(axes["scatter"], X, y)
         counts = np.bincount(y, minlength=table.num_classes)
-        axes["target"].bar(range(len(counts)), counts / len(y), color=[class_color(c) for c in range(len(counts))])
+        axes["target"].bar(range(len(counts)), counts / len(y), color=[f"C{c}" for c in range(len(counts))])
         axes["target"].set_xticks(range(len(counts)))
         axes["target"].set_title("class balance", fontsize=8)
     else:
@@ -82,17 +183,13 @@ def plot_table(cell: Any, title: str, table: Table) -> None:
         ax.tick_params(labelsize=7)
 
 
-def class_color(c: int) -> str:
-    return f"C{c}"  # the default cycle has ten colors, one per class
-
-
 def plot_scatter(ax: Any, X: np.ndarray, y: np.ndarray) -> None:
     """The two most informative columns, colored by class."""
     best = informative_columns(X, y)[:2]
     X, y = spread(X[:POINTS, best]), y[:POINTS]
     second = X[:, 1] if len(best) > 1 else np.linspace(-1, 1, len(y))  # with a single column, rows are spread evenly
     for c in np.unique(y):
-        ax.scatter(X[y == c, 0], second[y == c], s=8, alpha=0.7, linewidths=0, color=class_color(c))
+        ax.scatter(X[y == c, 0], second[y == c], s=8, alpha=0.7, linewidths=0, color=f"C{c}")
     ax.set_xlabel(f"column {best[0]} of X", fontsize=8)
     ax.set_ylabel(f"column {best[1]} of X" if len(best) > 1 else "row", fontsize=8)
 
@@ -143,7 +240,8 @@ def plot_graph(ax: Any, nodes: list) -> None:
     for node in nodes:
         graph.add_node(node.index, names=[column.name for column in node.columns])
     for node in nodes:
-        graph.add_edges_from((parent, node.index, {"kind": function.kind}) for parent, function in node.edges())
+        edges = [(parent, node.index, type(function).__name__.lower()) for parent, function in node.edges()]
+        graph.add_weighted_edges_from(edges, "kind")
     place = nx.multipartite_layout(graph, subset_key=dict(enumerate(nx.topological_generations(graph))))
     few = graph.number_of_edges() <= 8
     # Edges are curved, so that those over two layers do not hide behind nodes.

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from priors import TableSpec, build_prior
-from priors.inspection.describe import statistics
-from priors.inspection.gallery import informative_columns, save_gallery
+from priors.inspection import informative_columns, save_gallery, statistics
 from priors.random import rng_at
 from priors.table import Table
 

@@ -15,8 +15,8 @@ from waiting import until
 from priors.dummy import Dummy
 from tabicl_train import workers
 from tabicl_train.errors import ConfigError
-from tabicl_train.run_dir import lock as run_lock
-from tabicl_train.run_dir.lock import RunLock, is_in_use
+from tabicl_train.run_dir import status as run_lock
+from tabicl_train.run_dir.status import RunLock, is_in_use
 
 SETTINGS = ("experiment=smoke", "prior=dummy", "trainer.accelerator=cpu", "stream.num_workers=0")
 

@@ -1,1 +1,0 @@
-"""Tools that look at the tables of a prior: their distributions (describe) and pictures (gallery)."""

@@ -1,0 +1,233 @@
+"""What mlp_scm and tree_scm, the priors of TabICL v1, have in common (arXiv 2502.05564, appendix).
+
+Both draw hyperparameters of a group from distributions that are drawn themselves, independent causes as their roots,
+and noise of layers; then the real target becomes classes, unless it is to stay numeric, and some columns categories.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from priors.finish import Rejected, clamp_and_standardize
+from priors.random import as_seed, lasting_rng, normals, rng_at
+from priors.table import TableSpec
+
+CAUSE_SAMPLINGS = ("normal", "mixed", "uniform")
+CATEGORICAL_SHARE = 0.2  # share of the tables in which some columns become categories
+ORDERED_SHARE = 0.3  # share of those columns whose codes keep the order of the values
+
+
+def group_rng(spec: TableSpec, seed: tuple[int, ...]) -> np.random.Generator:
+    """Generator of the hyperparameters of a group; a table without a group is a group of its own."""
+    return lasting_rng(seed[:-1] if spec.group_seed is None else as_seed(spec.group_seed), "group", seed)
+
+
+def log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
+    return float(np.exp(rng.uniform(np.log(low), np.log(high))))
+
+
+def scaled_normal(rng: np.random.Generator, max_mean: float, min_mean: float) -> float:
+    """A draw from a normal truncated to positive values.
+
+    Its mean is log-uniform in min_mean..max_mean, its standard deviation log-uniform in 1 % to 100 % of the mean.
+    """
+    mean = log_uniform(rng, min_mean, max_mean)
+    std = mean * log_uniform(rng, 0.01, 1.0)
+    while (draw := rng.normal(mean, std)) < 0:
+        pass
+    return float(draw)
+
+
+def scaled_count(rng: np.random.Generator, max_mean: float, min_mean: float, lower: int) -> int:
+    """`lower` plus a rounded scaled_normal."""
+    return lower + round(scaled_normal(rng, max_mean, min_mean))
+
+
+def choice_weights(rng: np.random.Generator, num_options: int) -> np.ndarray:
+    """Probabilities of a choice: the softmax of 1 for the first option and U(-3, 5) for each of the others."""
+    logits = np.append(1.0, rng.uniform(-3, 5, num_options - 1))
+    weights = np.exp(logits)
+    return weights / weights.sum()
+
+
+def choose(rng: np.random.Generator, options: Sequence[Any]) -> Any:
+    """One of the options, with choice_weights as probabilities."""
+    return options[rng.choice(len(options), p=choice_weights(rng, len(options)))]
+
+
+@dataclass(frozen=True)
+class Causes:
+    """Independent root variables: of each "normal" or a name from SAMPLERS, and moments of the normal ones."""
+
+    kinds: tuple[str, ...]
+    means: np.ndarray
+    stds: np.ndarray
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(self.kinds).items())
+        return f"{len(self.kinds)} causes: {kinds}"
+
+
+def plan_causes(rng: np.random.Generator, number: int, sampling: str, random_moments: bool) -> Causes:
+    """Kinds and moments; with random_moments, normal causes have a mean m ~ N(0,1) and a deviation |m N(0,1)|."""
+    if sampling == "mixed":
+        # The kinds are tried in this order, and each passes a cause on to the next with a probability of its own.
+        normal, categorical, zipf = rng.uniform(0, 0.66, 3)
+        draws = rng.random((3, number))
+        kinds = np.select(
+            [draws[0] > normal, draws[1] > categorical, draws[2] > zipf], ["normal", "categorical", "zipf"], "uniform"
+        ).tolist()
+    else:
+        kinds = [sampling] * number
+    means, stds = np.zeros(number), np.ones(number)
+    if random_moments:
+        means = rng.standard_normal(number)
+        stds = np.abs(means * rng.standard_normal(number))
+    return Causes(tuple(kinds), means, stds)
+
+
+def sample_causes(causes: Causes, num_rows: int, rng: np.random.Generator) -> torch.Tensor:
+    """The causes' values, float32 (num_rows, number)."""
+    columns = normals(rng, num_rows, len(causes.kinds))
+    columns *= torch.from_numpy(causes.stds.astype(np.float32))
+    columns += torch.from_numpy(causes.means.astype(np.float32))
+    for j, kind in enumerate(causes.kinds):
+        if kind != "normal":
+            columns[:, j] = torch.from_numpy(SAMPLERS[kind](rng, num_rows))
+    return columns
+
+
+def sample_categorical(rng: np.random.Generator, num_rows: int) -> np.ndarray:
+    """float64 (num_rows,): 2 to 20 equidistant values with probabilities proportional to U(0,1), standardized."""
+    weights = rng.random(rng.integers(2, 21))
+    codes = np.searchsorted(np.cumsum(weights / weights.sum()), rng.random(num_rows))
+    return (codes - codes.mean()) / max(codes.std(ddof=1), 1e-6)
+
+
+def sample_zipf(rng: np.random.Generator, num_rows: int) -> np.ndarray:
+    """float64 (num_rows,): Zipf with an exponent in 2..4, clipped at 10, centered."""
+    values = np.minimum(rng.zipf(rng.uniform(2, 4), num_rows), 10)
+    return values - values.mean()
+
+
+SAMPLERS = {
+    "categorical": sample_categorical,
+    "zipf": sample_zipf,
+    "uniform": lambda rng, num_rows: rng.random(num_rows, dtype=np.float32),
+}
+
+
+@dataclass(frozen=True)
+class LayerNoise:
+    """Gaussian noise on the outputs of a layer; if it varies, each output has a deviation of its own, std |N(0,1)|."""
+
+    std: float
+    varies: bool
+
+    def __str__(self) -> str:
+        return f"noise {'up to about ' if self.varies else ''}{self.std:.2g}"
+
+    def draw_stds(self, rng: np.random.Generator, num_outputs: int) -> torch.Tensor:
+        """Standard deviation of every output's noise, float32 (num_outputs,)."""
+        stds = torch.full((num_outputs,), self.std)
+        return stds.mul_(normals(rng, num_outputs).abs()) if self.varies else stds
+
+
+@dataclass(frozen=True)
+class Category:
+    """A column that gets at most so many levels, "ascending", "descending" or "shuffled" with its values."""
+
+    column: int
+    levels: int
+    order: str
+
+
+@dataclass(frozen=True)
+class Discretization:
+    """How the real target becomes classes, and which columns become categories.
+
+    boundaries: between classes: "rank", the target's values in random rows, or "value", standard normal draws with
+        which the standardized target is compared
+    num_classes: 0 for a target that stays numeric
+    """
+
+    boundaries: str
+    num_classes: int
+    categories: tuple[Category, ...]
+
+    def __str__(self) -> str:
+        text = "numeric target"
+        if self.num_classes:
+            text = f"target cut into {self.num_classes} classes by {self.boundaries}"
+        if self.categories:
+            text += "; columns cut into categories: " + ", ".join(
+                f"{category.column} ({category.levels} {category.order})" for category in self.categories
+            )
+        return text
+
+
+def plan_discretization(spec: TableSpec, seed: tuple[int, ...], boundaries: str) -> Discretization:
+    num_classes = 0
+    if spec.max_classes:
+        rng = lasting_rng(seed[:-1], "classes", seed)
+        num_classes = 2 if rng.random() < 0.5 else int(rng.integers(2, spec.max_classes + 1))
+    rng = rng_at(seed, "discretisation")
+    categories = []
+    if rng.random() < CATEGORICAL_SHARE:
+        share = rng.random()
+        for column in np.flatnonzero(rng.random(spec.num_features) < share):
+            levels = max(2, round(rng.gamma(1, 10)))
+            order = ("ascending", "descending")[rng.integers(2)] if rng.random() < ORDERED_SHARE else "shuffled"
+            categories.append(Category(int(column), levels, order))
+    return Discretization(boundaries, num_classes, tuple(categories))
+
+
+def discretize(
+    columns: torch.Tensor, target: torch.Tensor, plan: Discretization, seed: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Columns (num_rows, M) with codes in the categorical ones, labels int64 (num_rows,), number of non-empty classes.
+
+    Columns are changed in place. Classes and shuffled categories without rows are left out of the numbering; the codes
+    of ordered categories keep the gaps, as in tabicl 2.2.0.
+    """
+    rng = rng_at(seed, "categories")
+    for category in plan.categories:
+        values = columns[:, category.column]
+        codes = cut(values, random_rows(values, category.levels - 1, rng))
+        if category.order == "shuffled":
+            present, codes = codes.unique(return_inverse=True)
+            codes = torch.from_numpy(rng.permutation(len(present)))[codes]
+        elif category.order == "descending":
+            codes = category.levels - 1 - codes
+        columns[:, category.column] = codes.to(columns.dtype)
+
+    if plan.num_classes == 0:
+        return columns, target, 0
+    rng = rng_at(seed, "classes")
+    target = clamp_and_standardize(target[:, None])[:, 0]
+    if target.isnan().any():
+        raise Rejected("nan")
+    if plan.boundaries == "rank":
+        boundaries = random_rows(target, plan.num_classes - 1, rng)
+    else:
+        boundaries = normals(rng, plan.num_classes - 1)
+    present, labels = cut(target, boundaries).unique(return_inverse=True)
+    if len(present) < 2:
+        raise Rejected("one_class")
+    return columns, labels, len(present)
+
+
+def random_rows(values: torch.Tensor, number: int, rng: np.random.Generator) -> torch.Tensor:
+    """The values in `number` random rows, drawn with replacement."""
+    return values[torch.from_numpy(rng.integers(len(values), size=number))]
+
+
+def cut(values: torch.Tensor, boundaries: torch.Tensor) -> torch.Tensor:
+    """The number of boundaries below each value, int64 (num_rows,)."""
+    return torch.searchsorted(boundaries.sort().values, values.contiguous())

@@ -1,0 +1,127 @@
+"""Columns of any type as numbers, and their normalization; the power transform, against scikit-learn's."""
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.preprocessing import PowerTransformer, StandardScaler
+
+from priors.real.preprocessing import FeatureEncoder, Normalizer, YeoJohnson
+
+
+def test_encoding_of_columns():
+    X = pd.DataFrame(
+        {
+            "number": [1.0, None, 4.0],
+            "string": ["b", "a", None],
+            "category": pd.Categorical(["lo", "hi", "lo"], ["lo", "never", "hi"]),
+            "boolean": [True, False, None],
+            "object": pd.Series([1, None, 2.5], dtype=object),
+            "digits": ["10", "9", "8"],
+            "time": pd.to_datetime(["1970-01-02", None, "1970-01-04"]),
+            "constant": [3, 3, 3],
+            "empty": [None, None, None],
+            "same": [5.0, None, 5.0],
+        }
+    )
+    encoder = FeatureEncoder().fit(X)
+    day = 86400e6
+    expected = [
+        [1, 1, 0, 1, 1, 10, day],
+        [2.5, 0, 1, 0, 1.75, 9, 2 * day],
+        [4, -1, 0, 0.5, 2.5, 8, 3 * day],
+    ]
+    assert np.allclose(encoder.transform(X), expected)
+    query = X[:1].assign(number=np.nan, string="new", category="never", constant=9, empty="now there is something")
+    query["time"] = query["time"].astype("datetime64[ns]")
+    # what no labeled row holds is the mean: of -1, 0 and 1 among strings, of 0, 1 and 0 among categories
+    assert np.allclose(encoder.transform(query), [[2.5, 0, 1 / 3, 1, 1, 10, day]])
+
+
+def test_gaps_are_kept_where_that_is_asked_for():
+    """Unknown values and missing categories too; and a column of which only the gaps vary is one to see."""
+    X = pd.DataFrame(
+        {
+            "number": [1.0, None, 4.0],
+            "string": ["b", "a", None],
+            "same": [5.0, None, 5.0],
+            "constant": [3, 3, 3],
+            "empty": [None, None, None],
+        }
+    )
+    encoder = FeatureEncoder(keeps_missing=True).fit(X)
+    expected = [[1, 1, 5], [np.nan, 0, np.nan], [4, np.nan, 5]]
+    assert np.array_equal(encoder.transform(X), expected, equal_nan=True)
+    query = X[:1].assign(number=np.nan, string="new")
+    assert np.array_equal(encoder.transform(query), [[np.nan, np.nan, 5]], equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "values, order, codes",
+    [
+        (["no", True, "no"], ["no", True], [0, 1, 0]),
+        ([b"y", b"x", b"y"], [b"x", b"y"], [1, 0, 1]),
+        (["a", None, "b"], ["b", "a"], [1, -1, 0]),
+    ],
+)
+def test_pandas_categories_keep_their_order_whatever_their_type(values, order, codes):
+    X = pd.DataFrame({"category": pd.Categorical(values, order)})
+    encoder = FeatureEncoder().fit(X)
+    assert encoder.transform(X)[:, 0].tolist() == codes
+    assert encoder.transform(X.astype(object))[:, 0].tolist() == codes
+
+
+@pytest.mark.parametrize("method", ["none", "power", "quantile"])
+def test_normalization(method):
+    rng = np.random.default_rng(0)
+    numbers = np.column_stack([rng.normal(5, 1e-8, 500), rng.exponential(1e7, 500), rng.random(500) < 0.5])
+    normalizer = Normalizer(method).fit(numbers)
+    out = normalizer.transform(numbers)
+    assert np.allclose(out.mean(axis=0), 0, atol=1e-4) and np.allclose(out.std(axis=0), 1, atol=1e-4)
+    assert out.dtype == np.float32
+    far = normalizer.transform(np.array([[1e9, 1e30, -1e30]]))
+    assert np.isfinite(far).all() and np.abs(far).max() < 10
+    order = np.argsort(numbers[:, 1])
+    assert (np.diff(out[order, 1]) >= 0).all()
+
+
+@pytest.mark.parametrize("method", ["none", "power"])
+def test_gaps_change_nothing_about_the_values_that_are_known(method):
+    rng = np.random.default_rng(0)
+    numbers = rng.exponential(size=(200, 3))
+    numbers[rng.random(numbers.shape) < 0.3] = np.nan
+    found = Normalizer(method).fit(numbers).transform(numbers)
+    for column, own in zip(numbers.T, found.T, strict=True):
+        known = column[~np.isnan(column), None]
+        expected = Normalizer(method).fit(known).transform(known)[:, 0]
+        assert np.array_equal(np.isnan(own), np.isnan(column))
+        assert np.allclose(own[~np.isnan(own)], expected, atol=1e-6)
+
+
+rng = np.random.default_rng(0)
+ROWS = 77
+COLUMNS = {
+    "normal": rng.normal(size=ROWS),
+    "skewed": rng.exponential(size=ROWS) ** 3,
+    "heavy tails": rng.standard_cauchy(ROWS) ** 3,
+    "two values": rng.integers(0, 2, ROWS) * 1.0,
+    "one value differs": (np.arange(ROWS) == 5) * 1.0,
+    "equal": np.full(ROWS, 0.1),
+    "gaps": np.where(rng.random(ROWS) < 0.3, np.nan, rng.exponential(size=ROWS)),
+    "hardly different": 1 + 1e-12 * rng.normal(size=ROWS),
+}
+SHAPES = {"scaled": lambda x: StandardScaler().fit_transform(x), "raw": abs, "negative": lambda x: -abs(x)}
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_it_is_scikit_learns_to_the_bit(column, shape):
+    x = SHAPES[shape](COLUMNS[column][:, None])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        peer = PowerTransformer(standardize=False).fit(x)
+        expected = peer.transform(np.concatenate([x, 3 * x]))
+    found = YeoJohnson().fit(x)
+    assert found.powers == list(peer.lambdas_)
+    assert np.array_equal(found.transform(np.concatenate([x, 3 * x])), expected, equal_nan=True)
