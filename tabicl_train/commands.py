@@ -232,10 +232,10 @@ def evaluate() -> None:
 
     results = score(args)
     if args.figure is not None:
-        from tabicl_train.report.figures import draw_scores
+        from tabicl_train.report.figures import draw_standing
 
         try:
-            draw_scores(results).savefig(args.figure, dpi=110)
+            draw_standing(results).savefig(args.figure, dpi=200)
         except (OSError, RuntimeError) as error:  # a full disk, or .pgf without xelatex
             raise ConfigError([f"{args.figure} cannot be written: {first_line(error)}"]) from None
 

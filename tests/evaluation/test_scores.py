@@ -23,6 +23,7 @@ from tabicl_train.evaluation.scores import (
     score,
     score_numbers,
     standardize,
+    standing,
     summarize,
 )
 from tabicl_train.statistics import mean_interval
@@ -91,6 +92,16 @@ def test_summary():
         row = summary.loc[method]
         assert row.win_low < row.win_rate < row.win_high and row.lead_low < row.lead < row.lead_high
     assert summary["log_loss"].to_list() == pytest.approx([1 - np.mean(vs) for vs in values.values()])
+
+
+def test_the_standing_of_the_first_method():
+    """At 0.7001 and 0.6999, both printed as 0.700, neither is above the other."""
+    values = {"ours": 0.7001, "worst": 0.6, "equal": 0.6999, "best": 0.8, "bad": 0.65, "good": 0.79}
+    table = results({method: {"t1": [value + 0.1], "t2": [value - 0.1]} for method, value in values.items()})
+    assert standing(table) == (
+        "mean ROC AUC 0.700 on 2 real tasks: above bad 0.650 and worst 0.600, level with equal 0.700, "
+        "below best 0.800 and good 0.790"
+    )
 
 
 def test_buckets():
@@ -210,3 +221,4 @@ def test_text_shows_the_scores():
     assert ridge[:6] == ["0.350", "0.250", "1.333", "-", "-", "-"]
     assert "its lead in R2" in text and "R2 by rows" in text and "R2 by features" in text and "classes" not in text
     assert "nan" not in text
+    assert text.splitlines()[-1] == "mean R2 0.300 on 3 real tasks: below ridge 0.350"

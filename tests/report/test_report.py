@@ -18,8 +18,15 @@ from html_page import Page
 from invented_measures import attention_measures
 
 from tabicl_train.config.compose import compose
-from tabicl_train.evaluation.scores import METRICS, summarize
-from tabicl_train.report.figures import draw_attention, draw_gates, draw_multipliers, draw_training, draw_validation
+from tabicl_train.evaluation.scores import METRICS, standing, summarize
+from tabicl_train.report.figures import (
+    draw_attention,
+    draw_gates,
+    draw_multipliers,
+    draw_standing,
+    draw_training,
+    draw_validation,
+)
 from tabicl_train.report.page import merge, read_run, table, validation_means, write_report
 
 SECTIONS = [
@@ -97,8 +104,8 @@ def written(runs, tmp_path_factory) -> Path:
 
 def test_a_page_is_self_contained(written):
     page = Page(written)
-    assert page.ids == SECTIONS and page.links == [f"#{name}" for name in SECTIONS]
-    assert len(page.pictures) == 7 and all(min(p.shape[:2]) > 200 and p.std() > 0.05 for p in page.pictures)
+    assert page.ids == SECTIONS and page.links == [*(f"#{name}" for name in SECTIONS), "#real-data"]
+    assert len(page.pictures) == 8 and all(min(p.shape[:2]) > 200 and p.std() > 0.05 for p in page.pictures)
     assert not re.search(r"https?:|url\(|@import|//[a-z]", re.sub(r"base64,[^\"]*", "", page.source))
     assert "default-src 'none'" in page.source and page.source.isascii()
 
@@ -119,7 +126,9 @@ def test_a_page_shows_the_content_of_the_files(runs, written):
     assert "Warning: the mean ROC AUC on real data fell 3 times" in page.text
     assert "After step 160: own rows: better by 0.1; synthetic tables: none." in page.text
     scores = page.table("method", "ROC AUC")
-    expected = summarize(pd.read_csv(runs[0] / "evaluation.csv"))
+    results = pd.read_csv(runs[0] / "evaluation.csv")
+    assert page.text.index(standing(results)) < page.text.index("Configuration\n")  # beside the first picture
+    expected = summarize(results)
     assert list(scores) == ["this model", "random <forest>"]
     assert float(scores["this model"]["ROC AUC"]) == pytest.approx(expected.loc["this model", "roc_auc"], rel=1e-3)
     assert scores["random <forest>"]["win rate"] == "1" and scores["this model"]["win rate"] == ""
@@ -149,7 +158,7 @@ def test_several_runs_side_by_side(runs, tmp_path):
     assert seeds == ["seed", "0", "1"]
     assert sum(t[-1][0] == "checkpoint_rows" for t in page.tables) == 1  # the runs have the same curriculum
     assert list(page.table("method", "ROC AUC")) == [*names, "random <forest>"]
-    assert len(page.pictures) == 3  # of training, throughput and real data, for both
+    assert len(page.pictures) == 4  # of training, throughput and real data, for both
 
 
 def test_only_tasks_of_all_runs_are_compared(runs, tmp_path):
@@ -187,7 +196,7 @@ def test_scores_of_regression(runs, tmp_path):
     assert scores["marginal quantiles"]["RMSE to the best"] == "2"
     assert list(page.table("data", "this model")) == ["houses", "cars"] and "An R2 below 0 counts as 0" in page.text
     assert "mean R2 on 2 real tasks" in str(page.tables[0])
-    assert "ROC AUC" not in page.source and len(page.pictures) == 1
+    assert "ROC AUC" not in page.source and len(page.pictures) == 2
 
 
 @pytest.mark.parametrize("kept", ["config.yaml", "metrics.csv"])
@@ -213,6 +222,22 @@ def test_missing_and_torn_files_are_no_error(kept, runs, tmp_path):
 def test_folders_without_runs_are_all_named(tmp_path):
     wrong = command("report", f"run_dir=[{tmp_path}/a,{tmp_path}/b]")
     assert wrong.returncode == 2 and wrong.stderr.count("there is no run in it") == 2
+
+
+def test_the_model_stands_out_among_the_bars(runs):
+    results = pd.read_csv(runs[0] / "evaluation.csv")
+    for model, order in (("this model", [0, 1]), ("random <forest>", [1, 0])):  # the first method in the file
+        own = results["method"] == model
+        (axes,) = draw_standing(pd.concat([results[own], results[~own]])).axes
+        names, ends = (
+            [text.get_text() for text in axes.get_yticklabels()],
+            [bar.get_x() + bar.get_width() for bar in axes.patches],
+        )
+        assert names == ["this model", "random <forest>"]
+        assert ends == pytest.approx([results.loc[results["method"] == name, "roc_auc"].mean() for name in names])
+        assert [text.get_text() for text in axes.texts] == [f"{end:.3f}" for end in ends]
+        weights = [text.get_fontweight() for text in axes.get_yticklabels()]
+        assert [weights[i] for i in order] == ["bold", "normal"]
 
 
 def test_the_loss_is_also_shown_relative_to_guessing():
@@ -289,5 +314,5 @@ def test_a_browser_displays_it(written, tmp_path):
     (tmp_path / "look.html").write_text(source.replace(policy, "").replace("</body>", LOOK))
     document = browse("--window-size=500,900", "--virtual-time-budget=10000", "--dump-dom", tmp_path / "look.html")
     seen = json.loads(re.search(r"<title>(.*?)</title>", document)[1])
-    assert seen["pictures"] == [True] * 7
+    assert seen["pictures"] == [True] * 8
     assert seen["overflow"] <= 0
