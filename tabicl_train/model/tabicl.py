@@ -294,7 +294,7 @@ class ColumnEmbedding(nn.Module):
         return F.linear(cells, weight, self.in_linear.bias)
 
     def finish(self, tokens: Tensor, cells: Tensor) -> Tensor:
-        """What the last block returns -> embeddings of cells, (tokens, E)."""
+        """Turn what the last block returns into embeddings of cells, (tokens, E)."""
         if self.config.col_affine:
             tokens = cells[:, :1] * self.ln_w(self.out_w(tokens)) + self.ln_b(self.out_b(tokens))
         return tokens
