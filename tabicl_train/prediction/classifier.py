@@ -169,7 +169,7 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
         return total / len(self.members_)
 
     def _best_temperature(self, X: pd.DataFrame) -> float:
-        """Return the temperature of the least loss of the labeled rows, each predicted from four fifths of the others."""
+        """Find the temperature of least loss of the labeled rows, each predicted from four fifths of the others."""
         counts = np.bincount(self.y_)
         if counts.max() < 2:
             return FIRST_TEMPERATURE
@@ -208,7 +208,7 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
 
 
 def best_temperature(logits: np.ndarray, y: np.ndarray) -> float:
-    """Find the temperature of the least cross entropy of logits (rows, C) for y (rows,), pulled towards the first one."""
+    """Find the temperature of least cross entropy of logits (rows, C) for y (rows,), pulled towards the first one."""
 
     def loss(log: float) -> float:
         z = log_softmax(logits / np.exp(log), axis=1)
