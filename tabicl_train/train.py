@@ -217,8 +217,6 @@ def fit(
         if checkpoints.is_due(step):
             checkpoints.save(step, module, optimizer)
         validation.validate_if_due(step, module)
-        if fabric.device.type == "cpu" and step % 50 == 0:
-            allocator.release_memory()
     fabric.call("on_train_end", step=step, module=module)
     if checkpoints.saved_step != step:
         checkpoints.save(step, module, optimizer)
