@@ -3,7 +3,7 @@
 The processes are those of torch's DataLoader: worker w of W draws the steps start + w, start + w + W, ... Items travel
 as arrays in one message, since every shared tensor of an item is requested from the worker, which waits for the
 interpreter lock of a process that is busy drawing: 8 ms for a step of the demo. In five paired runs of the demo on two
-cores this trained 1.01 to 1.11 times as many tables per second (one pair 1.8) as pipes and memory files of our own.
+cores this trained 1.01 to 1.09 times as many tables per second (one pair 1.8) as pipes and memory files of our own.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Steps(IterableDataset):
 def start_worker(parent: int, number: int) -> None:
     """Prepare a worker: it ends with its parent, and ignores stop signals, which reach the whole process group.
 
-    Its low priority fills the time in which the training processes wait: two ranks on two cores trained 9 to 28 % more
+    Its low priority fills the time in which the training processes wait: two ranks on two cores trained 8 to 28 % more
     tables per second.
     """
     die_with_parent(parent)
