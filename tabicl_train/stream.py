@@ -73,20 +73,6 @@ class StepStream:
                 item.clusters += [None if real is None else real.clusters(table) for table in tables]
         return item
 
-    def size(self, step: int) -> int:
-        """Bound the bytes of a step's item: float32 features, and labels of at most 8 bytes."""
-        plan = plan_step(self.curriculum, self.model, self.seed, step)
-        shares = ((len(group.tables), group.spec) for group in plan.assign(self.ranks)[self.rank])
-        return sum(tables * spec.num_rows * (4 * spec.num_features + 8) for tables, spec in shares)
-
-    def describe(self, step: int, table: int) -> str:
-        """Return a table's address and specification, and the command that shows it."""
-        plan = plan_step(self.curriculum, self.model, self.seed, step)
-        spec = next(group.spec for group in plan.groups if table in group.tables)
-        command = f"tabicl-prior show seed={self.seed} step={step} table={table}"
-        address = f"table {table} of step {step}, seed {self.seed}"
-        return f"{address}: {spec} (`{command}`, with the run's settings, draws it)"
-
 
 def draw_table(prior: Prior, spec: TableSpec, seed: int, step: int, index: int) -> Table:
     """Draw the table at an address; an error of the prior gets a note that names it."""

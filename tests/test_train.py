@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import re
 import signal
+import threading
 import time
 from unittest import mock
 
@@ -108,13 +109,19 @@ def test_workers_are_forked_before_anything_of_torch_is_opened(steps, tmp_path, 
                       "validation.best=synthetic", "trainer.max_steps=2"])  # fmt: skip
     if steps == 0:
         training.train(config)
-    found, before = [], len(multiprocessing.active_children())
+    found, before, threads = [], len(multiprocessing.active_children()), threading.active_count()
+    build = training.build_loader
+
+    def fork(*arguments):
+        assert threading.active_count() <= threads  # threads of earlier tests may end meanwhile
+        return build(*arguments)
 
     def launch(self, launch=Fabric.launch):
         found.append(len(multiprocessing.active_children()) - before)
         found.append((dist.is_initialized(), torch.cuda.is_initialized()))
         launch(self)
 
+    monkeypatch.setattr(training, "build_loader", fork)
     monkeypatch.setattr(Fabric, "launch", launch)
     find = training.find_resume_point
     monkeypatch.setattr(training, "find_resume_point", lambda *arguments: found.append("read") or find(*arguments))

@@ -15,7 +15,6 @@ from tabicl_train.model import TabICLConfig
 from tabicl_train.stream import StepStream
 
 TABLES = 6
-STEP_GIB = TABLES * 60 * (4 * 5 + 8) / 2**30  # six tables of 60 rows, 5 float32 features and an int64 label
 
 
 @dataclass

