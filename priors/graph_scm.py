@@ -72,6 +72,6 @@ class GraphSCM(Realistic):
     def accept(self, table: Table, seed: tuple[int, ...]) -> None:
         """Raise Rejected("unpredictable") for a table that the filter drops."""
         if self.filter_unpredictable_tables:
-            from priors.graph.predictability import check_predictability
+            from priors.predictability import check_predictability
 
             check_predictability(table, rng_at(seed, "filter"))

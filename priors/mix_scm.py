@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from priors.prior import Prior, Realistic
+from priors.prior import Prior, Realistic, skill_problems
 from priors.random import Seed, as_seed, rng_at
 from priors.realism import Realism
 from priors.table import PriorError, Table, TableSpec
@@ -29,10 +29,13 @@ class MixSCM(Prior):
     {graph_scm: {weight: 2, preset: released}, ...}; the default is TabICL's (arXiv 2502.05564, appendix)."""
     realism: Realism = field(default_factory=Realism)
     """What the tables of synthetic components that do not set their own have in common with real ones."""
+    min_skill: float = 0.0
+    """Least skill of extremely randomized trees on the tables of synthetic components that do not set their own; a
+    component draws again until it has one, so that the shares stay as they are."""
 
     def problems(self) -> list[str]:
         """Return everything wrong with the options."""
-        problems, total = self.realism.problems(), 0.0
+        problems, total = self.realism.problems() + skill_problems(self.min_skill), 0.0
         for name, options in self.components.items():
             if name == "mix_scm":
                 problems.append("components.mix_scm: a mixture cannot be part of a mixture")
@@ -46,7 +49,7 @@ class MixSCM(Prior):
             else:
                 total += weight
             try:
-                build_component(name, options, Realism())  # the mixture's own is checked above
+                build_component(name, options)  # what components inherit is checked above
             except PriorError as error:
                 problems.append(f"components.{name}: {error}")
         if not problems and total == 0:
@@ -56,7 +59,8 @@ class MixSCM(Prior):
     @cached_property
     def priors(self) -> dict[str, Prior]:
         """The components, sorted by name, so that no draw depends on the order in which they are configured."""
-        return {name: build_component(name, self.components[name], self.realism) for name in sorted(self.components)}
+        inherited = {"realism": self.realism, "min_skill": self.min_skill}
+        return {name: build_component(name, self.components[name], inherited) for name in sorted(self.components)}
 
     @property
     def shares(self) -> dict[str, float]:
@@ -110,9 +114,9 @@ class MixSCM(Prior):
         return table
 
 
-def build_component(name: str, options: dict[str, Any], realism: Realism) -> Prior:
-    """Build a component; options: its own and the weight; realism: of a synthetic one without its own."""
+def build_component(name: str, options: dict[str, Any], inherited: Mapping[str, Any] | None = None) -> Prior:
+    """Build a component; options: its own and the weight; inherited: options of a synthetic one that sets no own."""
     from priors import build_prior, prior_class  # not at the top: they import this module to find the priors
 
     own = {option: value for option, value in options.items() if option != "weight"}
-    return build_prior(name, **({"realism": realism} if issubclass(prior_class(name), Realistic) else {}) | own)
+    return build_prior(name, **(dict(inherited or {}) if issubclass(prior_class(name), Realistic) else {}) | own)

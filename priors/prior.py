@@ -154,24 +154,44 @@ class Realistic(Prior):
 
     realism: Realism = field(default_factory=Realism, kw_only=True)
     """What tables may have in common with real ones."""
+    min_skill: float = field(default=0.0, kw_only=True)
+    """Least skill of extremely randomized trees out of bag; tables from which they learn less are drawn again. With
+    classes, the skill is 2 ROC AUC - 1, and with a numeric target R2; 0 keeps all tables."""
 
     def problems(self) -> list[str]:
         """Return everything wrong with the options."""
-        return [] if self.realism == OFF else self.realism.problems()
+        problems = [] if self.realism == OFF else self.realism.problems()
+        return problems + skill_problems(self.min_skill)
 
     def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:
         """Draw a table as `Prior.attempt` does, with the changes that it gets."""
         if self.realism == OFF:
-            return super().attempt(spec, seed)
+            table = super().attempt(spec, seed)
+            self.check_skill(table, seed)
+            return table
         changes = self.realism.draw(spec, seed)
         plan = self.plan(changes.planned, seed)
         table = self.finished(*changes.change(*self.execute(plan)), spec, seed)
         missing = changes.fill_missing(table)
         self.accept(table, seed)
+        self.check_skill(table, seed)
         if missing is not None and spec.keeps_missing:
             table.X[missing] = torch.nan
         table.plan = changes.describe(plan)
         return table
+
+    def check_skill(self, table: Table, seed: tuple[int, ...]) -> None:
+        """Raise Rejected("skill") for a table with less than min_skill."""
+        if self.min_skill:
+            from priors.predictability import check_skill  # numba takes a second to import
+
+            check_skill(table, self.min_skill, rng_at(seed, "skill"))
+
+
+def skill_problems(min_skill: float) -> list[str]:
+    """What is wrong with a least skill, as messages for the user."""
+    fine = type(min_skill) in (int, float) and 0 <= min_skill < 1
+    return [] if fine else [f"min_skill is {min_skill!r}; it must lie in 0..1, 1 excluded"]
 
 
 def explain(rejections: Counter[str], spec: TableSpec) -> str:
@@ -181,6 +201,7 @@ def explain(rejections: Counter[str], spec: TableSpec) -> str:
         "split": f"num_rows or train_size is too small for up to {spec.max_classes} classes: raise num_rows, move the "
         "labeled share toward one half, or lower max_classes",
         "unpredictable": "the filter of unpredictable tables rejects all: raise num_rows or switch the filter off",
+        "skill": "nothing learns as much as min_skill asks for: raise num_rows, or lower min_skill",
         "classes": "nearly all rows of each real table belong to one class: raise num_rows",
         "target": "the numeric target is constant or not finite: raise num_rows, or use the prior's default options",
     }.get(reason, "raise num_rows or num_features, or use the prior's default options")

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from priors import TableSpec, build_prior
-from priors.graph import predictability
+from priors import TableSpec, build_prior, predictability
 from priors.graph.converters import Numeric
 
 SPEC = TableSpec(num_rows=80, train_size=40, num_features=6)

@@ -6,11 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.ensemble import ExtraTreesRegressor
+from sklearn.metrics import roc_auc_score
 
+from priors import build_prior
 from priors.finish import Rejected, standardize_target
-from priors.graph.predictability import ExtraTrees, NumericExtraTrees, check_predictability, count_failures
+from priors.predictability import ExtraTrees, NumericExtraTrees, check_predictability, count_failures
 from priors.random import rng_at
-from priors.table import Table
+from priors.table import Table, TableSpec
 
 TARGETS = ("classes", "numeric")
 
@@ -147,3 +149,32 @@ def test_rare_values_of_a_long_table_are_not_overlooked():
     table = make_table(X, np.where(y == 1.0, 5.0, y))
     table.y = torch.from_numpy((y / y.std(ddof=1)).astype(np.float32))  # without the clamping of outliers
     assert [verdict(table, seed) for seed in range(5)] == ["unpredictable"] * 5
+
+
+def test_the_skill_is_that_of_the_votes():
+    trees = trees_of(table := draw_table("classes", 1, 1.0, 200, 4), "skill").grow(2)
+    seen = trees.counts > 0
+    votes = trees.votes[seen] / trees.counts[seen, None]
+    aucs = [roc_auc_score(table.y.numpy()[seen] == label, vote) for label, vote in enumerate(votes.T)]
+    assert trees.skill() == pytest.approx(2 * np.mean(aucs) - 1)
+    numbers = trees_of(table := draw_table("numeric", 1, 1.0, 200, 4), "skill").grow(2)
+    mean, model = errors_of(numbers, table)
+    assert numbers.skill() == pytest.approx(1 - model.sum() / mean.sum())
+
+
+@pytest.mark.parametrize("classes", [10, 0])
+def test_min_skill_keeps_tables_that_teach(classes):
+    def skills(min_skill: float) -> list[float]:
+        components = {"mlp_scm": {"weight": 0.5, "causal": True}, "tree_scm": {"weight": 0.5, "min_skill": 0.0}}
+        prior = build_prior("mix_scm", components=components, min_skill=min_skill)
+        tables = [prior.sample(TableSpec(150, 75, 5, classes), (3, i)) for i in range(40)]
+        sources[min_skill] = [table.source[0] for table in tables]
+        return [trees_of(table, "other").grow(25).skill() for table in tables]
+
+    sources: dict[float, list[str]] = {}
+    all_tables, filtered = skills(0.0), skills(0.5)
+    assert sources[0.0] == sources[0.5]  # the shares of the components stay as they are
+    for name, least in {"mlp_scm": 0.4, "tree_scm": -1.0}.items():  # other trees agree but for noise
+        assert min(s for s, own in zip(filtered, sources[0.5], strict=True) if own == name) > least
+    own = [name == "tree_scm" for name in sources[0.0]]  # a component with an own value is left alone
+    assert np.equal(filtered, all_tables)[own].all() and not np.equal(filtered, all_tables)[np.invert(own)].all()
