@@ -29,7 +29,7 @@ from kills import arm  # noqa: E402, F401 - which the sitecustomize of `main` ca
 
 TABLES = ("rows=[30,50]", "features=[2,4]", "tables=4", "group_size=2", "warmup=0")
 SETTINGS = [
-    "experiment=smoke", "curriculum=mini_v2", "prior=dummy", "trainer.devices=2", "trainer.accelerator=cpu",
+    "experiment=smoke", "curriculum=tabicl_v2", "prior=dummy", "trainer.devices=2", "trainer.accelerator=cpu",
     "checkpoint.every=4", "checkpoint.keep=2", "trainer.log_every=1", "averages.ema=0.9", "validation.every=6",
     "validation.best=synthetic", "validation.rows=[40]", "validation.tables=4", "validation.features=[2,4]",
     "validation.real_rows=0",

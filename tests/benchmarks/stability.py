@@ -1,4 +1,4 @@
-"""Do runs hold in bf16? mini_v2, shortened: 2 seeds x {fp32, bf16} x {QASSMax as published, with a bound}.
+"""Do runs hold in bf16? mini, shortened: 2 seeds x {fp32, bf16} x {QASSMax as published, with a bound}.
 
     python tests/benchmarks/stability.py [folder=runs/stability] [share=0.17] [seeds=2] [processes=2]
         [SETTING=VALUE ...]
@@ -21,7 +21,7 @@ from pathlib import Path
 from tabicl_train.config.compose import compose
 
 BOUND = 30
-BASE = ["experiment=demo", "curriculum=mini_v2", "trainer.accelerator=cpu"]
+BASE = ["experiment=demo", "curriculum=mini", "trainer.accelerator=cpu"]
 
 
 def train(run_dir: Path, overrides: list[str]) -> None:

@@ -99,7 +99,7 @@ def test_guessing_the_quantiles_of_numbers():
 
 
 def test_time_left_counts_the_work_of_later_stages(monkeypatch):
-    curriculum = compose(["experiment=demo", "curriculum=mini_v2"]).curriculum
+    curriculum = compose(["experiment=demo", "curriculum=tabicl_v2"]).curriculum
     work = {id(stage): float(number) for number, stage in enumerate(curriculum.stages.values(), 1)}
     total = sum(stage.steps for stage in curriculum.stages.values())
     line = Progress(curriculum, total, lambda stage: work[id(stage)])

@@ -17,7 +17,7 @@ from tabicl_train.resume import refuse_changes
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, newest_valid, read
 
 TABLES = ("rows=[30,50]", "features=[2,4]", "tables=4", "group_size=2", "warmup=0")
-STAGES = ["curriculum=mini_v2"]
+STAGES = ["curriculum=tabicl_v2"]
 for name, steps in (("stage1", 2), ("stage2", 2), ("stage3", 1)):
     STAGES += [f"curriculum.stages.{name}.{value}" for value in (f"steps={steps}", *TABLES)]
 

@@ -18,7 +18,7 @@ SETTINGS = [
     "checkpoint.every=4", "trainer.accelerator=cpu", "averages.ema=0.9",
 ]  # fmt: skip
 STAGES = [  # three stages of six steps
-    "experiment=smoke", "curriculum=mini_v2", "prior=dummy", "stream.num_workers=0", "trainer.accelerator=cpu",
+    "experiment=smoke", "curriculum=tabicl_v2", "prior=dummy", "stream.num_workers=0", "trainer.accelerator=cpu",
     "checkpoint.every=2", "checkpoint.keep=100", *(
         f"curriculum.stages.stage{number}.{value}" for number in (1, 2, 3)
         for value in ("steps=6", "rows=[30,50]", "features=[2,4]", "tables=4", "group_size=4", "warmup=0")
