@@ -16,15 +16,20 @@ from tabicl_train.resume import initial_weights
 def test_a_name_is_of_the_newest_weights_of_the_task_and_comes_before_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(weights, "FOLDER", tmp_path)
-    for name in ("mini-2026-12-classifier", "mini-2026-12-regressor", "mini-2027-03-classifier", "wide-2027-04-classifier"):
+    for name in (
+        "mini-2026-12-classifier",
+        "mini-2026-12-regressor",
+        "mini-2027-03-classifier",
+        "a-2027-04-classifier",
+    ):
         Path(f"{name}.safetensors").touch()
     Path("mini").touch()
-    found = {name: weights.resolve(name).stem for name in ("mini", "mini-2026-12", "mini-regressor", "wide")}
+    found = {name: weights.resolve(name).stem for name in ("mini", "mini-2026-12", "mini-regressor", "a")}
     assert found == {
         "mini": "mini-2027-03-classifier",
         "mini-2026-12": "mini-2026-12-classifier",
         "mini-regressor": "mini-2026-12-regressor",
-        "wide": "wide-2027-04-classifier",
+        "a": "a-2027-04-classifier",
     }
     assert weights.resolve("mini", regression=True).stem == "mini-2026-12-regressor"
     assert weights.resolve("./mini") == weights.resolve(Path("mini")) == Path("mini")

@@ -21,8 +21,9 @@ class ExportOptions:
     """tabicl-export checkpoint=RUN_DIR_OR_FILE output=FILE_OR_FOLDER [weights=trained|ema|last|best] key=value ...
 
     Writes the weights of a run. The name of the output decides the format: FILE.ckpt, .pt or .pth for the `tabicl`
-    package; FILE.safetensors; a folder, with a model card, for the Hugging Face Hub; FILE.onnx for other programs (needs
-    the extra "onnx"). Each export is loaded back, and its logits are compared with the network's before it takes its place.
+    package; FILE.safetensors; a folder, with a model card, for the Hugging Face Hub; FILE.onnx for other programs
+    (needs the extra "onnx"). Each export is loaded back, and its logits are compared with the network's before it
+    takes its place.
     """
 
     checkpoint: str = MISSING

@@ -558,9 +558,12 @@ class RunConfig:
         if self.tensorboard and not is_installed("tensorboard"):
             problems.append(f"tensorboard is true, but it is not installed: {install('tensorboard', 'tensorboard')}")
         problems += self.prior_problems()
-        if self.init_weights is not None and is_first() and not self.has_checkpoint:  # rank 0 reads them for all
-            if not resolve(self.init_weights, self.model.is_regression).exists():
-                problems.append(no_such_weights("init_weights", self.init_weights))
+        start, needs_it = (
+            self.init_weights,
+            is_first() and not self.has_checkpoint,
+        )  # the first process reads it for all
+        if start is not None and needs_it and not resolve(start, self.model.is_regression).exists():
+            problems.append(no_such_weights("init_weights", start))
         problems += [f"curriculum.{problem}" for problem in self.curriculum.unfit(self.model)]
         problems += [f"validation.{problem}" for problem in self.validation.unfit(self.model)]
         if self.trainer.compile and self.model.dropout > 0:

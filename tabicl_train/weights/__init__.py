@@ -14,8 +14,8 @@ FOLDER = Path(__file__).parent
 
 
 def names(regression: bool = False) -> dict[str, Path]:
-    """Return names and files: `mini` is the newest `mini-2026-12`, and both are of the task asked for unless they end in
-    -classifier or -regressor."""
+    """Return names and their files: `mini` is the newest `mini-2026-12`, and both are of the task asked for; with
+    -classifier or -regressor at the end, of that one."""
     kind, found = "regressor" if regression else "classifier", {}
     for path in sorted(FOLDER.glob("*.safetensors")):
         dated, _, own = path.stem.rpartition("-")
@@ -37,9 +37,10 @@ def no_such_weights(option: str, checkpoint: str | Path) -> str:
 
 def architecture(path: Path) -> dict[str, Any]:
     """Read the settings of the network from one of the files, without dropout, which its weights do not depend on."""
+    # Both take long to import, and a look at names needs neither.
     from safetensors import safe_open
 
-    from tabicl_train.model.public_config import NAMES, from_public  # imports torch, which a look at names does not need
+    from tabicl_train.model.public_config import NAMES, from_public
 
     with safe_open(path, "np") as file:
         config = from_public(json.loads(file.metadata()["config"]))

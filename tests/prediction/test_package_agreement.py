@@ -59,8 +59,8 @@ def test_agreement_of_the_regressors(name, methods, unit, tmp_path):
     n, y = LABELED, y * unit
     export(model, f"{tmp_path}/mini.ckpt")
     theirs = tabicl.TabICLRegressor(
-        model_path=f"{tmp_path}/mini.ckpt", allow_auto_download=False, n_estimators=len(methods), norm_methods=list(methods),
-        feat_shuffle_method="none", device="cpu",
+        model_path=f"{tmp_path}/mini.ckpt", allow_auto_download=False, n_estimators=len(methods),
+        norm_methods=list(methods), feat_shuffle_method="none", device="cpu",
     ).fit(X[:n], y)  # fmt: skip
     ours = TabICLRegressor(model, n_estimators=len(methods), norm_methods=methods, device="cpu").fit(X[:n], y)
     for member in ours.members_:
