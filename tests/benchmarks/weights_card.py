@@ -105,8 +105,8 @@ The {standing(results)}.
 ```
 
 By {names[by]}, it is best on {(least >= 0).sum()} of {counted(len(least), "task")}, and loses {losses}. The scores are
-means of {counted(results["split"].nunique(), "split")}, from `tabicl-evaluate`; first comes the task with the largest lead
-over the best baseline, last the one with the largest loss. The best scores are in bold.
+means of {counted(results["split"].nunique(), "split")}, from `tabicl-evaluate`; first comes the task with the largest
+lead over the best baseline, last the one with the largest loss. The best scores are in bold.
 
 {markdown_table(["task", "rows", "features", *header], lines)}"""
 
