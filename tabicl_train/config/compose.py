@@ -264,7 +264,7 @@ def take_architecture(tree: DictConfig, name: Any) -> None:
     if OmegaConf.get_type(tree.model) is not TabICLConfig:
         return
     is_regression = tree.model.max_classes == 0
-    if (path := names(is_regression).get(name)) is not None:
+    if (path := names(is_regression).get(str(name))) is not None:
         found = architecture(path)
         if (found["max_classes"] == 0) == is_regression:
             tree.model.update(found)

@@ -558,11 +558,8 @@ class RunConfig:
         if self.tensorboard and not is_installed("tensorboard"):
             problems.append(f"tensorboard is true, but it is not installed: {install('tensorboard', 'tensorboard')}")
         problems += self.prior_problems()
-        start, needs_it = (
-            self.init_weights,
-            is_first() and not self.has_checkpoint,
-        )  # the first process reads it for all
-        if start is not None and needs_it and not resolve(start, self.model.is_regression).exists():
+        start = self.init_weights if is_first() and not self.has_checkpoint else None  # rank 0 reads it for all
+        if start is not None and not resolve(start, self.model.is_regression).exists():
             problems.append(no_such_weights("init_weights", start))
         problems += [f"curriculum.{problem}" for problem in self.curriculum.unfit(self.model)]
         problems += [f"validation.{problem}" for problem in self.validation.unfit(self.model)]
