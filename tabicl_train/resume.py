@@ -25,6 +25,7 @@ from tabicl_train.model.family import NetworkConfig
 from tabicl_train.prediction.export import load_checkpoint
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.records import Records, open_or_empty
+from tabicl_train.weights import resolve
 
 OF_A_START = ("trainer.max_steps", "init_weights")  # settings that may always differ
 FREE_TO_CHANGE = ("dropout", "checkpoint_rows", "col_attention_fp32", "scaling_bound")  # of a model; its weights fit
@@ -158,12 +159,12 @@ def started_stages(stages: dict[str, dict], steps: int) -> list[str]:
 
 
 def initial_weights(path: str, model: NetworkConfig) -> dict[str, torch.Tensor]:
-    """Read the weights of the run, checkpoint, public file or hub folder that `init_weights` names.
+    """Read the weights of the run, checkpoint, export or name that `init_weights` gives.
 
     A network that sees missing values may start from one that saw their means: its tokens for them begin as zeros.
     """
     try:
-        file_config, weights = load_checkpoint(path)
+        file_config, weights = load_checkpoint(resolve(path, model.is_regression))
     except ConfigError as error:
         raise ConfigError([f"init_weights: {problem}" for problem in error.problems]) from None
     names = [family_name(type(settings)) for settings in (file_config, model)]

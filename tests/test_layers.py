@@ -13,6 +13,7 @@ LAYERS = [
     ["errors", "console", "statistics"],
     ["outputs", "optimizer", "allocator"],
     ["model"],
+    ["weights"],
     ["config"],
     ["run_dir"],
     ["prediction", "distributed"],

@@ -1,4 +1,4 @@
-"""The wheel, installed outside the checkout, has everything that the commands need."""
+"""The wheel, installed outside the checkout, has everything that the commands and the estimators need."""
 
 import os
 import subprocess
@@ -26,25 +26,44 @@ for line in (
     sys.argv = [f"tabicl-{name}", *arguments]
     getattr(commands, name)()
 """
+PREDICTIONS = """
+import socket, sys
+import numpy as np
+
+def no_network(*arguments):
+    raise OSError("the network is off")
+
+socket.socket.connect = socket.getaddrinfo = no_network
+import tabicl_train
+from tabicl_train import TabICLClassifier, TabICLRegressor
+
+assert "site" in tabicl_train.__file__, tabicl_train.__file__
+X = np.random.default_rng(0).normal(size=(60, 3))
+p = TabICLClassifier().fit(X[:40], X[:40, 0] > 0).predict_proba(X[40:])
+means = TabICLRegressor().fit(X[:40], X[:40, 0]).predict(X[40:])
+assert p.shape == (20, 2) and np.ptp(p[:, 0]) > 0 and np.ptp(means) > 0
+"""
 
 pytestmark = pytest.mark.slow
 
 
-def test_an_installed_wheel_trains_exports_evaluates_and_reports(tmp_path):
+def test_an_installed_wheel_predicts_trains_exports_evaluates_and_reports(tmp_path):
     pytest.importorskip("hatchling")
     subprocess.run([sys.executable, "-c", BUILD, tmp_path], cwd=ROOT, check=True)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")  # what pip does with a wheel of Python files
+    assert (tmp_path / "site/tabicl_train/weights/README.md").is_file()
     work = tmp_path / "work"
     work.mkdir()
-    result = subprocess.run(
-        [sys.executable, "-c", COMMANDS],
-        cwd=work,
-        env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr
+    for code in (PREDICTIONS, COMMANDS):
+        result = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=work,
+            env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
+            capture_output=True,
+            text=True,
+        )
+        assert result.returncode == 0, result.stderr
     assert {"run", "model.ckpt", "scores.csv"} <= {path.name for path in work.iterdir()}
     assert (work / "run" / "report.html").is_file()

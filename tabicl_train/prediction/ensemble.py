@@ -22,6 +22,7 @@ from priors.real.preprocessing import NORM_METHODS, FeatureEncoder, Member, Norm
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.predict import CPU_PART, Learned, answer, learn, learned_bytes, pack_of_queries
+from tabicl_train.weights import resolve
 
 if TYPE_CHECKING:
     from tabicl_train.prediction.fine_tune import FineTune
@@ -38,7 +39,7 @@ LEAST_ROWS, MOST_ROWS = 16, {"cpu": 64, "cuda": 1024}
 class Ensemble(BaseEstimator):
     """A pretrained network that predicts for each member of an ensemble; TabICLClassifier describes the parameters."""
 
-    model: str | Path | TabICL
+    model: str | Path | TabICL = "mini"
     n_estimators: int = 8
     norm_methods: tuple[str, ...] = ("none", "power")
     memory_gb: float = 4.0
@@ -215,7 +216,7 @@ def load(model: str | Path | TabICL, regression: bool) -> TabICL:
     else:
         from tabicl_train.prediction.export import load_model
 
-        network = load_model(str(model))
+        network = load_model(resolve(model, regression))
     if network.config.is_regression != regression:
         found, needed = ("classes", "a regressor") if regression else ("numbers", "a classifier")
         raise ValueError(f"The network predicts {found}, and this is {needed}.")

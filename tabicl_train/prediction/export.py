@@ -4,17 +4,21 @@
 `tabicl.TabICLClassifier(model_path=FILE, allow_auto_download=False)`. Such a file is
 torch.save({"config": 26 values, "state_dict": weights, "format_version": 1, "origin": where they come from}). The
 package silently replaces a missing value of the configuration by its own default, so all 26 are written, and all are
-required when a file is read. It ignores the version and the origin, which the files of others lack.
+required when a file is read. It ignores the version and the origin, which the files of others lack. A safetensors file
+holds the same: the weights as its tensors, the rest in its metadata.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import safetensors.torch
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tabicl_train.config.schema import one_of
@@ -30,11 +34,12 @@ from tabicl_train.prediction.hub_format import KINDS, hub_problem, is_hub_folder
 from tabicl_train.prediction.onnx_format import missing_packages, onnx_predictor, save_onnx
 from tabicl_train.prediction.origin import Pretrained, mismatches, network_config, origin_of
 from tabicl_train.run_dir.checkpoint import averaged, check_version, is_run_checkpoint, load
+from tabicl_train.weights import no_such_weights, resolve
 
 __all__ = ["export", "load_network"]
 
 PUBLIC_VERSION = 1  # of the public format
-NAMES = "FILE.ckpt, .pt or .pth (tabicl), FOLDER (hub) or FILE.onnx (onnx)"
+NAMES = "FILE.ckpt, .pt or .pth (tabicl), FILE.safetensors (safetensors), FOLDER (hub) or FILE.onnx (onnx)"
 
 # Of the tables on which an export is compared: tables, rows, labeled rows, columns.
 SHAPES = ((2, 21, 13, 6), (1, 9, 1, 1), (3, 40, 39, 3), (1, 150, 100, 17))
@@ -42,29 +47,32 @@ SHAPES = ((2, 21, 13, 6), (1, 9, 1, 1), (3, 40, 39, 3), (1, 150, 100, 17))
 Predictor = Callable[[Tensor, Tensor], Tensor]  # X (B, N, M), y_train (B, n) -> logits or quantiles (B, N - n, C)
 
 
-def load_checkpoint(checkpoint: str, weights: str = "trained") -> tuple[Any, dict[str, Tensor]]:
+def load_checkpoint(checkpoint: str | Path, weights: str = "trained") -> tuple[Any, dict[str, Tensor]]:
     """Read the settings of a network, and its weights by name."""
     pretrained = read_weights(checkpoint, weights)
     return pretrained.config, pretrained.tensors
 
 
-def read_weights(checkpoint: str, weights: str = "trained") -> Pretrained:
-    """Read weights from a run directory, a checkpoint of a run, a file in the public format or a hub folder.
+def read_weights(checkpoint: str | Path, weights: str = "trained") -> Pretrained:
+    """Read weights from a run directory, a checkpoint of a run, an export, or those of a name in the package.
 
+    checkpoint: text may be a name, of a classifier unless it says otherwise
     weights: trained; an average that the run keeps, ema or last; or best, those that validation found best
     Raises ConfigError if there are no such weights, or the file cannot be read.
     """
     if problems := one_of("weights", weights, tuple(KINDS)):
         raise ConfigError(problems)
-    if (path := Path(checkpoint)).suffix in (".onnx", ".safetensors"):
-        folder = f"; name the folder, {str(path.parent)!r}" if path.suffix == ".safetensors" else ""
-        raise ConfigError([f"checkpoint is {checkpoint!r}; weights are not read from a file of this kind{folder}"])
-    if is_hub_folder(path):
-        content: dict = {}
+    path = resolve(checkpoint)
+    if path.suffix == ".onnx":
+        raise ConfigError([f"checkpoint is {checkpoint!r}; weights are not read from a file of this kind"])
+    if path.suffix == ".safetensors":
+        content = read_safetensors(path)
+    elif is_hub_folder(path):
+        content = {}
     elif weights == "best":
         path, content = load(str(best_file(path)))
     else:
-        path, content = load(checkpoint)
+        path, content = load(str(path))
     if is_run_checkpoint(content):
         config, tensors = network_config(path, content["config"]["model"]), tensors_of(path, content, weights)
         if problems := mismatches(config, tensors):
@@ -74,11 +82,29 @@ def read_weights(checkpoint: str, weights: str = "trained") -> Pretrained:
         raise ConfigError([f"{path} holds one set of weights; weights={weights} needs a checkpoint of a run"])
     if not content:
         return load_hub(path)
-    return Pretrained(*public_weights(path, content), content.get("origin", {}))
+    return public_weights(path, content)
 
 
-def public_weights(path: str | Path, content: Any) -> tuple[TabICLConfig, dict[str, Tensor]]:
-    """Read the configuration and the weights in the content of a file; raises ConfigError that names what is wrong."""
+def read_safetensors(path: Path) -> dict:
+    """Read a file as the content of a public file."""
+    try:
+        tensors = safetensors.torch.load_file(path)
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+    except FileNotFoundError:
+        raise ConfigError([no_such_weights("checkpoint", path)]) from None
+    except (OSError, SafetensorError) as error:
+        raise ConfigError([f"{path} cannot be read: {first_line(error)}"]) from None
+    try:
+        about = {key: json.loads(metadata[key]) for key in ("config", "format_version", "origin")}
+    except (KeyError, ValueError):
+        why = f"it has no configuration; of a hub folder, name the folder, {str(path.parent)!r}"
+        raise ConfigError([f"weights are not read from {path}: {why}"]) from None
+    return about | {"state_dict": tensors}
+
+
+def public_weights(path: str | Path, content: Any) -> Pretrained:
+    """Read what the content of a file holds; raises ConfigError that names what is wrong."""
     kinds = {"config": dict, "state_dict": dict}
     if not isinstance(content, dict) or any(not isinstance(content.get(key), kind) for key, kind in kinds.items()):
         raise ConfigError([f"{path} is not a file of weights: it must hold a config and a state_dict"])
@@ -90,7 +116,7 @@ def public_weights(path: str | Path, content: Any) -> tuple[TabICLConfig, dict[s
     weights = dict(content["state_dict"])
     if problems := mismatches(config, weights):
         raise ConfigError([f"{path}: {problem}" for problem in problems])
-    return config, weights
+    return Pretrained(config, weights, content.get("origin", {}))
 
 
 def best_file(run_dir: Path) -> Path:
@@ -112,7 +138,7 @@ def tensors_of(path: Path, content: dict, weights: str) -> dict[str, Tensor]:
     return tensors
 
 
-def load_model(checkpoint: str) -> TabICL:
+def load_model(checkpoint: str | Path) -> TabICL:
     """Load a TabICL as `load_network` does; raises ConfigError if the network is of another family."""
     return build_model(read_weights(checkpoint))
 
@@ -126,13 +152,13 @@ def build_model(pretrained: Pretrained) -> TabICL:
     return network
 
 
-def load_network(checkpoint: str) -> Network:
+def load_network(checkpoint: str | Path) -> Network:
     """Load a network of any family.
 
     Parameters
     ----------
-    checkpoint : str
-        A run directory, a checkpoint of a run, a file in the public format or a hub folder.
+    checkpoint : str or Path
+        A run directory, a checkpoint of a run or an export; text may be a name of weights in the package.
 
     Returns
     -------
@@ -159,13 +185,13 @@ def export(checkpoint: str, output: str, weights: str = "trained", format: str |
     Parameters
     ----------
     checkpoint : str
-        What to export: a run directory, a checkpoint of a run, a file in the public format or a hub folder.
+        What to export: a run directory, a checkpoint of a run, an export, or a name of weights in the package.
     output : str
         File or folder to write; its name decides the format.
     weights : str
         trained; an average that the run keeps, ema or last; or best, those that validation found best.
     format : str, optional
-        tabicl, hub or onnx; needed for a folder with a dot in its name.
+        tabicl, safetensors, hub or onnx; needed for a folder with a dot in its name.
 
     Returns
     -------
@@ -211,10 +237,14 @@ def save_public(
     weights = {name: weight.detach().to("cpu", torch.float32, copy=True) for name, weight in weights.items()}
     if problems := mismatches(config, weights):
         raise ConfigError([f"{path} is not written: {problem}" for problem in problems])
-    content = {"config": family_of(config).to_public(config), "state_dict": weights, "format_version": PUBLIC_VERSION}
+    about = {"config": family_of(config).to_public(config), "format_version": PUBLIC_VERSION, "origin": origin or {}}
 
     def write(file: BinaryIO) -> None:
-        save(content | {"origin": origin or {}}, file)
+        if Path(path).suffix == ".safetensors":
+            metadata = {"format": "pt"} | {key: json.dumps(value) for key, value in about.items()}
+            file.write(safetensors.torch.save({name: w.contiguous() for name, w in weights.items()}, metadata))
+        else:
+            save(about | {"state_dict": weights}, file)
         file.flush()
         check(Path(file.name))
 
@@ -223,6 +253,8 @@ def save_public(
 
 def write_public(pretrained: Pretrained, network: Network, path: Path, check: Check) -> str:
     save_public(pretrained.config, pretrained.tensors, path, pretrained.origin, check)
+    if path.suffix == ".safetensors":
+        return f"loads with tabicl_train.{estimator_name(pretrained.config)}({str(path)!r})"
     return f"loads with tabicl.{estimator_name(pretrained.config)}(model_path={str(path)!r})"
 
 
@@ -286,6 +318,11 @@ class Format:
 
 FORMATS = {
     "tabicl": Format((".ckpt", ".pt", ".pth"), write_public),
+    "safetensors": Format(
+        (".safetensors",),
+        write_public,
+        lambda path: predictor(build_network(public_weights(path, read_safetensors(path)))),  # *.tmp as yet
+    ),
     "hub": Format(("",), write_hub, problems=folder_problems),
     "onnx": Format(
         (".onnx",),

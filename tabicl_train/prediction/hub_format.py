@@ -243,7 +243,7 @@ def training(origin: dict) -> str:
             "## Training",
             table(["", ""], known),
             table(header, stages),
-            "`config.json` holds all settings of the run.",
+            "All settings of the run are stored with the weights.",
         ]
     )
 

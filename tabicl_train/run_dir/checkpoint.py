@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError
+from tabicl_train.weights import no_such_weights
 
 FORMAT_VERSION = 1
 """Increased when checkpoints have other content, or their content another meaning, than in the last release."""
@@ -147,7 +148,7 @@ def load(checkpoint: str) -> tuple[Path, dict]:
     try:
         return path, read(path)
     except FileNotFoundError:
-        raise ConfigError([f"checkpoint is {checkpoint!r}; there is no such file or run directory"]) from None
+        raise ConfigError([no_such_weights("checkpoint", checkpoint)]) from None
     except DamagedCheckpoint as error:
         raise ConfigError([str(error)]) from None
     except (OSError, MemoryError) as error:

@@ -26,9 +26,10 @@ CHECKS = list(
         mark="xfail",
     )
 )
+DEFAULT = [pytest.param(*both, marks=pytest.mark.slow) for both in estimator_checks_generator(TabICLClassifier())]
 
 
-@pytest.mark.parametrize("estimator, check", CHECKS, ids=lambda value: getattr(value, "func", str).__name__)
+@pytest.mark.parametrize("estimator, check", CHECKS + DEFAULT, ids=lambda value: getattr(value, "func", str).__name__)
 def test_scikit_learns_conventions(estimator, check):
     check(estimator)
 

@@ -48,7 +48,7 @@ def test_weights_and_their_origin_survive_every_way_through_the_formats(weights,
     run_dir, kinds = made
     expected = kinds[weights]
     export(str(run_dir), str(tmp_path / "1.ckpt"), weights)
-    outputs = ["1.ckpt", "2", "3", "new/4.pt"] if weights == "best" else ["1.ckpt", "2"]
+    outputs = ["1.ckpt", "2", "3.safetensors", "4", "new/5.pt"] if weights == "best" else ["1.ckpt", "2"]
     for source, output in itertools.pairwise(outputs):
         export(str(tmp_path / source), str(tmp_path / output))
     step, commit = (5, "first") if weights == "best" else (STEP, "c0ffee")  # best.ckpt itself does not hold the commit
@@ -172,8 +172,8 @@ def test_the_file_holds_no_more_than_the_weights(tmp_path):
     [
         (["output=y.ckpt"], "there is no such file or run directory"),
         (["output=m.pt", "format=hub"], "output is 'm.pt', whose name says format=tabicl, but format is hub"),
-        (["output=m", "format=torch"], "format is 'torch'; it must be one of tabicl, hub, onnx"),
-        (["output=m.safetensors"], r"its name decides the format: FILE.ckpt, .pt or .pth (tabicl), FOLDER (hub)"),
+        (["output=m", "format=torch"], "format is 'torch'; it must be one of tabicl, safetensors, hub, onnx"),
+        (["output=m.bin"], r"its name decides the format: FILE.ckpt, .pt or .pth (tabicl), FILE.safetensors"),
     ],
 )
 def test_wrong_arguments_end_with_2_and_no_trace(arguments, words, tmp_path, monkeypatch):

@@ -147,7 +147,7 @@ def test_a_foreign_or_later_description_is_refused(change, words, hub):
 
 
 def test_a_file_in_the_folder_is_no_checkpoint(hub):
-    with pytest.raises(ConfigError, match=rf"not read from a file of this kind; name the folder, '{hub}'"):
+    with pytest.raises(ConfigError, match=rf"has no configuration; of a hub folder, name the folder, '{hub}'"):
         load_checkpoint(str(hub / "model.safetensors"))
     with pytest.raises(ConfigError, match="holds one set of weights; weights=best needs a checkpoint of a run"):
         load_checkpoint(str(hub), "best")

@@ -7,27 +7,34 @@ from tiny_regressor import FILE as REGRESSOR_FILE
 from tiny_regressor import LABELED, numbers
 
 from tabicl_train import TabICLClassifier, TabICLRegressor
+from tabicl_train.prediction.export import export
 
 
-def theirs_and_ours(X: np.ndarray, y: np.ndarray, method: str, units: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+def theirs_and_ours(
+    X: np.ndarray, y: np.ndarray, method: str, units: float = 1.0, ours: str = FILE, theirs: str = FILE
+) -> tuple[np.ndarray, np.ndarray]:
     """Probabilities of the rows without a label; ours with the columns in other units."""
     tabicl = pytest.importorskip("tabicl")
     theirs = tabicl.TabICLClassifier(
-        model_path=FILE, allow_auto_download=False, n_estimators=1, norm_methods=method,
+        model_path=theirs, allow_auto_download=False, n_estimators=1, norm_methods=method,
         feat_shuffle_method="none", class_shuffle_method="none", device="cpu",
     )  # fmt: skip
-    ours = TabICLClassifier(FILE, n_estimators=1, norm_methods=(method,), device="cpu")
+    ours = TabICLClassifier(ours, n_estimators=1, norm_methods=(method,), device="cpu")
     n = len(y)
     return theirs.fit(X[:n], y).predict_proba(X[n:]), ours.fit(X[:n] * units, y).predict_proba(X[n:] * units)
 
 
 @pytest.mark.parametrize("method", ["none", "power"])
-@pytest.mark.parametrize("classes", [2, 10, 11, 57])
-def test_agreement_of_the_classifiers(classes, method):
+@pytest.mark.parametrize(
+    ("name", "classes"), [("tiny", 2), ("tiny", 10), ("tiny", 11), ("tiny", 57), ("mini", 3), ("mini", 11)]
+)
+def test_agreement_of_the_classifiers(name, classes, method, tmp_path):
+    model = FILE if name == "tiny" else name
     rng = np.random.default_rng(0)
     X = rng.uniform(-1, 1, size=(5 * classes + 40, 6)) * [1, 10, 0.1, 5, 3, 2] + 1  # outliers are clamped differently
     y = np.resize(np.arange(classes), 5 * classes)
-    theirs, ours = theirs_and_ours(X, y, method)
+    export(model, f"{tmp_path}/mini.ckpt")
+    theirs, ours = theirs_and_ours(X, y, method, ours=model, theirs=f"{tmp_path}/mini.ckpt")
     assert np.abs(ours - theirs).max() < 1e-5
     assert np.abs(theirs - theirs[0]).max() > 1e-3
 
@@ -44,17 +51,18 @@ def test_agreement_on_small_units_and_two_labeled_rows(method):
 
 
 @pytest.mark.parametrize("methods", [("none",), ("power",), ("none", "power")])
-@pytest.mark.parametrize("unit", [1.0, 1e9])
-def test_agreement_of_the_regressors(methods, unit):
+@pytest.mark.parametrize(("name", "unit"), [("small", 1.0), ("small", 1e9), ("mini", 1.0)])
+def test_agreement_of_the_regressors(name, methods, unit, tmp_path):
     """Levels nearer to 1 are left out: the package computes 1 - a in float32, which is off by 0.1 % at 0.99999."""
-    tabicl = pytest.importorskip("tabicl")
+    tabicl, model = pytest.importorskip("tabicl"), REGRESSOR_FILE if name == "small" else name
     X, y = numbers()
     n, y = LABELED, y * unit
+    export("mini-regressor" if name == "mini" else model, f"{tmp_path}/mini.ckpt")
     theirs = tabicl.TabICLRegressor(
-        model_path=REGRESSOR_FILE, allow_auto_download=False, n_estimators=len(methods), norm_methods=list(methods),
-        feat_shuffle_method="none", device="cpu",
+        model_path=f"{tmp_path}/mini.ckpt", allow_auto_download=False, n_estimators=len(methods),
+        norm_methods=list(methods), feat_shuffle_method="none", device="cpu",
     ).fit(X[:n], y)  # fmt: skip
-    ours = TabICLRegressor(REGRESSOR_FILE, n_estimators=len(methods), norm_methods=methods, device="cpu").fit(X[:n], y)
+    ours = TabICLRegressor(model, n_estimators=len(methods), norm_methods=methods, device="cpu").fit(X[:n], y)
     for member in ours.members_:
         member.features = np.arange(X.shape[1])
     levels = [1e-5, 1e-4, 0.0007, 0.001, 0.0012, 0.01, 0.1, 0.31415, 0.5, 0.9, 0.9987, 0.999, 0.9994]

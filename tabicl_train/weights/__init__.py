@@ -1,0 +1,47 @@
+"""Weights that are part of the package, and their names; README.md is their card.
+
+A file is called FAMILY-YEAR-MONTH-classifier.safetensors, or -regressor. Its metadata hold the `tabicl` package's
+configuration of the network (`config`) and where the weights come from (`origin`), both in JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+
+
+def names(regression: bool = False) -> dict[str, Path]:
+    """Return names and their files: `mini` is the newest `mini-2026-12`, and both are of the task asked for; with
+    -classifier or -regressor at the end, of that one."""
+    kind, found = "regressor" if regression else "classifier", {}
+    for path in sorted(FOLDER.glob("*.safetensors")):
+        dated, _, own = path.stem.rpartition("-")
+        for name in (dated.rsplit("-", 2)[0], dated):
+            found |= {f"{name}-{own}": path} | ({name: path} if own == kind else {})
+    return found
+
+
+def resolve(checkpoint: str | Path, regression: bool = False) -> Path:
+    """Return the file of a name, or the path itself; a name comes first, `./mini` is a path."""
+    of_name = names(regression).get(checkpoint) if isinstance(checkpoint, str) else None
+    return of_name or Path(checkpoint)
+
+
+def no_such_weights(option: str, checkpoint: str | Path) -> str:
+    known = ", ".join(sorted(names()))
+    return f"{option} is {str(checkpoint)!r}; there is no such file or run directory, and the names are {known}"
+
+
+def architecture(path: Path) -> dict[str, Any]:
+    """Read the settings of the network from one of the files, without dropout, which its weights do not depend on."""
+    # Both take long to import, and a look at names needs neither.
+    from safetensors import safe_open
+
+    from tabicl_train.model.public_config import NAMES, from_public
+
+    with safe_open(path, "np") as file:
+        config = from_public(json.loads(file.metadata()["config"]))
+    return {name: getattr(config, name) for name in NAMES if name != "dropout"}

@@ -1,0 +1,135 @@
+"""The card of the weights in the package, tabicl_train/weights/README.md, with a picture of each loss curve.
+
+    python tests/benchmarks/weights_card.py NAME=RUN_DIR [NAME=RUN_DIR]
+
+NAME is a file in tabicl_train/weights without its suffix, RUN_DIR the run that it is from, with the scores of the file
+in evaluation.csv. Both are made by
+
+    tabicl-export checkpoint=RUN_DIR output=tabicl_train/weights/NAME.safetensors weights=best
+    tabicl-evaluate checkpoint=NAME suite=rdatasets output=RUN_DIR/evaluation.csv
+"""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+from tabicl_train.config.schema import REAL_SCORES, judged_by
+from tabicl_train.console import counted, markdown_table
+from tabicl_train.evaluation.scores import FORMATS, THIS_MODEL, by_task, cell, judged, standing, summary_text
+from tabicl_train.prediction.export import read_weights
+from tabicl_train.prediction.hub_format import checksum, data, introduction, limits, scores, table, training
+from tabicl_train.report.figures import draw_training
+from tabicl_train.report.page import Run, read_run
+from tabicl_train.weights import FOLDER
+
+INTRODUCTION = """# Weights in the package
+
+`TabICLClassifier()` and `TabICLRegressor()` use them without a download. `mini` is the newest name of the task, and
+`mini-regressor` or a dated name stand for one file wherever a checkpoint is read: `TabICLClassifier("mini-2026-12")`,
+`init_weights=mini`, `tabicl-evaluate checkpoint=mini-regressor`. `tabicl-export checkpoint=mini output=mini.ckpt`
+writes the file that the `tabicl` package loads. A name comes before a file that is called so; `./mini` is a path.
+
+The weights have the license of this project, BSD-3-Clause. `tests/benchmarks/weights_card.py` writes this page."""
+
+NOT_TRAINED_FOR = "Not trained for time series, rows that depend on each other, and text other than categories."
+
+
+def section(name: str, run: Run) -> str:
+    """Describe one file, and draw the loss of its run beside it."""
+    path = FOLDER / f"{name}.safetensors"
+    pretrained, content = read_weights(path), path.read_bytes()
+    validation = {} if run.validation is None else {name: run.validation}
+    draw_training({name: run.metrics}, validation).savefig(path.with_suffix(".png"), dpi=60)
+    facts = {
+        "name": f"`{name}`",
+        "file": f"{path.name}, {len(content) / 1e6:.2f} MB",
+        "SHA-256": f"`{checksum(content)}`",
+        "license": "BSD-3-Clause",
+    }
+    own = dataclasses.replace(pretrained, origin=pretrained.origin | {"evaluation": []})  # those of the file follow
+    parts = [
+        introduction(pretrained),
+        table(["", ""], facts.items()),
+        training(pretrained.origin),
+        effort(pretrained.origin, run),
+        f"![Loss]({name}.png)",
+        data(pretrained.origin),
+        *scores(own),
+        evaluation(run.evaluation),
+        f"{limits(pretrained)}\n- {NOT_TRAINED_FOR}",
+    ]
+    return f"## {name}\n\n" + "\n\n".join(parts).replace("## ", "### ")
+
+
+def effort(origin: dict, run: Run) -> str:
+    """Tables and time in all, and the starts of the run with their hardware."""
+    stages, first, seen = origin["config"]["curriculum"]["stages"], 0, 0
+    for stage in stages.values():
+        seen += stage["tables"] * min(max(origin["step"] - first, 0), stage["steps"])
+        first += stage["steps"]
+    done = run.metrics["step"].diff().fillna(run.metrics["step"])
+    tables = done * run.metrics["stage"].map({name: stage["tables"] for name, stage in stages.items()})
+    hours = (tables / run.metrics["tables_per_s"]).sum() / 3600
+    rows = []
+    for start in run.starts:
+        machines = (f"{len(m['ranks'])} x {m['gpu'] or m['cpu']}" for m in start.get("machines", []))
+        rows.append([start["time"], start["step"], (start["commit"] or "")[:12], ", ".join(machines)])
+    ended = "" if run.status is None else f" It {run.status['status']} at {run.status['time']}."
+    return (
+        f"The weights have seen {seen:,} tables. All steps of the run took {hours:.2f} hours, without validation and "
+        f"what is done once a start.{ended} It was started {counted(len(rows), 'time')}:\n\n"
+        + table(["time", "step", "commit", "hardware"], rows)
+    )
+
+
+def evaluation(results: pd.DataFrame) -> str:
+    """Where the network stands, means, and the scores of each task with the best in bold."""
+    by = judged_by(results)
+    other = "log_loss" if by == "roc_auc" else "pinball"
+    shown = {by: judged(results), other: by_task(results, other).dropna(axis=1, how="all")}
+    leads = shown[by].drop(columns=THIS_MODEL).rsub(shown[by][THIS_MODEL], axis=0)
+    least = leads.min(axis=1).sort_values(ascending=False)
+    losses = ", ".join(f"to {name} on {count}" for name, count in (leads < 0).sum().items())
+    sizes = results.drop_duplicates("data").set_index("data")[["rows", "features"]]
+    lines = [[task, *sizes.loc[task], *bold(shown, task)] for task in least.index]
+    names = {by: REAL_SCORES[by], other: FORMATS[other][0]}
+    header = [f"{names[score]}: {method}" for score, values in shown.items() for method in values]
+    return f"""## Evaluation
+
+The {standing(results)}.
+
+```
+{summary_text(results)}
+```
+
+By {names[by]}, it is best on {(least >= 0).sum()} of {counted(len(least), "task")}, and loses {losses}. The scores are
+means of {counted(results["split"].nunique(), "split")}, from `tabicl-evaluate`; first comes the task with the largest
+lead over the best baseline, last the one with the largest loss. The best scores are in bold.
+
+{markdown_table(["task", "rows", "features", *header], lines)}"""
+
+
+def bold(shown: dict[str, pd.DataFrame], task: str) -> list[str]:
+    texts = []
+    for score, values in shown.items():
+        row = values.loc[task]
+        best = row.min() if score in ("log_loss", "pinball") else row.max()
+        for value in row:
+            text = cell(value, FORMATS[score][1])
+            texts.append(f"**{text}**" if value == best else text)
+    return texts
+
+
+def main(*arguments: str) -> None:
+    runs = {name: read_run(Path(folder), name) for name, folder in (text.split("=", 1) for text in arguments)}
+    for run in runs.values():
+        if run.metrics is None or run.evaluation is None:
+            sys.exit(f"error: {run.folder} needs metrics.csv and evaluation.csv")
+    sections = [section(name, run) for name, run in runs.items()]
+    (FOLDER / "README.md").write_text("\n\n".join([INTRODUCTION, *sections]) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
