@@ -17,7 +17,7 @@ import yaml
 
 import priors
 from priors.random import STREAM_VERSION
-from tabicl_train.config.schema import HARMLESS, default_of, flatten
+from tabicl_train.config.schema import HARMLESS, default_of, flatten, steps_of_stages
 from tabicl_train.console import info
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import family_name
@@ -88,7 +88,8 @@ def refuse_changes(content: dict, values: dict, real_tables: str | None = None) 
     now |= {STREAM: STREAM_VERSION, REAL_TABLES: real_tables}
     differing = [key for key in sorted(before | now) if key not in before or key not in now or before[key] != now[key]]
     changed = [key for key in differing if not key.startswith(HARMLESS) and key not in OF_A_START]
-    started = started_stages(saved["curriculum"]["stages"], content["global_step"])
+    lengths = {name: stage["steps"] for name, stage in saved["curriculum"]["stages"].items()}
+    started = list(steps_of_stages(lengths, content["global_step"]))
     stages = list(values["curriculum"]["stages"])
     stage_keys = [f"curriculum.stages.{name}." for name in started]
     breaking = ("model.", "prior.", "seed", STREAM, REAL_TABLES, "optimizer.name", *stage_keys)
@@ -144,17 +145,6 @@ def change(key: str, before: dict, now: dict) -> str:
         was, trains = ("a classifier", "a regressor") if now[key] == 0 else ("a regressor", "a classifier")
         return f"it trains {was}, and this configuration {trains}, whose labels are read by other weights ({text})"
     return text
-
-
-def started_stages(stages: dict[str, dict], steps: int) -> list[str]:
-    """Return the names of the stages to which the first `steps` steps belong."""
-    started = []
-    for name, stage in stages.items():
-        if steps <= 0:
-            break
-        started.append(name)
-        steps -= stage["steps"]
-    return started
 
 
 def initial_weights(path: str, model: NetworkConfig) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tabicl_train.config.schema import judged_by
+from tabicl_train.config.schema import judged_by, steps_of_stages
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import family_of, settings_of
 from tabicl_train.model.family import NetworkConfig
@@ -132,11 +132,9 @@ def origin_of(path: Path, content: dict, weights: str) -> dict:
 
 def trained_range(content: dict) -> TrainedRange:
     """The range of a run's checkpoint, from its content."""
-    first, started = 0, []
-    for stage in content["config"]["curriculum"]["stages"].values():
-        if first < max(content["global_step"], 1):
-            started.append(stage)
-        first += stage["steps"]
+    stages = content["config"]["curriculum"]["stages"]
+    lengths = {name: stage["steps"] for name, stage in stages.items()}
+    started = [stages[name] for name in steps_of_stages(lengths, max(content["global_step"], 1))]
     labeled = [round(rows * share) for stage in started for rows, share in extremes(stage)]
     features = [bound for stage in started for bound in stage["features"]]
     return TrainedRange((min(labeled), max(labeled)), (min(features), max(features)))
