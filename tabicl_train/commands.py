@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import yaml
 
-from tabicl_train.console import first_line, info, is_first, print_line
+from tabicl_train.console import first_line, info, print_line
 from tabicl_train.distributed.processes import (
     PREEMPTED,
     die_with_launcher,
@@ -31,7 +31,6 @@ from tabicl_train.distributed.processes import (
     watch_signals,
 )
 from tabicl_train.errors import ConfigError, install, is_installed, require_matplotlib, require_sweep_packages
-from tabicl_train.outputs import make_folder
 
 if TYPE_CHECKING:
     from tabicl_train.config.options import SubmitOptions
@@ -93,8 +92,6 @@ def train() -> None:
         return
     if problems := start_problems(config):
         raise ConfigError(problems)
-    if not config.preflight and is_first():
-        make_folder("run_dir", Path(config.run_dir))
     if (devices := config.trainer.devices or 1) > 1 and not is_rank():
         sys.exit(launch_ranks(devices, Path(config.run_dir)))
     run(config)

@@ -120,7 +120,7 @@ def train(config: RunConfig) -> str:
         ranks.raise_on_all_ranks(problems)
 
         def open_run_dir() -> tuple[ResumePoint, dict | None]:
-            make_folder("run_dir", folder / "checkpoints")
+            make_folder("run_dir", folder)
             lock.acquire()
             checkpoint.sweep(folder)
             checkpoint.sweep(folder / "checkpoints")
