@@ -28,6 +28,7 @@ from tabicl_train.run_dir.records import Records, open_or_empty
 
 OF_A_START = ("trainer.max_steps", "init_weights")  # settings that may always differ
 FREE_TO_CHANGE = ("dropout", "checkpoint_rows", "col_attention_fp32", "scaling_bound")  # of a model; its weights fit
+NAMED = 5  # differences that a refusal names, if there are more
 ROUNDING = ".pack_tokens"  # of a stage: which tables share a pass matters to the rounding of sums only
 STREAM = "the version of the table stream"
 REAL_TABLES = "the hash of the real tables"
@@ -87,21 +88,33 @@ def refuse_changes(content: dict, values: dict, real_tables: str | None = None) 
     before |= {STREAM: made["stream_version"], REAL_TABLES: made.get("real_tables")}
     now |= {STREAM: STREAM_VERSION, REAL_TABLES: real_tables}
     differing = [key for key in sorted(before | now) if key not in before or key not in now or before[key] != now[key]]
-    changed = [key for key in differing if not key.startswith(HARMLESS) and key not in OF_A_START]
     lengths = {name: stage["steps"] for name, stage in saved["curriculum"]["stages"].items()}
-    started = list(steps_of_stages(lengths, content["global_step"]))
-    stages = list(values["curriculum"]["stages"])
-    stage_keys = [f"curriculum.stages.{name}." for name in started]
-    breaking = ("model.", "prior.", "seed", STREAM, REAL_TABLES, "optimizer.name", *stage_keys)
-    problems = [change(key, before, now) for key in changed if key.startswith(breaking) and not key.endswith(ROUNDING)]
+    started, stages = list(steps_of_stages(lengths, content["global_step"])), list(values["curriculum"]["stages"])
+    # The settings of a stage or prior that comes or goes say nothing that its name does not.
+    sets = [f"curriculum.stages.{name}." for name in lengths.keys() ^ set(stages)]
+    sets += ["prior."] * (before["prior.name"] != now["prior.name"])
+    changed = [
+        key
+        for key in differing
+        if key == "prior.name" or not key.startswith((*HARMLESS, *sets)) and key not in OF_A_START
+    ]
+    of_started = [f"curriculum.stages.{name}." for name in started]
+    order = ("prior.name", "seed", STREAM, REAL_TABLES, "model.", "optimizer.name", "prior.", *of_started)
+    breaking = [key for key in changed if key.startswith(order) and not key.endswith(ROUNDING)]
+    breaking.sort(key=lambda key: [key.startswith(start) for start in order].index(True))
+    problems = [change(key, before, now) for key in breaking]
     if stages[: len(started)] != started:
-        problems.append(f"the stages that have started are {', '.join(started)}; the run now has {', '.join(stages)}")
+        problems.insert(1, f"its stages {', '.join(started)} have started; this command has {', '.join(stages)}")
+    if len(problems) > NAMED + 1:
+        problems[NAMED:] = [f"{len(problems) - NAMED} more settings differ"]
     other_model = [
         key for key in changed if key.startswith("model.") and key.removeprefix("model.") not in FREE_TO_CHANGE
     ]
     if problems and (other_model or not values["resume"]["allow_changes"]):
         advice = "choose a new run_dir" + ("" if other_model else ", or set resume.allow_changes=true")
         raise ConfigError([f"{values['run_dir']} is another run: {problem}; {advice}" for problem in problems])
+    if list(lengths) != stages:
+        info(f"changed   the stages were {', '.join(lengths)}, are {', '.join(stages)}")
     for key in changed:
         info(f"changed   {change(key, before, now)}")
     if values["init_weights"] not in (None, saved["init_weights"]):
