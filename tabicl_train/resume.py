@@ -96,7 +96,7 @@ def refuse_changes(content: dict, values: dict, real_tables: str | None = None) 
     changed = [
         key
         for key in differing
-        if key == "prior.name" or not key.startswith((*HARMLESS, *sets)) and key not in OF_A_START
+        if key == "prior.name" or (not key.startswith((*HARMLESS, *sets)) and key not in OF_A_START)
     ]
     of_started = [f"curriculum.stages.{name}." for name in started]
     order = ("prior.name", "seed", STREAM, REAL_TABLES, "model.", "optimizer.name", "prior.", *of_started)

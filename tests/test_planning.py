@@ -138,7 +138,9 @@ def test_the_plan_of_a_run_cut_short_is_that_of_its_steps():
 def test_memory_that_this_machine_lacks_is_told_before_anything_is_allocated(tmp_path):
     """What only the fullest pack would need is a warning."""
     result = command("train", "experiment=smoke", f"run_dir={tmp_path}/run", "model.embed_dim=1000000")
-    assert result.returncode == 2 and result.stderr.startswith("error: model: its 104,000,832,750,586 parameters need 2")
+    assert result.returncode == 2 and result.stderr.startswith(
+        "error: model: its 104,000,832,750,586 parameters need 2"
+    )
     assert result.stderr.count("\n") == 1
     smoke = ["experiment=smoke", "trainer.accelerator=cpu", "curriculum.stages.smoke.rows=[60,100000000]"]
     warnings = [line for line in run_plan(compose(smoke)) if line.startswith("warning")]

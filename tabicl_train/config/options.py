@@ -40,8 +40,8 @@ class ExportOptions:
 class ReplayOptions:
     """tabicl-replay run_dir=RUN_DIR step=N
 
-    Trains again, in memory, from the newest checkpoint before the step up to it, and shows loss and gradient norm of
-    each of its tables. The run must have saved a checkpoint.
+    Trains again, in memory, from the newest checkpoint before the step, or else from the start, up to it, and shows
+    loss and gradient norm of each of its tables.
     """
 
     run_dir: str = MISSING
