@@ -93,7 +93,7 @@ class Composer:
     def compose(self, overrides: list[str], also: Collection[str] = ()) -> RunConfig:
         """Compose and check the configuration of a run; see the function `compose`."""
         problems: list[str] = []
-        groups, values, wrong_groups = [], [], set[str]()
+        groups, values, wrong_groups = list[str](), [], set[str]()
         for text, override in self.read(overrides, problems):
             key, value = override.key_or_group, override.value()
             if is_of_sweep(text):
