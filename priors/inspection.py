@@ -182,35 +182,57 @@ def save_gallery(tables: list[tuple[str, Table]], path: Path) -> list[Path]:
 
     tables: (title, table)
     """
-    from matplotlib.figure import Figure
+    from joblib import Parallel, cpu_count, delayed
+    from matplotlib.image import imsave
+    from tqdm import tqdm
 
-    rows = -(-len(tables) // COLUMNS)
-    figure = Figure(figsize=(6.4 * COLUMNS, 4.0 * rows), layout="constrained")
-    for cell, (title, table) in zip(figure.subfigures(rows, COLUMNS, squeeze=False).flat, tables, strict=False):
-        plot_table(cell, title, table)
+    # A picture takes a second of CPU, and a process five to start.
+    drawn = Parallel(min(cpu_count(), -(-len(tables) // COLUMNS)), return_as="generator")(
+        delayed(picture_of)(title, table) for title, table in tables
+    )
+    pictures = list(tqdm(drawn, total=len(tables), unit="picture"))
+    pictures += [np.full_like(pictures[0], 255)] * (-len(pictures) % COLUMNS)
+    rows = [np.concatenate(pictures[i : i + COLUMNS], axis=1) for i in range(0, len(pictures), COLUMNS)]
     path = path.with_suffix(".png")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=80)
+    imsave(path, np.concatenate(rows))
     page = path.with_suffix(".html")
     page.write_text(as_html(tables, path.read_bytes()))
     return [path, page]
 
 
-def plot_table(cell: Any, title: str, table: Table) -> None:
-    """Fill a subfigure with the plots of one table."""
+def picture_of(title: str, table: Table) -> np.ndarray:
+    """The picture of one table, pixels (height, width, 4)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.4), dpi=80, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    plot_table(figure, title, table)
+    canvas.draw()
+    return np.array(canvas.buffer_rgba())
+
+
+def plot_table(figure: Any, title: str, table: Table) -> None:
+    """Fill a figure with the plots of one table; columns are standardized over all rows."""
     X, y = table.X.cpu().numpy(), table.y.cpu().numpy()
-    cell.suptitle(f"{title}: {len(y)} rows, {X.shape[1]} features", fontsize=10, fontweight="bold")
-    axes = cell.subplot_mosaic([["scatter", "plan"], ["scatter", "plan"], ["target", "kinds"]], width_ratios=[1, 1.15])
+    X = (X - X.mean(axis=0)) / np.where(X.std(axis=0) > 0, X.std(axis=0), 1.0)
+    figure.suptitle(f"{title}: {len(y)} rows, {X.shape[1]} features", fontsize=10, fontweight="bold")
+    axes = figure.subplot_mosaic(
+        [["scatter", "plan"], ["scatter", "plan"], ["target", "kinds"]], width_ratios=[1, 1.15]
+    )
     if table.num_classes:
         plot_scatter(axes["scatter"], X, y)
         counts = np.bincount(y, minlength=table.num_classes)
         axes["target"].bar(range(len(counts)), counts / len(y), color=[f"C{c}" for c in range(len(counts))])
         axes["target"].set_xticks(range(len(counts)))
-        axes["target"].set_title("class balance", fontsize=8)
+        axes["target"].set_xlabel("class", fontsize=8)
+        axes["target"].set_ylabel("share of rows", fontsize=8)
     else:
         plot_target(axes["scatter"], X, y)
         axes["target"].hist(y, bins=40)
-        axes["target"].set_title("target", fontsize=8)
+        axes["target"].set_xlabel("target", fontsize=8)
+        axes["target"].set_ylabel("rows", fontsize=8)
     plot_kinds(axes["kinds"], X)
     plot_plan(axes["plan"], table.plan)
     for ax in axes.values():
@@ -224,8 +246,8 @@ def plot_scatter(ax: Any, X: np.ndarray, y: np.ndarray) -> None:
     second = X[:, 1] if len(best) > 1 else np.linspace(-1, 1, len(y))  # with a single column, rows are spread evenly
     for c in np.unique(y):
         ax.scatter(X[y == c, 0], second[y == c], s=8, alpha=0.7, linewidths=0, color=f"C{c}")
-    ax.set_xlabel(f"column {best[0]} of X", fontsize=8)
-    ax.set_ylabel(f"column {best[1]} of X" if len(best) > 1 else "row", fontsize=8)
+    ax.set_xlabel(f"column {best[0]}, standardized", fontsize=8)
+    ax.set_ylabel(f"column {best[1]}, standardized" if len(best) > 1 else "row", fontsize=8)
 
 
 def plot_target(ax: Any, X: np.ndarray, y: np.ndarray) -> None:
@@ -233,7 +255,8 @@ def plot_target(ax: Any, X: np.ndarray, y: np.ndarray) -> None:
     best = informative_columns(X, y)[:2]
     X, y = spread(X[:POINTS, best]), y[:POINTS]
     ax.scatter(X[:, 0], y, c=X[:, -1], s=8, alpha=0.7, linewidths=0)
-    ax.set_xlabel(f"column {best[0]} of X" + (f" (color: column {best[1]})" if len(best) > 1 else ""), fontsize=8)
+    color = f" (color: column {best[1]})" if len(best) > 1 else ""
+    ax.set_xlabel(f"column {best[0]}, standardized{color}", fontsize=8)
     ax.set_ylabel("target", fontsize=8)
 
 
@@ -253,7 +276,8 @@ def plot_kinds(ax: Any, X: np.ndarray) -> None:
     ax.set_yscale("log")
     ax.set_ylim(1, 2 * len(X))
     ax.set_xticks([])
-    ax.set_title(f"distinct values: {few.sum()} categorical, {(~few).sum()} numeric columns", fontsize=8)
+    ax.set_xlabel(f"{few.sum()} categorical, {(~few).sum()} numeric columns", fontsize=8)
+    ax.set_ylabel("distinct values", fontsize=8)
 
 
 def plot_plan(ax: Any, plan: Any) -> None:
@@ -277,7 +301,8 @@ def plot_graph(ax: Any, nodes: list) -> None:
         edges = [(parent, node.index, type(function).__name__.lower()) for parent, function in node.edges()]
         graph.add_weighted_edges_from(edges, "kind")
     place = nx.multipartite_layout(graph, subset_key=dict(enumerate(nx.topological_generations(graph))))
-    few = graph.number_of_edges() <= 8
+    layers = sorted({x for x, _ in place.values()})
+    few = graph.number_of_edges() <= 8 and len(layers) <= 3  # else the kinds of edges would overlap
     # Edges are curved, so that those over two layers do not hide behind nodes.
     arrows = {"node_size": 45, "edge_color": "0.6", "width": 0.8, "arrowsize": 8, "connectionstyle": "arc3,rad=0.12"}
     nx.draw_networkx_edges(graph, place, ax=ax, alpha=1.0 if few else 0.35, **arrows)
@@ -289,17 +314,21 @@ def plot_graph(ax: Any, nodes: list) -> None:
     names = nx.get_node_attributes(graph, "names")
     colors = ["tab:red" if "y" in names[i] else "tab:blue" if names[i] else "0.8" for i in graph]
     nx.draw_networkx_nodes(graph, place, ax=ax, node_size=45, node_color=colors)
-    for index, position in place.items():
-        label = node_label(names[index])
-        ax.annotate(label, position, (0, 7), textcoords="offset points", fontsize=7, ha="center")
-    ax.margins(0.12)
+    for index, position in place.items():  # by turns above and below: labels of neighboring layers do not meet
+        above = layers.index(position[0]) % 2 == 0
+        ax.annotate(
+            node_label(names[index]), position, (0, 6 if above else -6), textcoords="offset points", fontsize=7,
+            ha="center", va="bottom" if above else "top", zorder=5,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.3},
+        )  # fmt: skip
+    ax.margins(0.15)
     ax.set_axis_off()
 
 
 def node_label(names: list[str]) -> str:
-    """The columns of a node, the target first, at most four by name."""
+    """The columns of a node, the target first, at most two by name."""
     names = sorted(names, key=lambda name: name != "y")
-    return ", ".join(names[:4]) + (f" +{len(names) - 4}" if len(names) > 4 else "")
+    return ", ".join(names[:2]) + (f" +{len(names) - 2}" if len(names) > 2 else "")
 
 
 def as_html(tables: list[tuple[str, Table]], png: bytes) -> str:
@@ -313,7 +342,7 @@ def as_html(tables: list[tuple[str, Table]], png: bytes) -> str:
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
         "<style>body{font:15px sans-serif;margin:2em}img{max-width:100%}pre{background:#f4f4f4;padding:1em;"
         f"overflow-x:auto}}</style><h1>{title}</h1>"
-        "<p>Left: the two columns most informative about the class, rows colored by class, and the class balance; or "
+        "<p>Left: the two columns most informative about the class, rows colored by class, and its balance; or "
         "the numeric target against the most informative column, rows colored by the second, and its histogram. "
         "Right: the causal graph (red: holds the target y; blue: holds features x; gray: neither) or the first "
         "lines of the plan, and the number of distinct values of each column. The columns of X are those of the plan "

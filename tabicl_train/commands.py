@@ -15,12 +15,13 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import version
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import yaml
 
-from tabicl_train.console import first_line, info, is_first, print_line
+from tabicl_train.console import first_line, info, print_line
 from tabicl_train.distributed.processes import (
     PREEMPTED,
     die_with_launcher,
@@ -31,7 +32,6 @@ from tabicl_train.distributed.processes import (
     watch_signals,
 )
 from tabicl_train.errors import ConfigError, install, is_installed, require_matplotlib, require_sweep_packages
-from tabicl_train.outputs import make_folder
 
 if TYPE_CHECKING:
     from tabicl_train.config.options import SubmitOptions
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 # Exit codes. 0: the command has done its work; 1: an error; 128 + N: a second stop signal N ended it at once, or its
 # output is no longer read (SIGPIPE).
 EXIT_CONFIG = 2  # the configuration is wrong
+OPTIONS = ("--help", "--version", "--cfg", "--config-dir", "--multirun")  # with dashes; all others are settings
 NOTHING_CHOSEN = (
     "there are no settings; tabicl-train experiment=demo trains a small model in five minutes, and "
     "tabicl-train run_dir=runs/mine the default, stage 1 of TabICLv2 with 500,000 steps"
@@ -55,6 +56,8 @@ def plain_end() -> Iterator[None]:
     """Ends a command without a stack trace: after wrong arguments, or when its output is no longer read (`head`)."""
     try:
         try:
+            if problems := option_problems(sys.argv[1:]):
+                raise ConfigError(problems)
             yield
         except ConfigError as error:
             print_problems(error)
@@ -64,6 +67,17 @@ def plain_end() -> Iterator[None]:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at the end
         sys.exit(128 + signal.SIGPIPE)
+
+
+def option_problems(words: list[str]) -> list[str]:
+    """A line for each --key=value or --key value, which is no option of any command, with the form to use."""
+    problems = []
+    for word, after in zip_longest(words, words[1:], fillvalue=""):
+        option, equals, value = word.partition("=")
+        if word.startswith("--") and option not in OPTIONS:
+            value = value if equals else "VALUE" if not after or after.startswith("-") or "=" in after else after
+            problems.append(f"{option}: settings have no dashes; write {option[2:].replace('-', '_')}={value}")
+    return problems
 
 
 @plain_end()
@@ -93,8 +107,6 @@ def train() -> None:
         return
     if problems := start_problems(config):
         raise ConfigError(problems)
-    if not config.preflight and is_first():
-        make_folder("run_dir", Path(config.run_dir))
     if (devices := config.trainer.devices or 1) > 1 and not is_rank():
         sys.exit(launch_ranks(devices, Path(config.run_dir)))
     run(config)
@@ -215,6 +227,10 @@ def export() -> None:
     from tabicl_train.prediction.export import export as write
 
     print(write(args.checkpoint, args.output, args.weights, args.format))
+    if args.weights == "best":
+        from tabicl_train.prediction.origin import best_in_words
+
+        print(best_in_words(Path(args.checkpoint)))
 
 
 @plain_end()

@@ -12,6 +12,12 @@ from tabicl_train.errors import ConfigError
 
 def unusable_folder(path: Path) -> str | None:
     """Why files cannot be created in a folder, which need not exist yet; None if they can."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass
+    except OSError as error:  # a name that is too long
+        return f"{path} cannot be created ({error.strerror})"
     existing = next(p for p in (path, *path.parents) if os.path.exists(p))
     if not existing.is_dir():
         return f"{existing} is a file"
@@ -30,7 +36,7 @@ def folder_problem(path: Path) -> str | None:
         return problem
     try:
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:  # os.access cannot foresee a name that is too long, or a file system like /proc
+    except OSError as error:  # os.access cannot foresee a file system like /proc
         return f"{path} cannot be created ({error.strerror})"
     return None
 
@@ -82,7 +88,8 @@ def sync_folder(path: Path) -> None:
 
 
 def save_atomically(content: object, path: Path) -> None:
-    """torch.save, atomically. Raises OSError when the disk is full, where torch.save raises a RuntimeError."""
+    """torch.save, atomically, in a folder that is created. Raises OSError where torch.save raises a RuntimeError."""
+    path.parent.mkdir(exist_ok=True)
     write_atomically(path, lambda file: save(content, file))
 
 

@@ -6,13 +6,14 @@ the largest pack keeps for the backward pass (`Network.kept_values`). On a CPU t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
-from tabicl_train.config.schema import CurriculumConfig, RunConfig, StageConfig
+from tabicl_train.config.schema import CurriculumConfig, RunConfig, StageConfig, TrainerConfig, steps_of_stages
 from tabicl_train.console import text_table
 from tabicl_train.curriculum import FEATURE_CAPS, cap_features, plan_step
 from tabicl_train.model.config import family_of
@@ -27,21 +28,52 @@ VALUE_BYTES = {"fp32": 4, "bf16": 2.2, "fp16": 2.2}  # per value kept; autocast 
 
 
 def run_plan(config: RunConfig) -> list[str]:
-    """Describe a run before it starts: parameters, and work, passes and memory of a process in every stage."""
-    with torch.device("meta"):
-        parameters = sum(p.numel() for p in family_of(config.model)(config.model).parameters())
-    lines = [f"model     {parameters:,} parameters"]
-    stages = []
+    """Describe a run before it starts: parameters, and work, passes and memory of a process in every stage.
+
+    Of a stage that `trainer.max_steps` cuts short, the work is that of its steps in this run.
+    """
+    parameters, memory = count_parameters(config.model), memory_of(config.trainer)
+    lines, stages = [f"model     {parameters:,} parameters"], []
+    lengths = {name: stage.steps for name, stage in config.curriculum.stages.items()}
+    done, warnings = steps_of_stages(lengths, config.total_steps), []
     for name, stage in config.curriculum.stages.items():
+        rows = f"{stage.rows[0]:,}..{stage.rows[1]:,}"
+        if name not in done:
+            stages.append([name, "not run", "", rows, *[""] * 5])
+            continue
         work = expected_work(stage, config.model, config.seed, config.trainer.devices or 1)
         peak = stage_peak(config.model, parameters, stage, choose(config.trainer).name)
         peak += 0 if uses_cuda(config.trainer) else PROCESS_BYTES
-        rows = f"{stage.rows[0]:,}..{stage.rows[1]:,}"
-        sizes = f"{stage.steps:,}", f"{stage.steps * stage.tables:,}", rows, f"{work.cells:.2g}", f"{work.flops:.2g}"
-        stages.append([name, *sizes, f"{stage.pack_tokens:,}", f"{work.passes:.1f}", f"{peak / 1e9:.2f} GB"])
+        if peak > memory:
+            need = f"may need {peak / 1e9:,.1f} GB; a process of this run has {memory / 1e9:.1f} GB"
+            warnings.append(f"warning   stage {name} {need}; lower its pack_tokens, rows or features")
+        share = done[name] / stage.steps
+        steps = f"{done[name]:,}" + (f" of {stage.steps:,}" if share < 1 else "")
+        sizes = steps, f"{done[name] * stage.tables:,}", rows, f"{work.cells * share:.2g}", f"{work.flops * share:.2g}"
+        stages.append([name, *sizes, f"{stage.pack_tokens:,}", f"{work.passes:.1f}", f"{peak / 1e9:,.2f} GB"])
     lines += [f"          {line}" for line in text_table(COLUMNS, stages).splitlines()]
-    lines.append(f"          {config.total_steps:,} steps in this run")
-    return lines
+    return [*lines, f"          {config.total_steps:,} steps in this run", *warnings]
+
+
+def memory_problems(config: RunConfig) -> list[str]:
+    """List why a run cannot fit into the memory of this machine, whatever tables it draws."""
+    parameters, memory = count_parameters(config.model), memory_of(config.trainer)
+    if (state := STATE_BYTES * parameters) <= memory:
+        return []
+    need = f"{parameters:,} parameters need {state / 1e9:,.1f} GB with gradients and optimizer state"
+    return [f"model: its {need}; a process of this run has {memory / 1e9:.1f} GB"]
+
+
+def count_parameters(model: NetworkConfig) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in family_of(model)(model).parameters())
+
+
+def memory_of(trainer: TrainerConfig) -> float:
+    """Return the bytes of memory of a GPU, or this machine's for each of the ranks that `trainer.devices` starts."""
+    if uses_cuda(trainer):
+        return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (trainer.devices or 1)
 
 
 class Work(NamedTuple):

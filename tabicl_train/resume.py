@@ -17,7 +17,7 @@ import yaml
 
 import priors
 from priors.random import STREAM_VERSION
-from tabicl_train.config.schema import HARMLESS, default_of, flatten
+from tabicl_train.config.schema import HARMLESS, default_of, flatten, steps_of_stages
 from tabicl_train.console import info
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import family_name
@@ -29,6 +29,7 @@ from tabicl_train.weights import resolve
 
 OF_A_START = ("trainer.max_steps", "init_weights")  # settings that may always differ
 FREE_TO_CHANGE = ("dropout", "checkpoint_rows", "col_attention_fp32", "scaling_bound")  # of a model; its weights fit
+NAMED = 5  # differences that a refusal names, if there are more
 ROUNDING = ".pack_tokens"  # of a stage: which tables share a pass matters to the rounding of sums only
 STREAM = "the version of the table stream"
 REAL_TABLES = "the hash of the real tables"
@@ -88,20 +89,33 @@ def refuse_changes(content: dict, values: dict, real_tables: str | None = None) 
     before |= {STREAM: made["stream_version"], REAL_TABLES: made.get("real_tables")}
     now |= {STREAM: STREAM_VERSION, REAL_TABLES: real_tables}
     differing = [key for key in sorted(before | now) if key not in before or key not in now or before[key] != now[key]]
-    changed = [key for key in differing if not key.startswith(HARMLESS) and key not in OF_A_START]
-    started = started_stages(saved["curriculum"]["stages"], content["global_step"])
-    stages = list(values["curriculum"]["stages"])
-    stage_keys = [f"curriculum.stages.{name}." for name in started]
-    breaking = ("model.", "prior.", "seed", STREAM, REAL_TABLES, "optimizer.name", *stage_keys)
-    problems = [change(key, before, now) for key in changed if key.startswith(breaking) and not key.endswith(ROUNDING)]
+    lengths = {name: stage["steps"] for name, stage in saved["curriculum"]["stages"].items()}
+    started, stages = list(steps_of_stages(lengths, content["global_step"])), list(values["curriculum"]["stages"])
+    # The settings of a stage or prior that comes or goes say nothing that its name does not.
+    sets = [f"curriculum.stages.{name}." for name in lengths.keys() ^ set(stages)]
+    sets += ["prior."] * (before["prior.name"] != now["prior.name"])
+    changed = [
+        key
+        for key in differing
+        if key == "prior.name" or (not key.startswith((*HARMLESS, *sets)) and key not in OF_A_START)
+    ]
+    of_started = [f"curriculum.stages.{name}." for name in started]
+    order = ("prior.name", "seed", STREAM, REAL_TABLES, "model.", "optimizer.name", "prior.", *of_started)
+    breaking = [key for key in changed if key.startswith(order) and not key.endswith(ROUNDING)]
+    breaking.sort(key=lambda key: [key.startswith(start) for start in order].index(True))
+    problems = [change(key, before, now) for key in breaking]
     if stages[: len(started)] != started:
-        problems.append(f"the stages that have started are {', '.join(started)}; the run now has {', '.join(stages)}")
+        problems.insert(1, f"its stages {', '.join(started)} have started; this command has {', '.join(stages)}")
+    if len(problems) > NAMED + 1:
+        problems[NAMED:] = [f"{len(problems) - NAMED} more settings differ"]
     other_model = [
         key for key in changed if key.startswith("model.") and key.removeprefix("model.") not in FREE_TO_CHANGE
     ]
     if problems and (other_model or not values["resume"]["allow_changes"]):
         advice = "choose a new run_dir" + ("" if other_model else ", or set resume.allow_changes=true")
         raise ConfigError([f"{values['run_dir']} is another run: {problem}; {advice}" for problem in problems])
+    if list(lengths) != stages:
+        info(f"changed   the stages were {', '.join(lengths)}, are {', '.join(stages)}")
     for key in changed:
         info(f"changed   {change(key, before, now)}")
     if values["init_weights"] not in (None, saved["init_weights"]):
@@ -145,17 +159,6 @@ def change(key: str, before: dict, now: dict) -> str:
         was, trains = ("a classifier", "a regressor") if now[key] == 0 else ("a regressor", "a classifier")
         return f"it trains {was}, and this configuration {trains}, whose labels are read by other weights ({text})"
     return text
-
-
-def started_stages(stages: dict[str, dict], steps: int) -> list[str]:
-    """Return the names of the stages to which the first `steps` steps belong."""
-    started = []
-    for name, stage in stages.items():
-        if steps <= 0:
-            break
-        started.append(name)
-        steps -= stage["steps"]
-    return started
 
 
 def initial_weights(path: str, model: NetworkConfig) -> dict[str, torch.Tensor]:

@@ -50,7 +50,7 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.module import Pretraining
 from tabicl_train.optimizer import MuonAdamW
 from tabicl_train.outputs import make_folder
-from tabicl_train.planning import expected_work, run_plan
+from tabicl_train.planning import expected_work, memory_problems, run_plan
 from tabicl_train.precision import choose, policy, set_up_gpu, uses_cuda
 from tabicl_train.resume import ResumePoint, find_resume_point, initial_weights
 from tabicl_train.run_dir import checkpoint
@@ -114,12 +114,13 @@ def train(config: RunConfig) -> str:
         # All ranks meet, and learn from rank 0 where the run begins
         fabric = open_fabric(config.trainer, launch, ranks, callbacks)
         problems = [*launch.problems(config.trainer.devices), *config.too_few_tables(ranks.size)[:1]]
+        problems += memory_problems(config)
         if config.trainer.compile or config.trainer.triton:
             problems += compiling.problems(config.trainer)
         ranks.raise_on_all_ranks(problems)
 
         def open_run_dir() -> tuple[ResumePoint, dict | None]:
-            make_folder("run_dir", folder / "checkpoints")
+            make_folder("run_dir", folder)
             lock.acquire()
             checkpoint.sweep(folder)
             checkpoint.sweep(folder / "checkpoints")

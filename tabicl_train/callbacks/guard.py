@@ -124,11 +124,12 @@ class Guard:
         """Raise Diverged if too many steps in a row were skipped since the last call."""
         longest, self.longest = self.longest, 0
         if longest >= self.limits.skipped_in_a_row:
+            has_saved = bool(saved(self.records.folder / "checkpoints"))
+            start = "from an earlier checkpoint (init_weights=CHECKPOINT run_dir=...)" if has_saved else "(run_dir=...)"
             raise Diverged(
                 f"loss or gradient norm was not finite in {longest} steps in a row, the last ones before step {step}; "
                 f"{self.records.folder}/incidents.jsonl names them. Lower the learning rate or use "
-                "trainer.precision=fp32, and begin a new run from an earlier checkpoint "
-                "(init_weights=CHECKPOINT run_dir=...); tabicl-replay shows the tables of a step"
+                f"trainer.precision=fp32, and begin a new run {start}; tabicl-replay shows the tables of a step"
             )
 
     def act(self, step: int, reason: str, module: Pretraining, optimizer: MuonAdamW) -> None:
@@ -144,10 +145,9 @@ class Guard:
         self.report(step - 1, reason, action=action, **({"back_to": good["global_step"]} if good else {}))
         info(f"guard     step {step}: {reason}; {action}")
         if action == "stop":
-            raise Diverged(
-                f"step {step}: {reason}. Lower the learning rate, raise the stage's weight_decay, bound "
-                "the multiplier (model.scaling_bound), or set guard.action=rewind"
-            )
+            advice = ["raise the stage's weight_decay", "bound the multiplier (model.scaling_bound)"]
+            advice += ["set guard.action=rewind"] * (self.limits.action == "stop")
+            raise Diverged(f"step {step}: {reason}. Lower the learning rate, {', '.join(advice[:-1])}, or {advice[-1]}")
         if good is not None:
             self.rewind(step, module, optimizer, good)
 

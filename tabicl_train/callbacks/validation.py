@@ -41,6 +41,7 @@ from tabicl_train.callbacks.validation_history import (
     read_history,
     read_scores,
     real_score,
+    tables_of,
 )
 from tabicl_train.config.schema import (
     CLASS_SCORES,
@@ -206,13 +207,18 @@ class Validation:
         if step == 0:
             self.start_losses = losses
             return True
-        written = self.records.rows("validation.csv") if self.best.exists() else []
-        if not is_improvement(rows, written, self.settings):
+        best = self.history(step).best_step if self.best.exists() else None
+        of_best = [row for row in self.records.rows("validation.csv") if int(row["step"]) == best]
+        if not is_improvement(rows, of_best, self.settings):
             return False
         start = self.losses_of_start(module)
-        if start is None or not all(map(math.isfinite, start.values())):
-            return True
-        return paired_gain(np.array(list(start.values())), np.array([losses[key] for key in start])).exceeds_error
+        if start is not None and all(map(math.isfinite, start.values())):
+            before, after = np.array(list(start.values())), np.array([losses[key] for key in start])
+            if not paired_gain(before, after).exceeds_error:
+                return False
+        if of_best and tables_of(of_best, self.settings.best) != tables_of(rows, self.settings.best):
+            info(f"validation step {step}: other tables than before; best.ckpt, of step {best}, is replaced")
+        return True
 
     def losses_of_start(self, module: Pretraining) -> dict[Hashable, float] | None:
         """Return the losses of the weights that the run started from, if later ones are compared with them."""

@@ -29,11 +29,13 @@ class History:
 def read_history(rows: Iterable[Row], settings: ValidationConfig, until: int | None = None) -> History:
     """What rows of validation.csv say, without those of later steps than `until`."""
     rows = [row for row in rows if until is None or int(row["step"]) <= until]
-    scores = read_scores(rows)
+    scores, tables = read_scores(rows), set[tuple]()
     best, since, without = math.nan, "", 0
     for step, of_step in scores.items():
         if settings.best not in of_step:
             continue
+        if (scored := tables_of((row for row in rows if int(row["step"]) == step), settings.best)) != tables:
+            best, since, without, tables = math.nan, "", 0, scored
         if is_better(of_step[settings.best], best, settings.best):
             best, since, without = of_step[settings.best], f" since that of step {step}", 0
         else:
@@ -64,17 +66,21 @@ def is_better(score: float, best: float, kind: str) -> bool:
     return score > best if kind == REAL else score < best
 
 
-def is_improvement(rows: list[Row], written: list[Row], settings: ValidationConfig) -> bool:
+def is_improvement(rows: list[Row], of_best: list[Row], settings: ValidationConfig) -> bool:
     """Whether the rows of a validation beat those of the best weights so far, if these are about the same tables."""
-    best_step = read_history(written, settings).best_step
-    of_best = [row for row in written if int(row["step"]) == best_step]
-
-    def tables(some: list[Row]) -> set[tuple[str, int, float]]:
-        # the loss of guessing tells other tables of the same size apart
-        return {(row["data"], int(row["rows"]), float(row["guess_loss"] or 0)) for row in some}
-
     score, best = (next(iter(read_scores(some).values()), {}).get(settings.best, math.nan) for some in (rows, of_best))
-    return is_better(score, best if tables(rows) == tables(of_best) else math.nan, settings.best)
+    same = tables_of(rows, settings.best) == tables_of(of_best, settings.best)
+    return is_better(score, best if same else math.nan, settings.best)
+
+
+def tables_of(rows: Iterable[Row], kind: str) -> set[tuple]:
+    """What tells the tables of this kind, on which the rows of a validation are, from others."""
+    # Tables of the same size have another loss of guessing; other machines may round it otherwise.
+    return {
+        (row["data"], int(row["rows"]), f"{float(row['guess_loss'] or 0):.5g}")
+        for row in rows
+        if kind_of(row["data"]) == kind
+    }
 
 
 def real_score(rows: list[Row]) -> str:

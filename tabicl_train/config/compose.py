@@ -94,7 +94,7 @@ class Composer:
     def compose(self, overrides: list[str], also: Collection[str] = ()) -> RunConfig:
         """Compose and check the configuration of a run; see the function `compose`."""
         problems: list[str] = []
-        groups, values, wrong_groups = [], [], set[str]()
+        groups, values, wrong_groups = list[str](), [], set[str]()
         for text, override in self.read(overrides, problems):
             key, value = override.key_or_group, override.value()
             if is_of_sweep(text):
@@ -105,7 +105,11 @@ class Composer:
                 wrong_groups |= {key} & self.choices.keys()
             elif key not in self.choices:
                 values.append((text, override))
-            elif value in self.choices[key] or (key == "experiment" and value is None):
+            elif text.startswith("+"):
+                problems.append(f"{text}: leave out the plus: {text.lstrip('+')}")
+            elif key == "experiment" and value is None:
+                groups = [group for group in groups if not group.startswith("experiment=")]
+            elif value in self.choices[key]:
                 groups.append(text)
             else:
                 problems.append(f"{text}: there is no such choice; there are {', '.join(self.choices[key])}")
@@ -124,6 +128,8 @@ class Composer:
             config, contradictions = to_config(tree)
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError([*problems, first_lines(error)]) from None
+        except yaml.YAMLError as error:
+            raise ConfigError([*problems, " ".join(str(error).split())]) from None
         problems += [line for line in [*filter(None, found), *contradictions] if not line.startswith(doubtful)]
         if problems:
             raise ConfigError(list(dict.fromkeys(problems)))

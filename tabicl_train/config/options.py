@@ -42,8 +42,8 @@ class ExportOptions:
 class ReplayOptions:
     """tabicl-replay run_dir=RUN_DIR step=N
 
-    Trains again, in memory, from the newest checkpoint before the step up to it, and shows loss and gradient norm of
-    each of its tables. The run must have saved a checkpoint.
+    Trains again, in memory, from the newest checkpoint before the step, or else from the start, up to it, and shows
+    loss and gradient norm of each of its tables.
     """
 
     run_dir: str = MISSING
@@ -254,10 +254,27 @@ def wrong_type(key: str, error: Exception) -> str:
         reason = "it must be a mapping, such as {name: 1}"
     elif "ListConfig" in reason:
         reason = "it must be a list, such as [1,2]"
-    return f"{key}: {reason}"
+    return f"{key}: {in_words_of_users(reason)}"
+
+
+def in_words_of_users(reason: str) -> str:
+    """OmegaConf's reason without the names of classes."""
+    if re.match(r"Key '.+' not in '\w+'", reason):
+        return "no such setting"
+    if reason.endswith("is not Optional"):
+        return "it needs a value"
+    if kind := re.match(r"Invalid type assigned: \w+ is not a subclass of (\w+)", reason):
+        is_plain = kind[1] in ("int", "float", "str", "bool")
+        return f"its values must be of type {kind[1]}" if is_plain else "it must be a mapping, such as {name: 1}"
+    return reason
 
 
 def first_lines(error: Exception) -> str:
-    """The message of an OmegaConf or Hydra error in one line, without the type of the node."""
+    """The message of an OmegaConf or Hydra error in one line: the file and the key if it names them, and the reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return "; ".join(line for line in lines[:3] if not line.startswith("object_type"))
+    key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), "")
+    reasons, file = [line for line in lines if not line.startswith(("full_key", "object_type"))], None
+    if reasons and (file := re.match(r"In '(.+?)': (.*)", reasons[0])):
+        reasons[:1] = [] if file[2].endswith("raised while composing config:") else [file[2]]
+    words = "; ".join(map(in_words_of_users, reasons[:3]))
+    return ": ".join(filter(None, [file and f"{file[1]}.yaml", key, words]))

@@ -662,6 +662,16 @@ def flatten(values: dict, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def steps_of_stages(lengths: dict[str, int], steps: int) -> dict[str, int]:
+    """Return how many of the first `steps` steps belong to each of the stages that they reach, by name."""
+    done = {}
+    for name, length in lengths.items():
+        if steps > 0:
+            done[name] = min(length, steps)
+        steps -= length
+    return done
+
+
 def default_of(field: dataclasses.Field) -> Any:
     """Return the default of an option."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()

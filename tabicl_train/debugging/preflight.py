@@ -26,6 +26,7 @@ from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.module import Gradients, Pretraining
 from tabicl_train.optimizer import MuonAdamW
+from tabicl_train.planning import memory_problems
 from tabicl_train.precision import choose, set_up_gpu
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.stream import StepItem, StepStream
@@ -60,7 +61,8 @@ def preflight(config: RunConfig) -> None:
     stream = StepStream(prior, config.curriculum, config.model, config.seed, steps, launch.rank, launch.size)
     with build_loader(stream, config.stream, device, launch.local_size) as loader:
         fabric = open_fabric(config.trainer, launch, ranks, [])
-        ranks.raise_on_all_ranks([*launch.problems(config.trainer.devices), *config.too_few_tables(ranks.size)[:1]])
+        problems = [*launch.problems(config.trainer.devices), *config.too_few_tables(ranks.size)[:1]]
+        ranks.raise_on_all_ranks(problems + memory_problems(config))
         content = ranks.from_first(lambda: newest_content(Path(config.run_dir), config.total_steps))
         first = 0 if content is None else content["global_step"]
         steps = steps[first : first + config.preflight_steps]

@@ -23,7 +23,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from tabicl_train.config.schema import CLASS_SCORES, INTERVAL, NUMBER_SCORES
+from tabicl_train.config.schema import CLASS_SCORES, INTERVAL, NUMBER_SCORES, steps_of_stages
 from tabicl_train.console import first_line, markdown_table
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig, family_name, family_of
@@ -224,17 +224,20 @@ def training(origin: dict) -> str:
         "precision": config["trainer"]["precision"],
         "command": f"`tabicl-train {shlex.join(origin['command'])}`" if origin["command"] else None,
     }
+    every = config["curriculum"]["stages"]
+    done = steps_of_stages({name: stage["steps"] for name, stage in every.items()}, origin["step"])
     stages = [
         [
             name,
-            f"{stage['steps']:,}",
+            f"{done[name]:,}" + (f" of {stage['steps']:,}" if done[name] < stage["steps"] else ""),
             stage["tables"],
             interval(stage["rows"]),
             interval(stage["train_share"]),
             interval(stage["features"]),
             f"{stage['learning_rate']:g}, {stage['schedule']}",
         ]
-        for name, stage in config["curriculum"]["stages"].items()
+        for name, stage in every.items()
+        if name in done
     ]
     header = ["stage", "steps", "tables per step", "rows", "labeled share", "features", "learning rate"]
     known = [row for row in rows.items() if row[1] is not None]

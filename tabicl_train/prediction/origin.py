@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tabicl_train.config.schema import judged_by
+from tabicl_train.config.schema import REAL, judged_by, kind_of, steps_of_stages
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import family_of, settings_of
 from tabicl_train.model.family import NetworkConfig
@@ -132,11 +132,9 @@ def origin_of(path: Path, content: dict, weights: str) -> dict:
 
 def trained_range(content: dict) -> TrainedRange:
     """The range of a run's checkpoint, from its content."""
-    first, started = 0, []
-    for stage in content["config"]["curriculum"]["stages"].values():
-        if first < max(content["global_step"], 1):
-            started.append(stage)
-        first += stage["steps"]
+    stages = content["config"]["curriculum"]["stages"]
+    lengths = {name: stage["steps"] for name, stage in stages.items()}
+    started = [stages[name] for name in steps_of_stages(lengths, max(content["global_step"], 1))]
     labeled = [round(rows * share) for stage in started for rows, share in extremes(stage)]
     features = [bound for stage in started for bound in stage["features"]]
     return TrainedRange((min(labeled), max(labeled)), (min(features), max(features)))
@@ -158,6 +156,16 @@ def validation_rows(records: Records, step: int) -> list[dict]:
     rows = records.rows("validation.csv")
     last = max((done for row in rows if (done := int(row["step"])) <= step), default=None)
     return [{key: number(value) for key, value in row.items() if value} for row in rows if int(row["step"]) == last]
+
+
+def best_in_words(run_dir: Path) -> str:
+    """Say which validation has chosen the best weights of a run."""
+    best = torch.load(run_dir / "checkpoints" / "best.ckpt", map_location="cpu", weights_only=True, mmap=True)
+    step = best["global_step"]
+    rows = [row for row in validation_rows(Records(run_dir), step) if row["step"] == step]
+    names = [row["data"] + (" tables" if kind_of(row["data"]) != REAL else "") for row in rows]
+    scores = [f"{name} of {row['rows']} rows (loss {row['loss']:.4f})" for name, row in zip(names, rows, strict=True)]
+    return f"the best weights are of step {step}" + (f", by validation on {', '.join(scores)}" if rows else "")
 
 
 def evaluation_means(records: Records) -> list[dict]:

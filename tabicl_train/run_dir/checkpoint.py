@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import pickle
 import re
 import shutil
 import zipfile
@@ -63,7 +64,12 @@ def check_version(path: Path | str, content: dict, known: int) -> None:
 
 def verify(path: Path) -> None:
     """Compare a file with its checksums, which torch.load ignores; raises DamagedCheckpoint, OSError, MemoryError."""
+    with damage(path), open(path, "rb") as file:
+        if file.read(2) != b"PK":  # every zip archive begins so, a truncated one too
+            raise DamagedCheckpoint(f"{path} is not a checkpoint")
     with damage(path), zipfile.ZipFile(path) as archive:
+        if not any(name.endswith("/data.pkl") for name in archive.namelist()):
+            raise DamagedCheckpoint(f"{path} is not a checkpoint")
         if (record := archive.testzip()) is not None:
             raise DamagedCheckpoint(f"{path}: the checksum of {record} is wrong")
 
@@ -81,7 +87,10 @@ def damage(path: Path) -> Iterator[None]:
             raise
         if isinstance(error, RuntimeError) and "allocate memory" in str(error):
             raise MemoryError(first_line(error)) from None
-        raise DamagedCheckpoint(f"{path} is damaged: {first_line(error)}") from None
+        if isinstance(error, pickle.UnpicklingError):  # the checksums are right
+            raise DamagedCheckpoint(f"{path} is not a checkpoint") from None
+        why = "its end is missing" if isinstance(error, zipfile.BadZipFile) else first_line(error)
+        raise DamagedCheckpoint(f"{path} is damaged: {why}") from None
 
 
 def averaged(content: dict, kind: str) -> dict[str, Tensor]:
@@ -143,7 +152,7 @@ def load(checkpoint: str) -> tuple[Path, dict]:
     path = Path(checkpoint)
     if path.is_dir():
         if (newest := newest_valid(path / "checkpoints")) is None:
-            raise ConfigError([f"checkpoint is {checkpoint!r}; the run directory holds no checkpoint yet"])
+            raise ConfigError([f"checkpoint is {checkpoint!r}; the folder holds no checkpoint of a run"])
         return newest
     try:
         return path, read(path)

@@ -40,7 +40,7 @@ class RunLock:
     """The lock of a run directory."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.path = folder, folder / LOCK
+        self.folder, self.path, self.is_new = folder, folder / LOCK, not os.path.exists(folder)
         self.lock = FileLock(self.path, fallback_to_soft=False)
 
     def acquire(self) -> None:
@@ -60,7 +60,10 @@ class RunLock:
             self.path.write_text(f"by process {os.getpid()} on {socket.gethostname()} since {since}\n")
 
     def release(self) -> None:
-        """Release the lock, if this process holds it; the file stays."""
+        """Release the lock, if this process holds it. The file stays, except in a new folder with nothing else."""
+        if self.is_new and self.lock.is_locked and os.listdir(self.folder) == [LOCK]:  # the start was refused
+            self.path.unlink()
+            self.folder.rmdir()
         self.lock.release()
 
 

@@ -11,6 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from command_line import command
 from runs import assert_same_end, assert_same_state, read
 from short_runs import beside
 from sklearn.metrics import log_loss, roc_auc_score
@@ -178,6 +179,19 @@ def test_best_weights_are_kept_falls_are_reported_and_patience_ends_the_run(tmp_
     assert [line["step"] for line in records.lines("incidents.jsonl")] == [4, 5]
     run(tmp_path / "run", *settings, "validation.patience=5")
     assert "finished already, 7 steps are done" in capfd.readouterr().err
+
+
+def test_best_weights_of_another_validation_are_replaced_with_a_line(tmp_path, capfd):
+    """They are saved before the first checkpoint, and their export names their validation."""
+    settings = [*SYNTHETIC_ONLY, "validation.every=1", "checkpoint.every=8"]
+    with scripted([1.1, 1.2, 1.3, 1.4], [0.5] * 4):
+        run(tmp_path / "run", *settings, "trainer.max_steps=2")
+        run(tmp_path / "run", *settings, "trainer.max_steps=3", "validation.patience=2")
+    assert "is replaced" not in capfd.readouterr().err  # and patience, which is over, is of the same tables
+    run(tmp_path / "run", *settings, "trainer.max_steps=4", "validation.rows=[50]")
+    assert "step 4: other tables than before; best.ckpt, of step 1, is replaced" in capfd.readouterr().err
+    result = command("export", f"checkpoint={tmp_path}/run", f"output={tmp_path}/x.ckpt", "weights=best")
+    assert "the best weights are of step 4, by validation on synthetic tables of 50 rows (loss " in result.stdout
 
 
 def test_a_finished_run_gets_the_last_validation_that_it_lacks(folder, tmp_path):

@@ -38,12 +38,17 @@ def test_the_end_and_the_best_step_follow_from_the_rows_up_to_a_step(losses, end
 
 
 def test_only_scores_on_the_same_tables_are_compared():
-    settings, written = ValidationConfig(every=1, best="own"), rows([1.0, 0.5])
+    settings, (best,) = ValidationConfig(every=1, best="own", patience=2), rows([0.5])
     (worse,), (better,) = rows([0.6]), rows([0.4])
-    assert not is_improvement([worse], written, settings) and is_improvement([better], written, settings)
-    assert is_improvement(rows([0.6], guess_loss=1.5), written, settings)  # other tables of the same size
+    assert not is_improvement([worse], [best], settings) and is_improvement([better], [best], settings)
+    assert is_improvement(rows([0.6], guess_loss=1.5), [best], settings)  # other tables of the same size
     assert is_improvement([worse], [], settings) and not is_improvement(rows([NAN]), [], settings)
-    for row in (*written, worse, better):
+    changed = [row | {"step": str(step)} for step, row in enumerate(rows([0.9, 0.9, 0.8, 0.9], guess_loss=1.5), 2)]
+    ended = [read_history([best, *changed], settings, step).ended for step in range(1, 6)]
+    assert ended == [None] * 5
+    for row in (best, worse, better):
         row |= {"data": "iris", "roc_auc": row["loss"], "guess_loss": ""}
     settings = ValidationConfig(every=1, best="real")
-    assert is_improvement([worse], written, settings) and not is_improvement([better], written, settings)
+    assert is_improvement([worse], [best], settings) and not is_improvement([better], [best], settings)
+    synthetic = [rows([1.0], guess_loss)[0] | {"data": "synthetic"} for guess_loss in (1.5, 1.6)]  # does not decide
+    assert not is_improvement([better, synthetic[0]], [best, synthetic[1]], settings)

@@ -68,8 +68,8 @@ def test_questions_about_the_command(monkeypatch, capfd):
     for name in ("train", "sweep"):
         assert exit_code(monkeypatch, name, "--version") == 0
         assert capfd.readouterr().out == f"tabicl-train {importlib.metadata.version('tabicl-train')}\n"
-        assert exit_code(monkeypatch, name, "--info") == 2
-        assert "unrecognized arguments: --info" in capfd.readouterr().err
+        assert exit_code(monkeypatch, name, "-x") == 2
+        assert "unrecognized arguments: -x" in capfd.readouterr().err
     assert exit_code(monkeypatch, "train", "experiment=smok", "--cfg", "job") == 2
     assert capfd.readouterr().err.startswith("error: experiment=smok: there is no such choice")
     assert exit_code(monkeypatch, "train", "--cfg", "job", "experiment=smoke", "seed=7") == 0
@@ -123,6 +123,18 @@ def test_wrong_arguments_end_with_all_problems_and_the_usage():
         "error: step: Value 'x' of type 'str' could not be converted to Integer",
         "error: run_dir is missing",
         "usage: tabicl-replay run_dir=RUN_DIR step=N",
+    ]
+
+
+@pytest.mark.parametrize("name", ["train", "sweep", "submit", "export", "replay", "evaluate", "report", "prior", "lab"])
+def test_options_with_dashes_are_told_the_form_of_settings(name):
+    result = command(name, "seed=1", "--run-dir", "runs/x", "--seed=3", "--tensorboard", "--info", "model=tiny")
+    assert result.returncode == 2
+    assert result.stderr.splitlines() == [
+        "error: --run-dir: settings have no dashes; write run_dir=runs/x",
+        "error: --seed: settings have no dashes; write seed=3",
+        "error: --tensorboard: settings have no dashes; write tensorboard=VALUE",
+        "error: --info: settings have no dashes; write info=VALUE",
     ]
 
 

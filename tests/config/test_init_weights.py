@@ -33,7 +33,7 @@ def test_a_run_starts_from_a_run_a_checkpoint_a_public_file_or_a_hub_folder(tmp_
         assert len(weights) == len(saved)
     (tmp_path / "empty").mkdir()
     config = compose(["experiment=smoke", f"init_weights={tmp_path}/empty"])
-    with pytest.raises(ConfigError, match=r"init_weights: .*holds no checkpoint yet"):
+    with pytest.raises(ConfigError, match=r"init_weights: .*holds no checkpoint of a run"):
         initial_weights(config.init_weights, config.model)
     # a network that sees missing values begins as one that does not, but not the other way round
     config = compose(["experiment=smoke", "model.missing_values=true", f"init_weights={tmp_path}/run"])

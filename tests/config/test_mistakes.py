@@ -2,6 +2,9 @@ import pytest
 from command_line import exit_code
 from problems import problems
 
+from tabicl_train.config.compose import compose
+from tabicl_train.errors import ConfigError
+
 
 def test_all_problems_are_reported_at_once_with_the_nearest_name():
     found = problems(
@@ -74,6 +77,35 @@ def test_contradictions_are_reported_at_once():
 )
 def test_single_problems(override, words):
     assert words in "\n".join(problems("experiment=smoke", override))
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("curriculum.stages.smoke=3", "curriculum.stages.smoke: it must be a mapping, such as {name: 1}"),
+        ("validation.rows=[1,null]", "validation.rows: its values must be of type int"),
+        ("validation=null", "validation: it needs a value"),
+        ("+experiment=demo", "+experiment=demo: leave out the plus: experiment=demo"),
+        ("run_dir=${foo}", "run_dir: Interpolation key 'foo' not found"),
+        ("model=typo", "model/typo.yaml: model.embed_dm: no such setting"),
+        ("model=text", "model/text.yaml: model.embed_dim: Value 'x' of type 'str' could not be converted to Integer"),
+    ],
+)
+def test_messages_have_the_names_that_a_user_typed(override, expected, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/typo.yaml").write_text("embed_dm: 3")
+    (tmp_path / "model/text.yaml").write_text("embed_dim: x")
+    with pytest.raises(ConfigError) as caught:
+        compose(["experiment=smoke", override], str(tmp_path))
+    assert caught.value.problems == [expected]
+
+
+def test_no_experiment_and_a_file_that_is_no_yaml(tmp_path):
+    assert compose(["experiment=smoke", "experiment=null"]).curriculum == compose([]).curriculum
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/open.yaml").write_text("a: [\n")
+    with pytest.raises(ConfigError, match=r"^while parsing a flow node .*model/open.yaml\", line 2"):
+        compose(["model=open"], str(tmp_path))
 
 
 def test_a_wrong_choice_brings_no_false_problems():

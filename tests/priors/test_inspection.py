@@ -1,13 +1,17 @@
 """What describe and gallery say about tables with a numeric target."""
 
+import itertools
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from priors import TableSpec, build_prior
-from priors.inspection import describe, informative_columns, save_gallery, statistics
+from priors.inspection import describe, informative_columns, plot_graph, save_gallery, statistics
 from priors.random import rng_at
 from priors.table import Table
 
@@ -52,6 +56,24 @@ def test_the_informative_columns_are_those_that_a_number_depends_on():
     X = rng.standard_normal((800, 5))
     y = X[:, 3] ** 2 + 0.3 * rng.standard_normal(800) + 0.5 * X[:, 1]
     assert informative_columns(X, y.astype(np.float32))[:2] == [3, 1]
+
+
+def test_labels_of_a_causal_graph_do_not_overlap():
+    names = [[f"x{10 * layer + k}" for k in range(6)] for layer in range(5)]
+    nodes = [
+        SimpleNamespace(
+            index=layer,
+            columns=[SimpleNamespace(name=name) for name in of_layer],
+            edges=lambda layer=layer: [(layer - 1, object())] if layer else [],
+        )
+        for layer, of_layer in enumerate(names)
+    ]
+    figure = Figure(figsize=(6.4, 4.4), dpi=80)
+    ax = figure.subplot_mosaic([["scatter", "plan"]])["plan"]
+    plot_graph(ax, nodes)
+    FigureCanvasAgg(figure).draw()
+    boxes = [text.get_window_extent() for text in ax.texts]
+    assert len(boxes) == 5 and not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
 
 
 def test_gallery_shows_numeric_targets_of_any_width(tmp_path):

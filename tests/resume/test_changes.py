@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -80,6 +81,16 @@ def test_a_setting_of_the_model_of_tables_or_of_a_stage_makes_another_run_and_ot
     ]
 
 
+def test_a_run_of_another_kind_is_refused_in_six_lines_that_begin_with_what_says_most(composed):
+    other = dataclasses.asdict(compose(["experiment=demo", "model.dropout=0.1", "optimizer=adamw", "seed=3"]))
+    with pytest.raises(ConfigError) as caught:
+        refuse_changes(content_of(composed), other)
+    problems = [problem.partition(" is another run: ")[2] for problem in caught.value.problems]
+    assert [problem.split()[0] for problem in problems[:4]] == ["prior.name", "its", "seed", "model.col_num_heads"]
+    assert problems[1].startswith("its stages smoke have started; this command has short, wide; choose a new run_dir")
+    assert len(problems) == 6 and re.match(r"\d+ more settings differ; choose", problems[5])
+
+
 def test_launch_and_files_of_a_run_are_no_change_and_neither_is_a_default_that_is_written_out(composed, capsys):
     launch = {f"trainer__{name}": 9 for name in ("devices", "timeout", "max_hours", "max_steps")}
     launch |= {"tensorboard": True, "stream__num_workers": 1, "checkpoint__keep": 1}
@@ -122,7 +133,7 @@ def test_at_a_boundary_the_coming_stage_may_change_and_others_may_follow():
     longer = changed(values, curriculum__stages=stages | {"stage4": stages["stage3"]})
     refuse_changes(content_of(values, 5), longer)
     longer["curriculum"]["stages"] = dict(reversed(longer["curriculum"]["stages"].items()))
-    with pytest.raises(ConfigError, match="the stages that have started are stage1; the run now has stage4"):
+    with pytest.raises(ConfigError, match="its stages stage1 have started; this command has stage4"):
         refuse_changes(content_of(values, 2), longer)
 
 

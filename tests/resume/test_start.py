@@ -5,10 +5,12 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from unittest import mock
 
 import forked
 import pytest
 import short_runs
+from command_line import command
 from forked import exit_code
 from runs import metrics
 from short_runs import STAGES
@@ -37,6 +39,23 @@ def test_a_rank_with_another_seed_or_other_real_tables_is_refused():
         "seed is 7, that of rank 0 0",
         "the real tables of the prior are others than on rank 0",
     ]
+
+
+def fail(*_) -> None:
+    raise RuntimeError("out of something")
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_refused_or_failed_start_leaves_no_folder_that_was_not_there(exists, four_steps, tmp_path):
+    run_dir = tmp_path / "run"
+    if exists:
+        run_dir.mkdir()
+    other = [f"init_weights={four_steps}", "model.embed_dim=32"]
+    assert command("train", *short_runs.SETTINGS, f"run_dir={run_dir}", *other).returncode == 2
+    assert [path.name for path in tmp_path.rglob("*")] == ["run", "lock"][: 2 * exists]
+    with mock.patch.object(short_runs.training, "build_module", fail), pytest.raises(RuntimeError, match="something"):
+        short_runs.run(run_dir)
+    assert [path.name for path in tmp_path.rglob("*")] == ["run", "lock"][: 2 * exists]
 
 
 class ReadStatus:

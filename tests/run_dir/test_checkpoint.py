@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 import threading
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,20 @@ def test_every_flipped_bit_and_every_truncation_is_found(tmp_path):
         damaged.write_bytes(data[:length])
         with pytest.raises(DamagedCheckpoint, match=r"damaged\.ckpt"):
             read(damaged)
+
+
+def test_a_file_of_another_kind_is_no_checkpoint(tmp_path):
+    path = tmp_path / "some.ckpt"
+    path.write_text("text")
+    with pytest.raises(DamagedCheckpoint, match=r"some\.ckpt is not a checkpoint$"):
+        read(path)
+    with zipfile.ZipFile(path, "w") as archive:  # such as a spreadsheet
+        archive.writestr("a.xml", "b")
+    with pytest.raises(DamagedCheckpoint, match=r"some\.ckpt is not a checkpoint$"):
+        read(path)
+    torch.save(Path("a"), path)
+    with pytest.raises(DamagedCheckpoint, match=r"some\.ckpt is not a checkpoint$"):
+        read(path)
 
 
 def test_a_checkpoint_describes_itself(tmp_path):
