@@ -26,19 +26,17 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from priors.real.preprocessing import as_numbers, reads_as_numbers
+from priors.real.preprocessing import as_numbers, as_times, reads_as_numbers, resemblance
 from priors.table import MIN_ROWS, PriorError
 
 NAME = ".tabicl-index.jsonl"
-VERSION = 1  # of the index; raised with every change of what is read or left out
+VERSION = 2  # of the index; raised with every change of what is read or left out
 UNREADABLE = -1  # in place of the time of modification of a file that the system does not let us read
 TASKS = "tasks.csv"  # in the folder itself: a table of tasks, see tasks.py
 SUFFIXES = (".csv", ".parquet", ".arrow", ".feather")
 MAX_BYTES = 256 * 2**20  # of a file: reading a CSV takes about eight times its size in memory
 MAX_CELLS = 50_000_000  # 400 MB as float64; Parquet packs far more of them into MAX_BYTES
 MAX_COLUMNS = 2_000
-OTHER_NUMBERS = r"\s*[-+]?(\d{1,3}([,' ]\d{3})+(\.\d+)?|\d+,\d+|\d+(\.\d+)?\s*%)\s*"  # 1,013 or 2,5 or 3%
-OTHER_DATES = r"\s*\d{1,4}[/.-]\d{1,2}[/.-]\d{1,4}\b.*"
 
 File: TypeAlias = tuple[str, int, int]  # path, size, time of modification
 Column: TypeAlias = np.ndarray | pd.Categorical  # numbers float64 (rows,), NaN where missing, or categories
@@ -349,8 +347,8 @@ def check_csv(content: bytes) -> tuple[int, int]:
 def as_column(values: pd.Series) -> tuple[Column, str]:
     """A column as numbers or categories, and its kind: number, time (microseconds) or category; raises Unusable.
 
-    The estimators read them in the same way, but for dates as text, which count as times here if they are in the ISO
-    format.
+    The estimators read them in the same way; but texts that look like numbers or dates are left out here, where the
+    estimators warn and read them as categories.
     """
     if values.notna().sum() == 0:
         raise Unusable("no value")
@@ -379,20 +377,12 @@ def from_numbers(values: pd.Series) -> tuple[np.ndarray, str]:
 def from_text(values: pd.Series) -> tuple[Column, str]:
     """Texts as categories in alphabetical order, or as times if all are dates."""
     kind = pd.api.types.infer_dtype(values, skipna=True)
-    if kind in ("date", "datetime"):
-        return from_numbers(pd.to_datetime(values, utc=True))
-    if kind not in ("string", "boolean"):
+    if kind not in ("string", "boolean", "date", "datetime"):
         raise Unusable(f"values of the type {kind}")
     texts = values.astype(str).where(values.notna())
-    distinct = pd.Series(texts.dropna().unique())
-    are_numbers = pd.to_numeric(distinct, errors="coerce").notna()
-    if are_numbers.mean() >= 0.5:
-        raise Unusable(f"numbers beside the text {distinct[~are_numbers].iloc[0]!r}")
-    otherwise = distinct.str.fullmatch(OTHER_NUMBERS)
-    if otherwise.any() and (are_numbers | otherwise).mean() >= 0.5:
-        raise Unusable(f"numbers with separators or percent signs, such as {distinct[otherwise].iloc[0]!r}")
-    if pd.to_datetime(distinct, format="ISO8601", errors="coerce", utc=True).notna().all():
-        return from_numbers(pd.to_datetime(texts, format="ISO8601", utc=True))
-    if distinct.str.fullmatch(OTHER_DATES).all():
-        raise Unusable(f"dates that are not in the ISO format, such as {distinct.iloc[0]!r}")
+    times = as_times(texts)
+    if times.count() == texts.count():
+        return from_numbers(times)
+    if found := resemblance(texts):
+        raise Unusable(found)
     return pd.Categorical(texts), "category"

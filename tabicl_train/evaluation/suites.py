@@ -22,7 +22,7 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, loa
 from sklearn.model_selection import train_test_split
 
 from priors import PriorError
-from priors.real.preprocessing import as_numbers, reads_as_numbers
+from priors.real.preprocessing import CATEGORY, as_numbers, kind_of, readable, reads_as_numbers
 from priors.real.tasks import named_columns, read_tasks
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.errors import ConfigError, install
@@ -139,11 +139,11 @@ def make_number_task(name: str, frame: pd.DataFrame, target: str) -> Task:
 
 
 def make_features(frame: pd.DataFrame) -> pd.DataFrame:
-    """Numbers as float64, all other columns as categories."""
+    """Numbers and times as float64, all other columns as categories."""
     columns = {}
     for column, values in frame.items():
-        if reads_as_numbers(values):
-            columns[column] = as_numbers(values)
+        if (kind := kind_of(values)) != CATEGORY:
+            columns[column] = readable(values, kind)
         elif isinstance(values.dtype, pd.CategoricalDtype):
             columns[column] = values
         else:

@@ -18,7 +18,14 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from priors.real.preprocessing import NORM_METHODS, FeatureEncoder, Member, Normalizer, draw_members
+from priors.real.preprocessing import (
+    NORM_METHODS,
+    FeatureEncoder,
+    Member,
+    Normalizer,
+    draw_members,
+    warn_of_resemblances,
+)
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.predict import CPU_PART, Learned, answer, learn, learned_bytes, pack_of_queries
@@ -50,6 +57,7 @@ class Ensemble(BaseEstimator):
         """Fit everything but the labels, `y_`, which are known already; a regressor has num_classes=0."""
         self.network_ = load(self.model, regression=num_classes == 0).eval()
         self.encoder_ = FeatureEncoder(self.network_.config.missing_values).fit(X)
+        warn_of_resemblances(X, self.encoder_.kinds)
         self.X_ = self.encoder_.transform(X)
         self.normalizers_ = {method: Normalizer(method).fit(self.X_) for method in self.norm_methods}
         rng = check_random_state(self.random_state)

@@ -91,6 +91,8 @@ def test_rows_without_a_finite_target_are_left_out(capsys):
     assert capsys.readouterr().err == "t: 3 rows with a missing or infinite target left out\n"
     assert task.y.tolist() == list(range(57)) and task.X["id"].tolist() == list(range(3, 60))
     assert "price" not in task.X and isinstance(task.X["string"].dtype, pd.CategoricalDtype)
+    dated = make_number_task("t", frame.assign(string=pd.date_range("2024", periods=60).astype(str)), "price")
+    assert (np.diff(dated.X["string"]) == 86400e6).all()
     as_text = make_number_task("t", frame.assign(price=[str(v) for v in np.arange(60) / 8]), "price")
     assert as_text.y.tolist() == list(np.arange(60) / 8)
     with pytest.raises(ConfigError, match="price is a number in fewer than 20 rows"):

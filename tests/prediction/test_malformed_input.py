@@ -1,5 +1,6 @@
 """What the classifier says about malformed tables and parameters."""
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -43,7 +44,8 @@ def test_values_that_are_no_numbers_count_as_missing_with_one_warning():
     with pytest.warns(UserWarning) as record:
         p = model.predict_proba(strange)
     (message,) = [str(warning.message) for warning in record]
-    assert "that held numbers in fit: 'number' ('much'), 'integer' ('many'); they are treated as missing" in message
+    examples = "'number' ('much' among numbers), 'integer' ('many' among numbers)"
+    assert f"unlike the others of their columns: {examples}; they are treated as missing" in message
     assert record[0].filename == __file__
     assert np.array_equal(p, model.predict_proba(missing))
 
@@ -51,9 +53,31 @@ def test_values_that_are_no_numbers_count_as_missing_with_one_warning():
 def test_a_string_among_numbers_in_one_fold_does_not_stop_cross_validation():
     text = X[["number"]].astype(str)
     text.loc[4, "number"] = "unknown"
-    with pytest.warns(UserWarning, match="'number' .'unknown'.; they are treated as missing"):
+    with pytest.warns(UserWarning, match="'number' .'unknown' among numbers.; they are treated as missing"):
         scores = cross_val_score(classifier(), text, Y, cv=3, error_score="raise")
     assert np.isfinite(scores).all()
+
+
+def test_texts_that_look_like_numbers_or_dates_are_named_with_an_example():
+    texts = {"dollars": "$1,0{}", "euros": "1.0{},50 \u20ac", "some": "{}", "days": "{}.1.2024", "mixed": "2024-01-{}"}
+    frame = pd.DataFrame({name: [text.format(10 + i % 20) for i in range(ROWS)] for name, text in texts.items()})
+    frame.loc[0, "some"], frame.loc[9:, "mixed"] = "?", "soon"
+    codes = frame[["days"]].astype("category").assign(code=np.resize(["1-2", "3+", "192.168.1.1"], ROWS))
+    with pytest.warns(UserWarning) as record:
+        classifier().fit(frame, Y)
+    (message,) = [str(warning.message) for warning in record]
+    for words in (
+        "'dollars' (numbers with separators, currency or percent signs, such as '$1,010'; write",
+        "'euros' (numbers with separators, currency or percent signs, such as '1.010,50 \u20ac'",
+        "'some' (numbers beside the text '?'",
+        "'days' (dates that are not in the ISO format, such as '10.1.2024'",
+        "'mixed' (dates such as '2024-01-10' beside the text 'soon')",
+        "Convert them first, for example by X[column].str.replace",
+    ):
+        assert words in message
+    assert record[0].filename == __file__
+    with warnings.catch_warnings(action="error"):
+        classifier().fit(codes, Y)
 
 
 QUERY_FAULTS = {
