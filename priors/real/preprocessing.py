@@ -6,14 +6,13 @@ Also how the members of an ensemble see a table.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from scipy import optimize
 from sklearn.preprocessing import FunctionTransformer, QuantileTransformer, StandardScaler
-from sklearn.utils import assert_all_finite
 
 from priors.finish import MIN_STD, OUTLIER_STDS  # real tables are clamped as synthetic ones are
 
@@ -68,7 +67,7 @@ class FeatureEncoder:
         numbers = self.encode(X, self.varying)
         return numbers if self.keeps_missing else np.where(np.isnan(numbers), self.means, numbers)
 
-    def encode(self, X: pd.DataFrame, columns: Iterable[int]) -> np.ndarray:
+    def encode(self, X: pd.DataFrame, columns: Collection[int]) -> np.ndarray:
         """float64 (rows, columns), NaN for unknown values; warns of values that should be numbers or times"""
         unreadable: dict[Hashable, str] = {}  # of each column, the first such value
         numbers = np.column_stack([self.codes(X.iloc[:, j], j, unreadable) for j in columns])
@@ -79,7 +78,10 @@ class FeatureEncoder:
                 stacklevel=5,  # where a method of an estimator is called
             )
         with np.errstate(over="ignore"):
-            assert_all_finite(numbers.astype(np.float32), allow_nan=True, input_name="X")
+            is_infinite = np.isinf(numbers.astype(np.float32)).any(axis=0)
+        if is_infinite.any():
+            name = X.columns[list(columns)[is_infinite.argmax()]]
+            raise ValueError(f"Input X contains infinity or a value too large for dtype('float32') in column {name!r}.")
         return numbers
 
     def codes(self, column: pd.Series, j: int, unreadable: dict[Hashable, str]) -> np.ndarray:

@@ -8,14 +8,16 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import pandas as pd
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_array, check_random_state
+from sklearn.utils._param_validation import Interval
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from priors.real.preprocessing import (
@@ -52,6 +54,13 @@ class Ensemble(BaseEstimator):
     device: str | None = None
     random_state: int | None = 0
     fine_tune: FineTune | None = None
+    _parameter_constraints: ClassVar[dict[str, list]] = {
+        "n_estimators": [Interval(Integral, 1, None, closed="left")],
+        "norm_methods": ["array-like"],
+        "memory_gb": [Interval(Real, 0, None, closed="neither")],
+        "device": [str, torch.device, None],
+        "random_state": ["random_state"],
+    }
 
     def _prepare(self, X: pd.DataFrame, num_classes: int) -> None:
         """Fit everything but the labels, `y_`, which are known already; a regressor has num_classes=0."""
@@ -161,12 +170,10 @@ class Ensemble(BaseEstimator):
         return frame
 
     def _check_parameters(self) -> None:
-        if self.n_estimators < 1:
-            raise ValueError(f"n_estimators is {self.n_estimators}; it must be at least 1")
-        if not self.norm_methods or not set(self.norm_methods) <= NORM_METHODS.keys():
+        self._validate_params()
+        methods = list(self.norm_methods)
+        if not methods or any(method not in NORM_METHODS for method in methods):
             raise ValueError(f"norm_methods is {self.norm_methods!r}; it must be some of {', '.join(NORM_METHODS)}")
-        if not self.memory_gb > 0:
-            raise ValueError(f"memory_gb is {self.memory_gb}; it must be above 0")
         if self.fine_tune is not None:
             from tabicl_train.prediction.fine_tune import FineTune  # on first use, as with `fit`: few need it
 

@@ -10,12 +10,15 @@ import math
 import time
 import warnings
 from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
+from sklearn.utils._param_validation import Interval
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -74,26 +77,20 @@ class FineTune(BaseEstimator):
     patience: int = 10
     validation_fraction: float = 0.2
     test_fraction: float = 0.0
+    _parameter_constraints: ClassVar[dict[str, list]] = {
+        "learning_rate": [Interval(Real, 0, None, closed="neither")],
+        "max_steps": [Interval(Integral, 1, None, closed="left")],
+        "max_minutes": [Interval(Real, 0, None, closed="neither")],
+        "patience": [Interval(Integral, 1, None, closed="left")],
+        "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
+        "test_fraction": [Interval(Real, 0, 1, closed="left")],
+    }
 
     def check(self) -> None:
-        """Raise ValueError with everything wrong with the parameters."""
-        bounds = {
-            "learning_rate": (self.learning_rate > 0, "above 0"),
-            "max_steps": (self.max_steps >= 1, "at least 1"),
-            "max_minutes": (self.max_minutes > 0, "above 0"),
-            "patience": (self.patience >= 1, "at least 1"),
-            "validation_fraction": (0 < self.validation_fraction < 1, "a number between 0 and 1"),
-            "test_fraction": (0 <= self.test_fraction < 1, "a number in [0, 1)"),
-        }
-        problems = [
-            f"fine_tune: {name} is {getattr(self, name)!r}; it must be {bound}"
-            for name, (is_right, bound) in bounds.items()
-            if not is_right
-        ]
-        if not problems and self.validation_fraction + self.test_fraction >= 1:
-            problems.append("fine_tune: validation_fraction and test_fraction leave no rows for training")
-        if problems:
-            raise ValueError("; ".join(problems))
+        """Raise ValueError for a wrong parameter."""
+        self._validate_params()
+        if self.validation_fraction + self.test_fraction >= 1:
+            raise ValueError("fine_tune: validation_fraction and test_fraction leave no rows for training")
 
 
 @dataclass(frozen=True)

@@ -245,8 +245,8 @@ def test_gradients_do_not_depend_on_how_many_draws_go_through_the_network_togeth
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"learning_rate": 0.0}, "learning_rate is 0.0; it must be above 0"),
-        ({"max_steps": 0, "max_minutes": -1}, "max_steps is 0; .* max_minutes is -1; it must be above 0"),
+        ({"learning_rate": 0.0}, "'learning_rate' parameter of FineTune must be a float .* Got 0.0 instead"),
+        ({"max_steps": 2.5}, "'max_steps' parameter of FineTune must be an int .* Got 2.5 instead"),
         ({"validation_fraction": 0.5, "test_fraction": 0.5}, "leave no rows for training"),
         ({"validation_fraction": 0.95}, "rows are for training, where at least 10 are needed"),
     ],

@@ -15,7 +15,7 @@ from tabicl_train.model import TabICL
 
 X, Y = table()
 FAULTS = {  # those that scikit-learn's own checks leave out
-    "too large": (X.assign(number=1e300), Y, r"Input X contains infinity or a value too large for dtype\('float32'\)"),
+    "too large": (X.assign(number=1e300), Y, r"Input X contains infinity or .* in column 'number'"),
     "one class": (X, ["a"] * ROWS, "needs samples of at least 2 classes .* only one class: a"),
     "missing label": (X, [None, *Y[1:]], "Input y contains NaN"),
     "mixed column": (
@@ -103,10 +103,15 @@ def test_a_network_that_predicts_numbers_is_refused():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (dict(n_estimators=0), "n_estimators is 0"),
+        (dict(n_estimators=2.5), r"'n_estimators' parameter of TabICLClassifier must be an int .* Got 2.5 instead"),
+        (dict(n_estimators="3"), "'n_estimators' .* Got '3' instead"),
+        (dict(n_estimators=None), "'n_estimators' .* Got None instead"),
         (dict(norm_methods=("robust",)), r"norm_methods is \('robust',\); it must be some of none, power, quantile"),
-        (dict(softmax_temperature=0.0), r"softmax_temperature is 0.0"),
-        (dict(memory_gb=-1), "memory_gb is -1"),
+        (dict(norm_methods="power"), "'norm_methods' .* Got 'power' instead"),
+        (dict(softmax_temperature=0.0), "'softmax_temperature' .* Got 0.0 instead"),
+        (dict(softmax_temperature="a"), r"'softmax_temperature' .* or a str among \{'auto'\}. Got 'a' instead"),
+        (dict(memory_gb=-1), "'memory_gb' .* Got -1 instead"),
+        (dict(device=0), "'device' .* Got 0 instead"),
     ],
 )
 def test_wrong_parameters_are_refused(options, words):
