@@ -74,11 +74,24 @@ class Ensemble(BaseEstimator):
         self.device_ = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.network_.to(self.device_)
         self._kept: dict[tuple[torch.dtype | None, int], Learned] = {}  # by autocast's dtype, and the first member
-        self.fine_tuning_ = None  # also if fine-tuning is interrupted
+        self.fine_tuning_ = None
         if self.fine_tune is not None:
             from tabicl_train.prediction.fine_tune import fine_tune
 
-            self.fine_tuning_ = fine_tune(self, self.fine_tune, X)
+            fine_tune(self, self.fine_tune, X)
+
+    def export(self, path: str | Path) -> None:
+        """Write the fitted network, fine-tuned or not, to a public file, which `model` may name.
+
+        Parameters
+        ----------
+        path : str or Path
+            File to write; one that is there is replaced. The network does not hold the rows of `fit`.
+        """
+        from tabicl_train.prediction.export import save_public
+
+        check_is_fitted(self)
+        save_public(self.network_.config, self.network_.state_dict(), path)
 
     def _numbers(self, X: Any) -> np.ndarray:
         """Query rows as numbers, float64 (rows, features), NaN where missing if the network sees that; called by the

@@ -26,6 +26,7 @@ from priors.finish import Rejected
 from priors.random import rng_at
 from priors.real.draws import Rows, shuffled, split_by_content
 from priors.table import MIN_ROWS
+from tabicl_train.console import print_line
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.statistics import gain_in_words, paired_gain
@@ -40,6 +41,7 @@ WARMUP = 10  # steps over which the learning rate rises
 CLIP = 1.0  # norm of the gradients
 MEMBERS = 4  # of a check: as long as a quarter of a step, and less noisy than two
 ATTEMPTS = 100  # at a draw whose features and target vary
+LINE_SECONDS = 10  # from one line to the next, where there is no terminal
 clock = time.monotonic
 NO_GAIN = "no gain: the weights you started from are returned"
 
@@ -116,7 +118,7 @@ class FineTuning:
     kept_start : bool
         Whether the network is the one it began with.
     ended_by : str
-        "steps", "time", "patience", or "loss" after a loss that was not finite.
+        "steps", "time", "patience", "interrupt", or "loss" after a loss that was not finite.
     result : str
         What was gained, in words.
     """
@@ -127,10 +129,10 @@ class FineTuning:
     result: str
 
 
-def fine_tune(estimator: BaseEstimator, options: FineTune, X: pd.DataFrame) -> FineTuning:
+def fine_tune(estimator: BaseEstimator, options: FineTune, X: pd.DataFrame) -> None:
     """Train the network of a TabICLClassifier or TabICLRegressor that is fitted on X but for this.
 
-    Raises ValueError for more classes than the network has, and rows too few or too much alike.
+    Raises KeyboardInterrupt once `fine_tuning_` says what was done until then, and ValueError for more classes than the network has, and rows too few or too much alike.
     """
     network, y = estimator.network_, estimator.y_
     num_classes = 0 if network.config.is_regression else int(y.max()) + 1
@@ -151,14 +153,15 @@ def fine_tune(estimator: BaseEstimator, options: FineTune, X: pd.DataFrame) -> F
     history, ended_by, before, best = search(trainer, judge, validation)
     if best is None:
         words = NO_GAIN
-    elif test_before is not None:
+    elif test_before is not None and ended_by != "interrupt":
         words = gain_in_words(paired_gain(test_before, judge.losses(test)), len(test), "rows")
     else:
-        words = (
-            f"better by {paired_gain(before, best):.4f} on the {len(validation)} rows by which the weights were chosen "
-            "(mean loss, 95 % confidence interval); to judge them on others, set FineTune(test_fraction=0.1)"
-        )
-    return FineTuning(history, best is None, ended_by, words)
+        words = gain_in_words(paired_gain(before, best), len(validation), "rows", "by which the weights were chosen")
+        if test_before is None:
+            words += "; to judge them on others, set FineTune(test_fraction=0.1)"
+    estimator.fine_tuning_ = FineTuning(history, best is None, ended_by, words)
+    if ended_by == "interrupt":
+        raise KeyboardInterrupt
 
 
 def search(
@@ -173,6 +176,7 @@ def search(
     before = judge.losses(validation)
     weights, best, lowest, since = copy.deepcopy(network.state_dict()), None, float(before.mean()), 0
     history, ended_by = [Check(0, lowest, clock() - started)], "steps"
+    next_line = LINE_SECONDS
     try:
         with tqdm(total=options.max_steps, unit="step", desc="fine-tuning", disable=None) as bar:
             for step in range(1, options.max_steps + 1):
@@ -180,7 +184,12 @@ def search(
                     ended_by = "loss"
                     break
                 bar.update()
-                is_late = clock() - started >= 60 * options.max_minutes
+                seconds = clock() - started
+                is_late = seconds >= 60 * options.max_minutes
+                if bar.disable and seconds >= next_line:  # no terminal
+                    next_line = seconds + LINE_SECONDS
+                    loss = f"loss {history[-1].loss:.4f} (start {history[0].loss:.4f})"
+                    print_line(f"fine-tuning: step {step} of {options.max_steps}, {seconds:.0f} s, {loss}")
                 if not (step % EVERY == 0 or step == options.max_steps or is_late):
                     continue
                 losses = judge.losses(validation)
@@ -197,6 +206,8 @@ def search(
                 if is_late or since == options.patience:
                     ended_by = "time" if is_late else "patience"
                     break
+    except KeyboardInterrupt:
+        ended_by = "interrupt"
     finally:  # if it is interrupted, the estimator predicts all the same, and not with half-trained weights
         network.load_state_dict(weights)
     return history, ended_by, before, best
