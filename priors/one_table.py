@@ -121,7 +121,7 @@ class OneTable(Prior, DividedTables):
 
         return fingerprint([self.task])
 
-    def describe(self, most: int = 3) -> list[str]:
+    def describe(self, most: int = 3, key: str = "prior") -> list[str]:
         """Return what the table is and what is left out, in lines for the user."""
         from priors.real.tasks import RULE, columns_left_out
 

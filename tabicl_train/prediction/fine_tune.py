@@ -132,7 +132,8 @@ class FineTuning:
 def fine_tune(estimator: BaseEstimator, options: FineTune, X: pd.DataFrame) -> None:
     """Train the network of a TabICLClassifier or TabICLRegressor that is fitted on X but for this.
 
-    Raises KeyboardInterrupt once `fine_tuning_` says what was done until then, and ValueError for more classes than the network has, and rows too few or too much alike.
+    Raises KeyboardInterrupt once `fine_tuning_` says what was done until then, and ValueError for more classes than the
+    network has, and rows too few or too much alike.
     """
     network, y = estimator.network_, estimator.y_
     num_classes = 0 if network.config.is_regression else int(y.max()) + 1
