@@ -77,7 +77,10 @@ class EvaluateOptions:
     tabicl_weights: str | None = None
     """Weights for the `tabicl` package, which is then scored as well."""
     output: str | None = None
-    """CSV file for the scores of every task, split and method; it is complete after every task."""
+    """CSV file for the scores of every task, split and method; it is complete after every task. After an interruption
+    the same command continues it."""
+    overwrite: bool = False
+    """Replace files that are there."""
     figure: str | None = None
     """Picture of the mean scores (needs the extra "plots"); the page of tabicl-report has more."""
 
