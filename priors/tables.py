@@ -142,7 +142,7 @@ class Tables(Prior, DividedTables):
 
     def describe(self, most: int = 3, key: str = "prior") -> list[str]:
         """Return what the tables are and what is left out, in lines for the user."""
-        from priors.real.tasks import RULE, columns_left_out, reasons, shortened
+        from priors.real.tasks import RULE, columns_left_out, identifiers, reasons, shortened
 
         entries, tasks, left_out = self.contents
         rows = sum(task.entry.rows for task in tasks)
@@ -158,7 +158,7 @@ class Tables(Prior, DividedTables):
             lines.append(f"{len(guessed)} not in tasks.csv, so their target is {RULE}: {shortened(guessed, most)}")
         if left_out:
             lines.append(f"{len(left_out)} files left out: {reasons(left_out, most)}")
-        return lines + columns_left_out(tasks, most)
+        return lines + columns_left_out(tasks, most) + identifiers(tasks, "the column drop of tasks.csv")
 
     def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:
         """Draw a table; see Prior.attempt."""

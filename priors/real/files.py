@@ -205,13 +205,9 @@ def read_table(content: bytes, path: str, check: bool = False) -> Content:
     check: also compare what is read with the lines of the file, which takes longer than reading
     """
     suffix = Path(path).suffix.lower()
-    lines = check_csv(content) if check and suffix == ".csv" else None
-    frame = read_frame(content, suffix)
-    if not isinstance(frame.index, pd.RangeIndex) or lines not in (None, frame.shape):
-        raise Unusable("its lines can be read in several ways")
-    check_size(*frame.shape)
+    frame = read_frame(content, suffix, check)
     if frame.shape[1] < 2:
-        raise Unusable(f"{frame.shape[1]} columns; a CSV file separates them by commas")
+        raise Unusable(f"{frame.shape[1]} columns; a CSV file separates them by commas, semicolons or tabs")
     if len(frame) < MIN_ROWS:
         raise Unusable(f"{len(frame)} rows, fewer than {MIN_ROWS}")
     table = Content({}, {}, {}, str(frame.columns[-1]))
@@ -267,11 +263,41 @@ class MissingLibrary(Exception):
     """A kind of file that cannot be read without another package; the text says how to get it."""
 
 
-def read_frame(content: bytes, suffix: str) -> pd.DataFrame:
+def read_file(path: Path) -> pd.DataFrame:
+    """The table in a file, with all of its columns; raises PriorError if it could be misread."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise PriorError(f"{path} must be one of {', '.join(SUFFIXES)} files")
+    try:
+        return read_frame(read_content(path), path.suffix.lower(), check=True)
+    except OSError as error:
+        raise PriorError(f"{path} cannot be read: {error.strerror}") from None
+    except (Unusable, MissingLibrary) as error:
+        raise PriorError(f"{path} cannot be used: {error}") from None
+
+
+def read_frame(content: bytes, suffix: str, check: bool) -> pd.DataFrame:
     """The table in a file with this content, one row or column for each of the file; raises Unusable, MissingLibrary,
     and whatever the readers raise for a damaged file."""
-    if suffix == ".csv":
-        return pd.read_csv(io.StringIO(decode(content)), low_memory=False, index_col=None)
+    lines = check_csv(content) if check and suffix == ".csv" else None
+    frame = read_csv(content) if suffix == ".csv" else read_binary(content, suffix)
+    if not isinstance(frame.index, pd.RangeIndex) or lines not in (None, frame.shape):
+        raise Unusable("its lines can be read in several ways")
+    check_size(*frame.shape)
+    return frame
+
+
+def read_csv(content: bytes) -> pd.DataFrame:
+    text = decode(content)
+    return pd.read_csv(io.StringIO(text), sep=separator(text), low_memory=False, index_col=None)
+
+
+def separator(text: str) -> str:
+    """A comma, a semicolon or a tab: what divides the first line into most names; csv.Sniffer guesses from values."""
+    first = text[: (text + "\n").index("\n")]
+    return max(",;\t", key=lambda mark: len(next(csv.reader([first], delimiter=mark), [])))
+
+
+def read_binary(content: bytes, suffix: str) -> pd.DataFrame:
     try:
         import pyarrow as pa
     except ImportError:
@@ -327,7 +353,8 @@ def check_csv(content: bytes) -> tuple[int, int]:
 
     pandas fills short lines, takes the first column of long ones as row names, and renames columns of the same name.
     """
-    lines = csv.reader(io.StringIO(decode(content), newline=""), strict=True)
+    text = decode(content)
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator(text), strict=True)
     rows, names = 0, next(lines, [])
     if not names:
         raise Unusable("it is empty" if not content.strip() else "its first line is empty")

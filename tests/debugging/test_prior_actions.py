@@ -32,7 +32,7 @@ def test_describe_shows_own_tables_of_any_length(tmp_path, monkeypatch, capfd):
     lines = capfd.readouterr().out.splitlines()
     shown = [
         "rows: table2.csv 250, table1.csv 200, table0.csv 150",
-        "1 files left out: broken.csv (1 columns; a CSV file separates them by commas)",
+        "1 files left out: broken.csv (1 columns; a CSV file separates them by commas, semicolons or tabs)",
     ]
     assert set(shown) <= set(lines) and "2 tables from" in lines[-1]
     assert exit_code(monkeypatch, "prior", *describe, "curriculum.stages.smoke.rows=[60,400]") == 2

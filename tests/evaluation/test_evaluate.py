@@ -214,7 +214,10 @@ def test_a_task_that_cannot_be_scored_is_skipped(checkpoint, tmp_path, monkeypat
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "rows.csv"), results)
     printed = capsys.readouterr()
     assert "The checkpoint does not say on which tables" in printed.out and "means of 2 tasks" in printed.out
-    for words in (f"unread is skipped: {tmp_path}/unread.csv: there is", "failing is skipped: RuntimeError: no solu"):
+    for words in (
+        f"unread is skipped: {tmp_path}/unread.csv cannot be read",
+        "failing is skipped: RuntimeError: no solu",
+    ):
         assert printed.err.count(words) == 1
     assert printed.err.splitlines()[-1] == f"scores of 2 of 4 tasks: {tmp_path}/rows.csv"
     folder_of_tasks(tmp_path, "unread", missing="unread")

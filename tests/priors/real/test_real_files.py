@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from priors import build_prior
 from priors.real import files
 from priors.real.files import ColumnFacts, content_hash, index_folder, read_entry, read_table
 from priors.real.tasks import find_tasks
@@ -34,7 +35,8 @@ def left_out(folder) -> dict[str, str]:
         (b"\n\n", "it is empty"),
         (b"a,b\n", "0 rows, fewer than 10"),
         (b"a,b\n1,2\n", "1 rows, fewer than 10"),
-        (b"a;b\n1;2\n", "1 columns; a CSV file separates them by commas"),
+        (b"a;b\n1;2\n", "1 rows, fewer than 10"),
+        (b"a|b\n1|2\n", "1 columns; a CSV file separates them by commas, semicolons or tabs"),
         (f"a,b\n{ROWS}1,2,3\n".encode(), "line 14 has 3 values, but there are 2 columns"),
         (f"a,b\n{ROWS}1\n".encode(), "line 14 has 1 values, but there are 2 columns"),
         (f"a\n{ROWS}".encode(), "line 2 has 2 values, but there are 1 columns"),  # pandas: the first one names rows
@@ -142,6 +144,31 @@ def test_values_are_those_of_the_file(tmp_path):
     assert list(columns["group"]) == list(frame["group"])
     assert list(columns["group"].categories) == ["blue", "green", "red"]
     assert np.array_equal(np.diff(columns["day"]), np.full(49, 86_400e6))  # microseconds
+
+
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_other_separators_are_recognized_by_the_first_line(mark, tmp_path):
+    frame = own_tables.frame(0, 50).rename(columns={"x": "x, in mm"})
+    frame["gaps"] = [f"a{mark},b"] * 25 + ["c"] * 25
+    found = entry(tmp_path, frame.to_csv(index=False, sep=mark).encode())
+    assert found.content == entry(tmp_path, frame.to_csv(index=False).encode()).content and len(found.columns) == 8
+    (tmp_path / "tasks.csv").write_text(f"item{mark}target\na.csv{mark}group\n")
+    assert [task.target for task in find_tasks(tmp_path, index_folder(tmp_path))[0]] == ["group"]
+
+
+def test_columns_that_look_like_identifiers_are_named(tmp_path):
+    names = ["ID", "customer_id", "passengerId", "paid", "id2"]
+    frame = own_tables.frame(0, 50).assign(**{name: np.random.default_rng(0).permutation(50) for name in names})
+    frame.assign(id=1 + np.arange(50) // 2).to_csv(tmp_path / "a.csv", index=False)
+    line = (
+        "3 columns look like identifiers; {} leaves them out: 'ID' of a.csv, 'customer_id' of a.csv, 'passengerId' of"
+    )
+    fractions = {"validation_fraction": 0.0, "test_fraction": 0.0}
+    expected = line.format("the column drop of tasks.csv")
+    assert build_prior("tables", folder=str(tmp_path), **fractions).describe()[-1].startswith(expected)
+    one = {"file": str(tmp_path / "a.csv"), "target": "label"}
+    assert build_prior("one_table", **one).describe()[-1].startswith(line.format("prior.drop"))
+    assert not any("identifiers" in line for line in build_prior("one_table", **one, drop=names).describe())
 
 
 def test_row_numbers_that_pandas_writes_are_left_out(tmp_path):
