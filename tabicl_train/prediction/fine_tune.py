@@ -41,7 +41,7 @@ WARMUP = 10  # steps over which the learning rate rises
 CLIP = 1.0  # norm of the gradients
 MEMBERS = 4  # of a check: as long as a quarter of a step, and less noisy than two
 ATTEMPTS = 100  # at a draw whose features and target vary
-LINE_SECONDS = 10  # from one line to the next, where there is no terminal
+LINE_SECONDS = 10.0  # from one line to the next, where there is no terminal
 clock = time.monotonic
 NO_GAIN = "no gain: the weights you started from are returned"
 
@@ -189,8 +189,8 @@ def search(
                 is_late = seconds >= 60 * options.max_minutes
                 if bar.disable and seconds >= next_line:  # no terminal
                     next_line = seconds + LINE_SECONDS
-                    loss = f"loss {history[-1].loss:.4f} (start {history[0].loss:.4f})"
-                    print_line(f"fine-tuning: step {step} of {options.max_steps}, {seconds:.0f} s, {loss}")
+                    latest = f"loss {history[-1].loss:.4f} (start {history[0].loss:.4f})"
+                    print_line(f"fine-tuning: step {step} of {options.max_steps}, {seconds:.0f} s, {latest}")
                 if not (step % EVERY == 0 or step == options.max_steps or is_late):
                     continue
                 losses = judge.losses(validation)
