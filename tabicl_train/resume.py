@@ -18,7 +18,6 @@ import yaml
 
 import priors
 from priors.random import STREAM_VERSION
-from tabicl_train.config.compose import Composer
 from tabicl_train.config.schema import HARMLESS, default_of, flatten
 from tabicl_train.console import info
 from tabicl_train.errors import ConfigError
@@ -192,6 +191,8 @@ def initial_weights(path: str, model: NetworkConfig) -> dict[str, torch.Tensor]:
 
 def model_name(settings: NetworkConfig) -> str | None:
     """Return model=NAME of the configuration file that describes a network; None if there is none."""
+    from tabicl_train.config.compose import Composer  # for a mistake alone
+
     composer = Composer()
     for name in composer.choices["model"]:
         with contextlib.suppress(ConfigError):  # some need a prior of their own
