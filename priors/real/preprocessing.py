@@ -5,6 +5,7 @@ Also how the members of an ensemble see a table.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ TINY = 1e-150  # smaller numbers count as 0
 LIMITS = np.finfo(float)
 TOLERANCE = 1.48e-8  # of a power, as in scipy
 NUMBER, TIME, CATEGORY = "number", "time", "category"  # kinds of columns
-ISO_DATE = r"\s*[12]\d{3}-\d\d(-\d\d([T ].*)?)?\s*"
+ISO_DATE = re.compile(r"\s*[12]\d{3}-\d\d(-\d\d([T ].*)?)?\s*")
 SIGNS = r"[$\u20ac\u00a3\u00a5%\s]*"
 # 1,013 or 1.234,50 or $12 or 2,5 or 3%
 OTHER_NUMBERS = rf"[-+]?{SIGNS}-?(\d{{1,3}}(([.,'\s])\d{{3}})(\3\d{{3}})*((?!\3)[.,]\d+)?|\d+([.,]\d+)?){SIGNS}"
@@ -89,7 +90,8 @@ class FeatureEncoder:
         known = self.categories[j]
         if known is None:
             numbers = readable(column, self.kinds[j])
-            if (strange := np.isnan(numbers) & column.notna().to_numpy()).any():
+            unknown = np.isnan(numbers)
+            if unknown.any() and (strange := unknown & column.notna().to_numpy()).any():
                 unreadable[column.name] = f"{column[strange].astype(object).iloc[0]!r} among {self.kinds[j]}s"
             return numbers
         if known.inferred_type == "string" and pd.api.types.is_numeric_dtype(column) and column.notna().any():
@@ -121,18 +123,21 @@ def reads_as_numbers(column: pd.Series) -> bool:
 
 def as_times(column: pd.Series) -> pd.Series:
     """Dates and times, objects or ISO text, in UTC; NaT for all else."""
-    texts = column.astype(str)  # of dates too, which makes them ISO text
-    texts = texts.where(column.notna() & texts.str.fullmatch(ISO_DATE)).str.strip()
-    return pd.to_datetime(texts, format="ISO8601", errors="coerce", utc=True)
+    texts = (str(value) for value in column.astype(object))  # of dates too, which makes them ISO text
+    dates = [text.strip() if ISO_DATE.fullmatch(text) else None for text in texts]
+    if not any(dates):
+        return pd.Series(pd.NaT, column.index, "datetime64[us, UTC]")
+    return pd.to_datetime(pd.Series(dates, column.index), format="ISO8601", errors="coerce", utc=True)
 
 
 def kind_of(column: pd.Series) -> str:
-    """NUMBER; TIME, if at least half of the values are times; or CATEGORY."""
+    """NUMBER; TIME, if at least half of the different values are times; or CATEGORY."""
     if reads_as_numbers(column):
         return TIME if column.dtype.kind == "M" else NUMBER
     if isinstance(column.dtype, pd.CategoricalDtype):
         return CATEGORY
-    return TIME if 2 * as_times(column).count() >= column.count() else CATEGORY
+    distinct = pd.Series(list({str(value) for value in column.dropna().astype(object)}))
+    return TIME if 2 * as_times(distinct).count() >= len(distinct) else CATEGORY
 
 
 def readable(column: pd.Series, kind: str) -> np.ndarray:

@@ -61,7 +61,7 @@ def test_a_string_among_numbers_in_one_fold_does_not_stop_cross_validation():
 def test_texts_that_look_like_numbers_or_dates_are_named_with_an_example():
     texts = {"dollars": "$1,0{}", "euros": "1.0{},50 \u20ac", "some": "{}", "days": "{}.1.2024", "mixed": "2024-01-{}"}
     frame = pd.DataFrame({name: [text.format(10 + i % 20) for i in range(ROWS)] for name, text in texts.items()})
-    frame.loc[0, "some"], frame.loc[9:, "mixed"] = "?", "soon"
+    frame.loc[0, "some"], frame.loc[9:, "mixed"] = "?", [f"week {i}" for i in range(9, ROWS)]
     codes = frame[["days"]].astype("category").assign(code=np.resize(["1-2", "3+", "192.168.1.1"], ROWS))
     with pytest.warns(UserWarning) as record:
         classifier().fit(frame, Y)
@@ -71,7 +71,7 @@ def test_texts_that_look_like_numbers_or_dates_are_named_with_an_example():
         "'euros' (numbers with separators, currency or percent signs, such as '1.010,50 \u20ac'",
         "'some' (numbers beside the text '?'",
         "'days' (dates that are not in the ISO format, such as '10.1.2024'",
-        "'mixed' (dates such as '2024-01-10' beside the text 'soon')",
+        "'mixed' (dates such as '2024-01-10' beside the text 'week 9')",
         "Convert them first, for example by X[column].str.replace",
     ):
         assert words in message
