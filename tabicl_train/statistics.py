@@ -94,18 +94,20 @@ def paired_gain(before: np.ndarray, after: np.ndarray) -> Estimate:
         return mean_interval(np.asarray(before, dtype=float) - np.asarray(after, dtype=float))
 
 
-def gain_in_words(found: Estimate, count: int, units: str) -> str:
+def gain_in_words(
+    found: Estimate, count: int, units: str, which: str = "that took no part in training or validation"
+) -> str:
     """Describe, in part of a sentence, a training whose validation preferred later weights to the first ones.
 
-    found: what `paired_gain` returned for `count` units that took part neither in training nor in validation
+    found: what `paired_gain` returned for `count` units
     """
     if not math.isfinite(found.mean):
         return "none, since the mean loss before or after the training is not finite"
     if not math.isfinite(found.error):
-        return f"no clear gain: {found:.4f}, on too few {units} for an interval"
-    on = f"on {count} {units} that took no part in training or validation (mean loss, 95 % confidence interval)"
+        return f"no change shown: {found:.4f}, on too few {units} for an interval"
+    on = f"on {count} {units} {which} (mean loss, 95 % confidence interval)"
     if found.low > 0:
         return f"better by {found:.4f} {on}"
     if found.high < 0:
         return f"worse by {-found:.4f} {on}, although the validation preferred these weights"
-    return f"no clear gain: {found:.4f} {on}"
+    return f"no change shown: {found:.4f} {on}"

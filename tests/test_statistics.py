@@ -63,7 +63,9 @@ def test_a_gain_is_judged_by_a_paired_t_test():
     assert not paired_gain(BEFORE, BEFORE - 0.99 * ERROR + NOISE).exceeds_error
 
 
-@pytest.mark.parametrize(("shift", "words"), [(0.1, "better by 0.1"), (-0.1, "worse by 0.1"), (0.0, "no clear gain: ")])
+@pytest.mark.parametrize(
+    ("shift", "words"), [(0.1, "better by 0.1"), (-0.1, "worse by 0.1"), (0.0, "no change shown: ")]
+)
 def test_the_words_say_on_which_side_of_zero_the_interval_lies(shift, words):
     said = gain_in_words(paired_gain(BEFORE, BEFORE - shift + NOISE), 50, "rows")
     assert said.startswith(words) and "50 rows" in said
@@ -72,7 +74,7 @@ def test_the_words_say_on_which_side_of_zero_the_interval_lies(shift, words):
 def test_what_has_no_interval_is_no_gain():
     found = paired_gain(np.array([1.0]), np.array([0.5]))
     assert not found.exceeds_error
-    assert gain_in_words(found, 1, "rows") == "no clear gain: 0.5000, on too few rows for an interval"
+    assert gain_in_words(found, 1, "rows") == "no change shown: 0.5000, on too few rows for an interval"
     for before, after in (([np.inf, 1.0], [0.5, 0.5]), ([1.0, 1.0], [np.nan, 0.5])):
         found = paired_gain(np.array(before), np.array(after))
         assert gain_in_words(found, 2, "rows").startswith("none, since the mean loss before or after")

@@ -13,7 +13,7 @@ from priors.mix_scm import MixSCM
 from priors.prior import Prior
 from priors.table import Source, Table
 
-__all__ = ["OWN", "SYNTHETIC", "RealTables", "parts", "real_tables"]
+__all__ = ["OWN", "SYNTHETIC", "RealTables", "parts", "real_tables", "setting"]
 
 SYNTHETIC, OWN = "synthetic", "own"  # what the tables of a prior are: computed, or drawn from real ones
 TRAINING, VALIDATION, TEST = "training", "validation", "test"  # what a table or row is drawn for
@@ -55,8 +55,11 @@ class RealTables:
         """Return a hash of the real tables, with which a run is continued on the same ones only."""
         raise NotImplementedError
 
-    def describe(self, most: int = 3) -> list[str]:
-        """Return what the real tables are and what is left out, in lines for the user with at most so many names."""
+    def describe(self, most: int = 3, key: str = "prior") -> list[str]:
+        """Return what the real tables are and what is left out, in lines for the user with at most so many names.
+
+        key: of the prior's options in a run
+        """
         return []
 
 
@@ -101,6 +104,14 @@ def real_tables(prior: Prior) -> RealTables | None:
         real = {name: tables for name, component in prior.priors.items() if (tables := real_tables(component))}
         return MixedTables(prior, real) if real else None
     return prior if isinstance(prior, RealTables) else None
+
+
+def setting(prior: Prior, option: str) -> str:
+    """Return the key by which a run sets an option of a prior of real tables; in a mixture, of each such component."""
+    if not isinstance(prior, MixSCM):
+        return f"prior.{option}"
+    names = [name for name, component in prior.priors.items() if real_tables(component)]
+    return " and ".join(f"prior.components.{name}.{option}" for name in names)
 
 
 def parts(prior: Prior, mixes: Collection[Mapping[str, float]] = ()) -> dict[str, Prior]:
@@ -167,5 +178,5 @@ class MixedTables(RealTables):
     def fingerprint(self) -> str:
         return "".join(own.fingerprint() for own in self.real.values())
 
-    def describe(self, most: int = 3) -> list[str]:
-        return [line for own in self.real.values() for line in own.describe(most)]
+    def describe(self, most: int = 3, key: str = "prior") -> list[str]:
+        return [line for name, own in self.real.items() for line in own.describe(most, f"{key}.components.{name}")]

@@ -26,19 +26,17 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from priors.real.preprocessing import as_numbers, reads_as_numbers
+from priors.real.preprocessing import as_numbers, as_times, reads_as_numbers, resemblance
 from priors.table import MIN_ROWS, PriorError
 
 NAME = ".tabicl-index.jsonl"
-VERSION = 1  # of the index; raised with every change of what is read or left out
+VERSION = 2  # of the index; raised with every change of what is read or left out
 UNREADABLE = -1  # in place of the time of modification of a file that the system does not let us read
 TASKS = "tasks.csv"  # in the folder itself: a table of tasks, see tasks.py
 SUFFIXES = (".csv", ".parquet", ".arrow", ".feather")
 MAX_BYTES = 256 * 2**20  # of a file: reading a CSV takes about eight times its size in memory
 MAX_CELLS = 50_000_000  # 400 MB as float64; Parquet packs far more of them into MAX_BYTES
 MAX_COLUMNS = 2_000
-OTHER_NUMBERS = r"\s*[-+]?(\d{1,3}([,' ]\d{3})+(\.\d+)?|\d+,\d+|\d+(\.\d+)?\s*%)\s*"  # 1,013 or 2,5 or 3%
-OTHER_DATES = r"\s*\d{1,4}[/.-]\d{1,2}[/.-]\d{1,4}\b.*"
 
 File: TypeAlias = tuple[str, int, int]  # path, size, time of modification
 Column: TypeAlias = np.ndarray | pd.Categorical  # numbers float64 (rows,), NaN where missing, or categories
@@ -207,13 +205,9 @@ def read_table(content: bytes, path: str, check: bool = False) -> Content:
     check: also compare what is read with the lines of the file, which takes longer than reading
     """
     suffix = Path(path).suffix.lower()
-    lines = check_csv(content) if check and suffix == ".csv" else None
-    frame = read_frame(content, suffix)
-    if not isinstance(frame.index, pd.RangeIndex) or lines not in (None, frame.shape):
-        raise Unusable("its lines can be read in several ways")
-    check_size(*frame.shape)
+    frame = read_frame(content, suffix, check)
     if frame.shape[1] < 2:
-        raise Unusable(f"{frame.shape[1]} columns; a CSV file separates them by commas")
+        raise Unusable(f"{frame.shape[1]} columns; a CSV file separates them by commas, semicolons or tabs")
     if len(frame) < MIN_ROWS:
         raise Unusable(f"{len(frame)} rows, fewer than {MIN_ROWS}")
     table = Content({}, {}, {}, str(frame.columns[-1]))
@@ -269,11 +263,41 @@ class MissingLibrary(Exception):
     """A kind of file that cannot be read without another package; the text says how to get it."""
 
 
-def read_frame(content: bytes, suffix: str) -> pd.DataFrame:
+def read_file(path: Path) -> pd.DataFrame:
+    """The table in a file, with all of its columns; raises PriorError if it could be misread."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise PriorError(f"{path} must be one of {', '.join(SUFFIXES)} files")
+    try:
+        return read_frame(read_content(path), path.suffix.lower(), check=True)
+    except OSError as error:
+        raise PriorError(f"{path} cannot be read: {error.strerror}") from None
+    except (Unusable, MissingLibrary) as error:
+        raise PriorError(f"{path} cannot be used: {error}") from None
+
+
+def read_frame(content: bytes, suffix: str, check: bool) -> pd.DataFrame:
     """The table in a file with this content, one row or column for each of the file; raises Unusable, MissingLibrary,
     and whatever the readers raise for a damaged file."""
-    if suffix == ".csv":
-        return pd.read_csv(io.StringIO(decode(content)), low_memory=False, index_col=None)
+    lines = check_csv(content) if check and suffix == ".csv" else None
+    frame = read_csv(content) if suffix == ".csv" else read_binary(content, suffix)
+    if not isinstance(frame.index, pd.RangeIndex) or lines not in (None, frame.shape):
+        raise Unusable("its lines can be read in several ways")
+    check_size(*frame.shape)
+    return frame
+
+
+def read_csv(content: bytes) -> pd.DataFrame:
+    text = decode(content)
+    return pd.read_csv(io.StringIO(text), sep=separator(text), low_memory=False, index_col=None)
+
+
+def separator(text: str) -> str:
+    """A comma, a semicolon or a tab: what divides the first line into most names; csv.Sniffer guesses from values."""
+    first = text[: (text + "\n").index("\n")]
+    return max(",;\t", key=lambda mark: len(next(csv.reader([first], delimiter=mark), [])))
+
+
+def read_binary(content: bytes, suffix: str) -> pd.DataFrame:
     try:
         import pyarrow as pa
     except ImportError:
@@ -329,7 +353,8 @@ def check_csv(content: bytes) -> tuple[int, int]:
 
     pandas fills short lines, takes the first column of long ones as row names, and renames columns of the same name.
     """
-    lines = csv.reader(io.StringIO(decode(content), newline=""), strict=True)
+    text = decode(content)
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator(text), strict=True)
     rows, names = 0, next(lines, [])
     if not names:
         raise Unusable("it is empty" if not content.strip() else "its first line is empty")
@@ -349,8 +374,8 @@ def check_csv(content: bytes) -> tuple[int, int]:
 def as_column(values: pd.Series) -> tuple[Column, str]:
     """A column as numbers or categories, and its kind: number, time (microseconds) or category; raises Unusable.
 
-    The estimators read them in the same way, but for dates as text, which count as times here if they are in the ISO
-    format.
+    The estimators read them in the same way; but texts that look like numbers or dates are left out here, where the
+    estimators warn and read them as categories.
     """
     if values.notna().sum() == 0:
         raise Unusable("no value")
@@ -379,20 +404,12 @@ def from_numbers(values: pd.Series) -> tuple[np.ndarray, str]:
 def from_text(values: pd.Series) -> tuple[Column, str]:
     """Texts as categories in alphabetical order, or as times if all are dates."""
     kind = pd.api.types.infer_dtype(values, skipna=True)
-    if kind in ("date", "datetime"):
-        return from_numbers(pd.to_datetime(values, utc=True))
-    if kind not in ("string", "boolean"):
+    if kind not in ("string", "boolean", "date", "datetime"):
         raise Unusable(f"values of the type {kind}")
     texts = values.astype(str).where(values.notna())
-    distinct = pd.Series(texts.dropna().unique())
-    are_numbers = pd.to_numeric(distinct, errors="coerce").notna()
-    if are_numbers.mean() >= 0.5:
-        raise Unusable(f"numbers beside the text {distinct[~are_numbers].iloc[0]!r}")
-    otherwise = distinct.str.fullmatch(OTHER_NUMBERS)
-    if otherwise.any() and (are_numbers | otherwise).mean() >= 0.5:
-        raise Unusable(f"numbers with separators or percent signs, such as {distinct[otherwise].iloc[0]!r}")
-    if pd.to_datetime(distinct, format="ISO8601", errors="coerce", utc=True).notna().all():
-        return from_numbers(pd.to_datetime(texts, format="ISO8601", utc=True))
-    if distinct.str.fullmatch(OTHER_DATES).all():
-        raise Unusable(f"dates that are not in the ISO format, such as {distinct.iloc[0]!r}")
+    times = as_times(texts)
+    if times.count() == texts.count():
+        return from_numbers(times)
+    if found := resemblance(texts):
+        raise Unusable(found)
     return pd.Categorical(texts), "category"

@@ -5,15 +5,15 @@ Also how the members of an ensemble see a table.
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from scipy import optimize
 from sklearn.preprocessing import FunctionTransformer, QuantileTransformer, StandardScaler
-from sklearn.utils import assert_all_finite
 
 from priors.finish import MIN_STD, OUTLIER_STDS  # real tables are clamped as synthetic ones are
 
@@ -21,6 +21,12 @@ MISSING = -1.0  # the code of a missing category, if a labeled row lacks it too
 TINY = 1e-150  # smaller numbers count as 0
 LIMITS = np.finfo(float)
 TOLERANCE = 1.48e-8  # of a power, as in scipy
+NUMBER, TIME, CATEGORY = "number", "time", "category"  # kinds of columns
+ISO_DATE = re.compile(r"\s*[12]\d{3}-\d\d(-\d\d([T ].*)?)?\s*")
+SIGNS = r"[$\u20ac\u00a3\u00a5%\s]*"
+# 1,013 or 1.234,50 or $12 or 2,5 or 3%
+OTHER_NUMBERS = rf"[-+]?{SIGNS}-?(\d{{1,3}}(([.,'\s])\d{{3}})(\3\d{{3}})*((?!\3)[.,]\d+)?|\d+([.,]\d+)?){SIGNS}"
+OTHER_DATES = r"\s*\d{1,4}[/.-]\d{1,2}[/.-]\d{1,4}\b.*"
 
 
 class FeatureEncoder:
@@ -28,7 +34,7 @@ class FeatureEncoder:
 
     Columns that can be read as numbers, and times, keep their values; missing ones become the mean. Other values are
     categories, numbered in sorted order, or in that of a pandas category. A category that no labeled row has becomes
-    the mean; so does a value that is not a number in a column of numbers, with a warning.
+    the mean; so does what is not a number or time in a column of them, with a warning.
 
     keeps_missing: all of these, and missing categories, are NaN instead
     """
@@ -38,7 +44,11 @@ class FeatureEncoder:
 
     def fit(self, X: pd.DataFrame) -> FeatureEncoder:
         """X (rows, columns). Raises TypeError for a column of values that have no order, ValueError for infinity."""
-        self.categories = [None if reads_as_numbers(column) else categories(column) for _, column in X.items()]
+        self.kinds = [kind_of(column) for _, column in X.items()]
+        self.categories = [
+            categories(column) if kind == CATEGORY else None
+            for kind, (_, column) in zip(self.kinds, X.items(), strict=True)
+        ]
         self.lacking = X.isna().to_numpy().any(axis=0) & (not self.keeps_missing)
         numbers = self.encode(X, range(X.shape[1]))
         known = ~np.isnan(numbers)
@@ -58,31 +68,32 @@ class FeatureEncoder:
         numbers = self.encode(X, self.varying)
         return numbers if self.keeps_missing else np.where(np.isnan(numbers), self.means, numbers)
 
-    def encode(self, X: pd.DataFrame, columns: Iterable[int]) -> np.ndarray:
-        """float64 (rows, columns), NaN for unknown values; warns of values that are not numbers but should be"""
-        unreadable: dict[Hashable, object] = {}  # of each column, the first such value
+    def encode(self, X: pd.DataFrame, columns: Collection[int]) -> np.ndarray:
+        """float64 (rows, columns), NaN for unknown values; warns of values that should be numbers or times"""
+        unreadable: dict[Hashable, str] = {}  # of each column, the first such value
         numbers = np.column_stack([self.codes(X.iloc[:, j], j, unreadable) for j in columns])
         if unreadable:
-            examples = ", ".join(f"{name!r} ({value!r})" for name, value in unreadable.items())
+            examples = ", ".join(f"{name!r} ({example})" for name, example in unreadable.items())
             warnings.warn(
-                f"X has values that are not numbers in columns that held numbers in fit: {examples}; "
-                "they are treated as missing",
+                f"X has values unlike the others of their columns: {examples}; they are treated as missing",
                 stacklevel=5,  # where a method of an estimator is called
             )
         with np.errstate(over="ignore"):
-            assert_all_finite(numbers.astype(np.float32), allow_nan=True, input_name="X")
+            is_infinite = np.isinf(numbers.astype(np.float32)).any(axis=0)
+        if is_infinite.any():
+            name = X.columns[list(columns)[is_infinite.argmax()]]
+            raise ValueError(f"Input X contains infinity or a value too large for dtype('float32') in column {name!r}.")
         return numbers
 
-    def codes(self, column: pd.Series, j: int, unreadable: dict[Hashable, object]) -> np.ndarray:
+    def codes(self, column: pd.Series, j: int, unreadable: dict[Hashable, str]) -> np.ndarray:
         """float64 (rows,): column j of X as numbers"""
         known = self.categories[j]
         if known is None:
-            try:
-                return as_numbers(column)
-            except (ValueError, TypeError):
-                numbers = pd.to_numeric(column.astype(object), errors="coerce").to_numpy(float, na_value=np.nan)
-                unreadable[column.name] = column[np.isnan(numbers) & column.notna()].iloc[0]
-                return numbers
+            numbers = readable(column, self.kinds[j])
+            unknown = np.isnan(numbers)
+            if unknown.any() and (strange := unknown & column.notna().to_numpy()).any():
+                unreadable[column.name] = f"{column[strange].astype(object).iloc[0]!r} among {self.kinds[j]}s"
+            return numbers
         if known.inferred_type == "string" and pd.api.types.is_numeric_dtype(column) and column.notna().any():
             raise ValueError(f"Column {column.name!r} of X held strings in fit, now it holds numbers")
         # scikit-learn's OrdinalEncoder refuses pandas categories of several types, bytes and tuples
@@ -108,6 +119,68 @@ def reads_as_numbers(column: pd.Series) -> bool:
     except (ValueError, TypeError):
         return False
     return True
+
+
+def as_times(column: pd.Series) -> pd.Series:
+    """Dates and times, objects or ISO text, in UTC; NaT for all else."""
+    texts = (str(value) for value in column.astype(object))  # of dates too, which makes them ISO text
+    dates = [text.strip() if ISO_DATE.fullmatch(text) else None for text in texts]
+    if not any(dates):
+        return pd.Series(pd.NaT, column.index, "datetime64[us, UTC]")
+    return pd.to_datetime(pd.Series(dates, column.index), format="ISO8601", errors="coerce", utc=True)
+
+
+def kind_of(column: pd.Series) -> str:
+    """NUMBER; TIME, if at least half of the different values are times; or CATEGORY."""
+    if reads_as_numbers(column):
+        return TIME if column.dtype.kind == "M" else NUMBER
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        return CATEGORY
+    distinct = pd.Series(list({str(value) for value in column.dropna().astype(object)}))
+    return TIME if 2 * as_times(distinct).count() >= len(distinct) else CATEGORY
+
+
+def readable(column: pd.Series, kind: str) -> np.ndarray:
+    """float64 (rows,): the values of a column of numbers or times, as `as_numbers` gives them, NaN for all others."""
+    is_time = column.dtype.kind == "M"
+    if kind == TIME:
+        return as_numbers(column if is_time else as_times(column))
+    try:
+        return as_numbers(column.astype(object) if is_time else column)
+    except (ValueError, TypeError):
+        return pd.to_numeric(column.astype(object), errors="coerce").to_numpy(float, na_value=np.nan)
+
+
+def resemblance(texts: pd.Series) -> str | None:
+    """Say what texts look like that are read as categories, and how to write it; None if they are just texts."""
+    distinct = pd.Series(texts.dropna().unique()).astype(str)
+    are_numbers = pd.to_numeric(distinct, errors="coerce").notna()
+    if are_numbers.mean() >= 0.5:
+        return f"numbers beside the text {distinct[~are_numbers].iloc[0]!r}; leave such values empty"
+    otherwise = distinct.str.fullmatch(OTHER_NUMBERS) & ~are_numbers
+    if otherwise.any() and (are_numbers | otherwise).mean() >= 0.5:
+        example = distinct[otherwise].iloc[0]
+        return f"numbers with separators, currency or percent signs, such as {example!r}; write 1234.5"
+    if (are_times := as_times(distinct).notna()).any():
+        return f"dates such as {distinct[are_times].iloc[0]!r} beside the text {distinct[~are_times].iloc[0]!r}"
+    if distinct.str.fullmatch(OTHER_DATES).all():
+        return f"dates that are not in the ISO format, such as {distinct.iloc[0]!r}; write 2024-01-31"
+    return None
+
+
+def warn_of_resemblances(X: pd.DataFrame, kinds: list[str]) -> None:
+    """Warn of texts that look like numbers or dates but are read as categories, on behalf of an estimator's `fit`."""
+    columns = [X.iloc[:, j] for j, kind in enumerate(kinds) if kind == CATEGORY]
+    texts = [column for column in columns if not isinstance(column.dtype, pd.CategoricalDtype)]
+    found = {column.name: words for column in texts if (words := resemblance(column))}
+    if found:
+        examples = ", ".join(f"{name!r} ({words})" for name, words in found.items())
+        warnings.warn(
+            f"X has columns that are read as categories: {examples}. Convert them first, for example by "
+            "X[column].str.replace('[$,]', '', regex=True).astype(float), pd.to_numeric(X[column], errors='coerce') or "
+            "pd.to_datetime(X[column], dayfirst=True); or make them categories by X[column].astype('category')",
+            stacklevel=4,  # where `fit` is called
+        )
 
 
 def categories(column: pd.Series) -> pd.Index:

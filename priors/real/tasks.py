@@ -1,13 +1,13 @@
 """What is predicted in a folder of tables: the targets that `tasks.csv` names, or guesses.
 
-tasks.csv has the columns of tabicl-evaluate's suite=folder (item, target, drop, categorical), and perhaps the column
-family; priors/real/README.md describes them.
+tabicl-evaluate suite=folder reads the same tasks.csv, which priors/real/README.md describes.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 
-from priors.real.files import TASKS, VERSION, ColumnFacts, Entry
+from priors.real.files import TASKS, VERSION, ColumnFacts, Entry, separator
 from priors.table import MIN_ROWS, PriorError
 
 COLUMNS = ("item", "target")
@@ -153,10 +153,10 @@ def listed(folder: Path, entries: dict[str, Entry]) -> list[RealTask]:
 def read_tasks(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
     """The rows of a table of tasks; raises PriorError if it cannot be read or lacks some of these columns."""
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, restval="")
-            rows = list(reader)
-            found = reader.fieldnames or ()
+        text = path.read_text(encoding="utf-8-sig")
+        reader = csv.DictReader(text.splitlines(keepends=True), restval="", delimiter=separator(text))
+        rows = list(reader)
+        found = reader.fieldnames or ()
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise PriorError(f"{path} cannot be read: {error}") from None
     if missing := [column for column in columns if column not in found]:
@@ -191,6 +191,22 @@ def columns_left_out(tasks: Iterable[RealTask], most: int) -> list[str]:
         if name not in task.drop
     }
     return [f"{len(columns)} columns left out: {reasons(columns, most)}"] if columns else []
+
+
+def is_identifier(name: str, distinct: int, rows: int) -> bool:
+    """Whether a column is called id, customer_id or customerId, and has another value in each row."""
+    return distinct == rows and re.fullmatch(r"(?i:(.*[\s_.-])?id)|.*[a-z]I[dD]", name) is not None
+
+
+def identifiers(tasks: Iterable[RealTask], drop: str) -> list[str]:
+    """The features that look like identifiers, in a line for the user; [] if there are none. drop: what drops them."""
+    found = [
+        f"{facts.name!r} of {task.entry.path}"
+        for task in tasks
+        for facts in task.columns
+        if facts.name != task.target and is_identifier(facts.name, facts.distinct, task.entry.rows)
+    ]
+    return [f"{len(found)} columns look like identifiers; {drop} leaves them out: {shortened(found)}"] if found else []
 
 
 def reasons(left_out: dict[str, str], most: int = 3) -> str:

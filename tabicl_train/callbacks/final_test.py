@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from priors.real import real_tables
+from priors.real import real_tables, setting
 from tabicl_train.callbacks.scores import cluster_means, score_network
 from tabicl_train.callbacks.validation import BEST, START
 from tabicl_train.callbacks.validation_history import read_history
@@ -99,7 +99,8 @@ class FinalTest:
         stream = self.streams[part]
         items = [(part, stream.draw(k, self.check_stop)) for k in stream.steps]
         if not items:
-            return f"{part} tables: none, since the prior has no test tables; raise prior.test_fraction"
+            advice = setting(stream.prior, "test_fraction")
+            return f"{part} tables: none, since the prior has no test tables; raise {advice}"
         start = load_network(str(self.start)).to(self.device)
         losses = {
             name: cluster_means(score_network(network, items, 0, self.precision, self.check_stop), part)

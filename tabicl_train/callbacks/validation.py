@@ -81,7 +81,12 @@ def validation_streams(
     tables draws them from those that training never draws.
     """
     priors = {name: real.for_validation() if (real := real_tables(part)) else part for name, part in parts.items()}
-    return {name: stream(settings, prior, model, VALIDATION_SEED) for name, prior in priors.items()}
+    streams = {name: stream(settings, prior, model, VALIDATION_SEED) for name, prior in priors.items()}
+    for name, drawn in streams.items() if settings.every else ():
+        kept = [stage.rows[0] for stage in drawn.curriculum.stages.values()]
+        if too_long := [str(rows) for rows in settings.rows if rows not in kept]:
+            info(f"warning   validation.rows: {', '.join(too_long)} left out, as no {name} table for it is that long")
+    return streams
 
 
 def final_test_streams(

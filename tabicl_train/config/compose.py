@@ -132,7 +132,7 @@ class Composer:
             raise ConfigError([*problems, " ".join(str(error).split())]) from None
         problems += [line for line in [*filter(None, found), *contradictions] if not line.startswith(doubtful)]
         if problems:
-            raise ConfigError(list(dict.fromkeys(problems)))
+            raise ConfigError(list(dict.fromkeys(problems)), config)
         return config
 
     def compose_sweep(self, overrides: list[str]) -> SweepConfig:

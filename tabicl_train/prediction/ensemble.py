@@ -8,17 +8,26 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import pandas as pd
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_array, check_random_state
+from sklearn.utils._param_validation import Interval
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from priors.real.preprocessing import NORM_METHODS, FeatureEncoder, Member, Normalizer, draw_members
+from priors.real.preprocessing import (
+    NORM_METHODS,
+    FeatureEncoder,
+    Member,
+    Normalizer,
+    draw_members,
+    warn_of_resemblances,
+)
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.predict import CPU_PART, Learned, answer, learn, learned_bytes, pack_of_queries
@@ -46,11 +55,19 @@ class Ensemble(BaseEstimator):
     device: str | None = None
     random_state: int | None = 0
     fine_tune: FineTune | None = None
+    _parameter_constraints: ClassVar[dict[str, list]] = {
+        "n_estimators": [Interval(Integral, 1, None, closed="left")],
+        "norm_methods": ["array-like"],
+        "memory_gb": [Interval(Real, 0, None, closed="neither")],
+        "device": [str, torch.device, None],
+        "random_state": ["random_state"],
+    }
 
     def _prepare(self, X: pd.DataFrame, num_classes: int) -> None:
         """Fit everything but the labels, `y_`, which are known already; a regressor has num_classes=0."""
         self.network_ = load(self.model, regression=num_classes == 0).eval()
         self.encoder_ = FeatureEncoder(self.network_.config.missing_values).fit(X)
+        warn_of_resemblances(X, self.encoder_.kinds)
         self.X_ = self.encoder_.transform(X)
         self.normalizers_ = {method: Normalizer(method).fit(self.X_) for method in self.norm_methods}
         rng = check_random_state(self.random_state)
@@ -58,11 +75,24 @@ class Ensemble(BaseEstimator):
         self.device_ = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.network_.to(self.device_)
         self._kept: dict[tuple[torch.dtype | None, int], Learned] = {}  # by autocast's dtype, and the first member
-        self.fine_tuning_ = None  # also if fine-tuning is interrupted
+        self.fine_tuning_ = None
         if self.fine_tune is not None:
             from tabicl_train.prediction.fine_tune import fine_tune
 
-            self.fine_tuning_ = fine_tune(self, self.fine_tune, X)
+            fine_tune(self, self.fine_tune, X)
+
+    def export(self, path: str | Path) -> None:
+        """Write the fitted network, fine-tuned or not, to a public file, which `model` may name.
+
+        Parameters
+        ----------
+        path : str or Path
+            File to write; one that is there is replaced. The network does not hold the rows of `fit`.
+        """
+        from tabicl_train.prediction.export import save_public
+
+        check_is_fitted(self)
+        save_public(self.network_.config, self.network_.state_dict(), path)
 
     def _numbers(self, X: Any) -> np.ndarray:
         """Query rows as numbers, float64 (rows, features), NaN where missing if the network sees that; called by the
@@ -154,12 +184,10 @@ class Ensemble(BaseEstimator):
         return frame
 
     def _check_parameters(self) -> None:
-        if self.n_estimators < 1:
-            raise ValueError(f"n_estimators is {self.n_estimators}; it must be at least 1")
-        if not self.norm_methods or not set(self.norm_methods) <= NORM_METHODS.keys():
+        self._validate_params()
+        methods = list(self.norm_methods)
+        if not methods or any(method not in NORM_METHODS for method in methods):
             raise ValueError(f"norm_methods is {self.norm_methods!r}; it must be some of {', '.join(NORM_METHODS)}")
-        if not self.memory_gb > 0:
-            raise ValueError(f"memory_gb is {self.memory_gb}; it must be above 0")
         if self.fine_tune is not None:
             from tabicl_train.prediction.fine_tune import FineTune  # on first use, as with `fit`: few need it
 

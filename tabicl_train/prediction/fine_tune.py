@@ -10,12 +10,15 @@ import math
 import time
 import warnings
 from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
+from sklearn.utils._param_validation import Interval
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -23,6 +26,7 @@ from priors.finish import Rejected
 from priors.random import rng_at
 from priors.real.draws import Rows, shuffled, split_by_content
 from priors.table import MIN_ROWS
+from tabicl_train.console import print_line
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.statistics import gain_in_words, paired_gain
@@ -37,6 +41,7 @@ WARMUP = 10  # steps over which the learning rate rises
 CLIP = 1.0  # norm of the gradients
 MEMBERS = 4  # of a check: as long as a quarter of a step, and less noisy than two
 ATTEMPTS = 100  # at a draw whose features and target vary
+LINE_SECONDS = 10.0  # from one line to the next, where there is no terminal
 clock = time.monotonic
 NO_GAIN = "no gain: the weights you started from are returned"
 
@@ -74,26 +79,20 @@ class FineTune(BaseEstimator):
     patience: int = 10
     validation_fraction: float = 0.2
     test_fraction: float = 0.0
+    _parameter_constraints: ClassVar[dict[str, list]] = {
+        "learning_rate": [Interval(Real, 0, None, closed="neither")],
+        "max_steps": [Interval(Integral, 1, None, closed="left")],
+        "max_minutes": [Interval(Real, 0, None, closed="neither")],
+        "patience": [Interval(Integral, 1, None, closed="left")],
+        "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
+        "test_fraction": [Interval(Real, 0, 1, closed="left")],
+    }
 
     def check(self) -> None:
-        """Raise ValueError with everything wrong with the parameters."""
-        bounds = {
-            "learning_rate": (self.learning_rate > 0, "above 0"),
-            "max_steps": (self.max_steps >= 1, "at least 1"),
-            "max_minutes": (self.max_minutes > 0, "above 0"),
-            "patience": (self.patience >= 1, "at least 1"),
-            "validation_fraction": (0 < self.validation_fraction < 1, "a number between 0 and 1"),
-            "test_fraction": (0 <= self.test_fraction < 1, "a number in [0, 1)"),
-        }
-        problems = [
-            f"fine_tune: {name} is {getattr(self, name)!r}; it must be {bound}"
-            for name, (is_right, bound) in bounds.items()
-            if not is_right
-        ]
-        if not problems and self.validation_fraction + self.test_fraction >= 1:
-            problems.append("fine_tune: validation_fraction and test_fraction leave no rows for training")
-        if problems:
-            raise ValueError("; ".join(problems))
+        """Raise ValueError for a wrong parameter."""
+        self._validate_params()
+        if self.validation_fraction + self.test_fraction >= 1:
+            raise ValueError("fine_tune: validation_fraction and test_fraction leave no rows for training")
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ class FineTuning:
     kept_start : bool
         Whether the network is the one it began with.
     ended_by : str
-        "steps", "time", "patience", or "loss" after a loss that was not finite.
+        "steps", "time", "patience", "interrupt", or "loss" after a loss that was not finite.
     result : str
         What was gained, in words.
     """
@@ -130,10 +129,11 @@ class FineTuning:
     result: str
 
 
-def fine_tune(estimator: BaseEstimator, options: FineTune, X: pd.DataFrame) -> FineTuning:
+def fine_tune(estimator: BaseEstimator, options: FineTune, X: pd.DataFrame) -> None:
     """Train the network of a TabICLClassifier or TabICLRegressor that is fitted on X but for this.
 
-    Raises ValueError for more classes than the network has, and rows too few or too much alike.
+    Raises KeyboardInterrupt once `fine_tuning_` says what was done until then, and ValueError for more classes than the
+    network has, and rows too few or too much alike.
     """
     network, y = estimator.network_, estimator.y_
     num_classes = 0 if network.config.is_regression else int(y.max()) + 1
@@ -154,14 +154,15 @@ def fine_tune(estimator: BaseEstimator, options: FineTune, X: pd.DataFrame) -> F
     history, ended_by, before, best = search(trainer, judge, validation)
     if best is None:
         words = NO_GAIN
-    elif test_before is not None:
+    elif test_before is not None and ended_by != "interrupt":
         words = gain_in_words(paired_gain(test_before, judge.losses(test)), len(test), "rows")
     else:
-        words = (
-            f"better by {paired_gain(before, best):.4f} on the {len(validation)} rows by which the weights were chosen "
-            "(mean loss, 95 % confidence interval); to judge them on others, set FineTune(test_fraction=0.1)"
-        )
-    return FineTuning(history, best is None, ended_by, words)
+        words = gain_in_words(paired_gain(before, best), len(validation), "rows", "by which the weights were chosen")
+        if test_before is None:
+            words += "; to judge them on others, set FineTune(test_fraction=0.1)"
+    estimator.fine_tuning_ = FineTuning(history, best is None, ended_by, words)
+    if ended_by == "interrupt":
+        raise KeyboardInterrupt
 
 
 def search(
@@ -176,6 +177,7 @@ def search(
     before = judge.losses(validation)
     weights, best, lowest, since = copy.deepcopy(network.state_dict()), None, float(before.mean()), 0
     history, ended_by = [Check(0, lowest, clock() - started)], "steps"
+    next_line = LINE_SECONDS
     try:
         with tqdm(total=options.max_steps, unit="step", desc="fine-tuning", disable=None) as bar:
             for step in range(1, options.max_steps + 1):
@@ -183,7 +185,12 @@ def search(
                     ended_by = "loss"
                     break
                 bar.update()
-                is_late = clock() - started >= 60 * options.max_minutes
+                seconds = clock() - started
+                is_late = seconds >= 60 * options.max_minutes
+                if bar.disable and seconds >= next_line:  # no terminal
+                    next_line = seconds + LINE_SECONDS
+                    latest = f"loss {history[-1].loss:.4f} (start {history[0].loss:.4f})"
+                    print_line(f"fine-tuning: step {step} of {options.max_steps}, {seconds:.0f} s, {latest}")
                 if not (step % EVERY == 0 or step == options.max_steps or is_late):
                     continue
                 losses = judge.losses(validation)
@@ -200,6 +207,8 @@ def search(
                 if is_late or since == options.patience:
                     ended_by = "time" if is_late else "patience"
                     break
+    except KeyboardInterrupt:
+        ended_by = "interrupt"
     finally:  # if it is interrupted, the estimator predicts all the same, and not with half-trained weights
         network.load_state_dict(weights)
     return history, ended_by, before, best

@@ -45,7 +45,10 @@ def test_a_run_starts_from_a_run_a_checkpoint_a_public_file_or_a_hub_folder(tmp_
     weights = initial_weights(config.init_weights, config.model)
     save_hub(Pretrained(config.model, weights), tmp_path / "seeing", lambda _: None)
     config = compose(["experiment=smoke", f"init_weights={tmp_path}/seeing"])
-    with pytest.raises(ConfigError, match=r"missing_values=True, the configuration model\.missing_values=False"):
+    with pytest.raises(ConfigError, match=r"than the configuration's; set model\.missing_values=True$"):
         initial_weights(config.init_weights, config.model)
+    small = compose(["experiment=smoke", "model=small", f"init_weights={tmp_path}/run"])
+    with pytest.raises(ConfigError, match=r"than the configuration's; set model=tiny$"):
+        initial_weights(small.init_weights, small.model)
     # a run that has begun needs its start no more
     assert compose(["experiment=smoke", "init_weights=gone.ckpt", f"run_dir={tmp_path}/run"])

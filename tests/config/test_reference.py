@@ -1,18 +1,23 @@
+import ast
 import dataclasses
 import inspect
+import re
+from pathlib import Path
 
 import pytest
 
 import priors
+import tabicl_train
 from tabicl_train.config import options
-from tabicl_train.config.compose import CONFIG_DIR
+from tabicl_train.config.compose import CONFIG_DIR, compose
 from tabicl_train.config.documentation import field_docs, reference
-from tabicl_train.config.schema import RunConfig, StageConfig
+from tabicl_train.config.schema import RunConfig, StageConfig, flatten
 from tabicl_train.model.config import FAMILIES
 
 PARTS = [f.default_factory for f in dataclasses.fields(RunConfig) if dataclasses.is_dataclass(f.default_factory)]
 PARTS += [settings for settings in FAMILIES if settings not in PARTS]
 PRIORS = [priors.prior_class(name) for name in priors.prior_names()]
+SOURCES = [path for package in (priors, tabicl_train) for path in Path(package.__file__).parent.rglob("*.py")]
 COMMANDS = [cls for cls in vars(options).values() if dataclasses.is_dataclass(cls)]
 
 
@@ -22,6 +27,24 @@ def test_every_option_has_a_sentence(cls):
     assert [f.name for f in dataclasses.fields(cls) if f.name not in docs and f.default_factory not in PARTS] == []
     assert all(text.endswith(".") for text in docs.values())
     assert not inspect.getdoc(cls).startswith(f"{cls.__name__}("), "the class has no docstring"
+
+
+def test_every_key_that_a_message_names_is_a_setting():
+    keys = set(flatten(dataclasses.asdict(compose(["experiment=smoke"]))))
+    keys |= {f"prior.{field.name}" for cls in PRIORS for field in dataclasses.fields(cls)} | {"prior.components.disk"}
+    keys |= {f"model.{field.name}" for cls in FAMILIES for field in dataclasses.fields(cls)}
+    tops = "|".join({key.partition(".")[0] for key in keys if "." in key})
+    texts = [node.value for path in SOURCES for node in ast.walk(ast.parse(path.read_text())) if is_text(node)]
+    named = {key.rstrip(".") for text in texts for key in re.findall(rf"(?<![\w./])(?:{tops})\.[a-z_][a-z_.]*", text)}
+    named = {key for key in named if not key.endswith((".csv", ".png", ".ckpt", ".json", ".safetensors"))}
+    assert len(named) > 30
+    stages = r"curriculum\.stages(\.|$)|model\.family"
+    assert [key for key in named if not re.match(stages, key) and not any(k.startswith(key) for k in keys)] == []
+
+
+def is_text(node: ast.AST) -> bool:
+    """Whether it is a string, but no docstring."""
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n" not in node.value
 
 
 def test_the_committed_page_is_the_generated_one():

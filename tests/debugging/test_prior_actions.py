@@ -1,6 +1,7 @@
 import re
 from pathlib import Path
 
+import own_tables
 import pytest
 from command_line import command, exit_code
 from runs import metrics
@@ -21,6 +22,23 @@ def test_describe_counts_tables_and_rejections():
     accepted = re.search(r"6 tables from (\d+) draws: ([\d.]+)% accepted", result.stdout)
     rejected = sum(int(count) for count in re.findall(r"rejected as \w+ +(\d+)", result.stdout))
     assert int(accepted[1]) == 6 + rejected and float(accepted[2]) == pytest.approx(600 / int(accepted[1]), abs=0.05)
+
+
+def test_describe_shows_own_tables_of_any_length(tmp_path, monkeypatch, capfd):
+    folder = own_tables.write(tmp_path / "own", 3)
+    (folder / "broken.csv").write_text("a\n1\n")
+    describe = ["describe", "experiment=smoke", "prior=tables", f"prior.folder={folder}", "tables=2"]
+    assert exit_code(monkeypatch, "prior", *describe, "validation.every=5", "validation.rows=[512]") in (0, None)
+    lines = capfd.readouterr().out.splitlines()
+    shown = [
+        "rows: table2.csv 250, table1.csv 200, table0.csv 150",
+        "1 files left out: broken.csv (1 columns; a CSV file separates them by commas, semicolons or tabs)",
+    ]
+    assert set(shown) <= set(lines) and "2 tables from" in lines[-1]
+    assert exit_code(monkeypatch, "prior", *describe, "curriculum.stages.smoke.rows=[60,400]") == 2
+    printed = capfd.readouterr()
+    assert {*shown, "stage smoke: 3 of 3 tables have 60 rows, and 0 have 400"} <= set(printed.out.splitlines())
+    assert "error: curriculum.stages.smoke.rows has tables of 400 rows; none of the 3 real tables" in printed.err
 
 
 def test_gallery_is_a_picture_and_a_page_with_every_plan(tmp_path):

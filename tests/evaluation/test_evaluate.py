@@ -214,11 +214,48 @@ def test_a_task_that_cannot_be_scored_is_skipped(checkpoint, tmp_path, monkeypat
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "rows.csv"), results)
     printed = capsys.readouterr()
     assert "The checkpoint does not say on which tables" in printed.out and "means of 2 tasks" in printed.out
-    for words in (f"unread is skipped: {tmp_path}/unread.csv: there is", "failing is skipped: RuntimeError: no solu"):
-        assert printed.err.count(words) == 2  # at once, and below the tables
+    for words in (
+        f"unread is skipped: {tmp_path}/unread.csv cannot be read",
+        "failing is skipped: RuntimeError: no solu",
+    ):
+        assert printed.err.count(words) == 1
+    assert printed.err.splitlines()[-1] == f"scores of 2 of 4 tasks: {tmp_path}/rows.csv"
     folder_of_tasks(tmp_path, "unread", missing="unread")
     with pytest.raises(ConfigError, match="no task could be scored"):
         evaluate(checkpoint=checkpoint, suite="folder", folder=str(tmp_path))
+
+
+def test_an_interrupted_command_continues_and_other_scores_are_kept(checkpoint, tmp_path, monkeypatch, capsys):
+    folder_of_tasks(tmp_path, "one", "two", "three")
+    monkeypatch.setattr(evaluation, "BASELINES", {"other": lambda: DummyClassifier(strategy="prior")})
+    settings = dict(
+        checkpoint=checkpoint, suite="folder", folder=str(tmp_path), splits=1, output=f"{tmp_path}/rows.csv"
+    )
+    scored = []
+
+    def interrupted(task, *rest):
+        scored.append(task.name)
+        if len(scored) == 2:
+            raise KeyboardInterrupt
+        return score_task(task, *rest)
+
+    monkeypatch.setattr(evaluation, "score_task", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(**settings, n_estimators=1)
+    before = pd.read_csv(tmp_path / "rows.csv")
+    refused = r"rows\.csv', which holds other scores or is finished: set overwrite=true"
+    with pytest.raises(ConfigError, match=refused):
+        evaluate(**settings, n_estimators=2)
+    results = evaluate(**settings, n_estimators=1)
+    assert scored == ["one", "two", "two", "three"] and list(results["data"][::2]) == ["one", "two", "three"]
+    pd.testing.assert_frame_equal(results[:2], before)
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "rows.csv"), results)
+    with pytest.raises(ConfigError, match=refused):
+        evaluate(**settings, n_estimators=1)
+    assert "rows.csv: continues after 1 task\n" in capsys.readouterr().err
+    evaluate(**settings, n_estimators=1, overwrite=True)
+    assert scored[4:] == ["one", "two", "three"]
+    assert {path.suffix for path in tmp_path.iterdir()} == {".csv"}
 
 
 def test_a_file_that_cannot_be_written_is_named_in_one_line(checkpoint, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 from sklearn.metrics import r2_score
 from sklearn.model_selection import StratifiedShuffleSplit
 
+from priors import build_prior
 from tabicl_train.config.schema import QUERY_SHARE
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES
@@ -91,6 +92,8 @@ def test_rows_without_a_finite_target_are_left_out(capsys):
     assert capsys.readouterr().err == "t: 3 rows with a missing or infinite target left out\n"
     assert task.y.tolist() == list(range(57)) and task.X["id"].tolist() == list(range(3, 60))
     assert "price" not in task.X and isinstance(task.X["string"].dtype, pd.CategoricalDtype)
+    dated = make_number_task("t", frame.assign(string=pd.date_range("2024", periods=60).astype(str)), "price")
+    assert (np.diff(dated.X["string"]) == 86400e6).all()
     as_text = make_number_task("t", frame.assign(price=[str(v) for v in np.arange(60) / 8]), "price")
     assert as_text.y.tolist() == list(np.arange(60) / 8)
     with pytest.raises(ConfigError, match="price is a number in fewer than 20 rows"):
@@ -150,7 +153,8 @@ def test_folder(tmp_path, ending):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (dict(item="nothing.csv"), r"nothing\.csv: there is no such \.csv or \.parquet file"),
+        (dict(item="nothing.csv"), r"nothing\.csv cannot be read: No such file"),
+        (dict(item="data.xls"), r"data\.xls must be one of \.csv, "),
         (dict(target="lable"), r"data\.csv has no column lable"),
         (dict(drop="id number2"), r"data\.csv has no column number2"),
         (dict(target="id", drop=""), "id has fewer than two classes with at least 10 rows"),
@@ -164,6 +168,22 @@ def test_faulty_tables_of_tasks(tmp_path, changes, words):
     write_tasks(tmp_path, **changes)
     with pytest.raises(ConfigError, match=words):
         list(load_suite("folder", str(tmp_path), 1000, numbers))
+
+
+def test_the_tasks_of_a_folder_are_those_of_the_prior(tmp_path, capsys):
+    """Of the same tasks.csv, in which `task` is optional; with what may be misread."""
+    frame = table().assign(id=np.random.default_rng(0).permutation(60), price=[f"${1000 + i:,}" for i in range(60)])
+    frame.to_csv(tmp_path / "data.csv", index=False, sep=";")
+    frame.drop(columns=["id", "price"]).to_feather(tmp_path / "other.feather")
+    rows = ["data.csv;label", "data.csv;string", "other.feather;label"]
+    (tmp_path / "tasks.csv").write_text("\n".join(["item;target", *rows]))
+    tasks = list(load_suite("folder", str(tmp_path), 1000))
+    assert [task.name for task in tasks] == ["data.csv label", "data.csv string", "other.feather"]
+    lines = capsys.readouterr().err.splitlines()
+    assert "data.csv label: 'id' looks like an identifier; the column drop of tasks.csv leaves it out" in lines
+    assert any(line.startswith("data.csv label: 'price' is read as categories: numbers with sep") for line in lines)
+    prior = build_prior("tables", folder=str(tmp_path), validation_fraction=0.0, test_fraction=0.0)
+    assert {(task.entry.path, task.target) for task in prior.tasks} == {tuple(row.split(";")) for row in rows}
 
 
 def test_wrong_suites(tmp_path):

@@ -238,5 +238,3 @@ def test_auto_with_hardly_any_rows_or_with_fine_tuning():
         assert np.allclose(model.predict_proba(X).sum(1), 1) and 0.1 <= model.softmax_temperature_ <= 10
     with pytest.raises(ValueError, match="fine_tune trains the network on them; set a number"):
         classifier(softmax_temperature="auto", fine_tune=FineTune()).fit(X, [0, 1, 0, 1])
-    with pytest.raises(ValueError, match="softmax_temperature is 'best'; it must be above 0, or \"auto\""):
-        classifier(softmax_temperature="best").fit(X, [0, 1, 0, 1])

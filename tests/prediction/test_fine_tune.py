@@ -68,7 +68,7 @@ def learned() -> TabICLClassifier:
     return tuned(*rule(), **LEARNS, test_fraction=0.15)
 
 
-def test_what_follows_a_rule_gets_better_also_on_rows_that_took_no_part(learned):
+def test_what_follows_a_rule_gets_better_also_on_rows_that_took_no_part(learned, tmp_path):
     X, y = rule()
     found = learned.fine_tuning_
     assert not found.kept_start and found.ended_by == "steps"
@@ -81,6 +81,9 @@ def test_what_follows_a_rule_gets_better_also_on_rows_that_took_no_part(learned)
     np.testing.assert_allclose(found.history[0].loss, validation_loss(untuned(X, y), X, y, 0.15), rtol=1e-5)
     lowest = min(check.loss for check in found.history)
     np.testing.assert_allclose(lowest, validation_loss(learned, X, y, 0.15), rtol=1e-5)
+    learned.export(tmp_path / "tuned.ckpt")
+    again = TabICLClassifier(tmp_path / "tuned.ckpt", n_estimators=2).fit(X, y)
+    assert np.array_equal(again.predict_proba(X), learned.predict_proba(X))
     loaded = pickle.loads(pickle.dumps(learned))
     assert loaded.fine_tuning_ == found and np.array_equal(loaded.predict_proba(X), learned.predict_proba(X))
 
@@ -102,7 +105,7 @@ def test_training_that_only_does_harm_leaves_the_start_to_the_bit(monkeypatch):
 
 
 @pytest.mark.parametrize(("gain", "kept_start"), [(0.9, True), (1.1, False)])
-def test_a_gain_within_its_standard_error_keeps_the_start(gain, kept_start, monkeypatch):
+def test_a_gain_within_its_standard_error_keeps_the_start_and_a_small_one_is_not_shown(gain, kept_start, monkeypatch):
     X, y = rule()
     noise = np.tile([0.1, -0.1], len(sides(X, y)[1]))[: len(sides(X, y)[1])]  # of the losses of the selection rows
     error = noise.std(ddof=1) / np.sqrt(len(noise))
@@ -113,6 +116,7 @@ def test_a_gain_within_its_standard_error_keeps_the_start(gain, kept_start, monk
     losses = [check.loss for check in model.fine_tuning_.history]
     assert losses[1] < losses[0]
     assert model.fine_tuning_.kept_start == kept_start
+    assert kept_start or model.fine_tuning_.result.startswith("no change shown: ")  # the interval includes zero
     assert equal(weights(model), weights(untuned(X, y))) == kept_start
 
 
@@ -154,7 +158,7 @@ def test_validation_and_test_rows_and_their_copies_are_never_trained_on(monkeypa
     assert trained | apart == set(map(tuple, X))
 
 
-def test_the_time_limit(monkeypatch):
+def test_the_time_limit_and_a_line_every_ten_seconds_without_a_terminal(monkeypatch, capsys):
     """With a clock that moves a minute at each look; it is looked at once a step, and once more after each check."""
     looks = iter(range(1000))
     monkeypatch.setattr(module, "clock", lambda: 60.0 * next(looks))
@@ -164,6 +168,14 @@ def test_the_time_limit(monkeypatch):
     assert found.ended_by == "time"
     assert [check.step for check in found.history] == [0, 3, 4]
     assert [check.seconds for check in found.history] == [60, 300, 420]
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.rpartition(", ")[0] for line in lines] == [
+        f"fine-tuning: step {step} of 100, {60 * looks} s" for step, looks in ((1, 2), (2, 3), (3, 4), (4, 6))
+    ]
+    monkeypatch.setattr(module, "LINE_SECONDS", 150)
+    looks = iter(range(1000))
+    tuned(X, y, max_steps=100, max_minutes=5.5, patience=99)
+    assert [line.split()[2] for line in capsys.readouterr().err.splitlines()] == ["2", "4"]
 
 
 def test_two_fits_are_equal_to_the_bit_and_draw_no_numbers_of_torch(monkeypatch):
@@ -245,8 +257,8 @@ def test_gradients_do_not_depend_on_how_many_draws_go_through_the_network_togeth
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"learning_rate": 0.0}, "learning_rate is 0.0; it must be above 0"),
-        ({"max_steps": 0, "max_minutes": -1}, "max_steps is 0; .* max_minutes is -1; it must be above 0"),
+        ({"learning_rate": 0.0}, "'learning_rate' parameter of FineTune must be a float .* Got 0.0 instead"),
+        ({"max_steps": 2.5}, "'max_steps' parameter of FineTune must be an int .* Got 2.5 instead"),
         ({"validation_fraction": 0.5, "test_fraction": 0.5}, "leave no rows for training"),
         ({"validation_fraction": 0.95}, "rows are for training, where at least 10 are needed"),
     ],
@@ -277,7 +289,9 @@ def test_an_interruption_leaves_the_best_weights_so_far(learned, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         model.fit(X, y)
     assert equal(weights(model), weights(learned))
-    assert model.fine_tuning_ is None
+    found = model.fine_tuning_
+    assert found.ended_by == "interrupt" and [check.step for check in found.history] == [0, 10, 20]
+    assert found.result.startswith("better by ") and "rows by which the weights were chosen" in found.result
 
 
 def test_tables_that_cannot_be_trained_on_are_told():

@@ -1,5 +1,6 @@
 """What the classifier says about malformed tables and parameters."""
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from tabicl_train.model import TabICL
 
 X, Y = table()
 FAULTS = {  # those that scikit-learn's own checks leave out
-    "too large": (X.assign(number=1e300), Y, r"Input X contains infinity or a value too large for dtype\('float32'\)"),
+    "too large": (X.assign(number=1e300), Y, r"Input X contains infinity or .* in column 'number'"),
     "one class": (X, ["a"] * ROWS, "needs samples of at least 2 classes .* only one class: a"),
     "missing label": (X, [None, *Y[1:]], "Input y contains NaN"),
     "mixed column": (
@@ -43,7 +44,8 @@ def test_values_that_are_no_numbers_count_as_missing_with_one_warning():
     with pytest.warns(UserWarning) as record:
         p = model.predict_proba(strange)
     (message,) = [str(warning.message) for warning in record]
-    assert "that held numbers in fit: 'number' ('much'), 'integer' ('many'); they are treated as missing" in message
+    examples = "'number' ('much' among numbers), 'integer' ('many' among numbers)"
+    assert f"unlike the others of their columns: {examples}; they are treated as missing" in message
     assert record[0].filename == __file__
     assert np.array_equal(p, model.predict_proba(missing))
 
@@ -51,9 +53,31 @@ def test_values_that_are_no_numbers_count_as_missing_with_one_warning():
 def test_a_string_among_numbers_in_one_fold_does_not_stop_cross_validation():
     text = X[["number"]].astype(str)
     text.loc[4, "number"] = "unknown"
-    with pytest.warns(UserWarning, match="'number' .'unknown'.; they are treated as missing"):
+    with pytest.warns(UserWarning, match="'number' .'unknown' among numbers.; they are treated as missing"):
         scores = cross_val_score(classifier(), text, Y, cv=3, error_score="raise")
     assert np.isfinite(scores).all()
+
+
+def test_texts_that_look_like_numbers_or_dates_are_named_with_an_example():
+    texts = {"dollars": "$1,0{}", "euros": "1.0{},50 \u20ac", "some": "{}", "days": "{}.1.2024", "mixed": "2024-01-{}"}
+    frame = pd.DataFrame({name: [text.format(10 + i % 20) for i in range(ROWS)] for name, text in texts.items()})
+    frame.loc[0, "some"], frame.loc[9:, "mixed"] = "?", [f"week {i}" for i in range(9, ROWS)]
+    codes = frame[["days"]].astype("category").assign(code=np.resize(["1-2", "3+", "192.168.1.1"], ROWS))
+    with pytest.warns(UserWarning) as record:
+        classifier().fit(frame, Y)
+    (message,) = [str(warning.message) for warning in record]
+    for words in (
+        "'dollars' (numbers with separators, currency or percent signs, such as '$1,010'; write",
+        "'euros' (numbers with separators, currency or percent signs, such as '1.010,50 \u20ac'",
+        "'some' (numbers beside the text '?'",
+        "'days' (dates that are not in the ISO format, such as '10.1.2024'",
+        "'mixed' (dates such as '2024-01-10' beside the text 'week 9')",
+        "Convert them first, for example by X[column].str.replace",
+    ):
+        assert words in message
+    assert record[0].filename == __file__
+    with warnings.catch_warnings(action="error"):
+        classifier().fit(codes, Y)
 
 
 QUERY_FAULTS = {
@@ -79,10 +103,15 @@ def test_a_network_that_predicts_numbers_is_refused():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (dict(n_estimators=0), "n_estimators is 0"),
+        (dict(n_estimators=2.5), r"'n_estimators' parameter of TabICLClassifier must be an int .* Got 2.5 instead"),
+        (dict(n_estimators="3"), "'n_estimators' .* Got '3' instead"),
+        (dict(n_estimators=None), "'n_estimators' .* Got None instead"),
         (dict(norm_methods=("robust",)), r"norm_methods is \('robust',\); it must be some of none, power, quantile"),
-        (dict(softmax_temperature=0.0), r"softmax_temperature is 0.0"),
-        (dict(memory_gb=-1), "memory_gb is -1"),
+        (dict(norm_methods="power"), "'norm_methods' .* Got 'power' instead"),
+        (dict(softmax_temperature=0.0), "'softmax_temperature' .* Got 0.0 instead"),
+        (dict(softmax_temperature="a"), r"'softmax_temperature' .* or a str among \{'auto'\}. Got 'a' instead"),
+        (dict(memory_gb=-1), "'memory_gb' .* Got -1 instead"),
+        (dict(device=0), "'device' .* Got 0 instead"),
     ],
 )
 def test_wrong_parameters_are_refused(options, words):

@@ -125,7 +125,7 @@ def test_only_long_enough_tables_are_drawn(folder):
     with pytest.raises(PriorError, match="no table has 301 rows with a target; the longest one has 300"):
         prior.sample(TableSpec(301, 100, 3, 3), 0)
     (problem,) = long_enough("validation.rows", 100, prior.for_validation(), False)
-    assert problem.startswith("validation.rows asks for real tables, but none is for validation; raise")
+    assert problem.startswith("validation.rows asks for real tables, but none is for validation; raise prior.valid")
 
 
 def test_numbers_are_cut_at_quantiles():
@@ -210,7 +210,7 @@ def test_tables_that_are_few_are_for_validation(folder):
     assert paths_of(prior.for_validation()) == {lowest.entry.path} and len(prior.tasks) == 3
     assert prior.for_test().tasks == [] and prior.for_test().eligible(60, False) == (0, 0)
     assert f"1 for validation: {lowest.entry.path}" in prior.describe()
-    assert "none for the final test: raise test_fraction, or add tables" in prior.describe()
+    assert "none for the final test: raise prior.test_fraction, or add tables" in prior.describe()
     only = prior_of(folder, validation_fraction=0.0, test_fraction=2 * half)
     assert only.for_validation().tasks == [] and paths_of(only.for_test()) == {lowest.entry.path}
     assert not any("validation" in line for line in prior_of(folder).describe())
@@ -295,6 +295,7 @@ def test_the_folder_is_described(folder):
     (folder / "tasks.csv").write_text("item,target\ntable0.csv,label\nnone.csv,label\n")
     assert prior_of(folder).describe() == [
         f"{folder}: 5 tables with 930 rows, from 6 files",
+        "rows: table3.csv 300, table2.csv 250, table1.csv 200 and 2 more",
         "3 not in tasks.csv, so their target is a column called target, class, label or y, else the last one: "
         + ", ".join(f"table{task}.csv (label)" for task in order(folder)),
         "1 files left out: broken.csv (line 2 has 1 values, but there are 2 columns)",

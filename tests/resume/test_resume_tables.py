@@ -1,5 +1,6 @@
 """Runs on real tables: the same draws for any workers and ranks, bit-exact resume, and files that change."""
 
+import re
 import shutil
 import signal
 
@@ -10,7 +11,10 @@ from forked import run_ranks
 from runs import last
 from test_resume import STEPS, tables
 
+from priors.real import real_tables
+from tabicl_train.callbacks.validation import validation_streams
 from tabicl_train.config.compose import compose
+from tabicl_train.config.schema import build_prior
 from tabicl_train.errors import ConfigError
 
 
@@ -73,6 +77,30 @@ def test_a_run_is_continued_on_the_same_file_only(short, tmp_path):
         train(*run, "trainer.max_steps=3")
 
 
+def test_validation_leaves_out_lengths_that_no_table_has(settings, capsys):
+    config = compose(["experiment=smoke", *settings, "validation.every=5", "validation.rows=[60,500]"])
+    streams = validation_streams(config.validation, config.curriculum.parts(build_prior(config.prior)), config.model)
+    assert [stage.rows for stage in streams["own"].curriculum.stages.values()] == [[60, 60]]
+    warning = "warning   validation.rows: 500 left out, as no own table for it is that long\n"
+    assert capsys.readouterr().err == warning
+
+
+def test_advice_about_the_tables_of_a_mixture_names_keys_that_can_be_set(folder):
+    settings = [
+        "experiment=own_tables",
+        f"prior.components.tables.folder={folder}",
+        "curriculum.stages.own.rows=[60,150]",
+    ]
+    none = ["prior.components.tables.validation_fraction=0", "prior.components.tables.test_fraction=0"]
+    with pytest.raises(ConfigError) as caught:
+        compose([*settings, *none])
+    (key,) = re.findall(r"raise (\S+),", str(caught.value))
+    config = compose([*settings, *none, f"{key}=0.3", "validation.rows=[60]"])
+    (line,) = [line for line in real_tables(build_prior(config.prior)).describe() if "final test" in line]
+    (key,) = re.findall(r"raise (\S+),", line)
+    assert compose([*settings, f"{key}=0.3", "validation.rows=[60]"])
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -81,7 +109,7 @@ def test_a_run_is_continued_on_the_same_file_only(short, tmp_path):
             r"curriculum.stages.smoke.rows has tables of 500 rows; none of the \d real tables for it is that long",
         ),
         (
-            ["validation.every=5", "validation.rows=[60,500]"],
+            ["validation.every=5", "validation.rows=[500,600]"],
             r"validation.rows has tables of 500 rows; none of the \d real tables for it is that long",
         ),
         (["prior.validation_fraction=2"], r"prior tables: validation_fraction is 2(.0)?; it must lie in \[0, 1\)"),

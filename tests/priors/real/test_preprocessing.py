@@ -57,6 +57,28 @@ def test_gaps_are_kept_where_that_is_asked_for():
     assert np.array_equal(encoder.transform(query), [[np.nan, np.nan, 5]], equal_nan=True)
 
 
+def test_dates_are_times_of_whatever_type_in_fit_and_in_queries():
+    times = pd.Series(pd.to_datetime(["2024-03-01", "1999-12-31", "2024-03-02", None]))
+    forms = {
+        "date": times.dt.date,
+        "objects": times.astype(object),
+        "text": times.dt.strftime("%Y-%m-%d"),
+        "with a time": times.dt.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "zone": times.dt.tz_localize("UTC").dt.tz_convert("Asia/Tokyo"),
+    }
+    expected = FeatureEncoder(keeps_missing=True).fit(times.to_frame()).transform(times.to_frame())
+    for name, values in forms.items():
+        for first, then in ((values, times), (times, values)):
+            encoder = FeatureEncoder(keeps_missing=True).fit(first.to_frame("day"))
+            assert np.array_equal(encoder.transform(then.to_frame("day")), expected, equal_nan=True), name
+    mixed = pd.DataFrame({"day": ["2024-03-01", "unknown", "2024-03-02", "2024-03-03"]})
+    with pytest.warns(UserWarning, match=r"'day' \('unknown' among times\); they are treated as missing"):
+        codes = FeatureEncoder(keeps_missing=True).fit(mixed).transform(mixed)
+    assert np.array_equal(np.diff(codes[[0, 2, 3], 0]), [86400e6, 86400e6]) and np.isnan(codes[1, 0])
+    with pytest.warns(UserWarning, match=r"'day' \(3.0 among times\)"):
+        assert np.isnan(encoder.transform(pd.DataFrame({"day": [3.0]}))).all()
+
+
 @pytest.mark.parametrize(
     "values, order, codes",
     [

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from priors import build_prior
 from priors.real import files
 from priors.real.files import ColumnFacts, content_hash, index_folder, read_entry, read_table
 from priors.real.tasks import find_tasks
@@ -34,7 +35,8 @@ def left_out(folder) -> dict[str, str]:
         (b"\n\n", "it is empty"),
         (b"a,b\n", "0 rows, fewer than 10"),
         (b"a,b\n1,2\n", "1 rows, fewer than 10"),
-        (b"a;b\n1;2\n", "1 columns; a CSV file separates them by commas"),
+        (b"a;b\n1;2\n", "1 rows, fewer than 10"),
+        (b"a|b\n1|2\n", "1 columns; a CSV file separates them by commas, semicolons or tabs"),
         (f"a,b\n{ROWS}1,2,3\n".encode(), "line 14 has 3 values, but there are 2 columns"),
         (f"a,b\n{ROWS}1\n".encode(), "line 14 has 1 values, but there are 2 columns"),
         (f"a\n{ROWS}".encode(), "line 2 has 2 values, but there are 1 columns"),  # pandas: the first one names rows
@@ -77,10 +79,12 @@ COLUMNS = {  # values, and their kind or the reason why they are left out
     "from 1": (np.arange(1.0, 21), "row numbers"),
     "from 2": (np.arange(2, 22), "number"),
     "backwards": (np.arange(20)[::-1], "number"),
-    "thousands": ([f"{1000 + 7 * i:,}" for i in range(20)], "numbers with separators or percent signs, such as '1,000"),
-    "some thousands": (["12", "1,013", "2,500", "-1,200,300.5"] * 5, "numbers with separators or percent signs"),
-    "percent": (["3%", "2.5 %", None, "10%"] * 5, "numbers with separators or percent signs, such as '3%'"),
-    "decimal comma": (["2,5", "-0,1", "10", "3,75"] * 5, "numbers with separators or percent signs"),
+    "thousands": ([f"{1000 + 7 * i:,}" for i in range(20)], "numbers with separators"),
+    "some thousands": (["12", "1,013", "2,500", "-1,200,300.5"] * 5, "numbers with separators"),
+    "percent": (["3%", "2.5 %", None, "10%"] * 5, "numbers with separators, currency or percent signs, such as '3%'"),
+    "decimal comma": (["2,5", "-0,1", "10", "3,75"] * 5, "numbers with separators"),
+    "euros": (["1.234,50", "2 345 \u20ac", "12"] + 17 * ["7,5"], "numbers with separators"),
+    "dollars": (["$1,013", "-$12", "$2.50", None] * 5, "numbers with separators, currency or percent signs, such"),
     "codes": (["1-2", "3-4", "A1,5", "7%x"] * 5, "category"),
     "gaps": ([None, 1.5, 2.5, None] * 5, "number"),
     "truth": ([True, False] * 10, "number"),
@@ -89,6 +93,7 @@ COLUMNS = {  # values, and their kind or the reason why they are left out
     "iso date": ([f"2024-01-{day:02d}" for day in range(1, 21)], "time"),
     "iso time": ([f"2024-01-{day:02d}T10:00:00+02:00" for day in range(1, 21)], "time"),
     "other date": ([f"{day}.1.2024" for day in range(1, 21)], "dates that are not in the ISO format, such as '1.1."),
+    "mixed dates": (["2024-01-01", "unknown"] * 10, "dates such as '2024-01-01' beside the text 'unknown'"),
     "mixed": (["1", "2", "3", "?"] * 5, "numbers beside the text '?'"),
     "infinite": ([1.0, np.inf] * 10, "infinite values"),
     "too large": ([1.0, 1e300] * 10, "infinite values, or too large"),
@@ -139,6 +144,31 @@ def test_values_are_those_of_the_file(tmp_path):
     assert list(columns["group"]) == list(frame["group"])
     assert list(columns["group"].categories) == ["blue", "green", "red"]
     assert np.array_equal(np.diff(columns["day"]), np.full(49, 86_400e6))  # microseconds
+
+
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_other_separators_are_recognized_by_the_first_line(mark, tmp_path):
+    frame = own_tables.frame(0, 50).rename(columns={"x": "x, in mm"})
+    frame["gaps"] = [f"a{mark},b"] * 25 + ["c"] * 25
+    found = entry(tmp_path, frame.to_csv(index=False, sep=mark).encode())
+    assert found.content == entry(tmp_path, frame.to_csv(index=False).encode()).content and len(found.columns) == 8
+    (tmp_path / "tasks.csv").write_text(f"item{mark}target\na.csv{mark}group\n")
+    assert [task.target for task in find_tasks(tmp_path, index_folder(tmp_path))[0]] == ["group"]
+
+
+def test_columns_that_look_like_identifiers_are_named(tmp_path):
+    names = ["ID", "customer_id", "passengerId", "paid", "id2"]
+    frame = own_tables.frame(0, 50).assign(**{name: np.random.default_rng(0).permutation(50) for name in names})
+    frame.assign(id=1 + np.arange(50) // 2).to_csv(tmp_path / "a.csv", index=False)
+    line = (
+        "3 columns look like identifiers; {} leaves them out: 'ID' of a.csv, 'customer_id' of a.csv, 'passengerId' of"
+    )
+    fractions = {"validation_fraction": 0.0, "test_fraction": 0.0}
+    expected = line.format("the column drop of tasks.csv")
+    assert build_prior("tables", folder=str(tmp_path), **fractions).describe()[-1].startswith(expected)
+    one = {"file": str(tmp_path / "a.csv"), "target": "label"}
+    assert build_prior("one_table", **one).describe()[-1].startswith(line.format("prior.drop"))
+    assert not any("identifiers" in line for line in build_prior("one_table", **one, drop=names).describe())
 
 
 def test_row_numbers_that_pandas_writes_are_left_out(tmp_path):
