@@ -189,7 +189,7 @@ class Realistic(Prior):
 
 
 def skill_problems(min_skill: float) -> list[str]:
-    """What is wrong with a least skill, as messages for the user."""
+    """List what is wrong with a least skill, as messages for the user."""
     fine = type(min_skill) in (int, float) and 0 <= min_skill < 1
     return [] if fine else [f"min_skill is {min_skill!r}; it must lie in 0..1, 1 excluded"]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import glob
 import json
 import re
 from collections.abc import Collection, Iterable
@@ -638,7 +639,7 @@ class RunConfig:
     @property
     def has_checkpoint(self) -> bool:
         """Whether the run has begun and will continue from a checkpoint of its own."""
-        return any(Path(self.run_dir, "checkpoints").glob("step-*.ckpt"))
+        return bool(glob.glob("step-*.ckpt", root_dir=Path(self.run_dir, "checkpoints")))
 
     @property
     def total_steps(self) -> int:

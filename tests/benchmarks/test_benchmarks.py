@@ -216,18 +216,6 @@ def test_balance_of_the_ranks(run):
     ]
 
 
-@pytest.mark.slow
-def test_precision_of_whole_runs(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(subprocess, "run", forked_train)
-    tables = (f"curriculum.stages.stage{number}.tables=1" for number in (1, 2, 3))
-    small = ("model=tiny", "prior=dummy", "validation.every=0", "stream.num_workers=0", *tables)
-    printed = run("stability.py", f"folder={tmp_path}/runs", "share=0.0001", "seeds=1", "processes=1", *small)
-    rows = [line.split() for line in printed.splitlines()[1:5]]
-    names = [f"seed0-{p}-{kind}" for kind in ("plain", "bounded") for p in ("fp32", "bf16")]
-    assert [row[0] for row in rows] == names and {row[1] for row in rows} == {"3"}
-    assert len(re.findall(r"^seed0-bf16-\w+: [+-]\d+\.\d\d% beside fp32$", printed, re.MULTILINE)) == 2
-
-
 @pytest.mark.campaign
 def test_kills_at_points_and_at_random_moments(tmp_path):
     command = [sys.executable, FOLDER / "kill_campaign.py", tmp_path / "campaign", "kills=2", "points=2"]

@@ -75,7 +75,7 @@ def test_a_folder_of_own_configurations_is_searched_too(own_configs):
     with pytest.raises(ConfigError) as caught:
         compose(["experiment=own", "model.embed_dm=3", "curriculum.stages.only.steps=4"], **option)
     assert caught.value.problems == ["model.embed_dm: no such setting; did you mean model.embed_dim?"]
-    with pytest.raises(ConfigError, match="demo_regression, fine_tune, linear_functions, mini, own"):
+    with pytest.raises(ConfigError, match="demo_regression, fine_tune, linear_functions, mini, mini_regression, own"):
         compose(["experiment=ow"], **option)
     with pytest.raises(ConfigError, match="--config-dir is 'nowhere'; there is no such folder"):
         compose([], "nowhere")

@@ -83,6 +83,6 @@ def test_a_warning_about_values_names_the_line_of_the_caller():
     strange = pd.DataFrame(QUERIES).astype({1: object})
     strange.loc[3, 1] = "much"
     for predict in (model.predict, model.predict_median, model.predict_interval):
-        with pytest.warns(UserWarning, match="1 .'much'.; they are treated as missing") as record:
+        with pytest.warns(UserWarning, match="1 .'much' among numbers.; they are treated as missing") as record:
             predict(strange)
         assert [warning.filename for warning in record] == [__file__]

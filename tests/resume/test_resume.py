@@ -87,7 +87,7 @@ def test_other_numbers_of_ranks_change_no_more_than_the_order_of_sums(folder):
     codes = run_ranks(train, *settings, "stream.num_workers=0", folder=folder, size=3)
     stderr = (folder / "stderr.0").read_text()
     assert codes == [0, 0, 0], stderr
-    assert "step-00000004.ckpt is damaged" in stderr and "resumed at step 2" in stderr
+    assert "step-00000004.ckpt is not a checkpoint" in stderr and "resumed at step 2" in stderr
     assert last(run_dir)["run"]["ranks"] == 3
     assert tables(run_dir) == tables(whole) and len(tables(whole)) == STEPS * 8
     assert [step for step, *_ in exact(run_dir)] == [str(step + 1) for step in range(STEPS)]

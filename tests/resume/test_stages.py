@@ -38,7 +38,7 @@ def three_stages(tmp_path_factory) -> Path:
 def test_stages_follow_each_other_with_a_named_checkpoint_each_and_a_fresh_optimizer(three_stages):
     rows = runs.metrics(three_stages)
     assert [row["stage"] for row in rows] == ["stage1"] * 3 + ["stage2"] * 3 + ["stage3"]
-    assert float(rows[3]["lr"]) == 1e-3
+    assert float(rows[3]["lr"]) == 1e-4
     for stage, step in (("stage1", 3), ("stage2", 6), ("stage3", 7)):
         named, numbered = checkpoint(three_stages, f"stage-{stage}"), checkpoint(three_stages, f"step-{step:08d}")
         assert named["global_step"] == step
