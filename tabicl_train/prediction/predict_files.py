@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import warnings
 from pathlib import Path
@@ -13,7 +14,7 @@ from tqdm import tqdm
 from priors import PriorError
 from priors.real.files import Unusable, as_column, facts_of, read_file
 from priors.real.preprocessing import as_numbers, reads_as_numbers
-from priors.real.tasks import FEW_VALUES
+from priors.real.tasks import FEW_VALUES, is_identifier
 from tabicl_train.config.options import PredictOptions
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.errors import ConfigError
@@ -50,7 +51,8 @@ def predict_files(options: PredictOptions) -> None:
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always", UserWarning)
         try:
-            model = make(network, n_estimators=options.n_estimators).fit(X, as_numbers(y) if wants_numbers else labels(y))
+            model = make(network, n_estimators=options.n_estimators)
+            model.fit(X, as_numbers(y) if wants_numbers else labels(y))
             with tqdm(total=len(test), unit="row", disable=None) as bar:
                 parts = []
                 for start in range(0, len(test), ROWS):
@@ -70,10 +72,7 @@ def predict_files(options: PredictOptions) -> None:
 
 def read_tables(options: PredictOptions) -> tuple[pd.DataFrame, pd.Series, pd.DataFrame, bool]:
     """Labeled rows, their targets, rows to predict with the same columns, and whether the targets are numbers."""
-    try:
-        train, test = read_file(Path(options.train)), read_file(Path(options.test))
-    except PriorError as error:
-        raise ConfigError([str(error)]) from None
+    train, test = read(options.train), read(options.test)
     dropped = [*options.drop, *(name for name in train if re.fullmatch(r"Unnamed: \d+", str(name)))]
     if nameless := dropped[len(options.drop) :]:
         info(f"left out  {counted(len(nameless), 'column')} of {options.train} without a name: perhaps row numbers")
@@ -90,7 +89,18 @@ def read_tables(options: PredictOptions) -> tuple[pd.DataFrame, pd.Series, pd.Da
         raise ConfigError([f"{options.test} has no rows"])
     if missing := [str(name) for name in X if name not in test]:
         raise ConfigError([f"{options.test} lacks the column {name!r} of {options.train}" for name in missing])
+    for name in (str(name) for name in X if is_identifier(str(name), X[name].nunique(), len(X))):
+        info(f"warning   {name!r} looks like an identifier; drop=[{name}] leaves it out")
     return X, y, test[X.columns], has_numbers(options, y)
+
+
+def read(path: str) -> pd.DataFrame:
+    try:
+        return read_file(Path(path))
+    except PriorError as error:
+        raise ConfigError([str(error)]) from None
+    except (ValueError, csv.Error) as error:  # of pandas, pyarrow and csv, for damaged files
+        raise ConfigError([f"{path} cannot be read: {first_line(error)}"]) from None
 
 
 def has_numbers(options: PredictOptions, y: pd.Series) -> bool:
@@ -139,4 +149,5 @@ def predictions(model: TabICLClassifier | TabICLRegressor, X: pd.DataFrame, opti
     # The mean is that of the network's own quantiles, so that all three come from one prediction.
     own = levels(model.network_.config.outputs).double().tolist()
     q = model.predict_quantiles(X, [*own, (1 - options.coverage) / 2, (1 + options.coverage) / 2])
-    return pd.DataFrame({options.target: q[:, : len(own)].mean(axis=1), "lower": q[:, -2], "upper": q[:, -1]})
+    ends = {f"{options.target}_lower": q[:, -2], f"{options.target}_upper": q[:, -1]}
+    return pd.DataFrame({options.target: q[:, : len(own)].mean(axis=1), **ends})

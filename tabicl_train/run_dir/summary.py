@@ -85,9 +85,9 @@ def result(run_dir: Path) -> str:
 
 def end_lines(run_dir: Path, has_estimators: bool) -> list[str]:
     """What a finished run says last: its scores, where its files are, and the next command."""
-    next_command = ["tabicl-evaluate", f"checkpoint={run_dir}"] if has_estimators else ["tabicl-report", f"run_dir={run_dir}"]
+    then = ["tabicl-evaluate", f"checkpoint={run_dir}"] if has_estimators else ["tabicl-report", f"run_dir={run_dir}"]
     return [
         f"result    {result(run_dir)}",
         f"files     {run_dir}, with the weights in {run_dir / 'checkpoints'}",
-        f"next      {shlex.join(next_command)}",
+        f"next      {shlex.join(then)}",
     ]
