@@ -131,9 +131,10 @@ class PredictOptions:
 RUNS = """\
 usage: tabicl-runs [folder]
 
-Lists the runs in a folder and its subfolders, runs/ by default, newest first: status (running, preempted, killed,
-failed or finished), steps done, mean training loss of the last tenth of them, score of the last validation, and the
-time since the last change. A run is continued by the command that has started it."""
+Lists runs, newest first: status (running, preempted, killed, failed or finished), steps done, mean training loss of
+the last tenth of them, score of the last validation, and the time since the last change.
+
+  folder              Runs in it and its subfolders are listed. (default: runs)"""
 
 
 @dataclass
