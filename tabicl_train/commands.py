@@ -272,6 +272,29 @@ def report() -> None:
 
 
 @plain_end()
+def runs() -> None:
+    """tabicl-runs [FOLDER]"""
+    from tabicl_train.config.options import RUNS
+
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(RUNS)
+        return
+    if len(sys.argv) > 2 or any("=" in word or word.startswith("-") for word in sys.argv[1:]):
+        raise ConfigError([f"{shlex.join(sys.argv[1:])}: give one folder: tabicl-runs [folder]"])
+    from tabicl_train.run_dir.summary import runs_table
+
+    print(runs_table(Path(*sys.argv[1:] or ["runs"])))
+
+
+@plain_end()
+def predict() -> None:
+    args = arguments("PredictOptions")
+    from tabicl_train.prediction.predict_files import predict_files
+
+    predict_files(args)
+
+
+@plain_end()
 def prior() -> None:
     """tabicl-prior ACTION key=value ..."""
     from tabicl_train.debugging.prior_actions import act

@@ -43,10 +43,18 @@ from tabicl_train.config.schema import (
     build_prior,
 )
 from tabicl_train.console import counted, first_line, info
-from tabicl_train.distributed.processes import Launch, Stop, read_launch, shares_store, watch_signals
+from tabicl_train.distributed.processes import (
+    Launch,
+    Stop,
+    read_launch,
+    shares_store,
+    start_command,
+    watch_signals,
+)
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.distributed.submit import requeue
 from tabicl_train.errors import ConfigError
+from tabicl_train.model.config import family_of
 from tabicl_train.module import Pretraining
 from tabicl_train.optimizer import MuonAdamW
 from tabicl_train.outputs import make_folder
@@ -57,6 +65,7 @@ from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.provenance import describe_machine, describe_origin, record_start
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import RunLock, RunStatus
+from tabicl_train.run_dir.summary import end_lines
 from tabicl_train.stream import StepStream
 from tabicl_train.workers import Loader
 
@@ -138,6 +147,7 @@ def train(config: RunConfig) -> str:
             info(f"{folder}: finished already, {start.steps} steps are done")
             if ranks.rank == 0:
                 status.finish_earlier(start.steps)
+                print_end(folder, config)
             close_process_group(ranks)
             return "finished"
 
@@ -182,9 +192,13 @@ def train(config: RunConfig) -> str:
             if outcome == "preempted":
                 path = folder / "checkpoints" / f"step-{step:08d}.ckpt"
                 cause = "no tables can be drawn" if unavailable else stop.cause
-                info(f"preempted at step {step} ({cause}): saved to {path}; the same command continues")
+                command = start_command()
+                info(f"preempted at step {step} ({cause}): saved to {path}; the same command continues{command}")
                 if step > start.steps or not unavailable:
                     requeue(config.trainer)
+            else:
+                info(f"finished  {step} steps")
+                print_end(folder, config)
         close_process_group(ranks)
         return outcome
 
@@ -223,6 +237,11 @@ def fit(
         checkpoints.save(step, module, optimizer)
     checkpoints.files.wait()
     return step
+
+
+def print_end(folder: Path, config: RunConfig) -> None:
+    for line in end_lines(folder, family_of(config.model).predicts_real_tables):
+        info(line)
 
 
 def start_drawing(loader: Loader, step: int, stop: Stop, ranks: Ranks) -> None:

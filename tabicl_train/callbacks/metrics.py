@@ -57,7 +57,7 @@ COLUMNS = (
     "accept_rate", "skipped", "clipped", "tflops_per_s", "peak_share", "memory_gb",
 )  # fmt: skip
 SCALING = ("step", "stage", "layer", "n_smallest", "n_largest", "at_smallest", "at_largest", "gate_mean", "gate_std")
-PLAIN_LINE_EVERY = 10.0  # seconds between progress lines where the output is not a terminal
+PLAIN_LINE_EVERY = 60.0  # seconds between progress lines where the output is not a terminal
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,9 @@ class LoggedSteps:
 
 
 class Progress:
-    """A bar on a terminal; elsewhere a plain line every ten seconds, so that logs stay readable.
+    """A bar on a terminal; elsewhere a plain line every minute, so that logs stay readable.
+
+    The time left is estimated without the first logged row, before which workers start and blocks are compiled.
 
     total: optimizer steps of the run
     flops: the expected FLOPs of a stage; a step of a later stage takes longer, so the remaining work is counted in them
@@ -94,8 +96,8 @@ class Progress:
     def start(self, step: int) -> None:
         stages = self.curriculum.stages.items()
         self.step_flops = {name: self.flops(stage) / stage.steps for name, stage in stages}
-        self.started = self.last_line = time.perf_counter()
-        self.first_work = self.work(step)
+        self.started, self.last_line = time.perf_counter(), -math.inf
+        self.first_work, self.rows = self.work(step), 0
         layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
         self.bar = None
         if sys.stderr.isatty():
@@ -126,11 +128,20 @@ class Progress:
         elif math.isfinite(row["loss"]):
             self.smooth = 0.9 * self.smooth + 0.1 * row["loss"]
         text = f"loss {self.smooth:.3f}, {row['tables_per_s']:.0f} tables/s, data wait {row['data_wait']:.1%}"
-        text += f", {row['memory_gb']:.1f} GB, {self.time_left(row)}"
+        text += f", {row['memory_gb']:.1f} GB"
+        self.rows += 1
+        if self.rows > 1:
+            text += f", {self.time_left(row)}"
+        else:
+            self.started, self.first_work = time.perf_counter(), self.work(row["step"])
         if self.bar is not None:
             self.bar.set_postfix_str(f"{row['stage']}, {text}", refresh=False)
             self.bar.update(row["step"] - self.bar.n)
-        elif time.perf_counter() - self.last_line >= PLAIN_LINE_EVERY or row["step"] == self.total:
+        elif (
+            self.rows <= 2  # the first ones, with an estimate of the time
+            or time.perf_counter() - self.last_line >= PLAIN_LINE_EVERY
+            or row["step"] == self.total
+        ):
             self.last_line = time.perf_counter()
             info(f"{row['stage']} step {row['step']}/{self.total}: {text}")
 

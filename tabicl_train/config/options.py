@@ -88,6 +88,56 @@ class EvaluateOptions:
 
 
 @dataclass
+class PredictOptions:
+    """tabicl-predict train=FILE target=COLUMN test=FILE output=FILE.csv key=value ...
+
+    Predicts a column of a table from labeled rows, without training. Writes a row for each row of the test file, in
+    their order: the most probable class and the probability of each class, or the mean of a number and an interval.
+    Files are .csv, .parquet, .arrow or .feather (all but CSV need the extra "eval"); their columns may hold numbers,
+    text, dates and times, and missing values.
+    """
+
+    train: str = MISSING
+    """File with the labeled rows."""
+    target: str = MISSING
+    """The column of it to predict. Rows without a value there are left out."""
+    test: str = MISSING
+    """File with the rows to predict. It has the columns of the other one; the target and further ones are not used."""
+    output: str = MISSING
+    """CSV file to write."""
+    checkpoint: str = "mini"
+    """A name of weights in the package, such as mini; or the folder of a run, a checkpoint or an export."""
+    task: str | None = None
+    """classification or regression; null takes a number with more than ten different values for a number to predict,
+    and everything else for classes."""
+    drop: list[str] = field(default_factory=list)
+    """Columns to leave out, such as drop=[id,name]."""
+    coverage: float = 0.8
+    """Probability of the interval around a number."""
+    n_estimators: int = 8
+    """Ensemble members over which predictions are averaged."""
+    overwrite: bool = False
+    """Replace the output if it is there."""
+
+    def problems(self) -> list[str]:
+        problems = at_least(1, n_estimators=self.n_estimators)
+        if self.task is not None:
+            problems += one_of("task", self.task, ("classification", "regression"))
+        if not 0 < self.coverage < 1:
+            problems.append(f"coverage is {self.coverage}; it must lie between 0 and 1")
+        return problems
+
+
+RUNS = """\
+usage: tabicl-runs [folder]
+
+Lists runs, newest first: status (running, preempted, killed, failed or finished), steps done, mean training loss of
+the last tenth of them, score of the last validation, and the time since the last change.
+
+  folder              Runs in it and its subfolders are listed. (default: runs)"""
+
+
+@dataclass
 class ReportOptions:
     """tabicl-report run_dir=DIR or run_dir=[DIR,DIR,...] [output=FILE.html]
 

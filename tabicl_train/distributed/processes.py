@@ -13,6 +13,7 @@ import math
 import multiprocessing
 import os
 import re
+import shlex
 import signal
 import socket
 import sys
@@ -76,6 +77,15 @@ def is_rank(environ: Mapping[str, str] = os.environ) -> bool:
 def is_own_launch(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether this program, rather than a torchrun of the user's, has started the agent of this rank."""
     return environ.get("TORCHELASTIC_RUN_ID", "").startswith(OWN)
+
+
+def start_command() -> str:
+    """The command that has started this run, after a colon; "" where torchrun or another program has called it."""
+    program = Path(sys.argv[0])
+    is_module = program.parent.name == "tabicl_train" and (is_own_launch() or not is_rank())
+    if not (is_module or program.name == "tabicl-train"):
+        return ""
+    return f": {shlex.join(['tabicl-train', *sys.argv[1:]])}"
 
 
 def start_problems(config: RunConfig) -> list[str]:

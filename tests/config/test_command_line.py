@@ -107,7 +107,7 @@ def test_help_is_short_and_names_every_group_and_the_reference(monkeypatch, capf
     assert "trainer.max_steps" in Path(reference).read_text()
 
 
-@pytest.mark.parametrize("name", ["export", "replay", "evaluate", "report", "prior"])
+@pytest.mark.parametrize("name", ["export", "replay", "evaluate", "predict", "report", "runs", "prior"])
 def test_commands_explain_their_options(name, monkeypatch, capfd):
     assert exit_code(monkeypatch, name, "--help") == 0
     text = capfd.readouterr().out
