@@ -99,7 +99,10 @@ def test_help_is_short_and_names_every_group_and_the_reference(monkeypatch, capf
     assert len(text.splitlines()) < 60
     assert "usage: tabicl-train experiment=NAME run_dir=DIR" in text
     listed = " ".join(text.split())
-    assert "demo_regression, fine_tune, linear_functions, mini, mini_regression, own, own_tables, quantifiers, smoke" in listed
+    assert (
+        "demo_regression, fine_tune, linear_functions, mini, mini_regression, own, own_tables, quantifiers, smoke"
+        in listed
+    )
     for group in ("model", "prior", "curriculum", "optimizer", "trainer"):
         assert f"\n  {group} " in text
     assert "Steps between checkpoints. (default: 500)" in text

@@ -160,7 +160,8 @@ def test_the_error_for_an_unknown_prior_lists_the_known_ones():
 
 def test_the_error_for_an_unknown_option_suggests_the_nearest_one():
     with pytest.raises(
-        PriorError, match=r"no option 'presett' \(did you mean 'preset'\?\), 'zzz'; its options are: realism, min_skill, preset"
+        PriorError,
+        match=r"no option 'presett' \(did you mean 'preset'\?\), 'zzz'; its options are: realism, min_skill, preset",
     ):
         build_prior("graph_scm", presett="released", zzz=1)
     with pytest.raises(PriorError, match="prior dummy has no option 'sigma'; it has none"):
