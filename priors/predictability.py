@@ -77,12 +77,12 @@ class ExtraTrees:
 
     def begin(self, y: np.ndarray) -> None:
         present, self.y = np.unique(y, return_inverse=True)
-        self.votes = np.zeros((len(y), len(present)), np.float32)
+        self.votes: np.ndarray = np.zeros((len(y), len(present)), np.float32)
 
     def grow(self, trees: int) -> ExtraTrees:
         """Add this number of trees; returns itself."""
         for _ in range(trees):
-            self.grow_one(self.rng.integers(1, 2**63))
+            self.grow_one(int(self.rng.integers(1, 2**63)))
         self.size += trees
         return self
 
