@@ -87,7 +87,7 @@ def begin(output: Path, options: EvaluateOptions, weights: dict[str, Tensor]) ->
     kept = {name: value for name, value in vars(options).items() if name not in ("checkpoint", "output", "figure")}
     settings = {"weights": digest.hexdigest(), **kept, "overwrite": False}
     if output.exists() and Records(output.parent).json(unfinished(output).name) == settings:
-        return pd.read_csv(output, float_precision="round_trip").to_dict("records")
+        return pd.read_csv(output).to_dict("records")
     if output.exists() and not options.overwrite:
         raise ConfigError(
             [f"output is {options.output!r}, which holds other scores or is finished: set overwrite=true"]
