@@ -86,7 +86,8 @@ class Reader:
 
     def __init__(self, page: str, folder: Path) -> None:
         self.lines, self.folder = PAGES[page], folder
-        own_tables.write(folder / "my_tables", 14)
+        tables = own_tables.write(folder / "my_tables", 14)
+        (tables / "tasks.csv").write_text("item,target\ntable0.csv,label\n")
         for number, name in enumerate(("train", "test")):
             own_tables.frame(number, 150).to_csv(folder / f"{name}.csv", index=False)
         self.results: list[subprocess.CompletedProcess | None] = []
@@ -150,8 +151,27 @@ def test_python_of_a_page_runs(page, number, readers, monkeypatch):
     namespace: dict = {}
     exec(blocks(page)[number][1], namespace)
     if "logits" in namespace:
-        shapes = {"README.md": (80, 10), "tabicl_train/prediction/README.md": (1, 80, 3)}
+        shapes = {"ARCHITECTURE.md": (80, 10), "tabicl_train/prediction/README.md": (1, 80, 3)}
         assert namespace["logits"].shape == shapes[page]
+
+
+def anchors(page: str) -> set[str]:
+    """The anchors that GitHub makes of the headings of a page."""
+    titles = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.S | re.M), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in PAGES:
+        for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", (ROOT / page).read_text()):
+            path, _, anchor = link.partition("#")
+            target = (ROOT / page).parent.joinpath(path).resolve() if path else ROOT / page
+            assert target.exists(), f"{page}: {link}"
+            assert not anchor or anchor in anchors(str(target)), f"{page}: {link}"
+
+
+def test_first_page_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
 def test_every_command_is_shown_and_installed():
@@ -209,9 +229,10 @@ def test_demo_from_another_directory_twice(tmp_path):
 def test_file_tree_names_every_folder_and_top_level_file(room):
     paths = [Path(f).relative_to(room) for f in TRACKED if f.startswith(f"{room}/")]
     expected = {path.parts[0] for path in paths if len(path.parts) > 1}
-    expected |= {path.name for path in paths if len(path.parts) == 1 and path.suffix in (".py", ".sh")}
     if room == "tests":
         expected = {"benchmarks"}  # its rooms are those of the rest
+    elif room != "priors":  # a file for each prior
+        expected |= {path.name for path in paths if len(path.parts) == 1 and path.suffix in (".py", ".sh")}
     tree = "\n".join(TREES)
     missing = {name for name in expected - {"__init__.py"} if not re.search(rf"\b{re.escape(name)}\b", tree)}
     assert not missing
