@@ -155,6 +155,15 @@ def test_python_of_a_page_runs(page, number, readers, monkeypatch):
         assert namespace["logits"].shape == shapes[page]
 
 
+@pytest.mark.slow
+def test_sweep_of_its_page_is_composed(tmp_path):
+    ((_, text),) = [block for block in blocks("configs/sweep/README.md") if block[0] == "yaml"]
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep/own.yaml").write_text(text)
+    result = command("sweep", "--config-dir", str(tmp_path), "sweep=own", "--cfg", "job")
+    assert result.returncode == 0 and "model.embed_dim=24" in result.stdout, result.stderr
+
+
 def anchors(page: str) -> set[str]:
     """The anchors that GitHub makes of the headings of a page."""
     titles = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.S | re.M), re.M)
