@@ -1,7 +1,7 @@
 """Synthetic tables: what one is, and how to draw one.
 
 A prior is a subclass of `Prior` in a module of its own, whose fields are its options, a line in PRIORS below, and a
-file `configs/prior/NAME.yaml`. Another package registers its own as an entry point; priors/README.md describes how.
+file `configs/prior/NAME.yaml`. Another package registers its own as an entry point; .github/CONTRIBUTING.md says how.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the rest of the program asks of a family of networks.
 
 A family is two classes: a dataclass of settings (`NetworkConfig`), which checkpoints keep, and the network (`Network`).
-README.md beside this file says how to add one. Only TabICL predicts real tables: the estimators, the public format,
+.github/CONTRIBUTING.md says how to add one. Only TabICL predicts real tables: the estimators, the public format,
 ONNX (prediction/) and evaluation/ are for it alone.
 """
 

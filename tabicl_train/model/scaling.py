@@ -8,7 +8,7 @@ For head h and element i of a query q, with n keys:
     qassmax, _elementwise             q * MLP_base(log n) * (1 + tanh(MLP_gate(q)))          (arXiv 2602.11139)
     ssa, ssa_trainable                q * b_h, and signed averaging in place of softmax      (arXiv 2508.14685)
 
-`RULES`, at the end, is the one place where a rule is registered; README.md beside this file adds one.
+`RULES`, at the end, is the one place where a rule is registered; .github/CONTRIBUTING.md adds one.
 
 B tables, H heads, Q queries.
 """

@@ -10,7 +10,7 @@ from priors import TableSpec
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior
 
-PAGE = Path(__file__).parents[2] / "priors/README.md"
+PAGE = Path(__file__).parents[2] / ".github/CONTRIBUTING.md"
 
 FILES = {
     "outside/__init__.py": "",

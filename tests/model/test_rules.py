@@ -7,14 +7,13 @@ import pytest
 import torch
 from small_networks import draw, logits_of, small_network
 
-import tabicl_train.model
 from tabicl_train.errors import ConfigError
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.model.config import SequenceConfig
 from tabicl_train.model.public_config import to_public
 from tabicl_train.model.scaling import RULES
 
-PAGE = Path(tabicl_train.model.__file__).with_name("README.md")
+PAGE = Path(__file__).parents[2] / ".github/CONTRIBUTING.md"
 
 
 @pytest.fixture
