@@ -70,8 +70,9 @@ class GraphSCM(Realistic):
         return columns, target, plan.num_classes
 
     def accept(self, table: Table, seed: tuple[int, ...]) -> None:
-        """Raise Rejected("unpredictable") for a table that the filter drops."""
+        """Raise Rejected("unpredictable") for a table that the filter drops; see also `Realistic.accept`."""
         if self.filter_unpredictable_tables:
             from priors.predictability import check_predictability
 
             check_predictability(table, rng_at(seed, "filter"))
+        super().accept(table, seed)

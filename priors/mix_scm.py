@@ -49,7 +49,7 @@ class MixSCM(Prior):
             else:
                 total += weight
             try:
-                build_component(name, options)  # what components inherit is checked above
+                build_component(name, options, {})  # what components inherit is checked above
             except PriorError as error:
                 problems.append(f"components.{name}: {error}")
         if not problems and total == 0:
@@ -114,9 +114,9 @@ class MixSCM(Prior):
         return table
 
 
-def build_component(name: str, options: dict[str, Any], inherited: Mapping[str, Any] | None = None) -> Prior:
+def build_component(name: str, options: dict[str, Any], inherited: dict[str, Any]) -> Prior:
     """Build a component; options: its own and the weight; inherited: options of a synthetic one that sets no own."""
     from priors import build_prior, prior_class  # not at the top: they import this module to find the priors
 
     own = {option: value for option, value in options.items() if option != "weight"}
-    return build_prior(name, **(dict(inherited or {}) if issubclass(prior_class(name), Realistic) else {}) | own)
+    return build_prior(name, **(inherited if issubclass(prior_class(name), Realistic) else {}) | own)

@@ -166,21 +166,18 @@ class Realistic(Prior):
     def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:
         """Draw a table as `Prior.attempt` does, with the changes that it gets."""
         if self.realism == OFF:
-            table = super().attempt(spec, seed)
-            self.check_skill(table, seed)
-            return table
+            return super().attempt(spec, seed)
         changes = self.realism.draw(spec, seed)
         plan = self.plan(changes.planned, seed)
         table = self.finished(*changes.change(*self.execute(plan)), spec, seed)
         missing = changes.fill_missing(table)
         self.accept(table, seed)
-        self.check_skill(table, seed)
         if missing is not None and spec.keeps_missing:
             table.X[missing] = torch.nan
         table.plan = changes.describe(plan)
         return table
 
-    def check_skill(self, table: Table, seed: tuple[int, ...]) -> None:
+    def accept(self, table: Table, seed: tuple[int, ...]) -> None:
         """Raise Rejected("skill") for a table with less than min_skill."""
         if self.min_skill:
             from priors.predictability import check_skill  # numba takes a second to import

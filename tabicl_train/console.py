@@ -26,8 +26,8 @@ def is_first() -> bool:
 
 
 def counted(number: int, noun: str) -> str:
-    """Join a number and its noun: 1 worker, 2 workers."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    """Join a number and its noun: 1 worker, 2 workers, 3 classes."""
+    return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
 def first_line(error: BaseException) -> str:

@@ -100,19 +100,9 @@ def refuse_changes(content: dict, values: dict, real_tables: str | None = None) 
         for key in differing
         if key == "prior.name" or (not key.startswith((*HARMLESS, *sets)) and key not in OF_A_START)
     ]
-    of_started = [f"curriculum.stages.{name}." for name in started]
-    order = (
-        "model.family",
-        "prior.name",
-        "seed",
-        STREAM,
-        REAL_TABLES,
-        "model.",
-        "optimizer.name",
-        "prior.",
-        *of_started,
-    )
-    breaking = [key for key in changed if key.startswith(order) and not key.endswith(ROUNDING)]
+    order = ["model.family", "prior.name", "seed", STREAM, REAL_TABLES, "model.", "optimizer.name", "prior."]
+    order += [f"curriculum.stages.{name}." for name in started]
+    breaking = [key for key in changed if key.startswith(tuple(order)) and not key.endswith(ROUNDING)]
     breaking.sort(key=lambda key: [key.startswith(start) for start in order].index(True))
     problems = [change(key, before, now) for key in breaking]
     if stages[: len(started)] != started:

@@ -264,7 +264,7 @@ class MissingLibrary(Exception):
 
 
 def read_file(path: Path) -> pd.DataFrame:
-    """The table in a file, with all of its columns; raises PriorError if it could be misread."""
+    """The table in a file, with all of its columns; raises PriorError if it is damaged or could be misread."""
     if path.suffix.lower() not in SUFFIXES:
         raise PriorError(f"{path} must be one of {', '.join(SUFFIXES)} files")
     try:
@@ -273,6 +273,8 @@ def read_file(path: Path) -> pd.DataFrame:
         raise PriorError(f"{path} cannot be read: {error.strerror}") from None
     except (Unusable, MissingLibrary) as error:
         raise PriorError(f"{path} cannot be used: {error}") from None
+    except (ValueError, csv.Error) as error:  # of pandas, pyarrow and csv, for damaged files
+        raise PriorError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
 
 
 def read_frame(content: bytes, suffix: str, check: bool) -> pd.DataFrame:

@@ -88,9 +88,9 @@ def read_weights(checkpoint: str | Path, weights: str = "trained") -> Pretrained
 def read_safetensors(path: Path) -> dict:
     """Read a file as the content of a public file."""
     try:
-        tensors = safetensors.torch.load_file(path)
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise ConfigError([no_such_weights("checkpoint", path)]) from None
     except (OSError, SafetensorError) as error:

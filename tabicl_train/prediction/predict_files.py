@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import warnings
 from pathlib import Path
@@ -45,7 +44,7 @@ def predict_files(options: PredictOptions) -> None:
     if unknown := len(train) - len(y):
         info(f"left out  {counted(unknown, 'row')} of {options.train} without a target")
     X, columns = train.loc[y.index], counted(train.shape[1], "column")
-    what = "numbers" if wants_numbers else counted(y.nunique(), "class").replace("classs", "classes")
+    what = "numbers" if wants_numbers else counted(y.nunique(), "class")
     info(f"predict   {options.target!r} ({what}) of {len(test):,} rows from {len(X):,} labeled ones with {columns}")
     make = TabICLRegressor if wants_numbers else TabICLClassifier
     with warnings.catch_warnings(record=True) as found:
@@ -99,8 +98,6 @@ def read(path: str) -> pd.DataFrame:
         return read_file(Path(path))
     except PriorError as error:
         raise ConfigError([str(error)]) from None
-    except (ValueError, csv.Error) as error:  # of pandas, pyarrow and csv, for damaged files
-        raise ConfigError([f"{path} cannot be read: {first_line(error)}"]) from None
 
 
 def has_numbers(options: PredictOptions, y: pd.Series) -> bool:

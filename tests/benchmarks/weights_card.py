@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from tabicl_train.config.schema import REAL_SCORES, judged_by
+from tabicl_train.config.schema import REAL_SCORES, judged_by, steps_of_stages
 from tabicl_train.console import counted, markdown_table
 from tabicl_train.evaluation.scores import FORMATS, THIS_MODEL, by_task, cell, judged, standing, summary_text
 from tabicl_train.prediction.export import read_weights
@@ -65,10 +65,9 @@ def section(name: str, run: Run) -> str:
 
 def effort(origin: dict, run: Run) -> str:
     """Tables and time in all, and the starts of the run with their hardware."""
-    stages, first, seen = origin["config"]["curriculum"]["stages"], 0, 0
-    for stage in stages.values():
-        seen += stage["tables"] * min(max(origin["step"] - first, 0), stage["steps"])
-        first += stage["steps"]
+    stages = origin["config"]["curriculum"]["stages"]
+    steps = steps_of_stages({name: stage["steps"] for name, stage in stages.items()}, origin["step"])
+    seen = sum(stages[name]["tables"] * done for name, done in steps.items())
     done = run.metrics["step"].diff().fillna(run.metrics["step"])
     tables = done * run.metrics["stage"].map({name: stage["tables"] for name, stage in stages.items()})
     hours = (tables / run.metrics["tables_per_s"]).sum() / 3600
