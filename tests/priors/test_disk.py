@@ -157,11 +157,6 @@ def test_a_folder_holds_one_dump(prior, seed, shard_size, message, dumped):
     assert stamps(dumped) == before
 
 
-def test_an_error_of_a_prior_comes_through_from_another_process(tmp_path):
-    with pytest.raises(PriorError, match="impossible table: num_features is 0"):
-        dump(build_prior("dummy"), [((1, 0, 0), TableSpec(20, 10, 0))], tmp_path, processes=2)
-
-
 SPOILERS = {"truncated": lambda content: content[:-100], "other file": lambda _: b"steps"}
 
 

@@ -54,14 +54,6 @@ def test_a_csv_file_that_could_be_misread_is_left_out_with_the_reason(content, r
     assert reason in entry(tmp_path, content).reason
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [("a.parquet", b""), ("a.parquet", b"PAR1 and more"), ("a.arrow", b"ARROW1"), ("a.feather", bytes(100))],
-)
-def test_damaged_binary_files_are_left_out(name, content, tmp_path):
-    assert "cannot be read (Arrow" in entry(tmp_path, content, name).reason
-
-
 def test_files_that_are_too_large_are_left_out(tmp_path, monkeypatch):
     content = f"a,b\n{ROWS}".encode()
     monkeypatch.setattr(files, "MAX_CELLS", 23)
