@@ -11,7 +11,7 @@ import torch
 
 from priors.finish import Rejected, finish
 from priors.random import Seed, as_seed, one_thread, rng_at
-from priors.realism import OFF, Realism
+from priors.realism import Realism
 from priors.table import PriorError, Table, TableSpec
 
 __all__ = ["Prior", "Realistic"]
@@ -160,32 +160,23 @@ class Realistic(Prior):
 
     def problems(self) -> list[str]:
         """Return everything wrong with the options."""
-        problems = [] if self.realism == OFF else self.realism.problems()
-        return problems + skill_problems(self.min_skill)
+        return self.realism.problems() + skill_problems(self.min_skill)
 
     def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:
         """Draw a table as `Prior.attempt` does, with the changes that it gets."""
-        if self.realism == OFF:
-            table = super().attempt(spec, seed)
-            self.check_skill(table, seed)
-            return table
         changes = self.realism.draw(spec, seed)
         plan = self.plan(changes.planned, seed)
         table = self.finished(*changes.change(*self.execute(plan)), spec, seed)
         missing = changes.fill_missing(table)
         self.accept(table, seed)
-        self.check_skill(table, seed)
-        if missing is not None and spec.keeps_missing:
-            table.X[missing] = torch.nan
-        table.plan = changes.describe(plan)
-        return table
-
-    def check_skill(self, table: Table, seed: tuple[int, ...]) -> None:
-        """Raise Rejected("skill") for a table with less than min_skill."""
         if self.min_skill:
             from priors.predictability import check_skill  # numba takes a second to import
 
             check_skill(table, self.min_skill, rng_at(seed, "skill"))
+        if missing is not None and spec.keeps_missing:
+            table.X[missing] = torch.nan
+        table.plan = changes.describe(plan)
+        return table
 
 
 def skill_problems(min_skill: float) -> list[str]:
