@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,7 +39,7 @@ Request = tuple[Address, TableSpec]
 
 FORMAT, FORMAT_VERSION = "tabicl-train tables", 1
 SUFFIX = ".safetensors"
-SHARD_SIZE = 10  # steps of a shard by default
+SHARD_SIZE = 10  # steps of a shard
 
 
 @dataclass
@@ -61,11 +61,6 @@ class Disk(Prior):
             return [f"folder is {self.folder!r}; there are no shards in it"]
         return []
 
-    @cached_property
-    def shard_size(self) -> int:
-        """Steps of a shard."""
-        return int(Shard(shard_paths(Path(self.folder))[0]).metadata["shard_size"])
-
     def mixed(self, mix: Mapping[str, float]) -> Disk:
         """Return the prior itself: a table is stored with the shares that it was drawn with, and they are compared."""
         return self
@@ -79,8 +74,8 @@ class Disk(Prior):
         missing = [step for step, count in enumerate(tables) if stored[step] < count]
         if not missing:
             return []
-        first = missing[0] // self.shard_size * self.shard_size
-        steps = (missing[-1] // self.shard_size + 1) * self.shard_size - first  # whole shards
+        first = missing[0] // SHARD_SIZE * SHARD_SIZE
+        steps = (missing[-1] // SHARD_SIZE + 1) * SHARD_SIZE - first  # whole shards
         return [
             f"folder is {self.folder!r}; tables of {len(missing)} of the run's {len(tables)} steps are missing, in "
             f"{missing[0]}..{missing[-1]} (tabicl-prior dump first_step={first} steps={steps} writes them)"
@@ -92,7 +87,7 @@ class Disk(Prior):
         address = as_seed(seed)
         if len(address) != 3:
             raise PriorError(f"the address is {address}; tables on disk have addresses (seed, step, table)")
-        return read_table(Path(self.folder), self.shard_size, address, spec)
+        return read_table(Path(self.folder), address, spec)
 
 
 def write_shard(
@@ -132,8 +127,8 @@ def table_name(address: Address) -> str:
     return f"{address[1]}.{address[2]}"
 
 
-def shard_path(folder: Path, step: int, shard_size: int) -> Path:
-    return folder / f"steps-{step // shard_size * shard_size:08d}{SUFFIX}"
+def shard_path(folder: Path, step: int) -> Path:
+    return folder / f"steps-{step // SHARD_SIZE * SHARD_SIZE:08d}{SUFFIX}"
 
 
 def shard_paths(folder: Path) -> list[Path]:
@@ -190,10 +185,10 @@ class Shard:
 open_shard = lru_cache(maxsize=4)(Shard)
 
 
-def read_table(folder: Path, shard_size: int, address: Address, spec: TableSpec) -> Table:
+def read_table(folder: Path, address: Address, spec: TableSpec) -> Table:
     """Return the table dumped at an address; PriorError names the shard and says why there is none."""
     seed, step, index = address
-    path = shard_path(folder, step, shard_size)
+    path = shard_path(folder, step)
     if not path.is_file():
         paths = shard_paths(folder)
         first_and_last = ", ".join(p.name for p in paths[:: max(1, len(paths) - 1)])
@@ -229,14 +224,9 @@ def tables_of_steps(folder: Path, seed: int) -> Counter[int]:
 
 
 def dump(
-    prior: Prior,
-    requests: Iterable[Request],
-    folder: str | Path,
-    shard_size: int = SHARD_SIZE,
-    processes: int = 1,
-    total: int | None = None,
+    prior: Prior, requests: Iterable[Request], folder: str | Path, processes: int = 1, total: int | None = None
 ) -> Counter[str]:
-    """Write the requested tables, which come in the order of their steps, to shards of `shard_size` steps in `folder`.
+    """Write the requested tables, which come in the order of their steps, to shards of ten steps in `folder`.
 
     A shard that has its tables already is kept. Several dumps may write to one folder at the same time, as long as no
     shard is written by two of them. Each process holds one shard in memory (100 MB for ten steps of 64 tables of 1024
@@ -256,8 +246,8 @@ def dump(
         TemporaryDirectory(prefix=".unfinished-", dir=folder, ignore_cleanup_errors=True) as scratch,
         tqdm(total=total, unit="table") as bar,
     ):
-        shards = (list(shard) for _, shard in groupby(requests, key=lambda request: request[0][1] // shard_size))
-        jobs = (delayed(fill_shard)(prior, shard, folder, Path(scratch), shard_size) for shard in shards)
+        shards = groupby(requests, key=lambda request: shard_path(folder, request[0][1]))
+        jobs = (delayed(fill_shard)(prior, list(shard), path, Path(scratch)) for path, shard in shards)
         pool = Parallel(processes, return_as="generator_unordered", batch_size=1, initializer=ignore_interrupt)
         try:
             for tables, outcome in pool(jobs):
@@ -276,18 +266,15 @@ def ignore_interrupt() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def fill_shard(prior: Prior, requests: list[Request], folder: Path, scratch: Path, shard_size: int) -> tuple[int, str]:
+def fill_shard(prior: Prior, requests: list[Request], path: Path, scratch: Path) -> tuple[int, str]:
     """Write the shard of these tables unless it holds them; returns their number, and "written" or "kept".
 
     Raises PriorError for a shard of another prior, seed or curriculum.
     """
-    (seed, step, _), _ = requests[0]
-    path = shard_path(folder, step, shard_size)
     head = {
         "prior": type(prior).__module__.rpartition(".")[2],
         "options": json.dumps(asdict(prior), sort_keys=True),
-        "seed": str(seed),
-        "shard_size": str(shard_size),
+        "seed": str(requests[0][0][0]),
     }
     if path.exists():
         shard = Shard(path)

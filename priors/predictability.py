@@ -89,9 +89,11 @@ class ExtraTrees:
     def grow_one(self, seed: int) -> None:
         grow_tree(self.X, self.y, seed, self.votes, self.counts)
 
-    def sum_errors(self) -> tuple[float, float, float, float]:
-        """What the function `sum_errors` returns."""
-        return sum_errors(self.y, self.votes, self.counts)
+    def errors(self) -> tuple[np.ndarray, np.ndarray]:
+        """Squared errors of the mean and of the predictions, float64, of the rows that have a prediction."""
+        target, seen = np.eye(self.votes.shape[1])[self.y], self.counts > 0
+        predictions = self.votes[seen] / self.counts[seen, None]
+        return np.square(target - target.mean(0)).sum(1)[seen], np.square(target[seen] - predictions).sum(1)
 
     def skill(self) -> float:
         """2 ROC AUC - 1, as the mean over the classes, each against the rest; 0 is guessing, 1 perfect."""
@@ -115,10 +117,9 @@ class ExtraTrees:
 
     def z_score(self) -> float:
         """By how much the trees' squared error is below that of the mean: mean over rows, in standard errors."""
-        count, mean, model, square = self.sum_errors()
-        improvement = (mean - model) / count
-        deviation = math.sqrt(max(square / count - improvement * improvement, 0.0))
-        return improvement / max(deviation / math.sqrt(count), 1e-12)
+        mean, model = self.errors()
+        gain = mean - model
+        return float(gain.mean() / max(gain.std() / math.sqrt(len(gain)), 1e-12))
 
 
 class NumericExtraTrees(ExtraTrees):
@@ -131,55 +132,27 @@ class NumericExtraTrees(ExtraTrees):
         grow_numeric_tree(self.X, self.y, seed, self.votes, self.counts)
 
     def errors(self) -> tuple[np.ndarray, np.ndarray]:
-        """Squared errors of the mean and of the predictions, float64, of the rows that have a prediction."""
         seen = self.counts > 0
         y = self.y.astype(float)
         return np.square(y - y.mean())[seen], np.square(y[seen] - self.votes[seen] / self.counts[seen])
 
-    def sum_errors(self) -> tuple[float, float, float, float]:
-        mean, model = self.errors()
-        return len(mean), mean.sum(), model.sum(), np.square(mean - model).sum()
-
     def skill(self) -> float:
         """R2, below 0 for predictions that are worse than the mean."""
-        _, mean, model, _ = self.sum_errors()
-        return 1 - model / mean
+        mean, model = self.errors()
+        return 1 - model.sum() / mean.sum()
 
     def z_score(self) -> float:
         """As of classes, but 0 while the rows that have a prediction hold less than half of the target's variance.
 
         They may lack the few outliers that decide about the table; 1 table of 400 was accepted for that reason.
         """
-        count, mean, _, _ = self.sum_errors()
-        return super().z_score() if mean > LEAST_VARIANCE * count else 0.0
+        mean, _ = self.errors()
+        return super().z_score() if mean.sum() > LEAST_VARIANCE * len(mean) else 0.0
 
     def failures(self, resamples: int) -> int:
         """The resamples are drawn: a few outliers may dominate the improvement, which is then far from normal."""
         mean, model = self.errors()
         return count_failures(mean - model, resamples, self.rng.integers(1, 2**63))
-
-
-@njit("UniTuple(f8, 4)(i8[::1], f4[:, ::1], i4[::1])", cache=True, error_model="numpy")
-def sum_errors(y, votes, counts):
-    """Number of rows that have a prediction, and sums over them: of the squared errors of the mean and of the
-    predictions, and of the squared difference of these errors."""
-    N, C = votes.shape
-    shares = np.bincount(y, minlength=C) / N
-    squares = (shares * shares).sum()
-    number = mean = model = square = 0.0
-    for i in range(N):
-        if counts[i] == 0:
-            continue
-        of_mean = squares + 1.0 - 2.0 * shares[y[i]]
-        of_model = 0.0
-        for k in range(C):
-            error = (1.0 if k == y[i] else 0.0) - votes[i, k] / counts[i]
-            of_model += error * error
-        number += 1.0
-        mean += of_mean
-        model += of_model
-        square += (of_mean - of_model) * (of_mean - of_model)
-    return number, mean, model, square
 
 
 @njit(inline="always")

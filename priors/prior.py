@@ -11,7 +11,7 @@ import torch
 
 from priors.finish import Rejected, finish
 from priors.random import Seed, as_seed, one_thread, rng_at
-from priors.realism import OFF, Realism
+from priors.realism import Realism
 from priors.table import PriorError, Table, TableSpec
 
 __all__ = ["Prior", "Realistic"]
@@ -160,13 +160,10 @@ class Realistic(Prior):
 
     def problems(self) -> list[str]:
         """Return everything wrong with the options."""
-        problems = [] if self.realism == OFF else self.realism.problems()
-        return problems + skill_problems(self.min_skill)
+        return self.realism.problems() + skill_problems(self.min_skill)
 
     def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:
         """Draw a table as `Prior.attempt` does, with the changes that it gets."""
-        if self.realism == OFF:
-            return super().attempt(spec, seed)
         changes = self.realism.draw(spec, seed)
         plan = self.plan(changes.planned, seed)
         table = self.finished(*changes.change(*self.execute(plan)), spec, seed)

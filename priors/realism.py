@@ -72,9 +72,6 @@ class Realism:
         return Changes(strengths, spec, seed)
 
 
-OFF = Realism()
-
-
 @dataclass(frozen=True)
 class Changes:
     """The changes of one table, which Realistic.attempt makes at three places; applied: what was done, in lines"""

@@ -13,7 +13,6 @@ import io
 import json
 import os
 import re
-import stat
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -100,26 +99,14 @@ def index_file(path: Path) -> Entry:
 
 
 def find_files(folder: Path) -> list[File]:
-    """The files of tables in a folder and its subfolders; hidden ones are left alone. Subfolders that cannot be listed
-    are among them, so that they are named."""
+    """The files of tables in a folder and its subfolders; hidden ones, and links to nothing, are left alone."""
     found: list[File] = []
-
-    def unreadable(error: OSError) -> None:
-        found.append((Path(error.filename).relative_to(folder).as_posix(), 0, UNREADABLE))
-
-    for place, folders, names in os.walk(folder, onerror=unreadable):
+    for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in names:
-            path = Path(place, name)
-            relative = path.relative_to(folder).as_posix()
-            if name.startswith(".") or path.suffix.lower() not in SUFFIXES or relative == TASKS:
-                continue
-            try:
+        for path in (Path(place, name) for name in names if not name.startswith(".")):
+            if path.suffix.lower() in SUFFIXES and path != folder / TASKS and path.is_file():
                 state = path.stat()
-            except OSError as error:  # a link to nothing, or in a circle
-                unreadable(error)
-            else:
-                found.append((relative, state.st_size, state.st_mtime_ns))
+                found.append((path.relative_to(folder).as_posix(), state.st_size, state.st_mtime_ns))
     return sorted(found)
 
 
@@ -158,7 +145,7 @@ def read_entry(folder: Path, path: str, size: int, modified: int) -> Entry:
         if size > MAX_BYTES:
             raise Unusable(f"{size / 2**20:,.0f} MiB, more than {MAX_BYTES >> 20}: store a sample of its rows")
         try:
-            content = read_content(Path(folder, path))
+            content = Path(folder, path).read_bytes()
         except OSError as error:
             return Entry(path, size, UNREADABLE, reason=f"it cannot be read ({error.strerror})")
         table = read_table(content, path, check=True)
@@ -179,14 +166,6 @@ def read_entry(folder: Path, path: str, size: int, modified: int) -> Entry:
 
 
 read_entry_once = lru_cache(maxsize=2)(read_entry)  # see index_files
-
-
-def read_content(path: Path) -> bytes:
-    """The bytes of a file; raises OSError, and Unusable for what is no file: reading a named pipe would never end."""
-    mode = path.stat().st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise Unusable("it is not a regular file")
-    return path.read_bytes()
 
 
 @dataclass
@@ -268,7 +247,7 @@ def read_file(path: Path) -> pd.DataFrame:
     if path.suffix.lower() not in SUFFIXES:
         raise PriorError(f"{path} must be one of {', '.join(SUFFIXES)} files")
     try:
-        return read_frame(read_content(path), path.suffix.lower(), check=True)
+        return read_frame(path.read_bytes(), path.suffix.lower(), check=True)
     except OSError as error:
         raise PriorError(f"{path} cannot be read: {error.strerror}") from None
     except (Unusable, MissingLibrary) as error:

@@ -290,10 +290,6 @@ class TrainerConfig:
     """cpu, cuda, or auto (a GPU where torch finds one)."""
     devices: int | None = None
     """Ranks on this machine, one per device; null takes torchrun's number, or 1."""
-    # The number is fixed because another one rounds sums differently. It is 1 because a second thread that shares its
-    # core with a busy worker made a step 30 times slower (0.13 s -> 4 s on two cores).
-    cpu_threads: int = 1
-    """Threads of each training process on the CPU; another number changes results in the last bits."""
     log_every: int = 10
     """Steps between rows of metrics.csv."""
     timeout: float = 600.0
@@ -306,9 +302,8 @@ class TrainerConfig:
     def problems(self) -> list[str]:
         problems = one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         problems += one_of("accelerator", self.accelerator, ("auto", "cpu", "cuda"))
-        problems += at_least(1, max_steps=self.max_steps, devices=self.devices, cpu_threads=self.cpu_threads)
-        problems += at_least(1, log_every=self.log_every, timeout=self.timeout) + positive(max_hours=self.max_hours)
-        return problems
+        problems += at_least(1, max_steps=self.max_steps, devices=self.devices, log_every=self.log_every)
+        return problems + at_least(1, timeout=self.timeout) + positive(max_hours=self.max_hours)
 
 
 @dataclass
@@ -628,7 +623,7 @@ class RunConfig:
     @property
     def cores(self) -> int:
         """Cores of this machine that a training process and its workers keep busy; Ray's own processes take one."""
-        return self.trainer.cpu_threads + (self.stream.workers if self.stream.address is None else 1)
+        return 1 + (self.stream.workers if self.stream.address is None else 1)
 
     def with_workers(self, number: int) -> tuple[RunConfig, list[str]]:
         """Return the configuration with a number of workers, unless it has one, and arguments that do so."""

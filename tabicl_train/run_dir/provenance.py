@@ -18,8 +18,6 @@ from tabicl_train.run_dir.records import Records
 PACKAGE = Path(__file__).resolve().parents[1]
 DRAWING = ("torch", "numpy", "scipy", "numba")  # packages that decide what a table is
 PACKAGES = ("tabicl-train", "lightning", "hydra-core", *DRAWING)
-# Extensions of the instruction set with which numba, torch or BLAS sum in another order or round otherwise.
-EXTENSIONS = ("fma", "avx2", "avx512f", "avx512bf16", "avx512fp16", "amx-bf16", "sve", "sve2")
 
 
 def describe_origin() -> dict:
@@ -90,27 +88,13 @@ def versions() -> dict[str, str]:
 
 
 def cpu_kind() -> str:
-    """The model of the CPU, and the instructions that numba and torch use on it.
+    """The kind of CPU that numba compiles for, and the instructions that torch uses on it.
 
-    Where two machines differ in it, tables of the same address can differ (priors/README.md). The name of the model
-    alone does not tell: a virtual machine can hide it, and extensions can be switched off.
+    Where two machines differ in it, tables of the same address can differ (priors/README.md).
     """
     from llvmlite import binding  # compiles for numba
 
-    features = binding.get_host_cpu_features()
-    extensions = " ".join(name for name in EXTENSIONS if features.get(name))
-    capability = torch.backends.cpu.get_cpu_capability()
-    return f"{cpu_model()} ({binding.get_host_cpu_name()}: {extensions}; torch: {capability})"
-
-
-def cpu_model() -> str:
-    """The name of the CPU's model, or of its architecture where there is none."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # not Linux
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
+    return f"{binding.get_host_cpu_name()} ({torch.backends.cpu.get_cpu_capability()})"
 
 
 def git(*args: str) -> str | None:

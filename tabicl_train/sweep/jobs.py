@@ -104,7 +104,7 @@ def start(plan: Plan, arguments: list[str], run_dir: Path, gpus: str, at_once: i
     else:
         workers, variables = GPU_WORKERS if options.gpus else 1, {}
     config, more = config.with_workers(workers)
-    variables["OMP_NUM_THREADS"] = str(config.trainer.cpu_threads)
+    variables["OMP_NUM_THREADS"] = "1"
     run_dir.mkdir(parents=True, exist_ok=True)
     arguments = [*arguments, *more]
     submitted = submit(arguments, options, run_dir / "jobs", config.cores, **variables)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import optuna
@@ -42,14 +41,12 @@ STATES = {
 class SweepRun:
     """A run of a sweep.
 
-    params: values of what the sweep varies, apart from the seed
     arguments: of tabicl-train, without run_dir
     status: that of status.json; pruned; or planned before it has begun
     value: the metric so far
     """
 
     folder: Path
-    params: dict[str, Any]
     seed: int
     arguments: list[str]
     status: str
@@ -87,7 +84,7 @@ class Sweep:
         state = Records(folder).json("status.json") or {"status": "planned", "step": 0}
         is_pruned = trial.state == TrialState.PRUNED and state["status"] != "finished"
         status = "pruned" if is_pruned else state["status"]
-        return SweepRun(folder, trial.params, seed, arguments, status, last(folder, self.metric), state["step"])
+        return SweepRun(folder, seed, arguments, status, last(folder, self.metric), state["step"])
 
     @property
     def runs(self) -> list[SweepRun]:

@@ -12,7 +12,6 @@ from tabicl_train.callbacks.tensorboard_logger import TensorBoardLogger
 from tabicl_train.callbacks.wandb_logger import WandbLogger
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import WandbConfig
-from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir.records import Records
 from tabicl_train.train import train
 
@@ -166,12 +165,3 @@ def test_a_run_logs_what_its_files_hold(tmp_path):
     ):
         points = [(int(row["step"]), pytest.approx(float(row[column]), rel=1e-6)) for row in rows]
         assert found[name] == points and points  # event files hold single precision
-
-
-def test_a_missing_package_is_reported_with_its_extra(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError) as caught:
-        compose(["experiment=smoke", "tensorboard=true"])
-    (problem,) = caught.value.problems
-    assert problem.startswith("tensorboard is true, but it is not installed: pip install tensorboard, or ")
-    assert problem.endswith("'.[tensorboard]' in the project's folder")

@@ -262,12 +262,7 @@ def test_a_broken_network_is_no_error_and_never_the_best(tmp_path, capfd):
     assert not (tmp_path / "run/checkpoints/best.ckpt").exists() and {row["is_best"] for row in rows} == {"0"}
 
 
-def test_settings_that_cannot_be_are_refused(tmp_path):
-    with pytest.raises(ConfigError) as caught:
-        compose(["experiment=smoke", "validation.every=5", "validation.rows=[5]", "validation.real_rows=0",
-                 "validation.features=[3,2]", "validation.tables=0"])  # fmt: skip
-    assert len(caught.value.problems) == 4 and all(p.startswith("validation.") for p in caught.value.problems)
-    assert any("best is 'real', but real_rows is 0" in p for p in caught.value.problems)
+def test_stored_tables_have_none_for_validation(tmp_path):
     (tmp_path / "steps-00000000.safetensors").touch()
     with pytest.raises(ConfigError, match=r"validation.rows must be \[\] with prior=disk"):
         compose(["experiment=smoke", "prior=disk", f"prior.folder={tmp_path}", "validation.every=5"])

@@ -108,7 +108,6 @@ def test_the_task_is_a_property_of_the_model():
         (["model.num_quantiles=99"], "model.num_quantiles has no effect, since max_classes is 10; regression has 0"),
         (["task=regression", "prior=needle"], "prior=needle draws classes only, but model.max_classes=0 is"),
         (["task=regression", "prior=mix_scm", "+prior.components.needle.weight=1"], "prior=mix_scm draws classes only"),
-        (["task=both"], "task=both: there is no such choice; there are classification, regression"),
     ],
 )
 def test_contradictions_of_the_task_are_refused(overrides, problem):

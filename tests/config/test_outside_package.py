@@ -50,15 +50,9 @@ def test_an_installed_package_brings_its_prior_and_configurations(tmp_path, monk
     ("priors", "configs", "words"),
     [
         ("sums = missing:Sums", "", "package broken: the prior sums = 'missing:Sums' cannot be loaded (ModuleNotFound"),
-        (
-            "sums = json:loads",
-            "",
-            "the prior sums = 'json:loads' is no subclass of priors.Prior",
-        ),
         ("sums = json", "", "package broken: the prior sums = 'json' is no subclass"),
         ("mlp_scm = json", "", "two priors are called 'mlp_scm': of package broken and of tabicl-train itself"),
         ("", "own = nowhere.configs", "package broken: its entry point own = 'nowhere.configs' is no folder of config"),
-        ("", "own = json.decoder", "is no folder of configuration files (AttributeError"),
     ],
 )
 def test_a_broken_package_is_named(priors, configs, words, tmp_path, monkeypatch):

@@ -151,23 +151,6 @@ def test_a_prior_of_classes_refuses_numeric_targets():
         build_prior("mix_scm", components={"needle": {"weight": 1}}).sample(SPECS["numbers"], 0)
 
 
-def test_the_error_for_an_unknown_prior_lists_the_known_ones():
-    for name in ("grpah_scm", "table", "graph", "", "os"):
-        with pytest.raises(PriorError, match="there is no prior") as caught:
-            build_prior(name)
-        assert all(known in str(caught.value) for known in prior_names())
-
-
-def test_the_error_for_an_unknown_option_suggests_the_nearest_one():
-    with pytest.raises(
-        PriorError,
-        match=r"no option 'presett' \(did you mean 'preset'\?\), 'zzz'; its options are: realism, min_skill, preset",
-    ):
-        build_prior("graph_scm", presett="released", zzz=1)
-    with pytest.raises(PriorError, match="prior dummy has no option 'sigma'; it has none"):
-        build_prior("dummy", sigma=1)
-
-
 @pytest.mark.parametrize(
     ("option", "message"),
     [

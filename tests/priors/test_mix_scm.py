@@ -108,12 +108,6 @@ def test_wrong_components_are_reported(components, message):
     assert message in str(caught.value)
 
 
-def test_an_impossible_table_names_the_component():
-    mix = build_prior("mix_scm", components={"dummy": {"weight": 1}})
-    with pytest.raises(PriorError, match="component dummy: impossible table: num_features is 0"):
-        mix.sample(TableSpec(60, 30, 0, 2), 0)
-
-
 def configured(*overrides: str):
     return build_configured(compose(["experiment=smoke", "prior=mix_scm", *overrides]).prior)
 
@@ -228,15 +222,3 @@ def test_components_are_set_by_overrides():
     }
     assert {component(mix.sample(SPEC, i)) for i in range(20)} == {"dummy", "graph_scm"}
     assert np.isclose(sum(options["weight"] for options in configured().components.values()), 1)
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("prior.components.mlp_scm.wieght=1", "did you mean prior.components.mlp_scm.weight?"),
-        ("+prior.components.mlp_scm.depth=1", "components.mlp_scm: prior mlp_scm has no option 'depth'"),
-        ("prior.components.mlp_scm=1", "prior.components.mlp_scm"),
-    ],
-)
-def test_wrong_overrides_are_reported(override, message):
-    assert message in refused(override)

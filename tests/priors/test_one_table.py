@@ -118,7 +118,6 @@ def test_a_changed_file_stops_the_draws(file):
 
 LABELS = {
     "empty": "",
-    "dates": "x,label\n" + "".join(f"{n * n},2020-01-{n % 28 + 1:02}\n" for n in range(50)),
     "text": "x,label\n" + "".join(f"{n * n},{'ab'[n % 2]}\n" for n in range(50)),
     "many": "x,label\n" + "".join(f"{n * n},class {n % 12}\n" for n in range(100)),
     "numbers": "x,label\n" + "".join(f"{n * n},{n / 3}\n" for n in range(100)),
@@ -130,24 +129,12 @@ LABELS = {
     ("name", "settings", "message"),
     [
         ("empty", [], "empty.csv cannot be used: it is empty"),
-        ("dates", [], "dates.csv: its target 'label' has times"),
         ("text", ["task=regression"], "the target 'label' of .*text.csv has categories, but the network predicts numb"),
         ("many", [], "the target 'label' of .*many.csv has 12 classes, more than the network's 10$"),
         ("numbers", [], "numbers.csv has 100 classes, more than the network's 10: set task=regression if they are num"),
         ("short", [], r"short.csv: \d+ of the 12 rows are for \w+, where at least \d+ are needed: use more rows or"),
-        ("text", ["prior.target=z"], "text.csv: the prior names the columns z, which it does not have"),
-        ("text", ["prior.drop=[label]"], "text.csv: the prior drops its target label"),
         ("text", ["prior.drop=[x]"], "text.csv: it has no column beside its target"),
-        (
-            "text",
-            ["prior.validation_fraction=0"],
-            r"prior one_table: validation_fraction is 0(.0)?; it must lie in \(0, 1\)",
-        ),
-        (
-            "text",
-            ["prior.validation_fraction=0.6", "prior.test_fraction=0.5"],
-            "and test_fraction leave no rows for training",
-        ),
+        ("text", ["prior.validation_fraction=0"], r"validation_fraction is 0(.0)?; it must lie in \(0, 1\)"),
         ("text", ["prior.file=nowhere.csv"], "nowhere.csv cannot be read: No such file or directory"),
         ("text", ["prior.file=a.xlsx"], "a.xlsx must be one of .csv, .parquet, .arrow, .feather files"),
         ("text", ["prior.file="], "file is not set; it is the table to train on"),
@@ -158,11 +145,3 @@ def test_what_cannot_be_used_is_told_in_one_sentence(name, settings, message, tm
     with pytest.raises(ConfigError, match=message) as caught:
         compose(["experiment=fine_tune", f"prior.file={tmp_path}/{name}.csv", *settings])
     assert len(caught.value.problems) == 1
-
-
-def test_a_class_of_one_row_is_labeled_only(tmp_path):
-    own_tables.frame(0, 100).assign(label=["a", *"bc" * 49, "b"]).to_csv(tmp_path / "rare.csv", index=False)
-    prior = build_prior("one_table", file=str(tmp_path / "rare.csv"))
-    for each in (prior, prior.for_validation(), prior.for_test()):
-        tables = [each.sample(SPEC, seed) for seed in range(20)]
-        assert all(0 in table.plan.labeled and 0 not in table.plan.queries for table in tables)

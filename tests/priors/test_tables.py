@@ -271,11 +271,9 @@ def test_memory_for_tables_is_bounded(folder):
     ("options", "message"),
     [
         ({"folder": ""}, "folder is not set"),
-        ({"folder": "/nowhere/at/all"}, "there is no such folder"),
         ({"folder": "{empty}"}, "there are no .csv, .parquet, .arrow or .feather files in it"),
         ({"folder": "{broken}"}, r"no file in it can be used: a.csv \(line 2 has 1 values, but there are 2 columns\)"),
         ({"validation_fraction": 0.9999, "test_fraction": 0.0}, "no table is for training"),
-        ({"validation_fraction": 1.0, "test_fraction": -0.5}, "validation_fraction is 1.0.*test_fraction is -0.5"),
         ({"validation_fraction": 0.5, "test_fraction": 0.5}, "leave no tables for training"),
     ],
 )

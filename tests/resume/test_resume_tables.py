@@ -99,22 +99,3 @@ def test_advice_about_the_tables_of_a_mixture_names_keys_that_can_be_set(folder)
     (line,) = [line for line in real_tables(build_prior(config.prior)).describe() if "final test" in line]
     (key,) = re.findall(r"raise (\S+),", line)
     assert compose([*settings, f"{key}=0.3", "validation.rows=[60]"])
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ["curriculum.stages.smoke.rows=[40,500]"],
-            r"curriculum.stages.smoke.rows has tables of 500 rows; none of the \d real tables for it is that long",
-        ),
-        (
-            ["validation.every=5", "validation.rows=[500,600]"],
-            r"validation.rows has tables of 500 rows; none of the \d real tables for it is that long",
-        ),
-        (["prior.validation_fraction=2"], r"prior tables: validation_fraction is 2(.0)?; it must lie in \[0, 1\)"),
-    ],
-)
-def test_what_the_tables_cannot_serve_is_reported_before_the_run(overrides, message, settings):
-    with pytest.raises(ConfigError, match=message):
-        compose(["experiment=smoke", *settings, *overrides])

@@ -4,8 +4,7 @@ import json
 
 import torch
 
-from tabicl_train.run_dir import provenance
-from tabicl_train.run_dir.provenance import cpu_kind, describe_machine, record_start
+from tabicl_train.run_dir.provenance import describe_machine, record_start
 from tabicl_train.run_dir.records import Records
 
 ORIGIN = {"versions": {"torch": "2.13", "numpy": "2.4", "scipy": "1.17", "numba": "0.68", "lightning": "2.6"}}
@@ -41,10 +40,7 @@ def test_several_kinds_of_cpu_give_one_warning_and_ranks_are_grouped(tmp_path, c
     assert starts(tmp_path)[0]["machines"] == [HERE | {"ranks": [0, 1]}, THERE | {"ranks": [2]}]
 
 
-def test_the_kind_of_a_cpu_is_its_model_and_the_instructions_in_use(monkeypatch, tmp_path):
-    kind = cpu_kind()
-    assert provenance.cpu_model() in kind and torch.backends.cpu.get_cpu_capability() in kind
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "OTHER")
-    assert cpu_kind() != kind
+def test_a_machine_is_described_by_the_instructions_in_use():
     described = describe_machine(torch.device("cpu"))
-    assert described["host"] and described["cpu"] == cpu_kind() and described["gpu"] is None
+    assert torch.backends.cpu.get_cpu_capability() in described["cpu"]
+    assert described["host"] and described["gpu"] is None

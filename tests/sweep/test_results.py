@@ -5,10 +5,8 @@ import math
 import re
 from collections.abc import Callable
 
-import optuna
 import pytest
 from browser import BROWSER, browse
-from command_line import command
 from html_page import Page
 from optuna.trial import TrialState
 from scipy import stats
@@ -72,11 +70,6 @@ def test_the_ranking_has_means_and_intervals_over_seeds(sweep):
     assert ["1", *map(str, rows.loc[1])] in [re.split(r" {2,}", line) for line in sweep.text().splitlines()]
 
 
-def open_study_of(plan: Plan) -> optuna.Study:
-    plan.folder.mkdir(exist_ok=True)
-    return open_study(plan)
-
-
 def test_the_commands_of_the_best_run_are_its_own(sweep):
     train, export = sweep.best_run.commands
     assert sweep.best_run.seed == 0 and train in sweep.text() and export in sweep.text()
@@ -128,16 +121,11 @@ def test_points_depend_on_their_numbers_and_not_on_restarts(sampler, tmp_path):
 
 def test_a_trial_that_was_killed_while_it_was_asked_for_gets_its_point(tmp_path):
     plan = make_plan([*GRID, f"run_dir={tmp_path}/it"])
-    study = open_study_of(plan)
+    plan.folder.mkdir()
+    study = open_study(plan)
     study.ask()
     (running,) = study.get_trials(states=[TrialState.RUNNING])
     first = ask(plan, study, running)
     assert set(first.params) == {RATE, WIDTH} and len(first.user_attrs[RUNS]) == 3
     invent(plan, quality, 5)
     assert len({str(trial.params) for trial in study.get_trials()}) == 6 and not has_more(plan, study)
-
-
-def test_without_its_packages_a_sweep_names_the_extra(monkeypatch):
-    monkeypatch.setattr("tabicl_train.errors.is_installed", lambda name: name != "submitit")
-    result = command("sweep", "experiment=smoke", "seed=0,1")
-    assert result.returncode == 2 and "sweeps need submitit" in result.stderr and ".[sweep]" in result.stderr

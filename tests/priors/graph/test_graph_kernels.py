@@ -36,24 +36,6 @@ def assert_nearest(index: np.ndarray, distances: np.ndarray, rtol: float = 1e-5)
     np.testing.assert_array_less(chosen, distances.min(0) * (1 + rtol) + 1e-30)
 
 
-@pytest.mark.parametrize("p", [0.125, *POWERS, 10.0])
-def test_power_is_accurate_monotone_and_continuous_over_the_whole_range(p: float):
-    x = np.exp(np.linspace(np.log(1e-30), np.log(1e30), 40001)).astype(np.float32)
-    exact = x.astype(np.float64) ** float(np.float32(p))
-    inside = (exact > 1e-37) & (exact < 1e37)
-    # two powers, the outer of exponent 1
-    got = kernels.p_distances(x[None], np.zeros((1, 1), np.float32), np.float32(p), np.float32(1))[0]
-    np.testing.assert_allclose(got[inside], exact[inside], rtol=5e-4 + 1e-4 * p)
-    assert np.isfinite(got).all() and (np.diff(got) >= 0).all()
-    around = np.exp2(np.arange(-20, 20)).astype(np.float32)  # where the pieces of the polynomials meet
-    below, at = (
-        kernels.p_distances(v[None], np.zeros((1, 1), np.float32), np.float32(p), np.float32(1))[0]
-        for v in (np.nextafter(around, np.float32(0)), around)
-    )
-    inside = (at > 1e-37) & (at < 1e37)
-    np.testing.assert_allclose(below[inside], at[inside], rtol=5e-5 * (1 + p))
-
-
 @pytest.mark.parametrize("p", POWERS)
 def test_nearest_centers_are_nearest(rng, p: float):
     for n, size, k in SHAPES:
@@ -89,13 +71,3 @@ def test_oblivious_trees_are_those_of_a_loop_over_rows(rng):
                 leaf = sum(2**d for d in range(depth) if x[dims[t, d], r] > thresholds[t, d])
                 expected[:, r] += leaves[t, leaf].astype(np.float64) / trees
         np.testing.assert_allclose(kernels.oblivious_trees(x, dims, thresholds, leaves), expected, atol=2e-6)
-
-
-@pytest.mark.parametrize("scale", [0.1, 3.0, 1e3])
-def test_cosines_of_turns_are_those_of_float64(rng, scale: float):
-    x = (rng.standard_normal((5, 700)) * scale).astype(np.float32)
-    phases = rng.random(5, dtype=np.float32)
-    exact = np.cos(2 * np.pi * (x.astype(np.float64) + phases[:, None]))
-    error = 3e-6 + 2 * np.pi * scale * 5 * 2.0**-23  # that of the sum in float32
-    kernels.cos_turns(x, phases)
-    np.testing.assert_allclose(x, exact, atol=error)
