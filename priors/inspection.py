@@ -186,8 +186,8 @@ def save_gallery(tables: list[tuple[str, Table]], path: Path) -> list[Path]:
     from matplotlib.image import imsave
     from tqdm import tqdm
 
-    # A picture takes a second of CPU, and a process five to start.
-    drawn = Parallel(min(cpu_count(), -(-len(tables) // COLUMNS)), return_as="generator")(
+    # A picture takes 0.3 s of CPU, and a process 2 s to start.
+    drawn = Parallel(min(cpu_count(), len(tables) // 8 or 1), return_as="generator")(
         delayed(picture_of)(title, table) for title, table in tables
     )
     pictures = list(tqdm(drawn, total=len(tables), unit="picture"))
@@ -214,8 +214,9 @@ def picture_of(title: str, table: Table) -> np.ndarray:
 
 
 def plot_table(figure: Any, title: str, table: Table) -> None:
-    """Fill a figure with the plots of one table; columns are standardized over all rows."""
-    X, y = table.X.cpu().numpy(), table.y.cpu().numpy()
+    """Fill a figure with the plots of one table; columns are standardized over all rows, missing cells filled."""
+    X, y = table.X.cpu().numpy().copy(), table.y.cpu().numpy()
+    fill(X, np.isnan(X), table.train_size)
     X = (X - X.mean(axis=0)) / np.where(X.std(axis=0) > 0, X.std(axis=0), 1.0)
     figure.suptitle(f"{title}: {len(y)} rows, {X.shape[1]} features", fontsize=10, fontweight="bold")
     axes = figure.subplot_mosaic(
