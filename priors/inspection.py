@@ -315,10 +315,11 @@ def plot_graph(ax: Any, nodes: list) -> None:
     names = nx.get_node_attributes(graph, "names")
     colors = ["tab:red" if "y" in names[i] else "tab:blue" if names[i] else "0.8" for i in graph]
     nx.draw_networkx_nodes(graph, place, ax=ax, node_size=45, node_color=colors)
+    most, size = (2, 7) if len(graph) <= 12 else (1, 5)  # names in a label, and their size
     for index, position in place.items():  # by turns above and below: labels of neighboring layers do not meet
         above = layers.index(position[0]) % 2 == 0
         ax.annotate(
-            node_label(names[index]), position, (0, 6 if above else -6), textcoords="offset points", fontsize=7,
+            node_label(names[index], most), position, (0, 4 if above else -4), textcoords="offset points", fontsize=size,
             ha="center", va="bottom" if above else "top", zorder=5,
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.3},
         )  # fmt: skip
@@ -326,10 +327,10 @@ def plot_graph(ax: Any, nodes: list) -> None:
     ax.set_axis_off()
 
 
-def node_label(names: list[str]) -> str:
-    """The columns of a node, the target first, at most two by name."""
+def node_label(names: list[str], most: int) -> str:
+    """The columns of a node, the target first, at most some by name."""
     names = sorted(names, key=lambda name: name != "y")
-    return ", ".join(names[:2]) + (f" +{len(names) - 2}" if len(names) > 2 else "")
+    return ", ".join(names[:most]) + (f" +{len(names) - most}" if len(names) > most else "")
 
 
 def as_html(tables: list[tuple[str, Table]], png: bytes) -> str:

@@ -58,8 +58,9 @@ def test_the_informative_columns_are_those_that_a_number_depends_on():
     assert informative_columns(X, y.astype(np.float32))[:2] == [3, 1]
 
 
-def test_labels_of_a_causal_graph_do_not_overlap():
-    names = [[f"x{10 * layer + k}" for k in range(6)] for layer in range(5)]
+@pytest.mark.parametrize(("layers", "columns"), [(5, 6), (14, 2)])
+def test_labels_of_a_causal_graph_do_not_overlap(layers, columns):
+    names = [[f"x{columns * layer + k}" for k in range(columns)] for layer in range(layers)]
     nodes = [
         SimpleNamespace(
             index=layer,
@@ -73,7 +74,7 @@ def test_labels_of_a_causal_graph_do_not_overlap():
     plot_graph(ax, nodes)
     FigureCanvasAgg(figure).draw()
     boxes = [text.get_window_extent() for text in ax.texts]
-    assert len(boxes) == 5 and not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+    assert len(boxes) == layers and not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
 
 
 def test_missing_cells_do_not_hide_a_column():
