@@ -315,12 +315,12 @@ def plot_graph(ax: Any, nodes: list) -> None:
     names = nx.get_node_attributes(graph, "names")
     colors = ["tab:red" if "y" in names[i] else "tab:blue" if names[i] else "0.8" for i in graph]
     nx.draw_networkx_nodes(graph, place, ax=ax, node_size=45, node_color=colors)
-    most, size = (2, 7) if len(graph) <= 12 else (1, 5)  # names in a label, and their size
+    most, size = (2, 7) if len(layers) <= 5 and len(graph) <= 12 else (1, 5)  # names in a label, its font size
     for index, position in place.items():  # by turns above and below: labels of neighboring layers do not meet
         above = layers.index(position[0]) % 2 == 0
         ax.annotate(
-            node_label(names[index], most), position, (0, 4 if above else -4), textcoords="offset points", fontsize=size,
-            ha="center", va="bottom" if above else "top", zorder=5,
+            node_label(names[index], most), position, (0, 4 if above else -4), textcoords="offset points",
+            fontsize=size, ha="center", va="bottom" if above else "top", zorder=5,
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.3},
         )  # fmt: skip
     ax.margins(0.15)

@@ -58,7 +58,7 @@ def test_the_informative_columns_are_those_that_a_number_depends_on():
     assert informative_columns(X, y.astype(np.float32))[:2] == [3, 1]
 
 
-@pytest.mark.parametrize(("layers", "columns"), [(5, 6), (14, 2)])
+@pytest.mark.parametrize(("layers", "columns"), [(5, 6), (10, 2)])
 def test_labels_of_a_causal_graph_do_not_overlap(layers, columns):
     names = [[f"x{columns * layer + k}" for k in range(columns)] for layer in range(layers)]
     nodes = [
