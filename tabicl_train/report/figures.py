@@ -66,9 +66,8 @@ def draw_optimization(metrics: Runs) -> Figure:
     draw_curves(norm, metrics, "grad_norm")
     label_steps(norm, "gradient norm before clipping")
     norm.set_yscale("log")
-    norm.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    norm.yaxis.set_major_formatter("{x:g}")
-    norm.yaxis.set_minor_formatter("")  # labels at every multiple would overlap
+    # Labels at every multiple would overlap.
+    norm.yaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}", minor_formatter="")
     draw_curves(rate, metrics, "lr", smooth=False)
     label_steps(rate, "learning rate")
     return figure

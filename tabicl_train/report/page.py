@@ -137,7 +137,7 @@ def sections(runs: list[Run]) -> dict[str, Any]:
         "validation": draw_validation(tables) if (tables := tables_of(runs, "validation")) else None,
         "validation_scores": per_run(runs, validation_scores),
         "unevaluated": [run for run in runs if run.evaluation is None],
-        "real_data": real_data([run for run in runs if run.evaluation is not None]),
+        "real_data": real_data(runs),
     }
 
 
@@ -268,10 +268,11 @@ def validation_means(rows: pd.DataFrame) -> dict[str, pd.Series]:
 
 def real_data(runs: list[Run]) -> dict[str, Any] | None:
     """The comparison of methods on the tasks that all evaluated runs have in common; {} if there are none."""
-    if not runs:
+    evaluated = [run for run in runs if run.evaluation is not None]
+    if not evaluated:
         return None
-    results = runs[0].evaluation if len(runs) == 1 else merge(runs)
-    if results.empty or len({judged_by(run.evaluation) for run in runs}) > 1:
+    results = evaluated[0].evaluation if len(runs) == 1 else merge(evaluated)
+    if results.empty or len({judged_by(run.evaluation) for run in evaluated}) > 1:
         return {}
     scores = judged(results)
     outside = results[results["trained_range"] == "outside"]["data"] if "trained_range" in results else pd.Series()

@@ -186,6 +186,9 @@ def test_only_tasks_of_all_runs_are_compared(runs, tmp_path):
     page = Page(tmp_path / "page.html")
     assert "evaluated on different tasks" in page.text
     assert page.tables[0][0][1:] == ["of another day/two", "two"]
+    (same / "evaluation.csv").unlink()
+    write_report([same, other], tmp_path / "page.html")  # the only network that was evaluated has the name of its run
+    assert list(Page(tmp_path / "page.html").table("method", "ROC AUC")) == ["two", "random <forest>"]
 
 
 def test_scores_of_regression(runs, tmp_path):
