@@ -8,6 +8,11 @@ case "${1:-}" in
     all) tier+=(-m "not gpu and not campaign") && shift ;;
     gpu) tier=(-m gpu) && shift ;;
 esac
+for argument in "$@"; do  # paths are those of the user
+    [[ $argument == /* || ! -e ${argument%%::*} ]] || argument=$PWD/$argument
+    tier+=("$argument")
+done
+cd "$project"
 ruff check priors tabicl_train tests  # only these folders: runs/ and others may hold code of users
 ruff format --check --quiet priors tabicl_train tests
 grep -rlZ --include='*.py' '^__all__' priors tabicl_train |  # what users import has numpydoc docstrings
@@ -16,4 +21,4 @@ mypy --no-error-summary
 export OMP_NUM_THREADS=1  # two test processes share the cores
 # Compiled loops take 17 CPU seconds, which each test process would spend if it found none on disk.
 [ -n "$(find priors -name '*.nbi' -print -quit)" ] || python -c "import priors.graph.nodes, priors.predictability, priors.boosting"
-python -m pytest "${tier[@]}" "$@"
+python -m pytest "${tier[@]}"

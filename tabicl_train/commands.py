@@ -14,7 +14,6 @@ import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import asdict
-from importlib.metadata import version
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -123,7 +122,9 @@ def train_arguments(program: str) -> argparse.Namespace:
     parser.add_argument("--version", action="store_true")
     args = parser.parse_intermixed_args()
     if args.version:
-        print(f"tabicl-train {version('tabicl-train')}")
+        from tabicl_train.run_dir.provenance import describe_installation
+
+        print(describe_installation())
         sys.exit(0)
     return args
 

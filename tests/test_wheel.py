@@ -17,14 +17,20 @@ from tabicl_train import commands
 
 assert "site" in commands.__file__, commands.__file__
 for line in (
-    "train experiment=smoke run_dir=run trainer.max_steps=2",
-    "export checkpoint=run output=model.ckpt",
-    "evaluate checkpoint=run splits=1 rows=100 n_estimators=1 output=scores.csv",
-    "report run_dir=run",
+    "train --version",
+    "train experiment=smoke run_dir=runs/one trainer.max_steps=2",
+    "runs",
+    "export checkpoint=runs/one output=model.ckpt",
+    "evaluate checkpoint=runs/one splits=1 rows=100 n_estimators=1 output=scores.csv",
+    "predict train=train.csv target=price test=test.csv output=predictions.csv n_estimators=1",
+    "report run_dir=runs/one",
 ):
     name, *arguments = line.split()
     sys.argv = [f"tabicl-{name}", *arguments]
-    getattr(commands, name)()
+    try:
+        getattr(commands, name)()
+    except SystemExit as end:
+        assert not end.code, line
 """
 PREDICTIONS = """
 import socket, sys
@@ -53,9 +59,12 @@ def test_an_installed_wheel_predicts_trains_exports_evaluates_and_reports(tmp_pa
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")  # what pip does with a wheel of Python files
-    assert (tmp_path / "site/tabicl_train/weights/README.md").is_file()
+    for name in ("tabicl_train/weights/README.md", "tabicl_train/py.typed", "priors/py.typed"):
+        assert (tmp_path / "site" / name).is_file()
     work = tmp_path / "work"
     work.mkdir()
+    (work / "train.csv").write_text("size,price\n" + "".join(f"{i},{'low' if i < 20 else 'high'}\n" for i in range(40)))
+    (work / "test.csv").write_text("size\n3\n33\n")
     for code in (PREDICTIONS, COMMANDS):
         result = subprocess.run(
             [sys.executable, "-c", code],
@@ -65,5 +74,8 @@ def test_an_installed_wheel_predicts_trains_exports_evaluates_and_reports(tmp_pa
             text=True,
         )
         assert result.returncode == 0, result.stderr
-    assert {"run", "model.ckpt", "scores.csv"} <= {path.name for path in work.iterdir()}
-    assert (work / "run" / "report.html").is_file()
+    for line in ("commit unknown", "runs/one", "finished"):
+        assert line in result.stdout
+    assert (work / "predictions.csv").read_text().splitlines()[0] == "price,probability_high,probability_low"
+    assert {"model.ckpt", "scores.csv"} <= {path.name for path in work.iterdir()}
+    assert (work / "runs/one/report.html").is_file()

@@ -49,7 +49,7 @@ OPTIONS = {
     "--cfg job": "Print the configuration, and the steps, FLOPs and memory of each stage; run nothing.",
     "-m": "Run one training for each combination of values, such as seed=0,1,2: the short form of tabicl-sweep.",
     "--config-dir DIR": "Also search a folder of your own for configuration files.",
-    "--version": "Print the version.",
+    "--version": "Print versions, commit and device.",
 }
 
 SWEEP = """\

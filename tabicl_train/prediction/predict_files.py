@@ -22,6 +22,7 @@ from tabicl_train.model.tabicl import TabICL
 from tabicl_train.outputs import check_output, write_atomically
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.export import load_model
+from tabicl_train.prediction.fine_tune import LINE_SECONDS, clock
 from tabicl_train.prediction.regressor import TabICLRegressor
 from tabicl_train.weights import resolve
 
@@ -53,11 +54,14 @@ def predict_files(options: PredictOptions) -> None:
             model = make(network, n_estimators=options.n_estimators)
             model.fit(X, as_numbers(y) if wants_numbers else labels(y))
             with tqdm(total=len(test), unit="row", disable=None) as bar:
-                parts = []
+                parts, next_line = [], clock() + LINE_SECONDS
                 for start in range(0, len(test), ROWS):
                     some = test.iloc[start : start + ROWS]
                     parts.append(predictions(model, some, options))
                     bar.update(len(some))
+                    if bar.disable and clock() >= next_line:  # no terminal
+                        next_line = clock() + LINE_SECONDS
+                        info(f"predicted {start + len(some):,} of {len(test):,} rows")
         except (ValueError, TypeError) as error:
             raise ConfigError([first_line(error)]) from None
     for line in dict.fromkeys(str(warning.message) for warning in found):

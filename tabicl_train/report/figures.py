@@ -23,8 +23,7 @@ from tabicl_train.console import counted
 from tabicl_train.evaluation.scores import BUCKETS, COVERAGE, by_bucket, by_task, judged, ranked, summarize
 from tabicl_train.statistics import mean_interval
 
-WINDOWS = 40  # a smoothed curve is a moving average over one fortieth of the longest run
-RATIO_WINDOWS = 20  # the same for the ratio of losses
+WINDOWS = 20  # a smoothed curve is a moving average over one twentieth of the longest run
 MAX_LINES = 150  # logged steps that are drawn, evenly spaced over the run
 PANELS = 4  # side by side
 ENDS = ["n_smallest", "at_smallest", "n_largest", "at_largest"]
@@ -46,30 +45,37 @@ Runs = dict[str, pd.DataFrame]
 
 
 def draw_training(metrics: Runs, validation: Runs) -> Figure:
-    """Loss, gradient norm and learning rate, and the ratio of the loss to the loss of guessing where that is known."""
+    """The loss, and where that is known its ratio to the loss of guessing."""
     points = {name: of_kind(rows, OWN, SYNTHETIC) for name, rows in validation.items()}
     ratios, points = (
         {name: loss_ratios(rows) for name, rows in runs.items() if "guess_loss" in rows} for runs in (metrics, points)
     )
-    figure = Figure(figsize=(11, 6), layout="constrained")
-    top = ["loss", "ratio"] if ratios else ["loss", "loss"]
-    panels = figure.subplot_mosaic([top, ["grad_norm", "lr"]], height_ratios=[3, 2])
-    for column, title in (("loss", "loss"), ("grad_norm", "gradient norm before clipping"), ("lr", "learning rate")):
-        draw_curves(panels[column], metrics, column, smooth=column != "lr")
-        label_steps(panels[column], title)
-    panels["grad_norm"].set_yscale("log")
-    ticks = panels["grad_norm"].yaxis
-    ticks.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    ticks.set_major_formatter("{x:g}")
-    ticks.set_minor_formatter("")  # labels at every multiple would overlap
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    panels = figure.subplots(1, 2 if ratios else 1, squeeze=False)[0]
+    draw_curves(panels[0], metrics, "loss")
+    label_steps(panels[0], "loss")
     if ratios:
-        draw_ratios(panels["ratio"], list(metrics), ratios, points)
+        draw_ratios(panels[1], list(metrics), ratios, points)
+    return figure
+
+
+def draw_optimization(metrics: Runs) -> Figure:
+    """Gradient norm and learning rate."""
+    figure = Figure(figsize=(11, 2.8), layout="constrained")
+    norm, rate = figure.subplots(1, 2)
+    draw_curves(norm, metrics, "grad_norm")
+    label_steps(norm, "gradient norm before clipping")
+    norm.set_yscale("log")
+    # Labels at every multiple would overlap.
+    norm.yaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}", minor_formatter="")
+    draw_curves(rate, metrics, "lr", smooth=False)
+    label_steps(rate, "learning rate")
     return figure
 
 
 def label_steps(axes: Axes, title: str) -> None:
     axes.set(title=title, xlabel="step")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
 
 
 def loss_ratios(rows: pd.DataFrame) -> pd.DataFrame:
@@ -87,7 +93,7 @@ def draw_ratios(axes: Axes, names: list[str], ratios: Runs, points: Runs) -> Non
         if name in ratios:
             steps, label = ratios[name], "training" if single else name
             # Centered: a trailing window would lag behind the points of the validations.
-            windows = steps.rolling(max(1, len(steps) // RATIO_WINDOWS), min_periods=1, center=True).sum()
+            windows = steps.rolling(max(1, len(steps) // WINDOWS), min_periods=1, center=True).sum()
             axes.plot(steps.index, steps["ratio"], color=f"C{i}", alpha=0.25, linewidth=0.8)
             axes.plot(steps.index, windows["loss"] / windows["guess_loss"], color=f"C{i}", label=label)
         if name in points:
@@ -179,7 +185,7 @@ def draw_multipliers(scaling: pd.DataFrame) -> Figure:
     columns = min(PANELS, len(layers))
     rows = math.ceil(len(layers) / columns)
     figure = Figure(figsize=(3.2 * columns + 1, 2.7 * rows), layout="constrained")
-    panels = list(figure.subplots(rows, columns, squeeze=False, sharex=True).flat)
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     colors = ScalarMappable(cmap="viridis")
     colors.set_clim(0, steps[-1])
     for axes, layer in zip(panels, layers, strict=False):
@@ -299,6 +305,7 @@ def draw_scores(results: pd.DataFrame) -> Figure:
     quantities = [quantity for quantity in BUCKETS if quantity in results]
     for axes, quantity in zip(others, quantities, strict=False):
         draw_buckets(axes, results, quantity)
+    figure.legend(*others[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize="small")
     if "coverage" in results:
         draw_coverage(others[-1], results)
     return figure
@@ -373,4 +380,3 @@ def draw_buckets(axes: Axes, results: pd.DataFrame, quantity: str) -> None:
     axes.set_xticks(range(len(table)), labels, fontsize="x-small")
     axes.margins(x=0.12)
     axes.set_title(f"mean {score_name(results)} by {quantity}")
-    axes.legend(fontsize="small")

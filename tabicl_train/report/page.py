@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import datetime
 import io
+import math
 import numbers
 import os
 import shlex
@@ -25,6 +27,7 @@ import yaml
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import OWN, REAL, REAL_SCORES, SYNTHETIC, RunConfig, flatten, judged_by, kind_of
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.scores import FORMATS, judged, standing, summarize
@@ -34,6 +37,7 @@ from tabicl_train.report.figures import (
     draw_attention,
     draw_gates,
     draw_multipliers,
+    draw_optimization,
     draw_scores,
     draw_standing,
     draw_throughput,
@@ -116,23 +120,24 @@ def read_table(records: Records, name: str) -> pd.DataFrame | None:
 
 def sections(runs: list[Run]) -> dict[str, Any]:
     """The variables of the template."""
+    metrics = tables_of(runs, "metrics")
     return {
         "overview": overview(runs),
         "starts": starts(runs),
         "settings": settings(runs),
-        "curriculum": curriculum(runs),
-        "training": training(runs),
+        "training": draw_training(metrics, tables_of(runs, "validation")) if metrics else None,
+        "optimization": draw_optimization(metrics) if metrics else None,
         "multipliers": per_run(runs, lambda run: None if run.scaling is None else draw_multipliers(run.scaling)),
         "gates": per_run(runs, lambda run: None if run.scaling is None else draw_gates(run.scaling)),
         "attention": per_run(runs, lambda run: None if run.attention is None else draw_attention(run.attention)),
         "unmeasured": [run for run in runs if run.attention is None],
-        "throughput": throughput(runs),
+        "throughput": throughput(metrics) if metrics else None,
         "incidents": per_run(runs, incidents),
         "tests": [(run.name, run.test) for run in runs if run.test is not None],
         "validation": draw_validation(tables) if (tables := tables_of(runs, "validation")) else None,
         "validation_scores": per_run(runs, validation_scores),
         "unevaluated": [run for run in runs if run.evaluation is None],
-        "real_data": real_data([run for run in runs if run.evaluation is not None]),
+        "real_data": real_data(runs),
     }
 
 
@@ -156,14 +161,13 @@ def overview(runs: list[Run]) -> pd.DataFrame:
 def facts_of(run: Run) -> dict[str, Any]:
     facts: dict[str, Any] = {"run directory": str(run.folder)}
     if run.status is not None:
-        facts["status"] = run.status["status"]
+        facts["status"] = ": ".join(filter(None, (run.status["status"], run.status.get("cause"))))
     if run.metrics is not None:
         late = run.metrics[run.metrics["step"] > 0.9 * run.metrics["step"].max()]
         facts |= {
             "steps done": int(run.metrics["step"].iloc[-1]),
-            "stage": run.metrics["stage"].iloc[-1],
+            **effort(run.metrics, run.config or {}),
             "mean loss, last 10% of the steps": late["loss"].mean(),
-            "median tables/s": run.metrics["tables_per_s"].median(),
             "skipped steps": int(run.metrics["skipped"].iloc[-1]),
         }
     facts["incidents"] = len(run.incidents)
@@ -173,6 +177,16 @@ def facts_of(run: Run) -> dict[str, Any]:
         name, scores = REAL_SCORES[judged_by(run.evaluation)], judged(run.evaluation)
         facts[f"mean {name} on {len(scores)} real tasks"] = scores.iloc[:, 0].mean()
     return facts
+
+
+def effort(metrics: pd.DataFrame, config: dict[str, Any]) -> dict[str, Any]:
+    """Tables of the logged steps, and the time they took; empty without a configuration."""
+    per_step = metrics["stage"].map(lambda stage: config.get(f"{STAGES}{stage}.tables", math.nan))
+    tables = metrics["step"].diff().fillna(metrics["step"]) * per_step
+    if tables.isna().any():
+        return {}
+    seconds = round((tables / metrics["tables_per_s"]).sum())
+    return {"tables seen": int(tables.sum()), "training time": str(datetime.timedelta(seconds=seconds))}
 
 
 def starts(runs: list[Run]) -> pd.DataFrame | None:
@@ -192,53 +206,32 @@ def starts(runs: list[Run]) -> pd.DataFrame | None:
     return pd.DataFrame(rows).set_index("run") if rows else None
 
 
-def settings(runs: list[Run]) -> dict[str, pd.DataFrame] | None:
-    """The settings without those of the stages, a column per run: all of them, and those that are changed from the
-    default or differ between runs."""
+def settings(runs: list[Run]) -> dict[str, Any] | None:
+    """All settings, a column per run, and those that differ between runs or from the origin."""
     configs = {run.name: run.config for run in runs if run.config is not None}
     if not configs:
         return None
-    keys = dict.fromkeys(key for config in configs.values() for key in config if not key.startswith(STAGES))
-    first = next(iter(configs.values()))
-    family = {"family": first["model.family"]} if "model.family" in first else {}
-    defaults = flatten(dataclasses.asdict(RunConfig(model=settings_of(family)())))
+    origin, given = chosen(next(iter(configs.values())))
+    keys = dict.fromkeys(key for config in configs.values() for key in config)
     rows = {key: [config.get(key) for config in configs.values()] for key in keys}
-    changed = [key for key, row in rows.items() if any(v != row[0] or v != defaults.get(key) for v in row)]
+    changed = [key for key, row in rows.items() if any(v != row[0] or v != given.get(key) for v in row)]
     shown = {key: [str(value) for value in row] for key, row in rows.items()}
     table = pd.DataFrame.from_dict(shown, orient="index", columns=list(configs))
-    return {"all": table, "changed": table.loc[changed]}
+    return {"origin": origin, "all": table, "changed": table.loc[changed]}
 
 
-def curriculum(runs: list[Run]) -> pd.DataFrame | None:
-    """A row per setting, a column per stage; the stages of every run if the runs differ."""
-    stages = {run.name: stages_of(run.config) for run in runs if run.config is not None}
-    if not stages:
-        return None
-    first, *others = stages.values()
-    if all(other == first for other in others):
-        return pd.DataFrame(first)
-    return pd.DataFrame({f"{run}: {name}": stage for run, by_name in stages.items() for name, stage in by_name.items()})
+def chosen(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """What a run's settings are compared with: its experiment as it is today, or the defaults if there is none."""
+    try:
+        origin = f"experiment={config['name']}"
+        return origin, flatten(dataclasses.asdict(compose([origin])))
+    except (ConfigError, KeyError):
+        family = {"family": config["model.family"]} if "model.family" in config else {}
+        return "the defaults", flatten(dataclasses.asdict(RunConfig(model=settings_of(family)())))
 
 
-def stages_of(config: dict[str, Any]) -> dict[str, dict[str, str]]:
-    stages: dict[str, dict[str, str]] = {}
-    for key, value in config.items():
-        if key.startswith(STAGES):
-            stage, _, setting = key.removeprefix(STAGES).partition(".")
-            stages.setdefault(stage, {})[setting] = str(value)
-    return stages
-
-
-def training(runs: list[Run]) -> Figure | None:
-    metrics = tables_of(runs, "metrics")
-    return draw_training(metrics, tables_of(runs, "validation")) if metrics else None
-
-
-def throughput(runs: list[Run]) -> tuple[Figure, pd.DataFrame] | None:
+def throughput(metrics: dict[str, pd.DataFrame]) -> tuple[Figure, pd.DataFrame]:
     """Curves, and the medians of each run."""
-    metrics = tables_of(runs, "metrics")
-    if not metrics:
-        return None
     medians = {name: rows.reindex(columns=list(RATES)).median() for name, rows in metrics.items()}
     return draw_throughput(metrics), pd.DataFrame(medians).rename(RATES).T
 
@@ -275,10 +268,11 @@ def validation_means(rows: pd.DataFrame) -> dict[str, pd.Series]:
 
 def real_data(runs: list[Run]) -> dict[str, Any] | None:
     """The comparison of methods on the tasks that all evaluated runs have in common; {} if there are none."""
-    if not runs:
+    evaluated = [run for run in runs if run.evaluation is not None]
+    if not evaluated:
         return None
-    results = runs[0].evaluation if len(runs) == 1 else merge(runs)
-    if results.empty or len({judged_by(run.evaluation) for run in runs}) > 1:
+    results = evaluated[0].evaluation if len(runs) == 1 else merge(evaluated)
+    if results.empty or len({judged_by(run.evaluation) for run in evaluated}) > 1:
         return {}
     scores = judged(results)
     outside = results[results["trained_range"] == "outside"]["data"] if "trained_range" in results else pd.Series()

@@ -31,6 +31,19 @@ def describe_origin() -> dict:
     }
 
 
+def describe_installation() -> str:
+    """What a report of a fault needs, a line each: versions, commit and device."""
+    machine = describe_machine(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    changed = " with changes" if git("diff", "HEAD") else ""
+    facts = {
+        "tabicl-train": "",  # the first line
+        **versions(),
+        "commit": f"{git('rev-parse', 'HEAD') or 'unknown, outside a checkout'}{changed}",
+        "device": machine["gpu"] or machine["cpu"],
+    }
+    return "\n".join(f"{name} {value}" for name, value in facts.items())
+
+
 def record_start(records: Records, step: int, origin: dict, ranks: list[dict[str, Any]]) -> None:
     """Add a start of the run to provenance.jsonl, and tell if tables may now be others than before.
 

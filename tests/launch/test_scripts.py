@@ -1,42 +1,55 @@
 """The launch scripts with stand-ins for Python, srun and scontrol, which record how they are called."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from scripts import ROOT, copy_scripts
 
+ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = ["experiment=smoke", "seed=3"]
 # Checks a configuration, as tabicl-train does with --cfg job.
 PYTHON = """#!/usr/bin/env bash
-case "$*" in *--cfg*) [[ "$*" != *wrong* ]] || { echo "error: wrong" >&2; exit 2; } ;; *) echo "$*" >> calls ;; esac
+case "$*" in
+*"-m pip "*) echo "$*" >> installed ;;
+*--cfg*) [[ "$*" != *wrong* ]] || { echo "error: wrong" >&2; exit 2; } ;;
+*) echo "$*" >> calls ;;
+esac
 """
 SRUN = '#!/usr/bin/env bash\necho "$*" >> calls\n'
 SCONTROL = "#!/usr/bin/env bash\nprintf 'first\\nsecond\\n'\n"
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
-    launch = copy_scripts(tmp_path)
-    with open(launch / "setup.sh", "a") as file:
-        file.write("PATH=$PWD:$PATH\n")
+def folder(tmp_path, monkeypatch) -> Path:
+    """The user's folder, beside a project whose environment is made of the stand-ins."""
+    project, user = tmp_path / "the project", tmp_path / "user"
+    programs = project / ".venv/bin"
+    programs.mkdir(parents=True)
+    shutil.copytree(ROOT / "launch", project / "launch")
+    shutil.copy(ROOT / "pyproject.toml", project)
+    (programs / "activate").write_text(f"PATH='{programs}':$PATH\n")
     for name, text in {"python": PYTHON, "srun": SRUN, "scontrol": SCONTROL}.items():
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-    return tmp_path
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    user.mkdir()
+    monkeypatch.chdir(user)
+    return user
 
 
 def multinode(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
-    command = ["bash", folder / "launch/multinode.sh", *arguments]
+    command = ["bash", "../the project/launch/multinode.sh", *arguments]
     return subprocess.run(command, capture_output=True, text=True)
 
 
 def sbatch(folder: Path, *settings: str, **variables: str) -> subprocess.CompletedProcess:
     """What SLURM does with launch/slurm.sbatch."""
     job = {"SLURM_JOB_ID": "16", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "first,second"}
-    env = os.environ | job | {"SLURM_SUBMIT_DIR": str(folder), "PATH": f"{folder}:{os.environ['PATH']}"} | variables
-    command = ["bash", folder / "launch/slurm.sbatch", *settings]
+    project = folder.parent / "the project"
+    path = f"{project}/.venv/bin:{os.environ['PATH']}"
+    env = os.environ | job | {"SLURM_SUBMIT_DIR": str(folder), "PATH": path} | variables
+    command = ["bash", project / "launch/slurm.sbatch", *settings]
     return subprocess.run(command, env=env, capture_output=True, text=True)
 
 
@@ -66,6 +79,15 @@ def test_wrong_arguments_start_no_torchrun(arguments, folder):
     result = multinode(folder, *arguments)
     assert result.returncode == 2 and ("usage: " in result.stderr or "error: wrong" in result.stderr)
     assert not called(folder)
+
+
+def test_a_script_installs_once_and_stays_in_the_folder_of_the_user(folder):
+    first, second = (multinode(folder, "a:1", "2", "2", *SETTINGS).stderr for _ in range(2))
+    project = folder.parent / "the project"
+    assert f"into {project}/.venv: 2 to 8 GB, some minutes" in first and "into" not in second
+    (installed,) = (folder / "installed").read_text().splitlines()
+    assert installed.endswith(f"-c {project}/launch/constraints.txt -e {project}")
+    assert {path.name for path in folder.iterdir()} == {"installed", "calls"}
 
 
 def test_a_job_starts_one_torchrun_on_each_node(folder):

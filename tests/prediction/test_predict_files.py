@@ -29,11 +29,13 @@ def predict(monkeypatch, *options: str) -> int:
 
 def test_classes_have_the_probabilities_of_the_classifier_in_the_order_of_the_file(monkeypatch, capfd):
     monkeypatch.setattr(predict_files, "ROWS", 10)
+    monkeypatch.setattr(predict_files, "LINE_SECONDS", 0)
     frame = TRAIN.assign(label=TRAIN["label"].where(TRAIN.index != 3))
     frame.to_csv("train.csv")
     assert predict(monkeypatch, "target=label", "drop=[flag]") == 0
     text = capfd.readouterr().err
     assert "left out  1 row of train.csv without a target" in text
+    assert "predicted 20 of 25 rows" in text and "predicted 25 of" in text
     assert "'label' (2 classes) of 25 rows from 59 labeled ones with 6 columns" in text
     found = pd.read_csv("out.csv")
     assert list(found) == ["label", "probability_no", "probability_yes"]

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from priors import TableSpec, build_prior
-from priors.inspection import describe, informative_columns, plot_graph, save_gallery, statistics
+from priors.inspection import describe, informative_columns, plot_graph, plot_table, save_gallery, statistics
 from priors.random import rng_at
 from priors.table import Table
 
@@ -58,8 +58,9 @@ def test_the_informative_columns_are_those_that_a_number_depends_on():
     assert informative_columns(X, y.astype(np.float32))[:2] == [3, 1]
 
 
-def test_labels_of_a_causal_graph_do_not_overlap():
-    names = [[f"x{10 * layer + k}" for k in range(6)] for layer in range(5)]
+@pytest.mark.parametrize(("layers", "columns"), [(5, 6), (10, 2)])
+def test_labels_of_a_causal_graph_do_not_overlap(layers, columns):
+    names = [[f"x{columns * layer + k}" for k in range(columns)] for layer in range(layers)]
     nodes = [
         SimpleNamespace(
             index=layer,
@@ -73,7 +74,17 @@ def test_labels_of_a_causal_graph_do_not_overlap():
     plot_graph(ax, nodes)
     FigureCanvasAgg(figure).draw()
     boxes = [text.get_window_extent() for text in ax.texts]
-    assert len(boxes) == 5 and not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+    assert len(boxes) == layers and not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+
+
+def test_missing_cells_do_not_hide_a_column():
+    X = rng_at("missing cells").standard_normal((100, 3))
+    X[:, 0] = np.sign(X[:, 0])
+    X[::5] = np.nan
+    figure = Figure()
+    plot_table(figure, "missing", make_table(X, np.nan_to_num(X[:, 1] + X[:, 2]), 50))
+    assert "1 categorical, 2 numeric columns" in [ax.get_xlabel() for ax in figure.axes]
+    assert np.isfinite(figure.axes[0].collections[0].get_offsets()).all()
 
 
 def test_gallery_shows_numeric_targets_of_any_width(tmp_path):

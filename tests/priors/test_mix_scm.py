@@ -15,7 +15,6 @@ from tabicl_train.config.schema import build_prior as build_configured
 from tabicl_train.config.schema import flatten
 from tabicl_train.curriculum import plan_step
 from tabicl_train.errors import ConfigError
-from tabicl_train.report.page import stages_of
 from tabicl_train.resume import refuse_changes
 
 SPEC = TableSpec(60, 30, 3, 2)
@@ -203,7 +202,7 @@ def test_the_shares_of_a_stage_may_change_until_it_starts():
     for changed, steps in ((config("{tree_scm:1}", "{}"), 3), (config("{mlp_scm:1}", "{tree_scm:1}"), 6)):
         with pytest.raises(ConfigError, match=r"stages\.\w+\.mix\.tree_scm was not set, is 1\.0"):
             refuse_changes(content | {"global_step": steps}, dataclasses.asdict(changed))
-    assert stages_of(flatten(saved))["smoke"]["mix.mlp_scm"] == "1.0"
+    assert flatten(saved)["curriculum.stages.smoke.mix.mlp_scm"] == 1.0
 
 
 def test_components_are_set_by_overrides():

@@ -27,11 +27,11 @@ from tabicl_train.report.figures import (
     draw_training,
     draw_validation,
 )
-from tabicl_train.report.page import merge, read_run, table, validation_means, write_report
+from tabicl_train.report.page import chosen, effort, merge, read_run, table, validation_means, write_report
 
 SECTIONS = [
-    "overview", "configuration", "curriculum", "loss", "multipliers", "attention", "throughput", "incidents",
-    "validation", "real-data",
+    "overview", "incidents", "validation", "real-data", "throughput", "optimization", "multipliers", "attention",
+    "configuration",
 ]  # fmt: skip
 STEPS = np.arange(1, 161)
 TASKS = [f"task {i}" for i in range(5)]
@@ -105,7 +105,7 @@ def written(runs, tmp_path_factory) -> Path:
 def test_a_page_is_self_contained(written):
     page = Page(written)
     assert page.ids == SECTIONS and page.links == [*(f"#{name}" for name in SECTIONS), "#real-data"]
-    assert len(page.pictures) == 8 and all(min(p.shape[:2]) > 200 and p.std() > 0.05 for p in page.pictures)
+    assert len(page.pictures) == 9 and all(min(p.shape[:2]) > 200 and p.std() > 0.05 for p in page.pictures)
     assert not re.search(r"https?:|url\(|@import|//[a-z]", re.sub(r"base64,[^\"]*", "", page.source))
     assert "default-src 'none'" in page.source and page.source.isascii()
 
@@ -116,10 +116,10 @@ def test_a_page_shows_the_content_of_the_files(runs, written):
     assert facts["status"] == "finished" and facts["steps done"] == "160" and facts["incidents"] == "2"
     late = METRICS_CSV["loss"][METRICS_CSV["step"] > 144]
     assert float(facts["mean loss, last 10% of the steps"]) == pytest.approx(late.mean(), rel=1e-3)
-    settings = page.tables[2]
-    assert ["prior.name", "dummy"] in settings and "guard.loss" not in dict(settings)
-    assert ["guard.loss", "0.9"] in page.tables[3] and "curriculum.stages" not in str(page.tables[3])
-    assert page.table("", "smoke")["rows"]["smoke"] == "[40, 80]"
+    *_, changed, settings = page.tables
+    assert ["prior.name", "dummy"] in changed and "differ from experiment=smoke:" in page.text
+    assert not {"guard.loss", "seed", "name", "curriculum.stages.smoke.rows"} & dict(changed[1:]).keys()
+    assert ["guard.loss", "0.9"] in settings and ["curriculum.stages.smoke.rows", "[40, 80]"] in settings
     assert "the <loss> is not finite" in page.table("time", "reason")["now"]["reason"]
     best = {name: row["best at step"] for name, row in page.table("", "best at step").items()}
     assert best == {"loss on own tables": "40", "loss on synthetic tables": "40", "ROC AUC on real data": "20"}
@@ -127,13 +127,24 @@ def test_a_page_shows_the_content_of_the_files(runs, written):
     assert "After step 160: own rows: better by 0.1; synthetic tables: none." in page.text
     scores = page.table("method", "ROC AUC")
     results = pd.read_csv(runs[0] / "evaluation.csv")
-    assert page.text.index(standing(results)) < page.text.index("Configuration\n")  # beside the first picture
+    assert page.text.index(standing(results)) < page.text.index("Incidents\n")  # below the first picture
     expected = summarize(results)
     assert list(scores) == ["this model", "random <forest>"]
     assert float(scores["this model"]["ROC AUC"]) == pytest.approx(expected.loc["this model", "roc_auc"], rel=1e-3)
     assert scores["random <forest>"]["win rate"] == "1" and scores["this model"]["win rate"] == ""
     assert list(page.table("data", "this model")) == TASKS
     assert f"Outside the trained range, where the network extrapolates: {TASKS[-1]}." in page.text
+
+
+def test_tables_and_time_are_counted_by_stage():
+    metrics = pd.DataFrame({"step": [2, 4, 8], "stage": ["a", "a", "b"], "tables_per_s": [1.0, 2.0, 4.0]})
+    config = {"curriculum.stages.a.tables": 2, "curriculum.stages.b.tables": 3}
+    assert effort(metrics, config) == {"tables seen": 20, "training time": "0:00:09"}
+    assert effort(metrics, {"curriculum.stages.a.tables": 2}) == {}
+
+
+def test_a_configuration_without_an_experiment_is_compared_with_the_defaults():
+    assert chosen({"name": "lost"})[0] == chosen({})[0] == "the defaults"
 
 
 def test_cells_of_tables(tmp_path):
@@ -154,11 +165,9 @@ def test_several_runs_side_by_side(runs, tmp_path):
     page = Page(tmp_path / "page.html")
     names = ["one & <only>", "two"]
     assert {name: page.table("", *names)["status"][name] for name in names} == dict.fromkeys(names, "finished")
-    (seeds,) = [row for row in page.tables[2] if row[0] == "seed"]
-    assert seeds == ["seed", "0", "1"]
-    assert sum(t[-1][0] == "checkpoint_rows" for t in page.tables) == 1  # the runs have the same curriculum
+    assert ["seed", "0", "1"] in page.tables[-2]
     assert list(page.table("method", "ROC AUC")) == [*names, "random <forest>"]
-    assert len(page.pictures) == 4  # of training, throughput and real data, for both
+    assert len(page.pictures) == 5  # of training, throughput and real data, for both
 
 
 def test_only_tasks_of_all_runs_are_compared(runs, tmp_path):
@@ -177,6 +186,9 @@ def test_only_tasks_of_all_runs_are_compared(runs, tmp_path):
     page = Page(tmp_path / "page.html")
     assert "evaluated on different tasks" in page.text
     assert page.tables[0][0][1:] == ["of another day/two", "two"]
+    (same / "evaluation.csv").unlink()
+    write_report([same, other], tmp_path / "page.html")  # the only network that was evaluated has the name of its run
+    assert list(Page(tmp_path / "page.html").table("method", "ROC AUC")) == ["two", "random <forest>"]
 
 
 def test_scores_of_regression(runs, tmp_path):
@@ -314,5 +326,5 @@ def test_a_browser_displays_it(written, tmp_path):
     (tmp_path / "look.html").write_text(source.replace(policy, "").replace("</body>", LOOK))
     document = browse("--window-size=500,900", "--virtual-time-budget=10000", "--dump-dom", tmp_path / "look.html")
     seen = json.loads(re.search(r"<title>(.*?)</title>", document)[1])
-    assert seen["pictures"] == [True] * 8
+    assert seen["pictures"] == [True] * 9
     assert seen["overflow"] <= 0
