@@ -52,7 +52,7 @@ NOTHING_VARIES = (
 
 @contextlib.contextmanager
 def plain_end() -> Iterator[None]:
-    """Ends a command without a stack trace: after wrong arguments, or when its output is no longer read (`head`)."""
+    """Ends a command without a stack trace: after wrong arguments or ctrl-C, or when nobody reads its output."""
     try:
         try:
             if problems := option_problems(sys.argv[1:]):
@@ -61,6 +61,8 @@ def plain_end() -> Iterator[None]:
         except ConfigError as error:
             print_problems(error)
             sys.exit(EXIT_CONFIG)
+        except KeyboardInterrupt:
+            sys.exit(128 + signal.SIGINT)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:

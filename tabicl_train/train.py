@@ -138,13 +138,15 @@ def train(config: RunConfig) -> str:
         stack.callback(lock.release)
         start, content = ranks.from_first(open_run_dir)
         ranks.raise_on_all_ranks(start.problems(seed, fingerprint))
+        ended = None
         if config.validation.patience > 0:
-            validation.has_ended = ranks.from_first(lambda: validation.history(start.steps).ended is not None)
+            ended = ranks.from_first(lambda: validation.history(start.steps).ended)
+            validation.has_ended = ended is not None
         last = start.steps if validation.has_ended else total
         if last == start.steps and not ranks.from_first(
             lambda: validation.is_missing(start.steps) or is_test_missing(config.validation, records, start.steps)
         ):
-            info(f"{folder}: finished already, {start.steps} steps are done")
+            info(f"{folder}: finished already, {start.steps} steps are done" + (f"; {ended}" if ended else ""))
             if ranks.rank == 0:
                 status.finish_earlier(start.steps)
                 print_end(folder, config)

@@ -177,7 +177,8 @@ def warn_of_resemblances(X: pd.DataFrame, kinds: list[str]) -> None:
         examples = ", ".join(f"{name!r} ({words})" for name, words in found.items())
         warnings.warn(
             f"X has columns that are read as categories: {examples}. Convert them first, for example by "
-            "X[column].str.replace('[$,]', '', regex=True).astype(float), pd.to_numeric(X[column], errors='coerce') or "
+            "X[column].str.replace('[$,]', '', regex=True).astype(float) for '$1,234', pd.read_csv(file, decimal=',', "
+            "thousands='.') for '1.234,5', pd.to_numeric(X[column], errors='coerce') for numbers beside texts, or "
             "pd.to_datetime(X[column], dayfirst=True); or make them categories by X[column].astype('category')",
             stacklevel=4,  # where `fit` is called
         )

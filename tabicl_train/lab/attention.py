@@ -77,10 +77,10 @@ class Options:
 
 @dataclass
 class Scene:
-    """A table, the classifier that predicts it, and the row that is looked at.
+    """A table, and the classifier that predicts it.
 
     X, y: all rows of the table, whose index numbers them
-    labeled, queries: positions of these rows, in the order in which the network gets them; row is a query
+    labeled, queries: positions of these rows, in the order in which the network gets them; the first query is looked at
     """
 
     name: str
@@ -88,13 +88,7 @@ class Scene:
     y: np.ndarray
     labeled: list[int]
     queries: list[int]
-    row: int
     classifier: TabICLClassifier
-
-    @property
-    def layers(self) -> list[Attention]:
-        """The layers of in-context learning."""
-        return [site.attention for site in sites(self.classifier.network_) if site.stage == "icl"]
 
 
 def run(options: Options) -> None:
@@ -117,7 +111,7 @@ def scene_of(options: Options, network: TabICL) -> Scene:
     queries = [row, *sorted(order[: min(OTHERS, len(order) // 2)])]
     labeled = sorted(order[len(queries) - 1 :][: 50 if options.small else SAMPLE])
     classifier = plain_classifier(network, X.iloc[labeled], y[labeled])
-    return Scene(Path(options.table).name, X, y, labeled, queries, row, classifier)
+    return Scene(Path(options.table).name, X, y, labeled, queries, classifier)
 
 
 @torch.no_grad()
@@ -127,7 +121,8 @@ def explain(scene: Scene, layer: int, head: int) -> dict[str, Any]:
     Vectors are lists. keys: those shown, by weight; rest: the others together, None if there are none; by_label: sums
     of weights; context: the sum of all weighted values; hidden: query rows, which are not seen
     """
-    layers, classifier = scene.layers, scene.classifier
+    classifier = scene.classifier
+    layers = [site.attention for site in sites(classifier.network_) if site.stage == "icl"]
     if not -len(layers) <= layer < len(layers):
         raise ConfigError([f"layer is {layer}; the network has the layers 0..{len(layers) - 1}"])
     attention = layers[layer]
@@ -145,10 +140,9 @@ def explain(scene: Scene, layer: int, head: int) -> dict[str, Any]:
         logits_of_rows = classifier.network_(Pack.stack(rows, y))[:, : len(classifier.classes_)]
     prediction = torch.softmax(logits_of_rows / classifier.softmax_temperature, -1).tolist()
     (sequence,) = kept
-    i = scene.queries.index(scene.row)
-    q, k, v = sequence.q[i : i + 1], sequence.k[:, head].double(), sequence.v[:, head].double()
+    q, k, v = sequence.q[:1], sequence.k[:, head].double(), sequence.v[:, head].double()
     n, d = k.shape  # keys, elements of a head
-    query, steps = steps_of(attention, sequence, i, head)
+    query, steps = steps_of(attention, sequence, head)
     w = torch.softmax(steps["logit"], -1)
     order = w.argsort(descending=True, stable=True).tolist()
     shown = order if n <= LARGEST + 2 else [*order[:LARGEST], order[(LARGEST + n) // 2], order[-1]]
@@ -161,10 +155,9 @@ def explain(scene: Scene, layer: int, head: int) -> dict[str, Any]:
     ]
     rest = torch.tensor([j for j in order if j not in shown], dtype=torch.int64, device=w.device)
     others = {"count": len(rest), "weight": w[rest].sum().item(), "context": plain(w[rest] @ v[rest])}
-    hidden = [scene.row, *[row for row in scene.queries if row != scene.row][:OTHERS]]
     return {
         "table": scene.name,
-        "row": row_of(scene, scene.row)["row"],
+        "row": row_of(scene, scene.queries[0])["row"],
         "layer": layers.index(attention),
         "layers": len(layers),
         "head": head,
@@ -175,7 +168,7 @@ def explain(scene: Scene, layer: int, head: int) -> dict[str, Any]:
         "log_n": math.log(n),
         "rule": classifier.network_.config.icl_scaling,
         "exponent": None if (p := exponents(attention)) is None else p[head].item(),
-        "query": query | row_of(scene, scene.row),
+        "query": query | row_of(scene, scene.queries[0]),
         "keys": keys,
         "rest": others if len(rest) else None,
         "by_label": by_label(scene.y[scene.labeled], w.tolist()),
@@ -183,23 +176,23 @@ def explain(scene: Scene, layer: int, head: int) -> dict[str, Any]:
         "entropy": shape(attention, q, sequence.k).entropy[0, head].item() if n > 1 else None,
         "columns": [str(name) for name in scene.X.columns[:CELLS]],
         "features": scene.X.shape[1],
-        "hidden": [row_of(scene, row) | {"weight": 0.0} for row in hidden],
+        "hidden": [row_of(scene, row) | {"weight": 0.0} for row in scene.queries],
         "unlabeled": len(scene.queries),
         "prediction": [
-            {"label": str(name), "p": float(p)} for name, p in zip(classifier.classes_, prediction[i], strict=True)
+            {"label": str(name), "p": float(p)} for name, p in zip(classifier.classes_, prediction[0], strict=True)
         ],
     }
 
 
-def steps_of(attention: Attention, sequence: Sequence, i: int, head: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The vectors of query i, None for a factor that the layer does not have; and its scores (K,) after each step."""
-    q, projected = sequence.q[i : i + 1], sequence.projected[i : i + 1]  # (1, H, d)
+def steps_of(attention: Attention, sequence: Sequence, head: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The vectors of the first query, None for a factor that the layer lacks; and its scores (K,) after each step."""
+    q, projected = sequence.q[:1], sequence.projected[:1]  # (1, H, d)
     base, gate = multipliers(attention, projected, len(sequence.k))
     k, d = sequence.k[:, head].double(), q.shape[-1]
     asked = projected[0, head].double()  # (d,)
     based = asked if base is None else asked * base[head].double()
     query = {
-        "token": plain(sequence.x[i]),
+        "token": plain(sequence.x[0]),
         "q": plain(asked),
         "base": None if base is None else plain(base[head].expand(d)),
         "gate": None if gate is None else plain(gate[0, head].expand(d)),

@@ -16,10 +16,11 @@ from tqdm import tqdm
 from priors.random import rng_at
 from tabicl_train import TabICLClassifier
 from tabicl_train.console import counted
-from tabicl_train.lab.folder import Folder, markdown
+from tabicl_train.lab.folder import Folder, markdown, plot_estimates
 from tabicl_train.lab.tables import load_classifier
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.predict import label_digits, split_classes
+from tabicl_train.statistics import Estimate, mean_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -122,13 +123,9 @@ def draw(scores: pd.DataFrame, most: int) -> Figure:
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     means = scores.groupby("classes").mean(numeric_only=True)
-    lines = {
-        "best_possible": "known centers (best possible)",
-        "class_mean": "nearest class mean",
-        "accuracy": "network",
-    }
-    for name, label in lines.items():
-        left.plot(means.index, means[name], "o-" if name == "accuracy" else "--", label=label)
+    for name, label in {"best_possible": "known centers (best possible)", "class_mean": "nearest class mean"}.items():
+        left.plot(means.index, means[name], "--", label=label)
+    plot_estimates(left, scores.groupby("classes")["accuracy"].agg(share), label="network")
     left.plot(means.index, 1 / means.index, ":", color="0.5", label="chance")
     left.set(title="accuracy", ylim=(-0.02, 1.02))
     left.legend(fontsize="small")
@@ -138,6 +135,11 @@ def draw(scores: pd.DataFrame, most: int) -> Figure:
         axes.set(xscale="log", xlabel=f"classes (vertical line: the network's {most} outputs)")
         axes.axvline(most, color="0.7", linewidth=1, zorder=0)
     return figure
+
+
+def share(values: pd.Series) -> Estimate:
+    """The mean of shares, with its interval."""
+    return mean_interval(values.to_numpy(), 0.0, 1.0)
 
 
 def draw_decomposition(frame: pd.DataFrame) -> Figure:
@@ -161,18 +163,20 @@ def findings(scores: pd.DataFrame, most: int) -> str:
     means = scores.groupby("classes").mean(numeric_only=True)
     tables = counted(scores["table"].nunique(), "table")
     counts = {name: means[name].astype(int).map("{:,}".format) for name in ("digits", "nodes")}
-    shares = {name: means[name].map("{:.3f}".format) for name in ("accuracy", "class_mean", "best_possible")}
+    groups = scores.groupby("classes")
+    shares = {name: groups[name].agg(share) for name in ("accuracy", "class_mean", "best_possible")}
     table = pd.DataFrame(counts | shares | {"seconds": means["seconds"].map("{:.2f}".format)}).reset_index()
     return f"""
 ![accuracy and time by number of classes](classes.png)
 
 {markdown(table)}
 
-Means over {tables}. Each class is a normal distribution in {FEATURES} dimensions with a standard deviation of {NOISE:g}
-around its center, and the centers are standard normal. The more classes, the closer their centers: even who knows them
-is wrong more often. That is the best possible accuracy, and the distance to it is what the network loses. **digits**:
-how often the table is read. **nodes**: predictions among at most {most} classes. The labeled rows grow with the
-classes, and the time with both.
+Means over {tables}, with 95 % intervals for other tables. This is one network, so one seed: nothing is claimed about
+others, and what a network loses beside the class means depends on its size and training. Each class is a normal
+distribution in {FEATURES} dimensions with a standard deviation of {NOISE:g} around its center, and the centers are
+standard normal. The more classes, the closer their centers: even who knows them is wrong more often. That is the best
+possible accuracy, and the distance to it is what the network loses. **digits**: how often the table is read. **nodes**:
+predictions among at most {most} classes. The labeled rows grow with the classes, and the time with both.
 
 ![digits and groups of 57 classes](decomposition.png)
 

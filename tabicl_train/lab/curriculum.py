@@ -29,6 +29,7 @@ from tabicl_train.lab.folder import (
     Row,
     by_seed_and_table,
     markdown,
+    plot_estimates,
     score_all,
     trained_runs,
 )
@@ -195,10 +196,7 @@ def draw(scores: pd.DataFrame) -> Figure:
             for curriculum, style in ((FIXED, "o--"), (GROWING, "o-")):
                 line = [mean.mean for mean in means.loc[(curriculum, rule)]]
                 left.plot(means.columns, line, style, color=f"C{color}", label=f"{rule}, {curriculum}")
-            own = growing.loc[rule]
-            right.plot(growing.columns, [mean.mean for mean in own], "o-", color=f"C{color}", label=rule)
-            low, high = [mean.low for mean in own], [mean.high for mean in own]
-            right.fill_between(growing.columns, low, high, color=f"C{color}", alpha=0.15, linewidth=0)
+            plot_estimates(right, growing.loc[rule], color=f"C{color}", label=rule)
         left.set(title=f"log loss, {kind}")
         right.set(title=f"growing minus fixed rows, {kind} (below 0: better)")
         right.axhline(0, color="0.5", linewidth=1)

@@ -13,7 +13,7 @@ from omegaconf import MISSING
 import priors
 from priors import TableSpec
 from tabicl_train.config.schema import at_least, one_of
-from tabicl_train.console import info
+from tabicl_train.console import counted, info
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.folder import Folder, markdown
 from tabicl_train.lab.instruments import POINTS, ROWS, measure
@@ -21,6 +21,7 @@ from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.export import load_model
 from tabicl_train.report.figures import KINDS, draw_attention
+from tabicl_train.statistics import mean_interval
 
 TABLES, FEATURES = 4, 10  # tables for each number of rows, and their features
 QUERY_ROWS = 256  # of each table, so that as many of them as of its labeled rows are measured
@@ -86,14 +87,16 @@ def findings(frame: pd.DataFrame, prior: str) -> str:
     for kind, site in KINDS.items():
         of_kind = frame[frame["queries"] == kind]
         for layer, own in of_kind.groupby("layer"):
-            means = own.groupby("n")[["entropy", "top_weight", "base_largest", "gate_mean"]].mean().loc[n[[0, -1]]]
-            ends = (f"{a:.3f} -> {b:.3f}" if a == a else "" for a, b in means.to_numpy().T)
-            rows.append((site, layer, *ends))
+            tables = own.groupby(["n", "table"])[["entropy", "top_weight", "base_largest", "gate_mean"]].mean()
+            ends = (tables.loc[end] for end in n[[0, -1]])  # (tables, columns)
+            means = zip(*([mean_interval(values) for values in end.to_numpy().T] for end in ends), strict=True)
+            rows.append((site, layer, *(f"{a:.3f} -> {b:.3f}" if a.mean == a.mean else "" for a, b in means)))
     names = ["queries", "layer", "entropy / log n", "largest weight", "largest base multiplier", "mean gate"]
     return f"""
 ![entropy, largest weight, gap and multipliers against labeled rows](entropy.png)
 
-Means over heads and over {frame["table"].nunique()} tables of {prior} for each n; from n = {n[0]:,} to n = {n[-1]:,}:
+Means over heads, with 95 % intervals for other tables, from {counted(frame["table"].nunique(), "table")} of {prior} for
+each n; from n = {n[0]:,} to n = {n[-1]:,}:
 
 {markdown(pd.DataFrame(rows, columns=names))}
 
@@ -106,5 +109,7 @@ Means over heads and over {frame["table"].nunique()} tables of {prior} for each 
   n, the other on the query. They are empty if the layer has none. Base multipliers count by their absolute value.
 - {ROWS} random queries of each kind and table are measured, and {POINTS} inducing points of each column. In entropy.csv
   are all heads.
+- This is one network, so one seed: nothing is claimed about its rule of attention, which other sizes and trainings may
+  use in other ways.
 - Weights say where a layer looks, not what caused the prediction.
 """

@@ -30,6 +30,7 @@ from tabicl_train.run_dir.records import Records
 from tabicl_train.statistics import Estimate
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MARK = "experiment.json"  # says that a folder is an experiment's, and of which
@@ -96,6 +97,13 @@ def markdown(frame: pd.DataFrame, form: str = ".3f") -> str:
     header = [name if isinstance(name, str) else f"{name:,}" for name in frame]
     cells = frame.map(lambda cell: format(cell, form) if isinstance(cell, Estimate) else str(cell))
     return markdown_table(header, cells.to_numpy())
+
+
+def plot_estimates(axes: Axes, estimates: pd.Series, **style: Any) -> None:
+    """Draw a line of Estimates over their index, with a band of their intervals."""
+    (line,) = axes.plot(estimates.index, [mean.mean for mean in estimates], "o-", **style)
+    low, high = ([getattr(mean, end) for mean in estimates] for end in ("low", "high"))
+    axes.fill_between(estimates.index, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
 
 
 def trained_runs(settings: list[str], folder: Path) -> Runs:

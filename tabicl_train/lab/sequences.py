@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 TRAINED = 40  # rows of the longest sequence of training
 SHIFT, LONG = 5, 5 * TRAINED  # sigma and rows at which the rules are compared
+PLACES = [(1, TRAINED), (SHIFT, TRAINED), (1, LONG), (SHIFT, LONG)]  # (sigma, rows) of the tables of pages
 SIGMAS = range(1, 11)  # standard deviations of the test sequences; 1 is that of training
 LENGTHS = (10, 20, 40, 100, LONG)  # rows of the test sequences
 SEQUENCES = 32  # of each block, for each sigma and length
@@ -77,7 +78,7 @@ def scored(
         draws = [functools.partial(draw, count, sigma, length, block) for block in range(blocks)]
         return [{"block": b} | errors(network, str(known["variation"]), own) for b, own in enumerate(draws)]
 
-    tests = itertools.product(*(([1, 5], [10, 20]) if options.small else (SIGMAS, LENGTHS)))
+    tests = itertools.product(*(([1, SHIFT], [TRAINED, LONG]) if options.small else (SIGMAS, LENGTHS)))
     return score_all(folder, runs, ["sigma", "length"], tests, score)
 
 
@@ -99,26 +100,29 @@ def values(scores: pd.DataFrame, column: str, **where) -> np.ndarray:
     return by_seed_and_table(chosen, column, "block")
 
 
-def places(scores: pd.DataFrame) -> list[tuple[int, int]]:
-    """(sigma, length): about as in training, at SHIFT, at LONG, and at both."""
-
-    def nearest(column: str, wanted: int) -> int:
-        return min(scores[column].unique(), key=lambda value: abs(value - wanted))
-
-    both = itertools.product((nearest("length", TRAINED), nearest("length", LONG)), (1, SHIFT))
-    return list(dict.fromkeys((nearest("sigma", sigma), length) for length, sigma in both))
-
-
 def comparison(scores: pd.DataFrame, columns: dict[str, str], form: str, highest: float = np.inf) -> str:
-    """Mean errors with intervals at `places`, a row for each variation, rule and column; columns: with their titles."""
+    """Mean errors with intervals at PLACES, a row for each variation, rule and column; columns: with their titles."""
     rows = []
     for (variation, rule), own in scores.groupby(["variation", "rule"], sort=False):
         for column, title in columns.items():
-            found = [values(own, column, sigma=sigma, length=length) for sigma, length in places(scores)]
+            found = [values(own, column, sigma=sigma, length=length) for sigma, length in PLACES]
             texts = (format(mean_interval(means, 0.0, highest), form) for means in found)
             rows.append([f"{rule}, {variation}{title}", *texts])
-    header = ["network", *(f"sigma {sigma}, {length} rows" for sigma, length in places(scores))]
+    header = ["network", *(f"sigma {sigma}, {length} rows" for sigma, length in PLACES)]
     return markdown(pd.DataFrame(rows, columns=header))
+
+
+def undecided(scores: pd.DataFrame, column: str, most: float, **where) -> str | None:
+    """Why no claim is decided: a rule's mean error exceeds `most` where tests are as in training; else None."""
+    where |= {"sigma": 1, "length": TRAINED}
+    found = {rule: mean_interval(values(scores, column, rule=rule, **where), 0.0) for rule in scores["rule"].unique()}
+    if max(error.mean for error in found.values()) <= most:
+        return None
+    reached = " and ".join(f"{error:.2g} with {rule}" for rule, error in found.items())
+    return (
+        f"not decided at this size: in the trained range (sigma 1, {TRAINED} rows) the error is {reached}, and one of "
+        f"at most {most:g} would show that the task is learned. That takes more steps or larger networks"
+    )
 
 
 def contrast(scores: pd.DataFrame, column: str, share: float, **where) -> Estimate:

@@ -1,17 +1,16 @@
-"""Real tables for the experiments, CSV files with a column of classes, and networks that predict classes."""
+"""Real tables for the experiments, files with a column of classes, and networks that predict classes."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from tabicl_train.console import counted, first_line
+from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.export import load_model
+from tabicl_train.prediction.predict_files import read
 
 
 def load_classifier(checkpoint: str) -> TabICL:
@@ -23,17 +22,12 @@ def load_classifier(checkpoint: str) -> TabICL:
 
 
 def read_table(path: str, target: str | None) -> tuple[pd.DataFrame, np.ndarray]:
-    """The columns of a CSV file and the classes in its column `target`, as text; by default, the last column.
+    """The columns of a file and the classes in its column `target`, as text; by default, the last column.
 
     Rows without a class are left out; the index counts the rows of the file. Raises ConfigError if there is no such
     file or column.
     """
-    if not Path(path).is_file():
-        raise ConfigError([f"table is {path!r}; there is no such file"])
-    try:
-        frame = pd.read_csv(path)
-    except (ValueError, OSError) as error:  # pandas' own errors are ValueErrors
-        raise ConfigError([f"table is {path!r}; it cannot be read ({first_line(error)})"]) from None
+    frame = read(path)
     if frame.shape[1] < 2:
         raise ConfigError([f"table is {path!r}; it has one column, and needs features and a target"])
     target = frame.columns[-1] if target is None else target

@@ -178,7 +178,7 @@ def test_best_weights_are_kept_falls_are_reported_and_patience_ends_the_run(tmp_
     ]
     assert [line["step"] for line in records.lines("incidents.jsonl")] == [4, 5]
     run(tmp_path / "run", *settings, "validation.patience=5")
-    assert "finished already, 7 steps are done" in capfd.readouterr().err
+    assert f"finished already, 7 steps are done; {ended}" in capfd.readouterr().err
 
 
 def test_best_weights_of_another_validation_are_replaced_with_a_line(tmp_path, capfd):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -167,6 +168,12 @@ def test_a_command_whose_output_is_no_longer_read_ends_quietly(buffering, monkey
             monkeypatch.setattr(sys, "stdout", output)
             assert exit_code(monkeypatch, name, "--help") == 128 + signal.SIGPIPE
     assert capfd.readouterr().err == ""
+
+
+def test_ctrl_c_ends_a_command_without_a_stack_trace(monkeypatch, capfd):
+    monkeypatch.setattr("tabicl_train.evaluation.evaluate.evaluate", mock.Mock(side_effect=KeyboardInterrupt))
+    assert exit_code(monkeypatch, "evaluate", "checkpoint=mini") == 128 + signal.SIGINT
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_value_that_must_be_a_list_is_told_so():

@@ -62,10 +62,9 @@ def test_fading_writes_a_folder(tmp_path):
     assert "| gap | 4.0 |" in again and files(folder) == {"experiment.json", "fading.csv", "fading.png", "README.md"}
 
 
-def test_mistakes_in_the_options_are_told_at_once(tmp_path):
-    result = command("lab", "fading", f"folder={tmp_path}/x", "gap=-1", "gates=[0.5,3]", "others=[nan]", "scale=1e300")
-    assert result.returncode == 2 and not (tmp_path / "x").exists()
-    assert all(word in result.stderr for word in ("gap is -1.0", "gates is 3.0", "others is nan", "scale is 1e+300"))
+def test_a_mistake_in_the_options_is_told(tmp_path):
+    result = command("lab", "fading", f"folder={tmp_path}/x", "gap=-1")
+    assert result.returncode == 2 and not (tmp_path / "x").exists() and "gap is -1.0" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_many_keys_are_the_largest_two_others_and_the_rest_together(table):
         (["table=FILE", "row=80"], "has the rows 0..79"),
         (["table=FILE", "target=nothing"], "has the columns height, class, color, weight"),
         (["table=FILE", "target=height"], "76 labeled rows, classes among them: 76"),
-        (["table=missing.csv"], "there is no such file"),
+        (["table=missing.csv"], "missing.csv cannot be read: No such file"),
         (["table=FILE", "target=class", "head=2"], "the layer has the heads 0..1"),
         (["table=FILE", "target=class", "layer=2"], "the network has the layers 0..1"),
     ],

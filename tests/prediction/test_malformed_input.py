@@ -72,7 +72,7 @@ def test_texts_that_look_like_numbers_or_dates_are_named_with_an_example():
         "'some' (numbers beside the text '?'",
         "'days' (dates that are not in the ISO format, such as '10.1.2024'",
         "'mixed' (dates such as '2024-01-10' beside the text 'week 9')",
-        "Convert them first, for example by X[column].str.replace",
+        "for '$1,234', pd.read_csv(file, decimal=',', thousands='.') for '1.234,5'",  # not one advice for both
     ):
         assert words in message
     assert record[0].filename == __file__
