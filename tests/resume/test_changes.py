@@ -87,7 +87,7 @@ def test_a_run_of_another_kind_is_refused_in_six_lines_that_begin_with_what_says
         refuse_changes(content_of(composed), other)
     problems = [problem.partition(" is another run: ")[2] for problem in caught.value.problems]
     assert [problem.split()[0] for problem in problems[:4]] == ["prior.name", "its", "seed", "model.col_num_heads"]
-    assert problems[1].startswith("its stages smoke have started; this command has short, wide; choose a new run_dir")
+    assert problems[1].startswith("its stages smoke have started; this command has short, long; choose a new run_dir")
     assert len(problems) == 6 and re.match(r"\d+ more settings differ; choose", problems[5])
 
 
