@@ -44,7 +44,7 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
         them), a run directory, a checkpoint, an export, or a network. A name comes first: "./mini" is a path.
     n_estimators : int
         Size of the ensemble, whose logits are averaged. Members differ in normalization, order of features and
-        numbering of classes, and the first one sees the table as it is.
+        numbering of classes, and the first one keeps the order of features and classes.
     norm_methods : tuple of str
         Some of "none", "power" and "quantile"; members take turns.
     memory_gb : float

@@ -50,7 +50,7 @@ class Ensemble(BaseEstimator):
 
     model: str | Path | TabICL = "mini"
     n_estimators: int = 8
-    norm_methods: tuple[str, ...] = ("none", "power")
+    norm_methods: tuple[str, ...] = ("power", "none")  # alone, power is 0.0025 of ROC AUC better than none
     memory_gb: float = 4.0
     device: str | None = None
     random_state: int | None = 0

@@ -93,7 +93,7 @@ def test_values_that_hydra_cannot_read_are_quoted():
 
 def test_the_task_is_a_property_of_the_model():
     config = compose(["experiment=demo", "task=regression"])
-    assert config.model.is_regression and config.model.embed_dim == 32
+    assert config.model.is_regression and config.model.embed_dim == 48
     guard = config.guard
     assert compose(["experiment=demo_regression", "guard.loss=0.3"]).guard == dataclasses.replace(guard, loss=0.3)
     assert compose(["task=regression", "validation.real_rows=0", "model.num_quantiles=9"]).model.outputs == 9

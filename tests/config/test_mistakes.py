@@ -78,7 +78,7 @@ def test_a_wrong_choice_brings_no_false_problems():
     assert problems(
         "experiment=nope", "curriculum.stages.demo.steps=4", "prior.causal=true", "trainer.devices=99", "model.embed=3"
     ) == [
-        "experiment=nope: there is no such choice; there are demo, demo_long, demo_regression, fine_tune, "
+        "experiment=nope: there is no such choice; there are base, demo, demo_long, demo_regression, fine_tune, "
         "linear_functions, mini, mini_regression, own_tables, quantifiers, smoke, tabicl_v1, "
         "tabicl_v2, tabicl_v2_regression",
         "model.embed: no such setting; did you mean model.embed_dim?",
