@@ -11,7 +11,6 @@ import math
 
 import numpy as np
 from numba import njit
-from scipy.stats import rankdata
 
 from priors.finish import Rejected
 from priors.table import Table
@@ -104,7 +103,8 @@ class ExtraTrees:
             own = y == label
             pairs = int(own.sum()) * int((~own).sum())
             if pairs:
-                wins = rankdata(vote)[own].sum() - own.sum() * (own.sum() + 1) / 2
+                others = np.sort(vote[~own])  # a tenth of the time of scipy's rankdata
+                wins = (others.searchsorted(vote[own], "left") + others.searchsorted(vote[own], "right")).sum() / 2
                 skills.append(2 * wins / pairs - 1)
         return float(np.mean(skills)) if skills else 0.0
 

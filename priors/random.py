@@ -12,9 +12,9 @@ import torch
 __all__ = ["STREAM_VERSION", "rng_at"]
 
 Seed = int | tuple[int, ...]
-LASTING_ATTEMPTS = 100  # at a table, before its hyperparameters are drawn again
+LASTING_ATTEMPTS = 100  # at a table, before its number of classes is drawn again
 
-STREAM_VERSION = 1
+STREAM_VERSION = 2
 """Version of the stream of tables; it is raised with every change that alters the tables of a seed."""
 
 
@@ -37,13 +37,15 @@ def rng_at(*address: Seed | str) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, dtype="<u8")))
 
 
-def lasting_rng(address: Seed, name: str, seed: tuple[int, ...]) -> np.random.Generator:
-    """Return a generator that is the same for 100 attempts at a table; seed: of Prior.plan, with the attempt last.
+def lasting_rng(
+    address: Seed, name: str, seed: tuple[int, ...], attempts: int = LASTING_ATTEMPTS
+) -> np.random.Generator:
+    """Return a generator that is the same for so many attempts at a table; seed: of Prior.plan, with the attempt last.
 
-    A rejected table is drawn again with the same hyperparameters and number of classes, as in tabicl 2.2.0; otherwise
-    settings that are often rejected would become rare. Some hyperparameters never make a valid table.
+    A rejected table is drawn again with the same number of classes and, at first, with the same hyperparameters, as in
+    tabicl 2.2.0; otherwise settings that are often rejected would become rare. Some never make a valid table.
     """
-    return rng_at(address, name, seed[-1] // LASTING_ATTEMPTS)
+    return rng_at(address, name, seed[-1] // attempts)
 
 
 def normals(rng: np.random.Generator, *shape: int) -> torch.Tensor:
