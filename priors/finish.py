@@ -62,6 +62,8 @@ def split_rows(labels: np.ndarray, num_classes: int, train_size: int, rng: np.ra
     None if the rows can stay where they are. Raises Rejected("split") if none of 10 permutations will do.
     """
     rows = None
+    if (np.bincount(labels) == 1).any():
+        raise Rejected("split")
     for _ in range(1 + SPLIT_ATTEMPTS):
         ordered = labels if rows is None else labels[rows]
         if is_valid_split(ordered, num_classes, train_size):
