@@ -35,7 +35,7 @@ def rng_at(*address: Seed | str) -> np.random.Generator:
     J. K. Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011), section 3 (Philox).
     """
     digest = hashlib.blake2b(repr(address).encode(), digest_size=16).digest()
-    return np.random.Generator(np.random.Philox(Key(digest)))
+    return np.random.Generator(np.random.Philox(Key(digest)))  # type: ignore[arg-type]  # stubs lack ISeedSequence
 
 
 class Key(np.random.bit_generator.ISeedSequence):
