@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from tabicl_train.config.schema import REAL_SCORES, judged_by, steps_of_stages
+from tabicl_train.config.schema import REAL_SCORES, flatten, judged_by, steps_of_stages
 from tabicl_train.console import counted, markdown_table
 from tabicl_train.evaluation.scores import FORMATS, THIS_MODEL, by_task, cell, judged, standing, summary_text
 from tabicl_train.prediction.export import read_weights
 from tabicl_train.prediction.hub_format import checksum, data, introduction, limits, scores, table, training
 from tabicl_train.report.figures import draw_training
 from tabicl_train.report.page import Run, read_run
+from tabicl_train.report.page import effort as effort_of_run
 from tabicl_train.weights import FOLDER
 
 INTRODUCTION = """# Weights in the package
@@ -68,16 +69,14 @@ def effort(origin: dict, run: Run) -> str:
     stages = origin["config"]["curriculum"]["stages"]
     steps = steps_of_stages({name: stage["steps"] for name, stage in stages.items()}, origin["step"])
     seen = sum(stages[name]["tables"] * done for name, done in steps.items())
-    done = run.metrics["step"].diff().fillna(run.metrics["step"])
-    tables = done * run.metrics["stage"].map({name: stage["tables"] for name, stage in stages.items()})
-    hours = (tables / run.metrics["tables_per_s"]).sum() / 3600
+    _, seconds = effort_of_run(run.metrics, flatten(origin["config"]))
     rows = []
     for start in run.starts:
         machines = (f"{len(m['ranks'])} x {m['gpu'] or m['cpu']}" for m in start.get("machines", []))
         rows.append([start["time"], start["step"], (start["commit"] or "")[:12], ", ".join(machines)])
     ended = "" if run.status is None else f" It {run.status['status']} at {run.status['time']}."
     return (
-        f"The weights have seen {seen:,} tables. All steps of the run took {hours:.2f} hours, without validation and "
+        f"The weights have seen {seen:,} tables. All steps of the run took {seconds / 3600:.2f} hours, without validation and "
         f"what is done once a start.{ended} It was started {counted(len(rows), 'time')}:\n\n"
         + table(["time", "step", "commit", "hardware"], rows)
     )
