@@ -69,14 +69,14 @@ def effort(origin: dict, run: Run) -> str:
     stages = origin["config"]["curriculum"]["stages"]
     steps = steps_of_stages({name: stage["steps"] for name, stage in stages.items()}, origin["step"])
     seen = sum(stages[name]["tables"] * done for name, done in steps.items())
-    _, seconds = effort_of_run(run.metrics, flatten(origin["config"]))
+    hours = effort_of_run(run.metrics, flatten(origin["config"]))[1] / 3600
     rows = []
     for start in run.starts:
         machines = (f"{len(m['ranks'])} x {m['gpu'] or m['cpu']}" for m in start.get("machines", []))
         rows.append([start["time"], start["step"], (start["commit"] or "")[:12], ", ".join(machines)])
     ended = "" if run.status is None else f" It {run.status['status']} at {run.status['time']}."
     return (
-        f"The weights have seen {seen:,} tables. All steps of the run took {seconds / 3600:.2f} hours, without validation and "
+        f"The weights have seen {seen:,} tables. All steps of the run took {hours:.2f} hours, without validation and "
         f"what is done once a start.{ended} It was started {counted(len(rows), 'time')}:\n\n"
         + table(["time", "step", "commit", "hardware"], rows)
     )
