@@ -244,8 +244,9 @@ def test_an_interrupted_command_continues_and_other_scores_are_kept(checkpoint, 
         evaluate(**settings, n_estimators=1)
     before = pd.read_csv(tmp_path / "rows.csv", dtype={"data": str})
     refused = r"rows\.csv', which holds other scores or is finished: set overwrite=true"
-    with pytest.raises(ConfigError, match=refused):
-        evaluate(**settings, n_estimators=2)
+    for other in ({"n_estimators": 2}, {"n_estimators": 1, "checkpoint": "mini"}):
+        with pytest.raises(ConfigError, match=refused):
+            evaluate(**settings | other)
     results = evaluate(**settings, n_estimators=1)
     assert scored == ["61", "62", "62", "63"] and list(results["data"][::2]) == ["61", "62", "63"]
     pd.testing.assert_frame_equal(results[:2], before)
