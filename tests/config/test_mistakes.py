@@ -27,7 +27,7 @@ def test_all_problems_are_reported_at_once_with_the_nearest_name():
 
 def test_contradictions_of_all_sections_are_reported_at_once():
     wrong = {
-        "model.embed_dim=38": "embed_dim (38) is not divisible by col_num_heads (4)",
+        "model.embed_dim=37": "embed_dim (37) is not divisible by col_num_heads (2)",
         "model.max_classes=11": "model.max_classes is 11",
         "curriculum.stages.smoke.train_share=[0,1]": "train_share is [0.0, 1.0]",
         "trainer.precision=bf17": "trainer.precision is 'bf17'; it must be one of auto, fp32, bf16, fp16",
