@@ -99,9 +99,16 @@ def index_file(path: Path) -> Entry:
 
 
 def find_files(folder: Path) -> list[File]:
-    """The files of tables in a folder and its subfolders; hidden ones, and links to nothing, are left alone."""
+    """The files of tables in a folder and its subfolders; hidden ones, and links to nothing, are left alone.
+
+    Raises PriorError if one of the folders cannot be listed.
+    """
     found: list[File] = []
-    for place, folders, names in os.walk(folder):
+
+    def refuse(error: OSError) -> None:
+        raise PriorError(f"{error.filename} cannot be listed: {error.strerror}")
+
+    for place, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for path in (Path(place, name) for name in names if not name.startswith(".")):
             if path.suffix.lower() in SUFFIXES and path != folder / TASKS and path.is_file():

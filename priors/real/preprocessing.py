@@ -34,7 +34,7 @@ class FeatureEncoder:
 
     Columns that can be read as numbers, and times, keep their values; missing ones become the mean. Other values are
     categories, numbered in sorted order, or in that of a pandas category. A category that no labeled row has becomes
-    the mean; so does what is not a number or time in a column of them, with a warning.
+    the mean; so does what is not a number or time in a column of them, of which `transform` warns.
 
     keeps_missing: all of these, and missing categories, are NaN instead
     """
@@ -50,7 +50,7 @@ class FeatureEncoder:
             for kind, (_, column) in zip(self.kinds, X.items(), strict=True)
         ]
         self.lacking = X.isna().to_numpy().any(axis=0) & (not self.keeps_missing)
-        numbers = self.encode(X, range(X.shape[1]))
+        numbers = self.encode(X, range(X.shape[1]), {})
         known = ~np.isnan(numbers)
         means = np.where(known, numbers, 0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
         filled = np.where(known, numbers, means)
@@ -65,19 +65,20 @@ class FeatureEncoder:
         """float64 (rows, columns that vary among labeled rows), or a single column of zeros if none does"""
         if len(self.varying) == 0:
             return np.zeros((len(X), 1))
-        numbers = self.encode(X, self.varying)
-        return numbers if self.keeps_missing else np.where(np.isnan(numbers), self.means, numbers)
-
-    def encode(self, X: pd.DataFrame, columns: Collection[int]) -> np.ndarray:
-        """float64 (rows, columns), NaN for unknown values; warns of values that should be numbers or times"""
-        unreadable: dict[Hashable, str] = {}  # of each column, the first such value
-        numbers = np.column_stack([self.codes(X.iloc[:, j], j, unreadable) for j in columns])
+        unreadable: dict[Hashable, str] = {}
+        numbers = self.encode(X, self.varying, unreadable)
         if unreadable:
             examples = ", ".join(f"{name!r} ({example})" for name, example in unreadable.items())
             warnings.warn(
                 f"X has values unlike the others of their columns: {examples}; they are treated as missing",
-                stacklevel=5,  # where a method of an estimator is called
+                stacklevel=4,  # where a method of an estimator is called
             )
+        return numbers if self.keeps_missing else np.where(np.isnan(numbers), self.means, numbers)
+
+    def encode(self, X: pd.DataFrame, columns: Collection[int], unreadable: dict[Hashable, str]) -> np.ndarray:
+        """float64 (rows, columns), NaN for unknown values; `unreadable` gets the first value of each column that should
+        be a number or time"""
+        numbers = np.column_stack([self.codes(X.iloc[:, j], j, unreadable) for j in columns])
         with np.errstate(over="ignore"):
             is_infinite = np.isinf(numbers.astype(np.float32)).any(axis=0)
         if is_infinite.any():
@@ -131,13 +132,12 @@ def as_times(column: pd.Series) -> pd.Series:
 
 
 def kind_of(column: pd.Series) -> str:
-    """NUMBER; TIME, if at least half of the different values are times; or CATEGORY."""
+    """NUMBER; TIME, if at least half of the different values are times, or all of a pandas category; or CATEGORY."""
     if reads_as_numbers(column):
         return TIME if column.dtype.kind == "M" else NUMBER
-    if isinstance(column.dtype, pd.CategoricalDtype):
-        return CATEGORY
     distinct = pd.Series(list({str(value) for value in column.dropna().astype(object)}))
-    return TIME if 2 * as_times(distinct).count() >= len(distinct) else CATEGORY
+    share = 1.0 if isinstance(column.dtype, pd.CategoricalDtype) else 0.5
+    return TIME if as_times(distinct).count() >= max(1, share * len(distinct)) else CATEGORY
 
 
 def readable(column: pd.Series, kind: str) -> np.ndarray:

@@ -35,7 +35,7 @@ def run_tables(config: RunConfig, count: int, **changes: Any) -> Iterator[tuple[
         for step in range(config.total_steps)
         for group in plan_step(config.curriculum, config.model, config.seed, step).groups
     )
-    for step, group in tqdm(itertools.islice(addresses, count), total=count, unit="table", file=sys.stderr):
+    for step, group in tqdm(list(itertools.islice(addresses, count)), unit="table", file=sys.stderr):
         index = group.tables[0]
         yield (step, index), draw_table(prior, dataclasses.replace(group.spec, **changes), config.seed, step, index)
 

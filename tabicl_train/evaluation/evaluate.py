@@ -32,8 +32,9 @@ from tabicl_train.prediction.export import build_model, read_weights
 from tabicl_train.prediction.origin import TrainedRange
 from tabicl_train.prediction.regressor import TabICLRegressor
 from tabicl_train.run_dir.checkpoint import is_run_checkpoint, load
-from tabicl_train.run_dir.records import Records
+from tabicl_train.run_dir.records import Records, number
 
+TEXTS = ("data", "method", "trained_range")  # columns of the results; a task may be called 61
 Methods = dict[str, Callable[[], BaseEstimator]]  # by name, what makes an estimator
 
 
@@ -87,7 +88,8 @@ def begin(output: Path, options: EvaluateOptions, weights: dict[str, Tensor]) ->
     kept = {name: value for name, value in vars(options).items() if name not in ("checkpoint", "output", "figure")}
     settings = {"weights": digest.hexdigest(), **kept, "overwrite": False}
     if output.exists() and Records(output.parent).json(unfinished(output).name) == settings:
-        return pd.read_csv(output).to_dict("records")
+        rows = Records(output.parent).rows(output.name)  # pandas 2 rounds a third of the scores
+        return [{name: text if name in TEXTS else number(text or "nan") for name, text in of.items()} for of in rows]
     if output.exists() and not options.overwrite:
         raise ConfigError(
             [f"output is {options.output!r}, which holds other scores or is finished: set overwrite=true"]

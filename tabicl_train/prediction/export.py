@@ -34,6 +34,7 @@ from tabicl_train.prediction.hub_format import KINDS, hub_problem, is_hub_folder
 from tabicl_train.prediction.onnx_format import missing_packages, onnx_predictor, save_onnx
 from tabicl_train.prediction.origin import Pretrained, mismatches, network_config, origin_of
 from tabicl_train.run_dir.checkpoint import averaged, check_version, is_run_checkpoint, load
+from tabicl_train.run_dir.records import Records
 from tabicl_train.weights import no_such_weights, resolve
 
 __all__ = ["export", "load_network"]
@@ -125,6 +126,8 @@ def best_file(run_dir: Path) -> Path:
         raise ConfigError([f"checkpoint is {str(run_dir)!r}; weights=best needs the folder of a run"])
     path = run_dir / "checkpoints" / "best.ckpt"
     if run_dir.exists() and not path.exists():
+        if any(row["is_best"] == "1" for row in Records(run_dir).rows("validation.csv")):
+            raise ConfigError([f"{path}, the best weights of the run, is missing"])
         raise ConfigError([f"{run_dir} keeps no best weights: validation.every was 0, or there was no validation yet"])
     return path
 

@@ -164,12 +164,12 @@ def facts_of(run: Run) -> dict[str, Any]:
         facts["status"] = ": ".join(filter(None, (run.status["status"], run.status.get("cause"))))
     if run.metrics is not None:
         late = run.metrics[run.metrics["step"] > 0.9 * run.metrics["step"].max()]
-        facts |= {
-            "steps done": int(run.metrics["step"].iloc[-1]),
-            **effort(run.metrics, run.config or {}),
-            "mean loss, last 10% of the steps": late["loss"].mean(),
-            "skipped steps": int(run.metrics["skipped"].iloc[-1]),
-        }
+        facts["steps done"] = int(run.metrics["step"].iloc[-1])
+        if (done := effort(run.metrics, run.config or {})) is not None:
+            time_spent = datetime.timedelta(seconds=round(done[1]))
+            facts |= {"tables seen": done[0], "training time": str(time_spent)}
+        facts["mean loss, last 10% of the steps"] = late["loss"].mean()
+        facts["skipped steps"] = int(run.metrics["skipped"].iloc[-1])
     facts["incidents"] = len(run.incidents)
     if run.validation is not None:
         facts |= {f"last validation: {name}": v.iloc[-1] for name, v in validation_means(run.validation).items()}
@@ -179,14 +179,11 @@ def facts_of(run: Run) -> dict[str, Any]:
     return facts
 
 
-def effort(metrics: pd.DataFrame, config: dict[str, Any]) -> dict[str, Any]:
-    """Tables of the logged steps, and the time they took; empty without a configuration."""
+def effort(metrics: pd.DataFrame, config: dict[str, Any]) -> tuple[int, float] | None:
+    """Tables of the logged steps, and the seconds they took; None without a configuration."""
     per_step = metrics["stage"].map(lambda stage: config.get(f"{STAGES}{stage}.tables", math.nan))
     tables = metrics["step"].diff().fillna(metrics["step"]) * per_step
-    if tables.isna().any():
-        return {}
-    seconds = round((tables / metrics["tables_per_s"]).sum())
-    return {"tables seen": int(tables.sum()), "training time": str(datetime.timedelta(seconds=seconds))}
+    return None if tables.isna().any() else (int(tables.sum()), (tables / metrics["tables_per_s"]).sum())
 
 
 def starts(runs: list[Run]) -> pd.DataFrame | None:

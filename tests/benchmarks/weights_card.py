@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from tabicl_train.config.schema import REAL_SCORES, judged_by, steps_of_stages
+from tabicl_train.config.schema import REAL_SCORES, flatten, judged_by, steps_of_stages
 from tabicl_train.console import counted, markdown_table
 from tabicl_train.evaluation.scores import FORMATS, THIS_MODEL, by_task, cell, judged, standing, summary_text
 from tabicl_train.prediction.export import read_weights
 from tabicl_train.prediction.hub_format import checksum, data, introduction, limits, scores, table, training
 from tabicl_train.report.figures import draw_training
 from tabicl_train.report.page import Run, read_run
+from tabicl_train.report.page import effort as effort_of_run
 from tabicl_train.weights import FOLDER
 
 INTRODUCTION = """# Weights in the package
@@ -68,9 +69,7 @@ def effort(origin: dict, run: Run) -> str:
     stages = origin["config"]["curriculum"]["stages"]
     steps = steps_of_stages({name: stage["steps"] for name, stage in stages.items()}, origin["step"])
     seen = sum(stages[name]["tables"] * done for name, done in steps.items())
-    done = run.metrics["step"].diff().fillna(run.metrics["step"])
-    tables = done * run.metrics["stage"].map({name: stage["tables"] for name, stage in stages.items()})
-    hours = (tables / run.metrics["tables_per_s"]).sum() / 3600
+    hours = effort_of_run(run.metrics, flatten(origin["config"]))[1] / 3600
     rows = []
     for start in run.starts:
         machines = (f"{len(m['ranks'])} x {m['gpu'] or m['cpu']}" for m in start.get("machines", []))

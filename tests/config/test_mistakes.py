@@ -25,6 +25,20 @@ def test_all_problems_are_reported_at_once_with_the_nearest_name():
     assert "'loose words' is not of the form key=value" in text
 
 
+def test_contradictions_of_all_sections_are_reported_at_once():
+    wrong = {
+        "model.embed_dim=37": "embed_dim (37) is not divisible by col_num_heads (2)",
+        "model.max_classes=11": "model.max_classes is 11",
+        "curriculum.stages.smoke.train_share=[0,1]": "train_share is [0.0, 1.0]",
+        "trainer.precision=bf17": "trainer.precision is 'bf17'; it must be one of auto, fp32, bf16, fp16",
+        "trainer.devices=9": "fewer than the 9 processes",
+        "checkpoint.every=0": "checkpoint.every is 0",
+        "init_weights=nowhere.ckpt": "there is no such file",
+    }
+    found = "\n".join(problems("experiment=smoke", *wrong))
+    assert [words for words in wrong.values() if words not in found] == []
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [
@@ -39,6 +53,8 @@ def test_all_problems_are_reported_at_once_with_the_nearest_name():
         ("curriculum.stages.long.steps=3", "there are smoke (+curriculum.stages.long.KEY=VALUE adds a stage)"),
         ("+curriculum.stages.long.step=3", "long.step: no such setting; did you mean curriculum.stages.long.steps"),
         ("+curriculum.stages.long.steps=x", "curriculum.stages.long.steps: Value 'x'"),
+        ("run_dir=runs/(a,b", "cannot be read; if the value is plain text, put it in quotes: \"run_dir='...'\""),
+        ("run_dir=a,b", "has several values, which needs -m; plain text needs quotes: \"run_dir='...'\""),
     ],
 )
 def test_single_problems(override, words):

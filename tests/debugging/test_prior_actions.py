@@ -60,10 +60,10 @@ def test_show_draws_the_table_that_training_sees():
     assert f"{table.X[0, 0]:.3f}" in result.stdout.splitlines()[-5]
 
 
-def test_tables_of_a_run_follow_its_curriculum():
+def test_tables_of_a_run_follow_its_curriculum(capfd):
     config = compose(["experiment=smoke", "prior=dummy"])
-    addresses = [address for address, _ in run_tables(config, 5)]
-    assert addresses == [(0, 0), (0, 4), (1, 0), (1, 4), (2, 0)]
+    assert [address for address, _ in run_tables(config, 5)] == [(0, 0), (0, 4), (1, 0), (1, 4), (2, 0)]
+    assert len(list(run_tables(config, 200))) == 40 and "40/40" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

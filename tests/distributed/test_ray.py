@@ -155,6 +155,12 @@ def test_settings_that_cannot_work_are_refused(tmp_path, monkeypatch):
         address = f"127.0.0.1:{closed.getsockname()[1]}"
         (line,) = problems("stream=ray", f"stream.address={address}", f"run_dir={tmp_path}/run")
     assert line.startswith(f"stream.address is '{address}'; no Ray cluster answers there (")
+    for override, words in (
+        ("stream.num_workers=null", "num_workers is null; stream=ray needs a number"),
+        ("stream.address=ray://head:10001", "address is 'ray://head:10001'; it must be HOST:PORT"),
+    ):
+        (line,) = problems("stream=ray", override)
+        assert line.startswith(f"stream.{words}")
     (line,) = problems("stream.address=head:6379")
     assert line == "stream.address is 'head:6379', which only stream=ray uses"
     monkeypatch.setattr("tabicl_train.distributed.processes.is_installed", lambda package: package != "ray")

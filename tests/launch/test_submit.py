@@ -12,7 +12,8 @@ from runs import assert_same_end, run
 from torch.distributed.run import get_args_parser
 from waiting import until
 
-from tabicl_train.distributed.submit import Training
+from tabicl_train.config.options import SubmitOptions
+from tabicl_train.distributed.submit import Training, submit
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import read_status
 
@@ -60,6 +61,15 @@ def test_a_job_gets_a_number_of_workers_and_cores_for_them(gpus, workers, tmp_pa
     assert result.returncode == 0, result.stderr
     arguments, *_, cores = submitted.call_args.args
     assert f"stream.num_workers={workers}" in arguments and cores == workers + 1
+
+
+def test_a_job_is_asked_to_stop_five_minutes_before_its_limit_or_halfway(tmp_path, monkeypatch):
+    executor = mock.Mock()
+    monkeypatch.setattr("submitit.AutoExecutor", executor)
+    for hours, minutes, seconds in ((2, 120, 300), (0.1, 6, 180)):
+        submit(["seed=1"], SubmitOptions(hours=hours), tmp_path)
+        given = executor.return_value.update_parameters.call_args.kwargs
+        assert (given["timeout_min"], given["slurm_signal_delay_s"]) == (minutes, seconds)
 
 
 def test_without_slurm_it_says_so(tmp_path, monkeypatch):

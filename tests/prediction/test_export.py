@@ -240,6 +240,9 @@ def test_a_run_without_the_weights_asked_for_is_named(tmp_path):
     with pytest.raises(ConfigError, match="weights=best needs the folder of a run"):
         load_checkpoint(str(newest), "best")
     (tmp_path / "run/checkpoints/best.ckpt").unlink()
+    with pytest.raises(ConfigError, match=r"best\.ckpt, the best weights of the run, is missing"):
+        load_checkpoint(str(tmp_path / "run"), "best")
+    (tmp_path / "run/validation.csv").unlink()
     with pytest.raises(ConfigError, match=r"keeps no best weights: validation\.every was 0, or"):
         load_checkpoint(str(tmp_path / "run"), "best")
     with pytest.raises(ConfigError, match="weights is 'good'; it must be one of trained, ema, last, best"):

@@ -222,6 +222,11 @@ def test_a_shard_of_another_version_is_refused_and_left_alone(changes, message, 
     assert stamps(folder) == before
 
 
+def test_a_folder_without_shards_is_an_error(tmp_path):
+    with pytest.raises(PriorError, match="there are no shards in it"):
+        build_prior("disk", folder=str(tmp_path))
+
+
 def test_missing_steps_are_reported_before_they_are_needed(folder):
     disk = build_prior("disk", folder=str(folder))
     assert disk.missing_steps(SEED, [4] * 10) == []

@@ -131,6 +131,11 @@ def test_both_parts_hold_exactly_the_same_classes(num_rows, num_classes, skew, s
     assert len(renamed) == kept, "labels go to new names one to one, and rows keep theirs"
 
 
+def test_a_single_class_is_rejected():
+    with pytest.raises(Rejected, match="split"):
+        finish(torch.arange(40.0)[:, None], torch.zeros(40).long(), 2, 20, rng_at(0))
+
+
 def test_rows_stay_in_place_unless_the_split_needs_another_order():
     rows = torch.arange(40, dtype=torch.float32)[:, None]
     whole = finish(rows, alternating(40), 2, 20, rng_at(0)).X[:, 0]

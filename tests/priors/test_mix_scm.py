@@ -96,7 +96,7 @@ def test_the_order_of_the_components_does_not_matter():
         ({"mix_scm": {"weight": 1}}, "components.mix_scm: a mixture cannot be part of a mixture"),
         (
             {"graph_scm": {"weight": 1, "preste": "x"}},
-            "components.graph_scm: prior graph_scm has no option 'preste'",
+            "components.graph_scm: prior graph_scm has no option 'preste' (did you mean 'preset'?)",
         ),
         ({"graph_scm": {"weight": 1, "preset": "x"}}, "components.graph_scm: prior graph_scm: preset is 'x'"),
     ],
@@ -154,6 +154,17 @@ def test_wrong_shares_are_reported(mix, message):
     assert f"{STAGE}.mix" in problems and message in problems
     with pytest.raises(ConfigError, match=r"mix is {'mlp_scm': 1.0}; only mixtures have shares \(prior=mix_scm\)"):
         compose(["experiment=smoke", "prior=mlp_scm", f"{STAGE}.mix={{mlp_scm:1}}"])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("prior.components.mlp_scm.wieght=1", "did you mean prior.components.mlp_scm.weight?"),
+        ("+prior.components.mlp_scm.depth=1", "components.mlp_scm: prior mlp_scm has no option 'depth'"),
+    ],
+)
+def test_wrong_overrides_are_reported(override, message):
+    assert message in refused(override)
 
 
 def test_a_stage_without_real_tables_needs_no_long_one(tmp_path):

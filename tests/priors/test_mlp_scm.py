@@ -139,6 +139,7 @@ def test_tables_of_a_group_share_their_hyper_parameters(causal):
     tables = [prior.sample(SPEC, seed) for seed in range(8)]
     assert all(shared(table.plan) == shared(tables[0].plan) for table in tables)
     assert len({table.plan.discretization.num_classes for table in tables}) > 1
+    assert {table.plan.features is not None for table in tables} == {causal}  # units of the network, or its inputs
     assert len({tuple(one.activation for one in table.plan.layers) for table in tables}) == 8
     other = prior.sample(replace(SPEC, group_seed=6), 0)
     assert shared(other.plan) != shared(tables[0].plan)

@@ -46,6 +46,10 @@ def test_least_squares_finds_the_function_of_a_table(features):
         assert table.y.dtype == torch.float32 and table.num_classes == 0 and table.train_size == 5
 
 
-def test_a_prior_of_numbers_refuses_classes():
+def test_wrong_options_and_targets_are_refused():
+    with pytest.raises(PriorError, match=r"sigma is 0.0; it must be positive; quantifier is 'most'; it must be one of"):
+        build_prior("quantifiers", sigma=0.0, quantifier="most")
+    with pytest.raises(PriorError, match=r"input_sigma is -1.0; it must be positive"):
+        build_prior("linear_functions", input_sigma=-1.0)
     with pytest.raises(PriorError, match="this prior draws numeric targets only, but max_classes is 2, not 0"):
         build_prior("linear_functions").sample(TableSpec(20, 10, 1, 2), 0)

@@ -49,11 +49,11 @@ def make_run(folder: Path, *overrides: str) -> dict[str, dict[str, torch.Tensor]
     records.append_line("provenance.jsonl", {"step": 0} | made | {"commit": "first", "diff": ""})
     records.append_line("provenance.jsonl", {"step": 5} | made)
     for step in (5, STEP):
-        records.append_rows(
-            "validation.csv",
+        rows = (
             {"step": step, "data": "synthetic", "rows": 64, "loss": step / 8, "accuracy": 0.5, "roc_auc": None},
             {"step": step, "data": "iris", "rows": 60, "loss": 1.5, "accuracy": 0.5, "roc_auc": step / 16},
         )
+        records.append_rows("validation.csv", *(row | {"is_best": int(step == 5)} for row in rows))
     mean = {name: (a + b) / 2 for (name, a), b in zip(unprefixed[1].items(), unprefixed[2].values(), strict=True)}
     of_module = {"trained": trained, "best": best}
     plain = {kind: {k.removeprefix("model."): w for k, w in of.items()} for kind, of in of_module.items()}

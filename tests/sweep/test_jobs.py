@@ -46,6 +46,7 @@ def test_a_run_on_slurm_gets_the_options_of_submit(slurm, tmp_path, monkeypatch)
     arguments, given, folder, cores = submit.call_args.args
     assert arguments == ["seed=0", "stream.num_workers=8"] and (given.gpus, given.sbatch) == (2, {"mem": "64G"})
     assert folder == tmp_path / "run" / "jobs" and cores == 9
+    assert submit.call_args.kwargs == {"OMP_NUM_THREADS": "1"}  # its workers share the cores
 
 
 def test_the_error_of_a_job_is_its_first_line_of_error(tmp_path):

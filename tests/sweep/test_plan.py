@@ -1,8 +1,10 @@
 """From command lines to runs."""
 
+import re
 from pathlib import Path
 
 import pytest
+from command_line import command
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from optuna.distributions import FloatDistribution, IntDistribution
 
@@ -104,6 +106,7 @@ def test_runs_logged_to_wandb_form_a_group():
         ),
         (["sweep.metric=real/loss", "seed=0,1"], ["sweep.metric is 'real/loss', but validation.every is 0"]),
         (["sweep.metric=lss"], ["sweep.metric is 'lss'; there is no such metric; did you mean loss?"]),
+        (["preflight=true"], ["preflight is true, but a sweep trains"]),
         (["trainer.requeue=true"], ["trainer.requeue is true, but a sweep itself starts its runs again"]),
         (["run_dir=a,b"], ["run_dir=a,b: run_dir is the folder of the whole sweep"]),
         (["sweep.space.optimizer=[muon]"], ["sweep.space.optimizer=[muon]: on the command line, KEY=VALUE,VALUE"]),
@@ -119,6 +122,12 @@ def test_everything_wrong_is_reported_at_once(overrides, expected):
     found = problems(*overrides)
     assert len(found) == len(expected), found
     assert all(line.startswith(start) for line, start in zip(sorted(found), sorted(expected), strict=True)), found
+
+
+def test_without_its_packages_a_sweep_names_the_extra(monkeypatch):
+    monkeypatch.setattr("tabicl_train.errors.is_installed", lambda name: name != "submitit")
+    result = command("sweep", "experiment=smoke", "seed=0,1")
+    assert result.returncode == 2 and re.search(r"sweeps need submitit: .*\[sweep\]", result.stderr)
 
 
 def test_a_run_takes_no_settings_of_a_sweep(tmp_path):

@@ -119,6 +119,17 @@ def test_points_depend_on_their_numbers_and_not_on_restarts(sampler, tmp_path):
     assert tables[0] == tables[1] and len(set(tables[0])) == 12
 
 
+def test_runs_of_a_pruned_point_that_have_finished_are_finished(tmp_path):
+    plan = make_plan([*GRID, f"run_dir={tmp_path}/it"])
+    plan.folder.mkdir()
+    trial = ask(plan, study := open_study(plan))
+    for (name, _, _), status in zip(trial.user_attrs[RUNS][:2], ("finished", "preempted"), strict=True):
+        (plan.folder / name).mkdir()
+        (plan.folder / name / "status.json").write_text(json.dumps({"status": status, "step": 20}))
+    study.tell(trial, state=TrialState.PRUNED)
+    assert [run.status for run in Sweep(plan.folder).runs] == ["finished", "pruned", "pruned"]
+
+
 def test_a_trial_that_was_killed_while_it_was_asked_for_gets_its_point(tmp_path):
     plan = make_plan([*GRID, f"run_dir={tmp_path}/it"])
     plan.folder.mkdir()

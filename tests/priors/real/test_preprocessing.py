@@ -63,6 +63,7 @@ def test_dates_are_times_of_whatever_type_in_fit_and_in_queries():
         "date": times.dt.date,
         "objects": times.astype(object),
         "text": times.dt.strftime("%Y-%m-%d"),
+        "categories": times.dt.strftime("%Y-%m-%d").astype("category"),
         "with a time": times.dt.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "zone": times.dt.tz_localize("UTC").dt.tz_convert("Asia/Tokyo"),
     }
@@ -72,8 +73,12 @@ def test_dates_are_times_of_whatever_type_in_fit_and_in_queries():
             encoder = FeatureEncoder(keeps_missing=True).fit(first.to_frame("day"))
             assert np.array_equal(encoder.transform(then.to_frame("day")), expected, equal_nan=True), name
     mixed = pd.DataFrame({"day": ["2024-03-01", "unknown", "2024-03-02", "2024-03-03"]})
-    with pytest.warns(UserWarning, match=r"'day' \('unknown' among times\); they are treated as missing"):
+    with pytest.warns(UserWarning, match=r"'day' \('unknown' among times\); they are treated as missing") as record:
         codes = FeatureEncoder(keeps_missing=True).fit(mixed).transform(mixed)
+    assert len(record) == 1
+    with warnings.catch_warnings(action="error"):  # who makes it a category has the texts
+        kept = FeatureEncoder().fit(mixed.astype("category")).transform(mixed.astype("category"))
+    assert kept[:, 0].tolist() == [0, 3, 1, 2]
     assert np.array_equal(np.diff(codes[[0, 2, 3], 0]), [86400e6, 86400e6]) and np.isnan(codes[1, 0])
     with pytest.warns(UserWarning, match=r"'day' \(3.0 among times\)"):
         assert np.isnan(encoder.transform(pd.DataFrame({"day": [3.0]}))).all()

@@ -50,6 +50,11 @@ def test_a_csv_file_that_could_be_misread_is_left_out_with_the_reason(content, r
     assert reason in entry(tmp_path, content).reason
 
 
+def test_damaged_binary_files_are_left_out(tmp_path):
+    for name, content in {"a.parquet": b"PAR1 and more", "a.arrow": b"ARROW1", "b.feather": bytes(100)}.items():
+        assert "cannot be read (Arrow" in entry(tmp_path, content, name).reason
+
+
 def test_files_that_are_too_large_are_left_out(tmp_path, monkeypatch):
     content = f"a,b\n{ROWS}".encode()
     monkeypatch.setattr(files, "MAX_CELLS", 23)

@@ -74,6 +74,20 @@ def test_what_cannot_be_read_is_named_and_tried_again(folder, monkeypatch):
     assert again(folder)["table0.csv"].rows == 150
 
 
+def test_a_subfolder_that_cannot_be_listed_is_an_error(folder, monkeypatch):
+    own_tables.write(folder / "more", 1)
+    scandir = os.scandir
+
+    def refuse(path):
+        if Path(path).name == "more":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(PriorError, match=r"tables/more cannot be listed: Permission denied$"):
+        index_folder(folder)
+
+
 def test_the_index_of_a_folder_that_cannot_be_written_is_in_memory(folder, read, monkeypatch):
     monkeypatch.setattr(files.os, "replace", mock.Mock(side_effect=PermissionError))
     assert len(index_folder(folder)) == len(index_folder(folder)) == len(read) == 4 and not (folder / NAME).exists()
