@@ -132,12 +132,13 @@ def as_times(column: pd.Series) -> pd.Series:
 
 
 def kind_of(column: pd.Series) -> str:
-    """NUMBER; TIME, if at least half of the different values are times, or all of a pandas category; or CATEGORY."""
+    """NUMBER; TIME, if at least half of the different values are times; or CATEGORY, as a pandas category always is."""
     if reads_as_numbers(column):
         return TIME if column.dtype.kind == "M" else NUMBER
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        return CATEGORY
     distinct = pd.Series(list({str(value) for value in column.dropna().astype(object)}))
-    share = 1.0 if isinstance(column.dtype, pd.CategoricalDtype) else 0.5
-    return TIME if as_times(distinct).count() >= max(1, share * len(distinct)) else CATEGORY
+    return TIME if 2 * as_times(distinct).count() >= len(distinct) else CATEGORY
 
 
 def readable(column: pd.Series, kind: str) -> np.ndarray:

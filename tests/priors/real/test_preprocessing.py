@@ -63,7 +63,6 @@ def test_dates_are_times_of_whatever_type_in_fit_and_in_queries():
         "date": times.dt.date,
         "objects": times.astype(object),
         "text": times.dt.strftime("%Y-%m-%d"),
-        "categories": times.dt.strftime("%Y-%m-%d").astype("category"),
         "with a time": times.dt.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "zone": times.dt.tz_localize("UTC").dt.tz_convert("Asia/Tokyo"),
     }
