@@ -93,10 +93,8 @@ class Disk(Prior):
 def write_shard(
     path: Path, scratch: Path, head: dict[str, str], tables: dict[Address, tuple[TableSpec, Table]]
 ) -> None:
-    """Write a shard whole or not at all: a file in `scratch` takes its place once it is on the disk.
-
-    scratch: a folder on the same file system; head: metadata of the prior and the seed
-    """
+    """Write a shard whole or not at all: a file in `scratch` takes its place once it is on the disk."""
+    # scratch: a folder on the same file system; head: metadata of the prior and the seed
     metadata = {**head, "format": f"{FORMAT} {FORMAT_VERSION}", "stream_version": str(STREAM_VERSION)}
     tensors: dict[str, np.ndarray] = {}
     for address, (spec, table) in sorted(tables.items()):
@@ -226,15 +224,11 @@ def tables_of_steps(folder: Path, seed: int) -> Counter[int]:
 def dump(
     prior: Prior, requests: Iterable[Request], folder: str | Path, processes: int = 1, total: int | None = None
 ) -> Counter[str]:
-    """Write the requested tables, which come in the order of their steps, to shards of ten steps in `folder`.
-
-    A shard that has its tables already is kept. Several dumps may write to one folder at the same time, as long as no
-    shard is written by two of them. Each process holds one shard in memory (100 MB for ten steps of 64 tables of 1024
-    rows and 50 features).
-
-    total: number of requests, for the progress bar
-    Returns how many shards were "written" and "kept".
-    """
+    """Write the requested tables, which come in the order of their steps, to shards of ten steps in `folder`."""
+    # A shard that has its tables already is kept. Several dumps may write to one folder at the same time, as long as no
+    # shard is written by two of them. Each process holds one shard in memory (100 MB for ten steps of 64 tables of 1024
+    # rows and 50 features).
+    # total: number of requests, for the progress bar. Returns how many shards were "written" and "kept".
     from joblib import Parallel, delayed
     from tqdm import tqdm
 
@@ -267,10 +261,8 @@ def ignore_interrupt() -> None:
 
 
 def fill_shard(prior: Prior, requests: list[Request], path: Path, scratch: Path) -> tuple[int, str]:
-    """Write the shard of these tables unless it holds them; returns their number, and "written" or "kept".
-
-    Raises PriorError for a shard of another prior, seed or curriculum.
-    """
+    """Write the shard of these tables unless it holds them; returns their number, and "written" or "kept"."""
+    # Raises PriorError for a shard of another prior, seed or curriculum.
     head = {
         "prior": type(prior).__module__.rpartition(".")[2],
         "options": json.dumps(asdict(prior), sort_keys=True),

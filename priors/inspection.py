@@ -29,11 +29,9 @@ PLAN_LINES = 12  # of a plan without a graph
 
 
 def statistics(table: Table) -> dict[str, float]:
-    """Statistics of one table by name.
-
-    The skill of a model is its accuracy on the query rows, scaled to 0 for the commonest class and 1 for no errors, or
-    for a numeric target R2, raised to 0 if it is below.
-    """
+    """Statistics of one table by name."""
+    # The skill of a model is its accuracy on the query rows, scaled to 0 for the commonest class and 1 for no errors,
+    # or for a numeric target R2, raised to 0 if it is below.
     X, y = table.X.cpu().numpy().copy(), table.y.cpu().numpy()
     fill(X, np.isnan(X), table.train_size)
     distinct = np.array([len(np.unique(column)) for column in X.T])
@@ -155,10 +153,8 @@ def describe(tables: Iterable[Table]) -> str:
 
 
 def informative_columns(X: np.ndarray, y: np.ndarray) -> list[int]:
-    """Indices of the columns of X (N, M) by mutual information with y (N,), labels or numbers, best first.
-
-    The information is estimated from at most 8 quantile bins per column, and of numbers.
-    """
+    """Indices of the columns of X (N, M) by mutual information with y (N,), labels or numbers, best first."""
+    # The information is estimated from at most 8 quantile bins per column, and of numbers.
     if y.dtype.kind == "f":
         y = bins(y)
     scores = []
@@ -178,10 +174,8 @@ def bins(column: np.ndarray) -> np.ndarray:
 
 
 def save_gallery(tables: list[tuple[str, Table]], path: Path) -> list[Path]:
-    """Write `path` as PNG, and beside it an HTML page with the picture and every plan as text; returns both paths.
-
-    tables: (title, table)
-    """
+    """Write `path` as PNG, and beside it an HTML page with the picture and every plan as text; returns both paths."""
+    # tables: (title, table)
     from joblib import Parallel, cpu_count, delayed
     from matplotlib.image import imsave
     from tqdm import tqdm

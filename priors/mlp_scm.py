@@ -240,10 +240,8 @@ def pick_variables(
 
 
 def run_network(plan: MLPPlan, causes: torch.Tensor, variables: list[int]) -> torch.Tensor:
-    """Values of the variables with these indices, float32 (num_rows, len(variables)).
-
-    Layers after the last of them are not computed.
-    """
+    """Values of the variables with these indices, float32 (num_rows, len(variables))."""
+    # Layers after the last of them are not computed.
     values = causes.new_empty(plan.num_rows, len(variables))
     indices = np.array(variables)
     x = linear(plan.layers[0], causes, rng_at(plan.seed, "layer", 0), None)
@@ -264,10 +262,8 @@ def run_network(plan: MLPPlan, causes: torch.Tensor, variables: list[int]) -> to
 
 
 def linear(layer: MLPLayer, x: torch.Tensor, rng: np.random.Generator, units: np.ndarray | None) -> torch.Tensor:
-    """Random linear map of x (N, num_inputs) plus noise, float32 (N, number of units): all units, or only those given.
-
-    There is no bias, since the standardization of the next activation, or of the columns, would remove it.
-    """
+    """Map x (N, num_inputs) at random to units (all, or only those given), plus noise, float32 (N, number of units)."""
+    # There is no bias, since the standardization of the next activation, or of the columns, would remove it.
     weight, noise_stds = draw_weight(layer, rng), layer.noise.draw_stds(rng, layer.num_units)
     if units is not None:
         weight, noise_stds = weight[:, units], noise_stds[units]
@@ -278,11 +274,9 @@ def linear(layer: MLPLayer, x: torch.Tensor, rng: np.random.Generator, units: np
 
 
 def draw_weight(layer: MLPLayer, rng: np.random.Generator) -> torch.Tensor:
-    """Weights float32 (num_inputs, num_units); the non-zero ones have a larger variance, to make up for the zeros.
-
-    If the number of blocks does not divide a side of the matrix, the remaining inputs are unused and the remaining
-    units hold noise alone, as in tabicl 2.2.0.
-    """
+    """Weights float32 (num_inputs, num_units); the non-zero ones have a larger variance, to make up for the zeros."""
+    # If the number of blocks does not divide a side of the matrix, the remaining inputs are unused and the remaining
+    # units hold noise alone, as in tabicl 2.2.0.
     if layer.blocks:
         height, width = layer.num_inputs // layer.blocks, layer.num_units // layer.blocks
         kept = layer.blocks * height * width / (layer.num_inputs * layer.num_units)
@@ -299,10 +293,8 @@ def draw_weight(layer: MLPLayer, rng: np.random.Generator) -> torch.Tensor:
 
 
 def kind_weights(rng: np.random.Generator) -> np.ndarray:
-    """Probabilities of KINDS in a group, float64 (len(KINDS),).
-
-    Half of the choice_weights belong to one kind each, which gives the group favorites; the rest is spread evenly.
-    """
+    """Probabilities of KINDS in a group, float64 (len(KINDS),)."""
+    # Half of the choice_weights belong to one kind each, which gives the group favorites; the rest is spread evenly.
     weights = scm.choice_weights(rng, 2 * len(KINDS))
     preferred, uniform = np.split(weights, 2)
     return preferred + uniform.sum() / len(KINDS)
@@ -341,11 +333,9 @@ class FourierFunction:
         return cls(frequencies, rng.uniform(0, 2 * np.pi, NUM_FREQUENCIES), amplitudes)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Compute f of every entry of float32 x: tabulated over the range of x, then interpolated linearly.
-
-        Computing 256 sines for every value takes 50 times as long. With x = a + b on a grid (a coarse, b fine),
-        sin(f a + p + f b) is a sum of two products, so the table is one matrix product.
-        """
+        """Compute f of every entry of float32 x: tabulated over the range of x, then interpolated linearly."""
+        # Computing 256 sines for every value takes 50 times as long. With x = a + b on a grid (a coarse, b fine), sin(f
+        # a + p + f b) is a sum of two products, so the table is one matrix product.
         low, high = (float(bound) for bound in x.aminmax())
         if not np.isfinite(high - low):
             return torch.full_like(x, torch.nan)

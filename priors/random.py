@@ -38,11 +38,9 @@ def rng_at(*address: Seed | str) -> np.random.Generator:
 
 
 def lasting_rng(address: Seed, name: str, seed: tuple[int, ...]) -> np.random.Generator:
-    """Return a generator that is the same for 100 attempts at a table; seed: of Prior.plan, with the attempt last.
-
-    A rejected table is drawn again with the same hyperparameters and number of classes, as in tabicl 2.2.0; otherwise
-    settings that are often rejected would become rare. Some hyperparameters never make a valid table.
-    """
+    """Return a generator that is the same for 100 attempts at a table; seed: of Prior.plan, with the attempt last."""
+    # A rejected table is drawn again with the same hyperparameters and number of classes, as in tabicl 2.2.0; otherwise
+    # settings that are often rejected would become rare. Some hyperparameters never make a valid table.
     return rng_at(address, name, seed[-1] // LASTING_ATTEMPTS)
 
 

@@ -33,10 +33,8 @@ def log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
 
 
 def scaled_normal(rng: np.random.Generator, max_mean: float, min_mean: float) -> float:
-    """A draw from a normal truncated to positive values.
-
-    Its mean is log-uniform in min_mean..max_mean, its standard deviation log-uniform in 1 % to 100 % of the mean.
-    """
+    """A draw from a normal truncated to positive values."""
+    # Its mean is log-uniform in min_mean..max_mean, its standard deviation log-uniform in 1 % to 100 % of the mean.
     mean = log_uniform(rng, min_mean, max_mean)
     std = mean * log_uniform(rng, 0.01, 1.0)
     while (draw := rng.normal(mean, std)) < 0:
@@ -191,11 +189,9 @@ def plan_discretization(spec: TableSpec, seed: tuple[int, ...], boundaries: str)
 def discretize(
     columns: torch.Tensor, target: torch.Tensor, plan: Discretization, seed: tuple[int, ...]
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Columns (num_rows, M) with codes in the categorical ones, labels int64 (num_rows,), number of non-empty classes.
-
-    Columns are changed in place. Classes and shuffled categories without rows are left out of the numbering; the codes
-    of ordered categories keep the gaps, as in tabicl 2.2.0.
-    """
+    """Columns (num_rows, M), the categorical ones as codes; labels int64 (num_rows,); number of non-empty classes."""
+    # Columns are changed in place. Classes and shuffled categories without rows are left out of the numbering; codes of
+    # ordered categories are not renumbered, as in tabicl 2.2.0.
     rng = rng_at(seed, "categories")
     for category in plan.categories:
         values = columns[:, category.column]

@@ -141,11 +141,9 @@ def draw_target(task: RealTask, spec: TableSpec, rng: np.random.Generator) -> st
 def draw_classes(
     values: Column, is_category: bool, max_classes: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, str]:
-    """Labels int64 (rows,) in 0..C-1 with C <= max_classes, and a text about them.
-
-    Numbers with more than 10 different values are cut at random quantiles. Classes beyond the commonest ones, or with
-    fewer than 4 rows, are merged into one. Raises Rejected("classes") if fewer than two are left.
-    """
+    """Labels int64 (rows,) in 0..C-1 with C <= max_classes, and a text about them."""
+    # Numbers with more than 10 different values are cut at random quantiles. Classes beyond the commonest ones, or with
+    # fewer than 4 rows, are merged into one. Raises Rejected("classes") if fewer than two are left.
     distinct, labels = np.unique(values.codes if isinstance(values, pd.Categorical) else values, return_inverse=True)
     made = f"{len(distinct)} classes"
     if not is_category and len(distinct) > FEW_VALUES:
@@ -173,11 +171,8 @@ def merge_rare(labels: np.ndarray, max_classes: int) -> np.ndarray:
 
 
 def prepare(frame: pd.DataFrame, train_size: int, norm_method: str, keeps_missing: bool = False) -> np.ndarray:
-    """Columns as an estimator sees them, float32 (rows, columns that vary among the labeled rows).
-
-    keeps_missing: missing values are NaN, rather than the mean
-    Raises Rejected("constant") if none does.
-    """
+    """Columns as an estimator sees them, float32 (rows, columns that vary among the labeled rows)."""
+    # With `keeps_missing`, missing values are NaN instead of the mean. Raises Rejected("constant") if no column varies.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of columns whose power cannot be fitted
         encoder = FeatureEncoder(keeps_missing).fit(frame.iloc[:train_size])
@@ -267,13 +262,10 @@ class RowPlan:
 def draw_rows(
     y: np.ndarray, num_classes: int, num_rows: int, train_size: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of labeled rows and of query rows: `num_rows` of a table, `train_size` of them labeled.
-
-    A shorter table gives all of its rows, with the same labeled share. A row of each class is among the labeled
-    ones, even if that takes more of them than `train_size`, so that no query has a class that the network has not seen.
-
-    num_classes: 0 for numbers
-    """
+    """Numbers of labeled rows and of query rows: `num_rows` of a table, `train_size` of them labeled."""
+    # A shorter table gives all of its rows, with the same labeled share. A row of each class is among the labeled ones,
+    # even if that takes more of them than `train_size`, so that no query has a class that the network has not seen.
+    # num_classes: 0 for numbers
     order, classes = shuffled(y, num_classes, rng)
     fewest = max(classes, 1)
     count = min(num_rows, len(y))
@@ -296,15 +288,12 @@ def shuffled(y: np.ndarray, num_classes: int, rng: np.random.Generator) -> tuple
 def split_by_content(
     rows: Rows, validation_fraction: float, test_fraction: float, names: Sequence[object] | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Numbers of the rows for training, for validation and for the final test, each in order.
-
-    A hash of a row's features and target decides, so that copies of a row are on the same side, and a row stays on its
-    side when others are added. All rows of a class of which training would have none are for training.
-
-    validation_fraction, test_fraction: shares of the rows, about; with 0 there are none
-    names: of the classes, for messages
-    Raises PriorError, a ValueError, if a side has too few rows, or training has less than two classes.
-    """
+    """Numbers of the rows for training, for validation and for the final test, each in order."""
+    # A hash of a row's features and target decides, so that copies of a row are on the same side, and a row stays on
+    # its side when others are added. All rows of a class of which training would have none are for training.
+    # validation_fraction, test_fraction: shares of the rows, about; with 0 there are none
+    # names: of the classes, for messages Raises PriorError, a ValueError, if a side has too few rows, or training has
+    # less than two classes.
     place = row_hashes(rows.X, rows.y) / 2**64
     sides = np.where(place < test_fraction, 2, np.where(place < test_fraction + validation_fraction, 1, 0))
     if rows.num_classes:

@@ -77,10 +77,8 @@ class Entry:
 
 
 def index_folder(folder: Path) -> dict[str, Entry]:
-    """The entries of all files of a folder by path, in alphabetical order; files that are new or have changed are read.
-
-    Raises PriorError if a package that reads the files is missing.
-    """
+    """Entries of all files of a folder by path, in alphabetical order; only new and changed files are read."""
+    # Raises PriorError if a package that reads the files is missing.
     return index_files(folder.resolve(), tuple(find_files(folder)))
 
 
@@ -179,10 +177,8 @@ class Content:
 
 
 def read_table(content: bytes, path: str, check: bool = False) -> Content:
-    """Raises what read_frame raises.
-
-    check: also compare what is read with the lines of the file, which takes longer than reading
-    """
+    """Raises what read_frame raises."""
+    # check: also compare what is read with the lines of the file, which takes longer than reading
     suffix = Path(path).suffix.lower()
     frame = read_frame(content, suffix, check)
     if frame.shape[1] < 2:
@@ -330,10 +326,8 @@ def decode(content: bytes) -> str:
 
 
 def check_csv(content: bytes) -> tuple[int, int]:
-    """Rows and columns of a CSV file; raises Unusable for lines of different lengths and for names that are not names.
-
-    pandas fills short lines, takes the first column of long ones as row names, and renames columns of the same name.
-    """
+    """Rows and columns of a CSV file; raises Unusable for lines of different lengths and for invalid column names."""
+    # pandas fills short lines, takes the first column of long ones as row names, and renames columns of the same name.
     text = decode(content)
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator(text), strict=True)
     rows, names = 0, next(lines, [])
@@ -353,11 +347,9 @@ def check_csv(content: bytes) -> tuple[int, int]:
 
 
 def as_column(values: pd.Series) -> tuple[Column, str]:
-    """A column as numbers or categories, and its kind: number, time (microseconds) or category; raises Unusable.
-
-    The estimators read them in the same way; but texts that look like numbers or dates are left out here, where the
-    estimators warn and read them as categories.
-    """
+    """A column as numbers or categories, and its kind: number, time (microseconds) or category; raises Unusable."""
+    # The estimators read them in the same way; but texts that look like numbers or dates are left out here, where the
+    # estimators warn and read them as categories.
     if values.notna().sum() == 0:
         raise Unusable("no value")
     if isinstance(values.dtype, pd.CategoricalDtype):

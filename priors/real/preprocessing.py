@@ -304,10 +304,8 @@ class Member:
 def draw_members(
     rng: np.random.RandomState, count: int, norm_methods: Sequence[str], num_features: int, num_classes: int
 ) -> list[Member]:
-    """`count` members; the first one has the columns and labels as they are, and the methods take turns.
-
-    num_classes: 0 if the labels are numbers, which are not shifted
-    """
+    """`count` members; the first one has the columns and labels as they are, and the methods take turns."""
+    # num_classes: 0 if the labels are numbers, which are not shifted
     shifts = np.append(0, 1 + rng.permutation(max(num_classes - 1, 0)))
     members = []
     for i in range(count):

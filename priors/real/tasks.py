@@ -98,11 +98,9 @@ class RealTask:
 
 
 def find_tasks(folder: Path, entries: dict[str, Entry]) -> tuple[list[RealTask], dict[str, str]]:
-    """The tables of a folder in the order of their content, and why other files are left out, by path.
-
-    Of tables with the same content in several files one is used: the one that tasks.csv lists, or the first one.
-    Raises PriorError for a faulty tasks.csv.
-    """
+    """The tables of a folder in the order of their content, and why other files are left out, by path."""
+    # Of tables with the same content in several files one is used: the one that tasks.csv lists, or the first one.
+    # Raises PriorError for a faulty tasks.csv.
     left_out = {path: entry.reason for path, entry in entries.items() if entry.reason is not None}
     given = listed(folder, entries)
     guessed = [path for path in entries if path not in {task.entry.path for task in given}]

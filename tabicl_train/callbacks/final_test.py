@@ -64,10 +64,8 @@ class FinalTest:
         self.start, self.best = records.folder / START, records.folder / BEST
 
     def run(self, step: int) -> bool:
-        """Score, print and write the test after so many steps; False if a stop signal came before it was there.
-
-        All ranks call this; a time limit does not prevent it, while after a signal there may be only seconds left.
-        """
+        """Score, print and write the test after so many steps; False if a stop signal came before it was there."""
+        # All ranks call this; a time limit does not prevent it, while after a signal there may be only seconds left.
         if self.ranks.rank > 0:
             return self.ranks.wait_for_first(lambda: self.stop.first is not None)
         try:

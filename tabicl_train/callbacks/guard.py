@@ -180,11 +180,9 @@ class Guard:
         info(f"guard     back to the weights of step {good['global_step']}; steps up to {step} are skipped")
 
     def choose(self, step: int, model: Network) -> dict | None:
-        """Return the content of the newest good checkpoint; leaves arbitrary weights in the model.
-
-        In a good one no limit is passed, the average of the loss has risen less than halfway from its low to its limit,
-        and it was not saved during a rise that a rewind has abandoned.
-        """
+        """Return the content of the newest good checkpoint; leaves arbitrary weights in the model."""
+        # In a good one no limit is passed, the average of the loss has risen less than halfway from its low to its
+        # limit, and it was not saved during a rise that a rewind has abandoned.
         self.files.wait()
         for path in reversed(saved(self.records.folder / "checkpoints")):
             done = step_of(path)

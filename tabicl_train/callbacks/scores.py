@@ -39,11 +39,9 @@ def score_network(
     precision: Precision,
     before_each: Callable[[], None] = lambda: None,
 ) -> list[Scored]:
-    """Score a network in evaluation mode on drawn tables and on public real ones of at most so many rows.
-
-    Items have tables of equal numbers of rows, and come with the name of their part of the prior. `before_each` is
-    called before each set of tables, and may raise an exception to interrupt.
-    """
+    """Score a network in evaluation mode on drawn tables and on public real ones of at most so many rows."""
+    # Items have tables of equal numbers of rows, and come with the name of their part of the prior. `before_each` is
+    # called before each set of tables, and may raise an exception to interrupt.
     found = []
     for part, item in items:
         before_each()
@@ -57,12 +55,10 @@ def score_network(
 def score_packs(
     network: Network, packs: list[Pack], precision: Precision
 ) -> tuple[dict[str, float | None], list[Tensor]]:
-    """Scores by column of validation.csv, every table with equal weight, and the losses of each pack's query rows.
-
-    The loss of numbers is of the quantiles as the network predicts them, all other scores are of the sorted ones: crps
-    (twice the pinball loss), rmse and r2 of their mean, and coverage, the share of targets in the interval between two
-    of them. A network that predicts the number itself has no crps and no coverage.
-    """
+    """Scores by column of validation.csv, every table with equal weight, and the losses of each pack's query rows."""
+    # The loss of numbers is of the quantiles as the network predicts them, all other scores are of the sorted ones:
+    # crps (twice the pinball loss), rmse and r2 of their mean, and coverage, the share of targets in the interval
+    # between two of them. A network that predicts the number itself has no crps and no coverage.
     device = next(network.parameters()).device
     measure = measure_numbers if network.config.is_regression else is_correct
     measures, row_losses = [], []

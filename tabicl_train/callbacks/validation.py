@@ -75,11 +75,9 @@ VALIDATION_SEED, TEST_SEED = -1, -2
 def validation_streams(
     settings: ValidationConfig, parts: dict[str, Prior], model: NetworkConfig
 ) -> dict[str, StepStream]:
-    """The tables of a validation by the parts of the prior: item k holds those with the k-th number of rows.
-
-    Apart from the validation's own settings they depend on the prior and the number of classes only. A prior of real
-    tables draws them from those that training never draws.
-    """
+    """The tables of a validation by the parts of the prior: item k holds those with the k-th number of rows."""
+    # Apart from the validation's own settings they depend on the prior and the number of classes only. A prior of real
+    # tables draws them from those that training never draws.
     priors = {name: real.for_validation() if (real := real_tables(part)) else part for name, part in parts.items()}
     streams = {name: stream(settings, prior, model, VALIDATION_SEED) for name, prior in priors.items()}
     for name, drawn in streams.items() if settings.every else ():

@@ -25,10 +25,8 @@ from tabicl_train.stream import draw_table
 
 
 def run_tables(config: RunConfig, count: int, **changes: Any) -> Iterator[tuple[tuple[int, int], Table]]:
-    """The first tables of a run and their addresses (step, table); one per group, as its tables are alike.
-
-    changes: of what is asked for, see TableSpec
-    """
+    """The first tables of a run and their addresses (step, table); one per group, as its tables are alike."""
+    # changes: of what is asked for, see TableSpec
     prior = build_prior(config.prior)
     addresses = (
         (step, group)
@@ -86,12 +84,10 @@ def show(config: RunConfig, args: Any) -> None:
 
 
 def dump(config: RunConfig, args: Any) -> None:
-    """Write the tables of some steps of the run to shards.
-
-    A shard is written whole: two machines that each wrote some steps of it would lose each other's tables. Only the
-    last one may be shorter, where the curriculum ends. A run that stops in the middle of a shard (trainer.max_steps)
-    gets all of its steps.
-    """
+    """Write the tables of some steps of the run to shards."""
+    # A shard is written whole: two machines that each wrote some steps of it would lose each other's tables. Only the
+    # last one may be shorter, where the curriculum ends. A run that stops in the middle of a shard (trainer.max_steps)
+    # gets all of its steps.
     from priors.disk import SHARD_SIZE
     from priors.disk import dump as write_tables
 

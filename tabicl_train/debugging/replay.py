@@ -26,11 +26,9 @@ COLUMNS = ("table", "rows", "labeled", "features", "max |x|", "loss", "gradient 
 
 
 def replay(run_dir: str, step: int) -> None:
-    """Train in memory from the newest checkpoint before the step, and print loss and gradient norm of all its tables.
-
-    It uses one process; for a run of several processes, the weights are equal up to the order of sums. Raises
-    ConfigError if the folder holds no run, if the run has no such step, or if its weights cannot be had again.
-    """
+    """Train in memory from the last checkpoint before the step; print loss and gradient norm of each of its tables."""
+    # It uses one process; for a run of several processes, the weights are equal up to the order of sums. Raises
+    # ConfigError if the folder holds no run, if the run has no such step, or if its weights cannot be reproduced.
     values, content = find_content(Path(run_dir), step)
     config = from_values(replay_values(values, content is not None))
     if not 0 <= step < config.total_steps:

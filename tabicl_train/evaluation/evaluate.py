@@ -38,14 +38,11 @@ Methods = dict[str, Callable[[], BaseEstimator]]  # by name, what makes an estim
 
 
 def evaluate(options: EvaluateOptions) -> pd.DataFrame:
-    """Score a checkpoint on a suite of tasks: print tables, and write a CSV file if asked to.
-
-    A task that cannot be read or scored is skipped with a message. The CSV file is complete after every task. Beside
-    it lies NAME.unfinished until the end, with the settings of the command, which alone continues it.
-
-    returns: the results as described in scores.py
-    Raises ConfigError for wrong options, if no task can be scored, or a file cannot be written.
-    """
+    """Score a checkpoint on a suite of tasks: print tables, and write a CSV file if asked to."""
+    # A task that cannot be read or scored is skipped with a message. The CSV file is complete after every task. Beside
+    # it lies NAME.unfinished until the end, with the settings of the command, which alone continues it.
+    # returns: the results as described in scores.py Raises ConfigError for wrong options, if no task can be scored, or
+    # a file cannot be written.
     if problems := option_problems(options):
         raise ConfigError(problems)
     pretrained = read_weights(options.checkpoint)
@@ -175,10 +172,8 @@ def score_tasks(tasks: list[Source], methods: Methods, rows: int, splits: int) -
 
 
 def score_task(task: Task, methods: Methods, splits: int) -> list[dict]:
-    """Score methods on stratified 70/30 splits of a task: a row per split and method.
-
-    A target that is a number is standardized by the labeled rows of the split.
-    """
+    """Score methods on stratified 70/30 splits of a task: a row per split and method."""
+    # A target that is a number is standardized by the labeled rows of the split.
     kind = ShuffleSplit if task.is_regression else StratifiedShuffleSplit
     splitter = kind(splits, test_size=QUERY_SHARE, random_state=0)
     rows = []

@@ -73,11 +73,9 @@ def score(y: np.ndarray, p: np.ndarray) -> dict[str, float]:
 
 
 def calibration_error(y: np.ndarray, p: np.ndarray) -> float:
-    """Compute the expected calibration error (arXiv 1706.04599) over equal bins of the confidence.
-
-    torchmetrics agrees to 1e-7, but takes 0.6 s to import, and applies a softmax to probabilities of which one exceeds
-    1 by rounding.
-    """
+    """Compute the expected calibration error (arXiv 1706.04599) over equal bins of the confidence."""
+    # torchmetrics agrees to 1e-7, but takes 0.6 s to import, and applies a softmax to probabilities of which one
+    # exceeds 1 by rounding.
     confidence, is_correct = p.max(axis=1), p.argmax(axis=1) == y
     bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
     errors = np.bincount(bins, weights=confidence - is_correct, minlength=BINS)
@@ -85,10 +83,8 @@ def calibration_error(y: np.ndarray, p: np.ndarray) -> float:
 
 
 def standardize(y: np.ndarray, labeled: np.ndarray) -> np.ndarray:
-    """Standardize a target of shape (rows,) by the rows at the indices `labeled`.
-
-    Raises ConfigError if all these are equal.
-    """
+    """Standardize a target of shape (rows,) by the rows at the indices `labeled`."""
+    # Raises ConfigError if all these are equal.
     scale = TargetScale(y[labeled])
     if scale.std == 0:
         raise ConfigError([f"the target of all {len(labeled)} labeled rows of a split is {y[labeled][0]:g}"])
@@ -96,12 +92,10 @@ def standardize(y: np.ndarray, labeled: np.ndarray) -> np.ndarray:
 
 
 def score_numbers(y: np.ndarray, mean: np.ndarray, quantiles: np.ndarray | None) -> dict[str, float]:
-    """The NUMBER_METRICS of predictions of `standardize`d targets y (rows,).
-
-    mean: (rows,); r2 and rmse judge it
-    quantiles: (rows, levels), at LEVELS. pinball is the mean over them, coverage the share of targets from the first to
-        the last, width the mean distance between these two; the three are nan without quantiles
-    """
+    """The NUMBER_METRICS of predictions of `standardize`d targets y (rows,)."""
+    # mean: (rows,); r2 and rmse judge it
+    # quantiles: (rows, levels), at LEVELS. pinball is the mean over them, coverage the share of targets from the first
+    # to the last, width the mean distance between these two; the three are nan without quantiles
     scores = dict.fromkeys(NUMBER_METRICS, float("nan"))
     scores |= {"r2": float(r2_score(y, mean)), "rmse": float(root_mean_squared_error(y, mean))}
     if quantiles is not None:
@@ -130,24 +124,18 @@ def relative_rmse(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def summarize(results: pd.DataFrame) -> pd.DataFrame:
-    """Average over tasks: a row per method, and how the first method compares with it by ROC AUC or R2.
-
-    mean_rank: 1 is the best
-    win_rate, win_low, win_high: share of tasks on which the first method has the higher score (a tie is half a win),
-        and its 95 % confidence interval
-    lead, lead_low, lead_high: score of the first method minus that of this one, and its 95 % confidence interval
-
-    Of classification:
-
-    normalized_accuracy: 0 for the worst method on a task and 1 for the best (1 for all if they are equal)
-
-    Of regression:
-
-    r2, r2_median: mean and median of R2, of which values below 0 count as 0
-    relative_rmse: RMSE divided by that of the best method of the task, of which values below LEAST_RMSE count as it
-    below_marginal: share of tasks with a pinball loss below that of the quantiles of the labeled rows
-    coverage_low, coverage_high: 95 % confidence interval of the mean coverage; intervals are nan for a single task
-    """
+    """Average over tasks: a row per method, and how the first method compares with it by ROC AUC or R2."""
+    # mean_rank: 1 is the best
+    # win_rate, win_low, win_high: share of tasks on which the first method has the higher score (a tie is half a win),
+    #     and its 95 % confidence interval
+    # lead, lead_low, lead_high: score of the first method minus that of this one, and its 95 % confidence interval
+    # Of classification:
+    # normalized_accuracy: 0 for the worst method on a task and 1 for the best (1 for all if they are equal)
+    # Of regression:
+    # r2, r2_median: mean and median of R2, of which values below 0 count as 0
+    # relative_rmse: RMSE divided by that of the best method of the task, of which values below LEAST_RMSE count as it
+    # below_marginal: share of tasks with a pinball loss below that of the quantiles of the labeled rows
+    # coverage_low, coverage_high: 95 % confidence interval of the mean coverage; intervals are nan for a single task
     table = judged(results)
     metrics = METRICS if "roc_auc" in results else NUMBER_METRICS
     summary = pd.DataFrame({metric: by_task(results, metric).mean() for metric in metrics})
@@ -211,11 +199,9 @@ def bucket_name(low: float | None, high: float) -> str:
 
 
 def as_text(results: pd.DataFrame, trained: TrainedRange | None) -> str:
-    """Tables of the tasks, by rows, features and classes, and of the means of each method.
-
-    Tasks outside the range that the network was trained on have a table of their own. The means at the end are of all
-    tasks, then of those inside; the last line says where the first method stands.
-    """
+    """Tables of the tasks, by rows, features and classes, and of the means of each method."""
+    # Tasks outside the range that the network was trained on have a table of their own. The means at the end are of all
+    # tasks, then of those inside; the last line says where the first method stands.
     headings = {
         "unknown": "The checkpoint does not say on which tables its network was trained; the checkpoint of a run does.",
         "inside": f"Inside the trained range ({trained}):",

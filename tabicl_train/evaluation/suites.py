@@ -63,10 +63,8 @@ class Source:
     numbers: bool
 
     def load(self, rows: int) -> Task:
-        """Read at most `rows` rows, a sample with a fixed seed, of classes a stratified one.
-
-        Raises ConfigError if fewer than two classes or 20 numbers are left, or the target is no number.
-        """
+        """Read at most `rows` rows, a sample with a fixed seed, of classes a stratified one."""
+        # Raises ConfigError if fewer than two classes or 20 numbers are left, or the target is no number.
         make = make_number_task if self.numbers else make_task
         return subsample(make(self.name, *self.read()), rows)
 
@@ -175,10 +173,8 @@ def folder_files(folder: str, numbers: bool) -> list[Source]:
 
 
 def listed(table: Path, read: Callable[[str], pd.DataFrame], numbers: bool, warns: bool = False) -> list[Source]:
-    """List the sources that a table of tasks lists; raises ConfigError if the table cannot be read.
-
-    warns: of columns that are perhaps not what they are read as
-    """
+    """List the sources that a table of tasks lists; raises ConfigError if the table cannot be read."""
+    # warns: of columns that are perhaps not what they are read as
     if not table.is_file():
         raise ConfigError([f"{table}: there is no such file"])
     try:

@@ -29,14 +29,12 @@ LEAST_KEYS = 12
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, spans: Spans, dropout: float = 0.0) -> Tensor:
-    """Softmax attention within sequences -> (Q, H, d).
-
-    On CUDA it is one launch of torch's kernels for sequences of various lengths, and otherwise a call of torch's
-    attention, or of its products, for each run of equal sequences.
-    q: (Q, H, d), or (P, L, H, d) if all sequences have the same L queries, up to a factor that depends on the table; P
-        is the number of tables, or 1 without such a factor
-    k, v: (K, H, d)
-    """
+    """Softmax attention within sequences -> (Q, H, d)."""
+    # On CUDA it is one launch of torch's kernels for sequences of various lengths, and otherwise a call of torch's
+    # attention, or of its products, for each run of equal sequences.
+    # q: (Q, H, d), or (P, L, H, d) if all sequences have the same L queries, up to a factor that depends on the table;
+    # P is the number of tables, or 1 without such a factor
+    # k, v: (K, H, d)
     if q.is_cuda and not dropout and fits_one_launch(spans, *q.shape[-2:]):
         return attend_at_once(q, k, v, spans)
     exported = isinstance(spans.runs, list)  # sizes are symbols, which nothing may depend on
@@ -75,10 +73,8 @@ def attend_at_once(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
 def attend_by_run(
     q: Tensor, k: Tensor, v: Tensor, spans: Spans, attention: Callable[[Tensor, Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """`attend` as one call of `attention` for each run of equal sequences.
-
-    attention: of queries (count, H, L, d), keys and values (count, H, K, d)
-    """
+    """`attend` as one call of `attention` for each run of equal sequences."""
+    # attention: of queries (count, H, L, d), keys and values (count, H, K, d)
     runs = spans.runs if isinstance(spans.runs, list) else spans.runs.tolist()
     distinct = len(runs) // spans.uses
     sizes = [count * keys for count, _, keys, *_ in runs[:distinct]]
@@ -251,13 +247,11 @@ class Attention(nn.Module):
         log_n: Tensor | None = None,
         table: Tensor | None = None,
     ) -> Tensor:
-        """Let x (Q, E) attend to a context (K, E) -> (Q, E); without a context, to itself.
-
-        The context may be its keys and values, see `keys`.
-        x is (L, E) if all sequences share their queries, and the result (sequences * L, E).
-        log_n: (B,), logarithm of the number of keys of each table, which a scaling rule needs
-        table: (Q,), the table of each query, unless all sequences share their queries
-        """
+        """Let x (Q, E) attend to a context (K, E) -> (Q, E); without a context, to itself."""
+        # The context may be its keys and values, see `keys`. x is (L, E) if all sequences share their queries, and the
+        # result (sequences * L, E).
+        # log_n: (B,), logarithm of the number of keys of each table, which a scaling rule needs
+        # table: (Q,), the table of each query, unless all sequences share their queries
         if self.fp32 and torch.is_autocast_enabled(x.device.type):
             with torch.autocast(x.device.type, enabled=False):
                 return self(x.float(), None if context is None else context.float(), spans, log_n, table)

@@ -25,10 +25,8 @@ def signed_log(z: Tensor) -> Tensor:
 
 
 def attend_plain(q: Tensor, k: Tensor, v: Tensor, exponents: Tensor, causal: bool = False) -> Tensor:
-    """The attention of q (count, H, L, d) to k, v (count, H, K, d), all scores at once -> (count, H, L, d).
-
-    causal: query i attends to the keys up to i
-    """
+    """The attention of q (count, H, L, d) to k, v (count, H, K, d), all scores at once -> (count, H, L, d)."""
+    # causal: query i attends to the keys up to i
     scores = exponents[:, None, None] * signed_log(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5)
     if causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
@@ -69,12 +67,10 @@ def chunks(count: int, H: int, L: int, K: int, device: torch.device) -> Iterator
 
 @torch.library.custom_op("tabicl_train::attend_averaging", mutates_args=())
 def attend_averaging(q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, queries: int) -> Tensor:
-    """softmax(p sgn(z) log(1 + |z|)) with z = q k / sqrt(d), and values: kv (keys, 2, H, d) -> (queries, H, d).
-
-    It is computed in float32, or float64 if q is.
-    q: (queries, H, d), or (P, L, H, d) if all sequences have the same L queries, up to a factor of the table
-    exponents: (H,), the p of each head; runs, queries: see pack.Spans
-    """
+    """softmax(p sgn(z) log(1 + |z|)) with z = q k / sqrt(d), and values: kv (keys, 2, H, d) -> (queries, H, d)."""
+    # It is computed in float32, or float64 if q is.
+    # q: (queries, H, d), or (P, L, H, d) if all sequences have the same L queries, up to a factor of the table
+    # exponents: (H,), the p of each head; runs, queries: see pack.Spans
     H, d = q.shape[-2:]
     out = q.new_empty(queries, H, d)
     power = exponents.to(wide(q))[:, None, None]

@@ -241,10 +241,8 @@ def ends_of(*lengths: Tensor) -> Tensor:
 
 
 def positions(first: Tensor, step: Tensor | int, lengths: Tensor, total: int) -> Tensor:
-    """For pieces of these lengths, in turn: first, first + step, first + 2 step, ...; (total, ...).
-
-    first: (pieces, ...); step: (pieces,) or 1; total: the sum of the lengths
-    """
+    """For pieces of these lengths, in turn: first, first + step, first + 2 step, ...; (total, ...)."""
+    # first: (pieces, ...); step: (pieces,) or 1; total: the sum of the lengths
     within = torch.arange(total, device=lengths.device)
     shape = (-1,) + (1,) * (first.dim() - 1)
     if isinstance(step, int):
@@ -256,10 +254,8 @@ def positions(first: Tensor, step: Tensor | int, lengths: Tensor, total: int) ->
 
 
 def positions_by_kind(first: Tensor, step: Tensor | int, N: Tensor, n: Tensor, total: int, labeled: int) -> Tensor:
-    """`positions` in pieces of N, but the first n of every piece come before the others of every piece.
-
-    labeled, total: the sums of n and of N
-    """
+    """`positions` in pieces of N, but the first n of every piece come before the others of every piece."""
+    # labeled, total: the sums of n and of N
     skipped = n.view((-1,) + (1,) * (first.dim() - 1)) * step
     return torch.cat(
         [positions(first, step, n, labeled), positions(first + skipped, step, N - n, total - labeled)],
@@ -272,10 +268,8 @@ def log_counts(sizes: Tensor) -> Tensor:
 
 
 def column_layout(sizes: Tensor, shapes: list[tuple[int, int, int]], inducing: int) -> Columns:
-    """sizes: int64 (B, 3) on the device, shapes: the same on the host: N, n, G of each table.
-
-    N = n is possible, but only in all tables.
-    """
+    """sizes: int64 (B, 3) on the device, shapes: the same on the host: N, n, G of each table."""
+    # N = n is possible, but only in all tables.
     N, n, G = sizes.unbind(1)
     device, columns = sizes.device, sum(G for _, _, G in shapes)
     table = torch.arange(len(shapes), device=device).repeat_interleave(G, output_size=columns)

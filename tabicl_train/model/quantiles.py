@@ -15,10 +15,8 @@ def levels(num_quantiles: int, device: torch.device | None = None) -> Tensor:
 
 
 def pinball(quantiles: Tensor, y: Tensor) -> Tensor:
-    """The mean pinball loss of quantiles (rows, Q) for targets y (rows,), (rows,) float32 under any precision.
-
-    Of a quantile q at level a it is max(a (y - q), (a - 1) (y - q)).
-    """
+    """The mean pinball loss of quantiles (rows, Q) for targets y (rows,), (rows,) float32 under any precision."""
+    # Of a quantile q at level a it is max(a (y - q), (a - 1) (y - q)).
     return Pinball.apply(quantiles, y)
 
 
@@ -53,11 +51,9 @@ def slopes(above: Tensor, a: Tensor) -> Tensor:
 
 
 def guess_loss(y: Tensor, train_size: int) -> float:
-    """The loss of a table whose query rows are predicted from labels alone; y (N,) classes or numbers, on the CPU.
-
-    A class of n_c among the n labeled rows gets the probability (n_c + 1) / (n + C) in a table of C classes, so that
-    a class which occurs in query rows only is not impossible. Numbers are predicted by the quantiles of the labels.
-    """
+    """The loss of a table whose query rows are predicted from labels alone; y (N,) classes or numbers, on the CPU."""
+    # A class of n_c among the n labeled rows gets the probability (n_c + 1) / (n + C) in a table of C classes, so that
+    # a class which occurs in query rows only is not impossible. Numbers are predicted by the quantiles of the labels.
     labeled, queries = y[:train_size], y[train_size:]
     if y.is_floating_point():
         return marginal_pinball(labeled.double(), queries.double())
@@ -67,11 +63,9 @@ def guess_loss(y: Tensor, train_size: int) -> float:
 
 
 def marginal_pinball(labeled: Tensor, queries: Tensor) -> float:
-    """Mean pinball loss of the quantiles of labeled numbers (n,) for queries (N - n,), float64.
-
-    From sums over the quantiles below and above each query: a matrix of all of them would have 12 million values for a
-    table of stage 3, and a step has 64 such tables.
-    """
+    """Mean pinball loss of the quantiles of labeled numbers (n,) for queries (N - n,), float64."""
+    # From sums over the quantiles below and above each query: a matrix of all of them would have 12 million values for
+    # a table of stage 3, and a step has 64 such tables.
     a = levels(TabICLConfig.num_quantiles).double()
     q = labeled.quantile(a)  # (Q,), ascending
     below = torch.searchsorted(q, queries)  # (N - n,), how many

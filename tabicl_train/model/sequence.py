@@ -49,11 +49,9 @@ class SequenceModel(Network):
         self.head = nn.Sequential(LayerNorm(c.width), nn.Linear(c.width, c.outputs))
 
     def forward(self, pack: Pack, checkpoint_rows: int | None = None) -> Tensor:
-        """Predictions for the rows of all tables, one table after the other, (rows, C) or (rows, 1).
-
-        The label of a row is read for the rows after it. checkpoint_rows: as in the settings, which are the default
-        Raises ValueError for tables that are too long, and for other dtypes.
-        """
+        """Predictions for the rows of all tables, one table after the other, (rows, C) or (rows, 1)."""
+        # The label of a row is read for the rows after it. checkpoint_rows: as in the settings, which are the default
+        # Raises ValueError for tables that are too long, and for other dtypes.
         self._check(pack)
         limit = self.config.checkpoint_rows if checkpoint_rows is None else checkpoint_rows
         recompute = 0 < limit < max(N for N, _, _ in pack.shapes)

@@ -243,11 +243,10 @@ class ColumnEmbedding(nn.Module):
         return self.embed(cells, columns, log_n, recompute)
 
     def read(self, pack: Pack, columns: Columns, labels: Tensor | None) -> Tensor:
-        """Return what each token knows of its cell, (tokens, K).
-
-        The features of its group, which of them are missing if the network sees that, and, if it is target-aware, of a
-        labeled row the label (see label_values) and a 1; 0 otherwise. labels: (labeled tokens,), or None without any
-        """
+        """Return what each token knows of its cell, (tokens, K)."""
+        # The features of its group, which of them are missing if the network sees that, and, if it is target-aware, of
+        # a labeled row the label (see label_values) and a 1; 0 otherwise. labels: (labeled tokens,), or None without
+        # any
         size, width = self.config.group_size, self.config.label_width
         index = feature_index(pack.sizes, pack.shapes, columns, self.config.col_grouping, size)  # (tokens, size)
         X = F.pad(pack.X, (0, max(N for N, _, _ in pack.shapes))) if self.config.col_grouping == "disjoint" else pack.X
@@ -272,10 +271,8 @@ class ColumnEmbedding(nn.Module):
     def embed_known(
         self, cells: Tensor, columns: Columns, log_n: Tensor, known: list[Tensor] | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        """Compute `embed` of rows of one kind, and the keys of each block, which labeled rows leave behind.
-
-        known: those keys, for query rows
-        """
+        """Compute `embed` of rows of one kind, and the keys of each block, which labeled rows leave behind."""
+        # known: those keys, for query rows
         tokens, keys = self.project(cells), []
         for i, block in enumerate(self.tf_col["blocks"].children()):
             assert isinstance(block, InducedAttention)
@@ -307,12 +304,10 @@ def mark_missing(features: Tensor) -> Tensor:
 
 
 def feature_index(sizes: Tensor, shapes: Iterable[Shape], columns: Columns, grouping: str, size: int) -> Tensor:
-    """Return the cells that each token sees: positions in Pack.X, (tokens, size).
-
-    none: one feature per token, G = M
-    circular: token j sees features j + 1, j + 2, j + 4, ... modulo M, G = M
-    disjoint: neighbors in groups of `size`, G = ceil(M / size); the cells that the last group lacks follow X
-    """
+    """Return the cells that each token sees: positions in Pack.X, (tokens, size)."""
+    # none: one feature per token, G = M
+    # circular: token j sees features j + 1, j + 2, j + 4, ... modulo M, G = M
+    # disjoint: neighbors in groups of `size`, G = ceil(M / size); the cells that the last group lacks follow X
     N, n, M = sizes.unbind(1)
     first = starts_of(N * M)[columns.table, None]  # (columns, 1), first cell of the table
     N, n, M = (values[columns.table] for values in (N, n, M))
@@ -394,10 +389,8 @@ class InContextLearner(nn.Module):
         )
 
     def forward(self, rows: Tensor, y: Tensor, context: Context, log_n: Tensor, recompute: bool = False) -> Tensor:
-        """Predictions for the query rows (query rows, C).
-
-        rows: (rows, D) in the order of `context`, labels y (labeled rows,), log_n (B,)
-        """
+        """Predictions for the query rows (query rows, C)."""
+        # rows: (rows, D) in the order of `context`, labels y (labeled rows,), log_n (B,)
         n = context.labeled
         rows = torch.cat([rows[:n] + self.y_encoder(y), rows[n:]])
         *blocks, last = self.tf_icl["blocks"].children()
@@ -408,10 +401,8 @@ class InContextLearner(nn.Module):
         return self.decoder(self.ln(queries))
 
     def keys(self, rows: Tensor, y: Tensor, context: Context, log_n: Tensor) -> list[Tensor]:
-        """Compute what labeled rows leave behind, the keys and values of each block.
-
-        rows: (rows, D), all labeled, with labels y; context: where they are query rows of their own tables
-        """
+        """Compute what labeled rows leave behind, the keys and values of each block."""
+        # rows: (rows, D), all labeled, with labels y; context: where they are query rows of their own tables
         rows, keys = rows + self.y_encoder(y), []
         for number, block in enumerate(self.tf_icl["blocks"].children(), 1):
             assert isinstance(block, Block)
@@ -468,12 +459,10 @@ def icl_flops(config: TabICLConfig, N: int, n: int) -> float:
 def kept_by_part(
     config: TabICLConfig, num_rows: int, train_size: int, num_features: int, recomputed: bool = False
 ) -> dict[str, float]:
-    """Values of one table that each part keeps for the backward pass, the arguments as in `kept_values`.
-
-    What is computed outside of blocks is kept in any case: the cells and labels that the column stage reads, the rows
-    before their last norm, the decoder's values and, for the loss, the quantiles. Of a recomputed block, only the input
-    is kept.
-    """
+    """Values of one table that each part keeps for the backward pass, the arguments as in `kept_values`."""
+    # What is computed outside of blocks is kept in any case: the cells and labels that the column stage reads, the rows
+    # before their last norm, the decoder's values and, for the loss, the quantiles. Of a recomputed block, only the
+    # input is kept.
     c, N, n = config, num_rows, train_size
     G, E, D = token_groups(config, num_features), c.embed_dim, c.row_dim
     T = G + c.row_num_cls
@@ -505,12 +494,10 @@ def quantile_values(config: TabICLConfig, queries: int) -> int:
 def block_values(
     config: TabICLConfig, num_rows: int, train_size: int, num_features: int
 ) -> dict[str, tuple[float, float]]:
-    """Values of one table that a block of each part keeps, and those that its last block keeps.
-
-    A block keeps 6 + 2 ff_factor vectors of its width for each query: inputs and outputs of both norms, the query,
-    the output of attention, and the hidden layer of the feed-forward network before and after its activation. For each
-    key it keeps two vectors, on a GPU four where labeled and query rows attend to the same keys.
-    """
+    """Values of one table that a block of each part keeps, and those that its last block keeps."""
+    # A block keeps 6 + 2 ff_factor vectors of its width for each query: inputs and outputs of both norms, the query,
+    # the output of attention, and the hidden layer of the feed-forward network before and after its activation. For
+    # each key it keeps two vectors, on a GPU four where labeled and query rows attend to the same keys.
     c, N, n, E, D = config, num_rows, train_size, config.embed_dim, config.row_dim
     G = token_groups(config, num_features)
     T, query = G + c.row_num_cls, 6 + 2 * c.ff_factor

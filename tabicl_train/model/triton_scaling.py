@@ -26,11 +26,9 @@ DENSITY = tl.constexpr(0.3989422804014327)  # of the normal distribution at 0
 
 @triton.jit
 def _normal(x):
-    """Distribution function of the normal distribution and exp(-x^2 / 2).
-
-    Abramowitz and Stegun 7.1.26, whose error of 8e-8 is that of fp32: fewer instructions than CUDA's erff, and the
-    backward pass needs the exponential as well.
-    """
+    """Distribution function of the normal distribution and exp(-x^2 / 2)."""
+    # Abramowitz and Stegun 7.1.26, whose error of 8e-8 is that of fp32: fewer instructions than CUDA's erff, and the
+    # backward pass needs the exponential as well.
     bell = tl.exp2(x * x * (-0.5 * LOG2E))
     t = 1 / (1 + 0.3275911 * SQRT_HALF * tl.abs(x))
     tail = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
@@ -185,15 +183,12 @@ def options(num_heads: int, head_dim: int, bases: int, gates: int, backward: boo
 def scale_queries(
     q: Tensor, base: Tensor, segment: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """q * base[segment] * gate(q) with gate(q) = 1 + tanh(MLP(q)), in the dtype of q; and the gate's moments.
-
-    q: (N, H, d), bf16, fp16 or fp32
-    base: (S, H, d or 1) float32
-    segment: (N,) int32, which base a token has; fast if the tokens of a segment lie together
-    w1 (64, d), b1 (64,), w2 (d or 1, 64), b2 (d or 1,), float32: Linear, exact GELU, Linear
-
-    The moments, (2,) float32 without gradients, are the sum of all gates and that of their squares.
-    """
+    """q * base[segment] * gate(q) with gate(q) = 1 + tanh(MLP(q)), in the dtype of q; and the gate's moments."""
+    # q: (N, H, d), bf16, fp16 or fp32
+    # base: (S, H, d or 1) float32
+    # segment: (N,) int32, which base a token has; fast if the tokens of a segment lie together w1 (64, d), b1 (64,), w2
+    # (d or 1, 64), b2 (d or 1,), float32: Linear, exact GELU, Linear
+    # The moments, (2,) float32 without gradients, are the sum of all gates and that of their squares.
     q, base = q.contiguous(), base.contiguous()
     constants, programs, chunk = _split(q, base, w2, backward=False)
     scaled, moments = torch.empty_like(q), base.new_empty(programs, 2)

@@ -163,10 +163,8 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
         return softmax(self._logits(numbers, self.softmax_temperature_), axis=1)
 
     def _logits(self, numbers: np.ndarray, temperature: float) -> np.ndarray:
-        """Means of the members, float64 (rows, classes); with many classes, logarithms of probabilities.
-
-        temperature: of each softmax of the tree of many classes; a divisor of few
-        """
+        """Means of the members, float64 (rows, classes); with many classes, logarithms of probabilities."""
+        # temperature: of each softmax of the tree of many classes; a divisor of few
         C = len(self.classes_)
         total = np.zeros((len(numbers), C))
         passes = self._passes(numbers, lambda member: (self.y_ + member.shift) % C, C, temperature)

@@ -103,14 +103,11 @@ class Ensemble(BaseEstimator):
     def _passes(
         self, numbers: np.ndarray, labels: Callable[[Member], np.ndarray], num_classes: int, temperature: float = 1.0
     ) -> Iterator[tuple[list[Member], slice, np.ndarray]]:
-        """What the network predicts, float32 (members, rows, outputs) of some members and some query rows at a time.
-
-        All passes of a fitted estimator have the same number of rows, of which the last may be padding: the shape of a
-        matrix product changes the order of its sums, by which a row would depend on those it is predicted with.
-
-        numbers: query rows, (rows, features)
-        labels: those of the labeled rows, as a member sees them
-        """
+        """What the network predicts, float32 (members, rows, outputs) of some members and some query rows at a time."""
+        # All passes of a fitted estimator have the same number of rows, of which the last may be padding: the shape of
+        # a matrix product changes the order of its sums, by which a row would depend on those it is predicted with.
+        # numbers: query rows, (rows, features)
+        # labels: those of the labeled rows, as a member sees them
         (together, size), kept, tokens = self._sizes(num_classes)
         device, precision = self.device_, autocast_dtype(self.device_)
         queries = self._tables(np.concatenate([numbers, np.repeat(numbers[-1:], -len(numbers) % size, axis=0)]))
@@ -159,10 +156,8 @@ class Ensemble(BaseEstimator):
         return [torch.from_numpy(rows).to(self.device_) for rows in own]
 
     def _sizes(self, num_classes: int) -> tuple[tuple[int, int], int, int]:
-        """Members and query rows of a pass, members of which is kept what they learned, tokens in memory at a time.
-
-        They depend on the fitted estimator alone. Half of the memory is for what is kept.
-        """
+        """Members and query rows of a pass, members of which is kept what they learned, tokens in memory at a time."""
+        # They depend on the fitted estimator alone. Half of the memory is for what is kept.
         config, (n, features) = self.network_.config, self.X_.shape
         width = EMBEDDINGS_PER_TOKEN * config.embed_dim + config.outputs / features  # a row also keeps 999 quantiles
         memory = self.memory_gb * 2**30 / 2
@@ -211,11 +206,9 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 
 @contextlib.contextmanager
 def side_by_side(device: torch.device) -> Iterator[tuple[Callable[..., Iterator], int]]:
-    """A `map` on as many threads as torch uses on a CPU, each of which computes on one core; and their number.
-
-    Passes are too small to be divided well. With two threads of its own, torch's attention gave sequences of 15 keys
-    other bits at other positions, as its buffer of the second thread is not aligned.
-    """
+    """A `map` on as many threads as torch uses on a CPU, each of which computes on one core; and their number."""
+    # Passes are too small to be divided well. With two threads of its own, torch's attention gave sequences of 15 keys
+    # other bits at other positions, as its buffer of the second thread is not aligned.
     threads = torch.get_num_threads() if device.type == "cpu" else 1
     if threads == 1:
         yield map, 1
@@ -235,10 +228,8 @@ def batched(values: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def load(model: str | Path | TabICL, regression: bool) -> TabICL:
-    """The network in a file, or a copy of a network, so that its owner may go on training it, in float32.
-
-    Raises ValueError if it is of the other task.
-    """
+    """The network in a file, or a copy of a network, so that its owner may go on training it, in float32."""
+    # Raises ValueError if it is of the other task.
     if isinstance(model, TabICL):
         network = copy.deepcopy(model).float()
     else:

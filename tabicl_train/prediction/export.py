@@ -54,12 +54,10 @@ def load_checkpoint(checkpoint: str | Path, weights: str = "trained") -> tuple[A
 
 
 def read_weights(checkpoint: str | Path, weights: str = "trained") -> Pretrained:
-    """Read weights from a run directory, a checkpoint of a run, an export, or those of a name in the package.
-
-    checkpoint: text may be a name, of a classifier unless it says otherwise
-    weights: trained; an average that the run keeps, ema or last; or best, those that validation found best
-    Raises ConfigError if there are no such weights, or the file cannot be read.
-    """
+    """Read weights from a run directory, a checkpoint of a run, an export, or those of a name in the package."""
+    # checkpoint: text may be a name, of a classifier unless it says otherwise
+    # weights: trained; an average that the run keeps, ema or last; or best, those that validation found best Raises
+    # ConfigError if there are no such weights, or the file cannot be read.
     if problems := one_of("weights", weights, tuple(KINDS)):
         raise ConfigError(problems)
     path = resolve(checkpoint)
@@ -228,12 +226,10 @@ def save_public(
     origin: dict | None = None,
     check: Callable[[Path], None] = lambda path: None,
 ) -> None:
-    """Write a public file.
-
-    origin: see origin.origin_of
-    check: called with the file before it takes its place; what it raises leaves everything as it was
-    Raises ConfigError if the weights do not fit the configuration or the format has no such network, and OSError.
-    """
+    """Write a public file."""
+    # origin: see origin.origin_of
+    # check: called with the file before it takes its place; what it raises leaves everything as it was Raises
+    # ConfigError if the weights do not fit the configuration or the format has no such network, and OSError.
     weights = {name: weight.detach().to("cpu", torch.float32, copy=True) for name, weight in weights.items()}
     if problems := mismatches(config, weights):
         raise ConfigError([f"{path} is not written: {problem}" for problem in problems])

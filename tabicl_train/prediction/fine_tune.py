@@ -130,11 +130,9 @@ class FineTuning:
 
 
 def fine_tune(estimator: BaseEstimator, options: FineTune, X: pd.DataFrame) -> None:
-    """Train the network of a TabICLClassifier or TabICLRegressor that is fitted on X but for this.
-
-    Raises KeyboardInterrupt once `fine_tuning_` says what was done until then, and ValueError for more classes than the
-    network has, and rows too few or too much alike.
-    """
+    """Train the network of a TabICLClassifier or TabICLRegressor that is fitted on X but for this."""
+    # Raises KeyboardInterrupt once `fine_tuning_` says what was done until then, and ValueError for more classes than
+    # the network has, and rows too few or too much alike.
     network, y = estimator.network_, estimator.y_
     num_classes = 0 if network.config.is_regression else int(y.max()) + 1
     if num_classes > network.config.max_classes:
@@ -168,11 +166,9 @@ def fine_tune(estimator: BaseEstimator, options: FineTune, X: pd.DataFrame) -> N
 def search(
     trainer: Trainer, judge: Judge, validation: np.ndarray
 ) -> tuple[list[Check], str, np.ndarray, np.ndarray | None]:
-    """Train, and leave the network with the best weights.
-
-    returns: the checks, what ended the training, and the losses of the validation rows at the start and with the best
-        weights; the latter are None if the start was kept
-    """
+    """Train, and leave the network with the best weights."""
+    # returns: the checks, what ended the training, and the losses of the validation rows at the start and with the best
+    # weights; the latter are None if the start was kept
     options, network, started = trainer.options, trainer.network, clock()
     before = judge.losses(validation)
     weights, best, lowest, since = copy.deepcopy(network.state_dict()), None, float(before.mean()), 0

@@ -84,11 +84,9 @@ def load_hub(folder: Path) -> Pretrained:
 
 
 def save_hub(pretrained: Pretrained, folder: Path, check: Callable[[Path], None]) -> None:
-    """Write a folder, or put it in the place of one that was written before.
-
-    check: called with the complete folder before it takes its place; what it raises leaves everything as it was
-    Raises OSError.
-    """
+    """Write a folder, or put it in the place of one that was written before."""
+    # check: called with the complete folder before it takes its place; what it raises leaves everything as it was
+    # Raises OSError.
     folder = Path(os.path.realpath(folder))
     temporary, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("tmp", "old"))
     shutil.rmtree(temporary, ignore_errors=True)  # of a killed process with the same number

@@ -116,12 +116,9 @@ def missing_packages() -> list[str]:
 
 
 def save_onnx(network: TabICL, path: Path, metadata: dict[str, str], check: Callable[[Path], None]) -> None:
-    """Write a network in evaluation mode.
-
-    metadata: for the file's metadata_props
-    check: called with the file before it takes its place; what it raises leaves everything as it was
-    Raises OSError.
-    """
+    """Write a network in evaluation mode."""
+    # metadata: for the file's metadata_props
+    # check: called with the file before it takes its place; what it raises leaves everything as it was Raises OSError.
     tables, labeled, columns = map(torch.export.Dim, ("tables", "labeled_rows", "columns"))
     rows = torch.export.Dim("rows", min=4)  # the exporter tells one query row from more; the file serves any number
     # The values are arbitrary, but sizes of 1, and equal ones, would be taken for fixed.

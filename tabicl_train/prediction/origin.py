@@ -72,10 +72,8 @@ class Pretrained:
 
 
 def network_config(source: Path, settings: dict) -> Any:
-    """The settings of a network from their values in a file; those that it lacks take their defaults.
-
-    Raises ConfigError that names the file if this version of the program does not have all of them.
-    """
+    """The settings of a network from their values in a file; those that it lacks take their defaults."""
+    # Raises ConfigError that names the file if this version of the program does not have all of them.
     try:
         cls = settings_of(settings)
     except ConfigError as error:
@@ -102,10 +100,8 @@ def mismatches(config: NetworkConfig, weights: dict[str, Tensor]) -> list[str]:
 
 
 def origin_of(path: Path, content: dict, weights: str) -> dict:
-    """What an export records about the checkpoint of a run: values that JSON can express.
-
-    The scores are read from the folder of the run, if the checkpoint lies in one.
-    """
+    """What an export records about the checkpoint of a run: values that JSON can express."""
+    # The scores are read from the folder of the run, if the checkpoint lies in one.
     records = Records(path.resolve().parent.parent)
     config, step = content["config"], content["global_step"]
     made = content.get("run") or start_before(step, records.lines("provenance.jsonl"))

@@ -77,13 +77,11 @@ def learned_bytes(config: TabICLConfig, n: int, num_features: int, num_classes: 
 def predict_logits(
     model: TabICL, pack: Pack, num_classes: int, temperature: float = 1.0, tokens: int = 2**22
 ) -> Tensor:
-    """Predict logits (query rows, C) of all tables; with more classes than max_classes, logarithms of probabilities.
-
-    pack: labels are in 0..C-1; with more than max_classes classes, each must occur in every table
-    num_classes: C
-    tokens: (table, row, feature) in memory at a time, approximately; or those of the labeled rows of a table, if that
-        is more
-    """
+    """Predict logits (query rows, C) of all tables; with more classes than max_classes, logarithms of probabilities."""
+    # pack: labels are in 0..C-1; with more than max_classes classes, each must occur in every table
+    # num_classes: C
+    # tokens: (table, row, feature) in memory at a time, approximately; or those of the labeled rows of a table, if that
+    # is more
     return torch.cat(list(predictions(model, pack, num_classes, temperature, tokens)))
 
 
@@ -129,10 +127,8 @@ def learn(model: TabICL, pack: Pack, num_classes: int, tokens: int) -> Learned:
 
 @torch.no_grad()
 def answer(model: TabICL, learned: Learned, pack: Pack, num_classes: int, temperature: float, tokens: int) -> Tensor:
-    """Predict the query rows of tables, as predict_logits does, or with num_classes=0 quantiles.
-
-    learned: of tables with the same columns; pack: see pack_of_queries
-    """
+    """Predict the query rows of tables, as predict_logits does, or with num_classes=0 quantiles."""
+    # learned: of tables with the same columns; pack: see pack_of_queries
     represented, _ = represent(model, pack, num_classes, learned.columns, tokens)
     learner, counts = model.icl_predictor, [N for N, _, _ in pack.shapes]
     if num_classes <= model.config.max_classes:
@@ -145,10 +141,8 @@ def answer(model: TabICL, learned: Learned, pack: Pack, num_classes: int, temper
 def represent(
     model: TabICL, pack: Pack, num_classes: int, known: list[list[Tensor]] | None, tokens: int
 ) -> tuple[Tensor, list[list[Tensor]]]:
-    """Represent rows of one kind, (rows, D), and return the `columns` of Learned, which are `known` for query rows.
-
-    On a CPU, columns, and then rows, are computed some at a time.
-    """
+    """Represent rows of one kind, (rows, D), and return the `columns` of Learned, which are `known` for query rows."""
+    # On a CPU, columns, and then rows, are computed some at a time.
     config, column = model.config, model.col_embedder
     sizes, shapes = model.groups(pack)
     part = tokens if pack.X.is_cuda else min(tokens, CPU_PART // config.embed_dim)
@@ -215,10 +209,8 @@ def interact(model: TabICL, embedded: Tensor, rows: Rows, part: int) -> Tensor:
 
 
 def label_digits(y: Tensor, num_classes: int, most: int) -> list[Tensor]:
-    """The digits of labels y, most significant first: as few digits below `most` as num_classes need.
-
-    All digits have the same radix, the smallest possible: 57 classes need two digits below 8, and 42 is (5, 2).
-    """
+    """The digits of labels y, most significant first: as few digits below `most` as num_classes need."""
+    # All digits have the same radix, the smallest possible: 57 classes need two digits below 8, and 42 is (5, 2).
     places = next(k for k in itertools.count(1) if most**k >= num_classes)
     radix = next(r for r in itertools.count(1) if r**places >= num_classes)
     return [y // radix**place % radix for place in reversed(range(places))]
@@ -261,10 +253,8 @@ def tree(learner: InContextLearner, rows: Tensor, y: Tensor, num_classes: int) -
 
 
 def class_probabilities(learner: InContextLearner, node: Node, queries: Tensor, temperature: float) -> Tensor:
-    """Probabilities of the classes of a node for query rows (query rows, D), (query rows, C).
-
-    Each node predicts from its own labeled rows alone; probabilities are multiplied along the paths.
-    """
+    """Probabilities of the classes of a node for query rows (query rows, D), (query rows, C)."""
+    # Each node predicts from its own labeled rows alone; probabilities are multiplied along the paths.
     if not node.keys:
         return queries.new_ones(len(queries), 1)
     logits = ask(learner, node, queries, [len(queries)])[:, : len(node.sizes)]

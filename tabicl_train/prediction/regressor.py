@@ -139,10 +139,8 @@ class TabICLRegressor(RegressorMixin, Ensemble):
         return self._average(numbers, lambda q: interpolate(np.sort(q, axis=1), a), len(a))
 
     def _average(self, numbers: np.ndarray, summarize: Callable[[np.ndarray], np.ndarray], width: int) -> np.ndarray:
-        """Means over the members of what is computed from their quantiles, in units of the target, (rows, width).
-
-        summarize: float32 (some rows, Q), not sorted -> float64 (some rows, width)
-        """
+        """Means over the members of what is computed from their quantiles, in units of the target, (rows, width)."""
+        # summarize: float32 (some rows, Q), not sorted -> float64 (some rows, width)
         total = np.zeros((len(numbers), width))
         size = max(1, PART // max(width, self.network_.config.outputs))
         for _, rows, quantiles in self._passes(numbers, lambda member: self.y_, num_classes=0):
@@ -154,12 +152,10 @@ class TabICLRegressor(RegressorMixin, Ensemble):
 
 
 def interpolate(quantiles: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """Quantiles at other levels, with exponential tails; see TabICLRegressor.
-
-    quantiles: (rows, Q), sorted, at levels 1/(Q+1), ..., Q/(Q+1), in standard deviations of the target
-    levels: (levels,), between 0 and 1
-    returns: float64 (rows, levels)
-    """
+    """Quantiles at other levels, with exponential tails; see TabICLRegressor."""
+    # quantiles: (rows, Q), sorted, at levels 1/(Q+1), ..., Q/(Q+1), in standard deviations of the target
+    # levels: (levels,), between 0 and 1
+    # returns: float64 (rows, levels)
     Q = quantiles.shape[1]
     place = levels * (Q + 1) - 1
     low = place.astype(int).clip(0, Q - 1)

@@ -175,10 +175,8 @@ def draw_sets(axes: Axes, runs: Runs, column: str) -> None:
 
 
 def draw_multipliers(scaling: pd.DataFrame) -> Figure:
-    """The largest base multiplier of every scalable softmax against n, the labeled rows, over training.
-
-    A line joins the smallest and the largest n of a logged step; its color is the step.
-    """
+    """The largest base multiplier of every scalable softmax against n, the labeled rows, over training."""
+    # A line joins the smallest and the largest n of a logged step; its color is the step.
     layers = list(scaling["layer"].unique())
     steps = np.unique(scaling["step"])
     shown = steps[np.linspace(0, len(steps) - 1, MAX_LINES).astype(int)]

@@ -33,11 +33,9 @@ class DamagedCheckpoint(Exception):
 
 
 def read(path: Path) -> dict:
-    """Read a run's checkpoint or an export, with tensors on the CPU.
-
-    Raises DamagedCheckpoint if it is not what was written, ConfigError if it is of another format version, and OSError
-    or MemoryError if it cannot be read for a reason that is not the file's fault.
-    """
+    """Read a run's checkpoint or an export, with tensors on the CPU."""
+    # Raises DamagedCheckpoint if it is not what was written, ConfigError if it is of another format version, and
+    # OSError or MemoryError if it cannot be read for a reason that is not the file's fault.
     verify(path)
     with damage(path):
         content = torch.load(path, map_location="cpu", weights_only=True)
@@ -113,10 +111,8 @@ def step_of(path: Path) -> int:
 
 
 def newest_valid(folder: Path, until: int | None = None) -> tuple[Path, dict] | None:
-    """Find the newest intact checkpoint, up to a step; damaged files are reported.
-
-    Raises ConfigError if all are damaged, or one cannot be read: skipping it would silently go back in time.
-    """
+    """Find the newest intact checkpoint, up to a step; damaged files are reported."""
+    # Raises ConfigError if all are damaged, or one cannot be read: skipping it would silently go back in time.
     damaged, gone = set[Path](), set[Path]()
     while True:
         paths = [path for path in saved(folder) if until is None or step_of(path) <= until]

@@ -45,11 +45,9 @@ def describe_installation() -> str:
 
 
 def record_start(records: Records, step: int, origin: dict, ranks: list[dict[str, Any]]) -> None:
-    """Add a start of the run to provenance.jsonl, and tell if tables may now be others than before.
-
-    origin: as from `describe_origin`
-    ranks: for each rank, what `describe_machine` returns there
-    """
+    """Add a start of the run to provenance.jsonl, and tell if tables may now be others than before."""
+    # origin: as from `describe_origin`
+    # ranks: for each rank, what `describe_machine` returns there
     start = {"step": step, **origin, "machines": grouped(ranks)}
     starts = records.lines("provenance.jsonl")
     if step > 0 and starts and (changed := drawing_changes(starts[-1], start)):
@@ -101,20 +99,16 @@ def versions() -> dict[str, str]:
 
 
 def cpu_kind() -> str:
-    """The kind of CPU that numba compiles for, and the instructions that torch uses on it.
-
-    Where two machines differ in it, tables of the same address can differ (priors/README.md).
-    """
+    """The kind of CPU that numba compiles for, and the instructions that torch uses on it."""
+    # Where two machines differ in it, tables of the same address can differ (priors/README.md).
     from llvmlite import binding  # compiles for numba
 
     return f"{binding.get_host_cpu_name()} ({torch.backends.cpu.get_cpu_capability()})"
 
 
 def git(*args: str) -> str | None:
-    """What git prints about the checkout that tracks this package, None if there is none.
-
-    An installed package may lie inside a checkout of something else, which does not track it.
-    """
+    """What git prints about the checkout that tracks this package, None if there is none."""
+    # An installed package may lie inside a checkout of something else, which does not track it.
     for command in (["ls-files", "--error-unmatch", "train.py"], list(args)):
         try:
             result = subprocess.run(["git", *command], cwd=PACKAGE, capture_output=True, text=True, timeout=60)

@@ -117,10 +117,8 @@ class RunStatus:
 
 
 def read_status(folder: Path) -> dict | None:
-    """The content of status.json, None if there is none. The status of a run that was killed is `killed`.
-
-    Its step is then that of the last update: up to ten seconds of training may have followed.
-    """
+    """The content of status.json, None if there is none. The status of a run that was killed is `killed`."""
+    # Its step is then that of the last update: up to ten seconds of training may have followed.
     values = Records(folder).json(STATUS)
     if values is not None and values.get("status") == "running" and not is_in_use(folder):
         values["status"] = "killed"

@@ -24,10 +24,8 @@ LOOK = 10.0  # seconds between calls of squeue
 
 
 def slots(plan: Plan) -> list[str]:
-    """The places for runs at once: the GPUs of each of them, as CUDA_VISIBLE_DEVICES names them, empty without GPUs.
-
-    Without sweep.jobs there are as many as there are GPUs, or cores, for the largest run. More share the GPUs.
-    """
+    """The places for runs at once: the GPUs of each of them, as CUDA_VISIBLE_DEVICES names them, empty without GPUs."""
+    # Without sweep.jobs there are as many as there are GPUs, or cores, for the largest run. More share the GPUs.
     sweep, largest = plan.sweep, max(plan.configs, key=lambda config: config.trainer.devices or 1)
     devices = largest.trainer.devices or 1
     if sweep.submit.cluster != "local":
@@ -92,10 +90,8 @@ def find(run_dir: Path, cluster: str) -> Job | None:
 
 
 def start(plan: Plan, arguments: list[str], run_dir: Path, gpus: str, at_once: int) -> Job:
-    """Submit a run; raises ConfigError if it cannot be submitted.
-
-    gpus: one of `slots`; at_once: number of slots, which share the cores of this machine
-    """
+    """Submit a run; raises ConfigError if it cannot be submitted."""
+    # gpus: one of `slots`; at_once: number of slots, which share the cores of this machine
     options, config = plan.sweep.submit, plan.configs[0]
     if options.cluster == "local":
         devices = config.trainer.devices or 1

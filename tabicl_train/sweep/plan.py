@@ -95,10 +95,8 @@ def last_of_each(overrides: list[str]) -> list[str]:
 
 
 def make_plan(overrides: list[str], config_dir: str | None = None) -> Plan:
-    """The plan of a command line; raises ConfigError with every problem.
-
-    All points of a grid are checked; of a search, whose points are not known, points that have every value.
-    """
+    """The plan of a command line; raises ConfigError with every problem."""
+    # All points of a grid are checked; of a search, whose points are not known, points that have every value.
     composer, problems = Composer(config_dir), list[str]()
     try:
         sweep = composer.compose_sweep([text for text in overrides if is_of_sweep(text)])

@@ -197,11 +197,9 @@ class Controller:
 
 
 def run_sweep(plan: Plan) -> str:
-    """Run a sweep, or what is left of it, and print its table.
-
-    Returns "finished"; "failed" if no point has finished; or "preempted" by a signal before the end. Raises ConfigError
-    if another process runs the sweep, its folder holds another one, or a job cannot be submitted.
-    """
+    """Run a sweep, or what is left of it, and print its table."""
+    # Returns "finished"; "failed" if no point has finished; or "preempted" by a signal before the end. Raises
+    # ConfigError if another process runs the sweep, its folder holds another one, or a job cannot be submitted.
     make_folder("run_dir", plan.folder)
     lock = RunLock(plan.folder)
     lock.acquire()

@@ -140,5 +140,5 @@ def test_short_tables_of_a_stage_must_fit_the_network_as_well():
         share: StageConfig(rows=[10, 40], small_rows=[10, 300], small_share=share, features=[1, 1])
         for share in (0.0, 0.5)
     }
-    (problem,) = CurriculumConfig(stages={"half": stages[0.5], "none": stages[0.0]}).unfit(SequenceConfig())
+    (problem,) = CurriculumConfig(stages={"half": stages[0.5], "none": stages[0.0]}).unsupported(SequenceConfig())
     assert problem.startswith("stages.half.small_rows is [10, 300]; ")
