@@ -1,5 +1,5 @@
-"""Loops over floats, compiled by numba: the CPU path of priors.finish.clamp_and_standardize, and float32 powers,
-exponentials and random numbers that numba inlines into loops, as calls of libm would not vectorize."""
+"""Loops over floats, compiled by numba: priors.finish.clamp_and_standardize, and float32 powers, exponentials and
+random numbers, which are inlined into loops since calls of libm do not vectorize."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Files of tables: read as columns, and an index of what is in each file of a folder, or why it is left out.
+"""Reads files of tables as columns, and keeps an index of what each file of a folder holds, or why it is left out.
 
-What could be misread is refused, with the reason. The index is a file of JSON lines, one for each file of the folder.
-A file is read again only if its size or its time of modification has changed. In a folder that cannot be written, each
-process reads all files.
+Files that could be misread are refused, with the reason. The index is a file of JSON lines, one for each file of the
+folder. A file is read again only if its size or its time of modification has changed. In a folder that is not writable,
+each process reads all files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from priors.table import MIN_ROWS, PriorError
 
 NAME = ".tabicl-index.jsonl"
 VERSION = 2  # of the index; raised with every change of what is read or left out
-UNREADABLE = -1  # in place of the time of modification of a file that the system does not let us read
+UNREADABLE = -1  # instead of the time of modification of a file that could not be opened
 TASKS = "tasks.csv"  # in the folder itself: a table of tasks, see tasks.py
 SUFFIXES = (".csv", ".parquet", ".arrow", ".feather")
 MAX_BYTES = 256 * 2**20  # of a file: reading a CSV takes about eight times its size in memory
@@ -43,47 +43,38 @@ Column: TypeAlias = np.ndarray | pd.Categorical  # numbers float64 (rows,), NaN 
 
 @dataclass(frozen=True)
 class ColumnFacts:
-    """kind: number, time or category; distinct: number of different values; known: rows with a value"""
+    """A column of a file."""
 
     name: str
-    kind: str
-    distinct: int
-    known: int
+    kind: str  # number, time or category
+    distinct: int  # number of different values
+    known: int  # rows with a value
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What the index knows of a file.
+    """A file in the index."""
 
-    path: relative to the folder, with slashes
-    modified: time of modification in ns
-    hash: of the file's bytes
-    content: hash of the values, see content_hash
-    last: name of the last column, be it used or left out
-    left_out: columns that are not used, and why
-    reason: why the file is left out; None if it is used
-    """
-
-    path: str
+    path: str  # relative to the folder, with slashes
     size: int
-    modified: int
-    hash: str = ""
-    content: str = ""
-    last: str = ""
+    modified: int  # time of modification in ns
+    hash: str = ""  # of the file's bytes
+    content: str = ""  # hash of the values, see content_hash
+    last: str = ""  # name of the last column, used or left out
     rows: int = 0
     columns: tuple[ColumnFacts, ...] = ()
-    left_out: dict[str, str] = field(default_factory=dict)
-    reason: str | None = None
+    left_out: dict[str, str] = field(default_factory=dict)  # columns that are not used, and why
+    reason: str | None = None  # why the file is left out; None if it is used
 
 
 def index_folder(folder: Path) -> dict[str, Entry]:
-    """Entries of all files of a folder by path, in alphabetical order; only new and changed files are read."""
+    """Return the entries of all files of a folder by path, in alphabetical order; reads only new and changed files."""
     # Raises PriorError if a package that reads the files is missing.
     return index_files(folder.resolve(), tuple(find_files(folder)))
 
 
 def index_file(path: Path) -> Entry:
-    """The entry of a single file, in memory only; raises PriorError if it cannot be used."""
+    """Return the entry of a single file, in memory only; raises PriorError if it cannot be used."""
     if path.suffix.lower() not in SUFFIXES:
         raise PriorError(f"{path} must be one of {', '.join(SUFFIXES)} files")
     try:
@@ -97,7 +88,7 @@ def index_file(path: Path) -> Entry:
 
 
 def find_files(folder: Path) -> list[File]:
-    """The files of tables in a folder and its subfolders; hidden ones, and links to nothing, are left alone."""
+    """Find the files of tables in a folder and its subfolders, without hidden ones and broken links."""
     found: list[File] = []
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -108,7 +99,7 @@ def find_files(folder: Path) -> list[File]:
     return sorted(found)
 
 
-@lru_cache(maxsize=2)  # a configuration is checked, and its prior built, several times in a process
+@lru_cache(maxsize=2)  # a process checks a configuration, and builds its prior, several times
 def index_files(folder: Path, found: tuple[File, ...]) -> dict[str, Entry]:
     known = read_entries(folder)
     current = {(entry.path, entry.size, entry.modified) for entry in known.values() if entry.modified != UNREADABLE}
@@ -126,7 +117,7 @@ def index_files(folder: Path, found: tuple[File, ...]) -> dict[str, Entry]:
 
 
 def read_entries(folder: Path) -> dict[str, Entry]:
-    """The entries in the index so far; none if it is damaged or of another version."""
+    """Read the index; it is empty if it is damaged or of another version."""
     entries = {}
     with contextlib.suppress(OSError, ValueError, KeyError):
         for line in (folder / NAME).read_text(encoding="utf-8").splitlines():
@@ -138,7 +129,7 @@ def read_entries(folder: Path) -> dict[str, Entry]:
 
 
 def read_entry(folder: Path, path: str, size: int, modified: int) -> Entry:
-    """Read a file, and what it holds or why it is left out; raises PriorError if a package for it is missing."""
+    """Read a file, and describe it or why it is left out; raises PriorError if a package for it is missing."""
     try:
         if size > MAX_BYTES:
             raise Unusable(f"{size / 2**20:,.0f} MiB, more than {MAX_BYTES >> 20}: store a sample of its rows")
@@ -168,7 +159,7 @@ read_entry_once = lru_cache(maxsize=2)(read_entry)  # see index_files
 
 @dataclass
 class Content:
-    """The columns of a file that can be used, and their kinds, by name; see Entry."""
+    """The columns of a file that are used, and their kinds, by name; see Entry."""
 
     columns: dict[str, Column]
     kinds: dict[str, str]
@@ -177,8 +168,8 @@ class Content:
 
 
 def read_table(content: bytes, path: str, check: bool = False) -> Content:
-    """Raises what read_frame raises."""
-    # check: also compare what is read with the lines of the file, which takes longer than reading
+    """Read the columns of a file; raises what read_frame raises."""
+    # With `check`, the result is compared with the lines of the file, which takes longer than reading.
     suffix = Path(path).suffix.lower()
     frame = read_frame(content, suffix, check)
     if frame.shape[1] < 2:
@@ -188,7 +179,7 @@ def read_table(content: bytes, path: str, check: bool = False) -> Content:
     table = Content({}, {}, {}, str(frame.columns[-1]))
     for name, values in frame.items():
         try:
-            if suffix == ".csv" and re.fullmatch(r"Unnamed: \d+", str(name)):  # what pandas calls it
+            if suffix == ".csv" and re.fullmatch(r"Unnamed: \d+", str(name)):  # a name that pandas gives
                 raise Unusable("no name: perhaps row numbers")
             table.columns[str(name)], table.kinds[str(name)] = as_column(values)
         except Unusable as error:
@@ -204,8 +195,7 @@ def facts_of(name: str, kind: str, column: Column) -> ColumnFacts:
 
 
 def content_hash(columns: list[Column]) -> str:
-    """16 hexadecimal digits that depend on the values, but not on the order of rows and columns nor on names, so that
-    a copy in another format has the hash of the original."""
+    """Hash the values as 16 hexadecimal digits, regardless of the order of rows and columns, names, and file format."""
     rows = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
         values = value_hashes(column)
@@ -214,7 +204,7 @@ def content_hash(columns: list[Column]) -> str:
 
 
 def value_hashes(column: Column) -> np.ndarray:
-    """uint64 (rows,): equal for equal values"""
+    """Hash values, uint64 (rows,); equal values have equal hashes."""
     if isinstance(column, pd.Categorical):
         texts = [blake2b(str(value).encode(), digest_size=8).digest() for value in column.categories]
         return np.frombuffer(b"".join([*texts, bytes(8)]), "<u8")[column.codes]  # code -1, missing: the last one
@@ -223,7 +213,7 @@ def value_hashes(column: Column) -> np.ndarray:
 
 
 def mixed(x: np.ndarray) -> np.ndarray:
-    """The mixing step of splitmix64: uint64 -> uint64, one to one."""
+    """Apply the mixing step of splitmix64: uint64 -> uint64, one to one."""
     with np.errstate(over="ignore"):
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -231,15 +221,15 @@ def mixed(x: np.ndarray) -> np.ndarray:
 
 
 class Unusable(Exception):
-    """A file or column that is left out; the text says why."""
+    """A file or column that is left out, with the reason."""
 
 
 class MissingLibrary(Exception):
-    """A kind of file that cannot be read without another package; the text says how to get it."""
+    """A file that cannot be read without another package, with the command that installs it."""
 
 
 def read_file(path: Path) -> pd.DataFrame:
-    """The table in a file, with all of its columns; raises PriorError if it is damaged or could be misread."""
+    """Read the table in a file, with all of its columns; raises PriorError if it is damaged or could be misread."""
     if path.suffix.lower() not in SUFFIXES:
         raise PriorError(f"{path} must be one of {', '.join(SUFFIXES)} files")
     try:
@@ -248,13 +238,12 @@ def read_file(path: Path) -> pd.DataFrame:
         raise PriorError(f"{path} cannot be read: {error.strerror}") from None
     except (Unusable, MissingLibrary) as error:
         raise PriorError(f"{path} cannot be used: {error}") from None
-    except (ValueError, csv.Error) as error:  # of pandas, pyarrow and csv, for damaged files
+    except (ValueError, csv.Error) as error:  # raised by pandas, pyarrow and csv for damaged files
         raise PriorError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
 
 
 def read_frame(content: bytes, suffix: str, check: bool) -> pd.DataFrame:
-    """The table in a file with this content, one row or column for each of the file; raises Unusable, MissingLibrary,
-    and whatever the readers raise for a damaged file."""
+    """Read the table in a file with this content; raises Unusable, MissingLibrary, and any error of the readers."""
     lines = check_csv(content) if check and suffix == ".csv" else None
     frame = read_csv(content) if suffix == ".csv" else read_binary(content, suffix)
     if not isinstance(frame.index, pd.RangeIndex) or lines not in (None, frame.shape):
@@ -269,7 +258,7 @@ def read_csv(content: bytes) -> pd.DataFrame:
 
 
 def separator(text: str) -> str:
-    """A comma, a semicolon or a tab: what divides the first line into most names; csv.Sniffer guesses from values."""
+    """Choose the comma, semicolon or tab that divides the first line most; csv.Sniffer guesses from values."""
     first = text[: (text + "\n").index("\n")]
     return max(",;\t", key=lambda mark: len(next(csv.reader([first], delimiter=mark), [])))
 
@@ -296,7 +285,7 @@ def read_parquet(content: bytes) -> pd.DataFrame:
 
 
 def read_arrow(source) -> pd.DataFrame:
-    """source: a pyarrow.BufferReader of an IPC file (also called Feather) or an IPC stream"""
+    """Read a pyarrow.BufferReader of an IPC file (also called Feather) or an IPC stream."""
     import pyarrow as pa
 
     try:
@@ -326,7 +315,7 @@ def decode(content: bytes) -> str:
 
 
 def check_csv(content: bytes) -> tuple[int, int]:
-    """Rows and columns of a CSV file; raises Unusable for lines of different lengths and for invalid column names."""
+    """Count rows and columns of a CSV file; raises Unusable for lines of different lengths and invalid column names."""
     # pandas fills short lines, takes the first column of long ones as row names, and renames columns of the same name.
     text = decode(content)
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator(text), strict=True)
@@ -347,9 +336,9 @@ def check_csv(content: bytes) -> tuple[int, int]:
 
 
 def as_column(values: pd.Series) -> tuple[Column, str]:
-    """A column as numbers or categories, and its kind: number, time (microseconds) or category; raises Unusable."""
-    # The estimators read them in the same way; but texts that look like numbers or dates are left out here, where the
-    # estimators warn and read them as categories.
+    """Return a column as numbers or categories, and its kind: number, time (microseconds) or category."""
+    # Estimators read columns in the same way, except that texts which look like numbers or dates raise Unusable here,
+    # where estimators warn and read them as categories.
     if values.notna().sum() == 0:
         raise Unusable("no value")
     if isinstance(values.dtype, pd.CategoricalDtype):
@@ -375,7 +364,7 @@ def from_numbers(values: pd.Series) -> tuple[np.ndarray, str]:
 
 
 def from_text(values: pd.Series) -> tuple[Column, str]:
-    """Texts as categories in alphabetical order, or as times if all are dates."""
+    """Return texts as categories in alphabetical order, or as times if all are dates."""
     kind = pd.api.types.infer_dtype(values, skipna=True)
     if kind not in ("string", "boolean", "date", "datetime"):
         raise Unusable(f"values of the type {kind}")
