@@ -131,7 +131,7 @@ def test_another_family_is_trained_planned_and_exported(line, tmp_path):
 def test_an_unknown_family_is_refused_with_the_list_of_families():
     with pytest.raises(ConfigError, match="there is no family of networks 'line'; there are tabicl, sequence"):
         settings_of({"family": "line"})
-    with pytest.raises(ConfigError, match="LineConfig is no family of networks; there are tabicl, sequence"):
+    with pytest.raises(ConfigError, match="LineConfig is not a family of networks; there are tabicl, sequence"):
         family_of(LineConfig())
 
 
