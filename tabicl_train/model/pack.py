@@ -237,7 +237,7 @@ def log_counts(sizes: Tensor) -> Tensor:
 
 
 def column_layout(sizes: Tensor, shapes: list[tuple[int, int, int]], inducing: int) -> Columns:
-    """Lay out the column stage; sizes: N, n, G of each table, int64 (B, 3) on the device; shapes: the same in a list."""
+    """Lay out the column stage; sizes: N, n, G of each table, int64 (B, 3) on the device; shapes: as a list."""
     # N = n is possible, but only in all tables.
     N, n, G = sizes.unbind(1)
     device, columns = sizes.device, sum(G for _, _, G in shapes)
