@@ -12,7 +12,7 @@ import torch
 __all__ = ["STREAM_VERSION", "rng_at"]
 
 Seed = int | tuple[int, ...]
-LASTING_ATTEMPTS = 100  # rejected draws of a table before its hyperparameters are drawn again
+LASTING_ATTEMPTS = 100  # at a table, before its hyperparameters are drawn again
 
 STREAM_VERSION = 1
 """Version of the stream of tables; it is raised with every change that alters the tables of a seed."""
@@ -38,9 +38,11 @@ def rng_at(*address: Seed | str) -> np.random.Generator:
 
 
 def lasting_rng(address: Seed, name: str, seed: tuple[int, ...]) -> np.random.Generator:
-    """Return a generator that is the same for 100 attempts at a table; seed: of Prior.plan, with the attempt last."""
-    # A rejected table is drawn again with the same hyperparameters and number of classes, as in tabicl 2.2.0; otherwise
-    # settings that are often rejected would become rare. Some hyperparameters never make a valid table.
+    """Return a generator that is the same for 100 attempts at a table; seed: of Prior.plan, with the attempt last.
+
+    A rejected table is drawn again with the same hyperparameters and number of classes, as in tabicl 2.2.0; otherwise
+    settings that are often rejected would become rare. Some hyperparameters never make a valid table.
+    """
     return rng_at(address, name, seed[-1] // LASTING_ATTEMPTS)
 
 

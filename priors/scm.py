@@ -24,7 +24,7 @@ ORDERED_SHARE = 0.3  # share of those columns whose codes keep the order of the 
 
 
 def group_rng(spec: TableSpec, seed: tuple[int, ...]) -> np.random.Generator:
-    """Return the generator of a group's hyperparameters; a table without a group is a group of its own."""
+    """Generator of the hyperparameters of a group; a table without a group is a group of its own."""
     return lasting_rng(seed[:-1] if spec.group_seed is None else as_seed(spec.group_seed), "group", seed)
 
 

@@ -182,7 +182,7 @@ def stack_vectors(vectors: list[Tensor]) -> Tensor:
 
 
 def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Whether it is a matrix of a block; embeddings, heads, inducing vectors and scaling MLPs are not."""
+    """Whether Muon optimizes it: matrices of the blocks, but no embedding, head, inducing vector or scaling MLP."""
     return parameter.ndim == 2 and ".blocks." in name and "ssmax" not in name and "ind_vectors" not in name
 
 

@@ -88,7 +88,7 @@ def index_file(path: Path) -> Entry:
 
 
 def find_files(folder: Path) -> list[File]:
-    """Find the files of tables in a folder and its subfolders, without hidden ones and broken links."""
+    """The files of tables in a folder and its subfolders; hidden ones, and links to nothing, are left alone."""
     found: list[File] = []
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]

@@ -30,10 +30,11 @@ OTHER_DATES = r"\s*\d{1,4}[/.-]\d{1,2}[/.-]\d{1,4}\b.*"
 class FeatureEncoder:
     """Encodes columns of any type as numbers.
 
-    Columns that can be read as numbers, and times, keep their values. Other values are categories, numbered in sorted
-    order, or in that of a pandas category. These become the mean, or with keeps_missing NaN: missing numbers and times,
-    categories that no labeled row has, and, with a warning, other values in a column of numbers or times. Missing
-    categories have a code of their own, or with keeps_missing NaN.
+    Columns that can be read as numbers, and times, keep their values; missing ones become the mean. Other values are
+    categories, numbered in sorted order, or in that of a pandas category. A category that no labeled row has becomes
+    the mean; so does what is not a number or time in a column of them, with a warning.
+
+    keeps_missing: all of these, and missing categories, are NaN instead
     """
 
     def __init__(self, keeps_missing: bool = False):
@@ -59,15 +60,15 @@ class FeatureEncoder:
         return self
 
     def transform(self, X: pd.DataFrame) -> np.ndarray:
-        """Return float64 (rows, columns that vary among labeled rows), or a single column of zeros if none does."""
+        """float64 (rows, columns that vary among labeled rows), or a single column of zeros if none does"""
         if len(self.varying) == 0:
             return np.zeros((len(X), 1))
         numbers = self.encode(X, self.varying)
         return numbers if self.keeps_missing else np.where(np.isnan(numbers), self.means, numbers)
 
     def encode(self, X: pd.DataFrame, columns: Collection[int]) -> np.ndarray:
-        """Return float64 (rows, columns), NaN for unknown values; warns of values that should be numbers or times."""
-        unreadable: dict[Hashable, str] = {}  # the first such value of each column
+        """float64 (rows, columns), NaN for unknown values; warns of values that should be numbers or times"""
+        unreadable: dict[Hashable, str] = {}  # of each column, the first such value
         numbers = np.column_stack([self.codes(X.iloc[:, j], j, unreadable) for j in columns])
         if unreadable:
             examples = ", ".join(f"{name!r} ({example})" for name, example in unreadable.items())
@@ -128,7 +129,7 @@ def as_times(column: pd.Series) -> pd.Series:
 
 
 def kind_of(column: pd.Series) -> str:
-    """Return NUMBER; TIME, if at least half of the different values are times; or CATEGORY."""
+    """NUMBER; TIME, if at least half of the different values are times; or CATEGORY."""
     if reads_as_numbers(column):
         return TIME if column.dtype.kind == "M" else NUMBER
     if isinstance(column.dtype, pd.CategoricalDtype):

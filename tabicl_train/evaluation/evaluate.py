@@ -34,7 +34,7 @@ from tabicl_train.prediction.regressor import TabICLRegressor
 from tabicl_train.run_dir.checkpoint import is_run_checkpoint, load
 from tabicl_train.run_dir.records import Records
 
-Methods = dict[str, Callable[[], BaseEstimator]]  # functions that make an estimator, by name
+Methods = dict[str, Callable[[], BaseEstimator]]  # by name, what makes an estimator
 
 
 def evaluate(options: EvaluateOptions) -> pd.DataFrame:
