@@ -89,14 +89,14 @@ def paired_gain(before: np.ndarray, after: np.ndarray) -> Estimate:
 
 
 def gain_in_words(
-    found: Estimate, count: int, units: str, which: str = "that took no part in training or validation"
+    found: Estimate, count: int, noun: str, which: str = "that took no part in training or validation"
 ) -> str:
-    """Describe, in part of a sentence, the gain of a training that `paired_gain` found for `count` units."""
+    """Describe, in part of a sentence, the gain of a training that `paired_gain` found for `count` rows or tables."""
     if not math.isfinite(found.mean):
         return "none, since the mean loss before or after the training is not finite"
     if not math.isfinite(found.error):
-        return f"no change shown: {found:.4f}, on too few {units} for an interval"
-    on = f"on {count} {units} {which} (mean loss, 95 % confidence interval)"
+        return f"no change shown: {found:.4f}, on too few {noun} for an interval"
+    on = f"on {count} {noun} {which} (mean loss, 95 % confidence interval)"
     if found.low > 0:
         return f"better by {found:.4f} {on}"
     if found.high < 0:

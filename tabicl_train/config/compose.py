@@ -152,7 +152,7 @@ class Composer:
         for text, override in read:
             if override.key_or_group.startswith("sweep.space"):
                 form = "KEY=VALUE,VALUE or KEY=interval(LOW,HIGH)"
-                problems.append(f"{text}: on the command line, {form} says what varies")
+                problems.append(f"{text}: on the command line, write {form} for a setting that varies")
             elif override.is_sweep_override():
                 hint = "this setting of the sweep has one value; a list needs brackets: [VALUE,VALUE]"
                 problems.append(f"{text}: {hint}")

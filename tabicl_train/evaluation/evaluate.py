@@ -138,9 +138,9 @@ def stored_scores(options: EvaluateOptions, numbers: bool) -> pd.DataFrame | Non
     if options.suite != "rdatasets":
         return None
     with open(RDATASETS_SCORES[numbers]) as file:
-        about = json.loads(file.readline().removeprefix("#"))
+        known = json.loads(file.readline().removeprefix("#"))
         scores = pd.read_csv(file)
-    if options.rows != about["rows"] or options.splits > about["splits"]:
+    if options.rows != known["rows"] or options.splits > known["splits"]:
         return None
     return scores[scores["split"] < options.splits]  # the first splits do not depend on their number
 

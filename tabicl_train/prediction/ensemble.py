@@ -108,7 +108,8 @@ class Ensemble(BaseEstimator):
         # would depend on the rows of its pass, since the shape of a matrix product changes the order of its sums.
         # numbers: query rows, (rows, features); labels: those of the labeled rows for a member
         (together, size), kept, tokens = self._sizes(num_classes)
-        device, precision = self.device_, autocast_dtype(self.device_)
+        device = self.device_
+        precision = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
         queries = self._tables(np.concatenate([numbers, np.repeat(numbers[-1:], -len(numbers) % size, axis=0)]))
         is_kept = all((precision, first) in self._kept for first in range(0, len(self.members_), together))
         labeled = {} if is_kept else self._tables(self.X_)
@@ -197,10 +198,6 @@ class Ensemble(BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = tags.input_tags.string = tags.input_tags.categorical = True
         return tags
-
-
-def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
 
 @contextlib.contextmanager

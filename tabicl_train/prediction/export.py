@@ -93,11 +93,11 @@ def read_safetensors(path: Path) -> dict:
     except (OSError, SafetensorError) as error:
         raise ConfigError([f"{path} cannot be read: {first_line(error)}"]) from None
     try:
-        about = {key: json.loads(metadata[key]) for key in ("config", "format_version", "origin")}
+        description = {key: json.loads(metadata[key]) for key in ("config", "format_version", "origin")}
     except (KeyError, ValueError):
         why = f"it has no configuration; of a hub folder, name the folder, {str(path.parent)!r}"
         raise ConfigError([f"weights are not read from {path}: {why}"]) from None
-    return about | {"state_dict": tensors}
+    return description | {"state_dict": tensors}
 
 
 def public_weights(path: str | Path, content: Any) -> Pretrained:
@@ -119,7 +119,7 @@ def public_weights(path: str | Path, content: Any) -> Pretrained:
 def best_file(run_dir: Path) -> Path:
     """Find the checkpoint with the best weights of a run; raises ConfigError if there is none."""
     if run_dir.is_file():
-        raise ConfigError([f"checkpoint is {str(run_dir)!r}; weights=best needs the folder of a run"])
+        raise ConfigError([f"checkpoint is {str(run_dir)!r}; weights=best needs a run directory"])
     path = run_dir / "checkpoints" / "best.ckpt"
     if run_dir.exists() and not path.exists():
         raise ConfigError([f"{run_dir} keeps no best weights: validation.every was 0, or there was no validation yet"])
@@ -230,14 +230,14 @@ def save_public(
     weights = {name: weight.detach().to("cpu", torch.float32, copy=True) for name, weight in weights.items()}
     if problems := mismatches(config, weights):
         raise ConfigError([f"{path} is not written: {problem}" for problem in problems])
-    about = {"config": family_of(config).to_public(config), "format_version": PUBLIC_VERSION, "origin": origin or {}}
+    public = {"config": family_of(config).to_public(config), "format_version": PUBLIC_VERSION, "origin": origin or {}}
 
     def write(file: BinaryIO) -> None:
         if Path(path).suffix == ".safetensors":
-            metadata = {"format": "pt"} | {key: json.dumps(value) for key, value in about.items()}
+            metadata = {"format": "pt"} | {key: json.dumps(value) for key, value in public.items()}
             file.write(safetensors.torch.save({name: w.contiguous() for name, w in weights.items()}, metadata))
         else:
-            save(about | {"state_dict": weights}, file)
+            save(public | {"state_dict": weights}, file)
         file.flush()
         check(Path(file.name))
 
@@ -328,7 +328,7 @@ def check_output(output: str, format: str | None) -> str:
     if of_suffix is None and format != "hub":  # a folder may be called v2.1
         problems.append(f"output is {output!r}; its name decides the format: {NAMES}")
     elif not problems and of_suffix is not None and format not in (None, of_suffix):
-        problems.append(f"output is {output!r}, whose name says format={of_suffix}, but format is {format}")
+        problems.append(f"output is {output!r}, whose name means format={of_suffix}, but format is {format}")
     chosen = format or of_suffix
     if chosen is None or problems or (problems := FORMATS[chosen].problems(output)):
         raise ConfigError(problems)

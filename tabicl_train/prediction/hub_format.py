@@ -183,7 +183,7 @@ def usage(pretrained: Pretrained) -> str:
 ```python
 from tabicl_train.prediction.export import load_network
 
-network = load_network("FOLDER")  # {family_of(pretrained.config).__module__} says what it reads and predicts
+network = load_network("FOLDER")  # {family_of(pretrained.config).__module__} describes its input and output
 ```"""
     kind, result, predict = "Classifier", "probabilities", "predict_proba"
     if pretrained.config.is_regression:

@@ -179,4 +179,4 @@ def check_configs(plan: Plan, problems: list[str]) -> None:
         elif config.trainer.devices is not None:
             problems.append(f"trainer.devices is {config.trainer.devices}; leave it out, sweep.submit.gpus decides")
     if (plan.folder / "config.yaml").exists():
-        problems.append(f"run_dir is {str(plan.folder)!r}, the folder of a run; a sweep needs one of its own")
+        problems.append(f"run_dir is {str(plan.folder)!r}, a run directory; a sweep needs a folder of its own")
