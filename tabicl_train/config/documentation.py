@@ -218,7 +218,7 @@ def first_sentence(file: Path) -> str:
     """Return the first sentence of the comment at the top of a configuration file."""
     lines = itertools.takewhile(lambda line: line.startswith("#"), file.read_text().splitlines())
     comment = " ".join(line.removeprefix("#").strip() for line in lines if "@package" not in line)
-    return comment.partition(". ")[0].rstrip(".") + "."
+    return re.split(r"(?<=[.?]) ", comment)[0]
 
 
 if __name__ == "__main__":
