@@ -68,7 +68,7 @@ class RealTask:
         return facts.kind == "number" and facts.name not in self.categorical and many
 
     def has_classes(self, facts: ColumnFacts) -> bool:
-        """Whether it holds numbers, which are cut into classes, or categories of two rows each on average."""
+        """Whether it holds numbers, which are cut into classes, or categories with two rows or more on average."""
         return facts.distinct <= facts.known / 2 if self.is_category(facts) else facts.kind == "number"
 
     def problem(self, named_by: str = TASKS) -> str | None:

@@ -91,8 +91,7 @@ def subsample(task: Task, rows: int) -> Task:
     if is_kept.sum() < 2:
         raise ConfigError([f"fewer than two classes have at least {MIN_CLASS_ROWS_KEPT} of the {size} sampled rows"])
     if not is_kept.all():
-        dropped = (~is_kept).sum()
-        names = f"{dropped} class{'es' if dropped > 1 else ''}"
+        names = counted((~is_kept).sum(), "class")
         info(f"{task.name}: {names} with fewer than {MIN_CLASS_ROWS_KEPT} of the {size} sampled rows left out")
     kept = kept[is_kept[task.y[kept]]]
     _, y = np.unique(task.y[kept], return_inverse=True)

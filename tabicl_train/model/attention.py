@@ -22,7 +22,8 @@ from tabicl_train.model.scaling import RULES, SSA, Scaling
 
 CUDA_GRID = 65_535  # largest batch of a kernel's launch, which is the number of sequences
 FLASH_BACKWARD = 2**31  # flash attention's backward pass indexes the elements of all queries by 32 bits
-# On a CPU, products are up to 1.6 times as fast as torch's kernel with more scores per head, and fewer per run.
+# On a CPU, products are up to 1.6 times as fast as torch's kernel with more than SOME_SCORES for each head, and at most
+# MANY_SCORES in a run.
 SOME_SCORES, MANY_SCORES = 2**8, 2**20
 # With fewer keys (5, 6, 7, 9, 10 or 11), the bits of MKL's batched product depend on the position of a query.
 LEAST_KEYS = 12

@@ -225,7 +225,7 @@ def save_public(
     origin: dict | None = None,
     check: Callable[[Path], None] = lambda path: None,
 ) -> None:
-    """Write a public file, with the origin of `origin.origin_of`; if `check`, called before the end, fails, do not."""
+    """Write a public file, unless `check`, which is called with the complete temporary file, raises."""
     # Raises ConfigError if the weights do not fit the configuration or the format has no such network, and OSError.
     weights = {name: weight.detach().to("cpu", torch.float32, copy=True) for name, weight in weights.items()}
     if problems := mismatches(config, weights):

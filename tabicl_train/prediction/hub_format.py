@@ -84,7 +84,7 @@ def load_hub(folder: Path) -> Pretrained:
 
 
 def save_hub(pretrained: Pretrained, folder: Path, check: Callable[[Path], None]) -> None:
-    """Write a folder, or replace one; if `check`, called with the complete temporary folder, raises, do not."""
+    """Write or replace a folder, unless `check`, which is called with the complete temporary folder, raises."""
     folder = Path(os.path.realpath(folder))
     temporary, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("tmp", "old"))
     shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process with the same number

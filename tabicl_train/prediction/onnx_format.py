@@ -116,7 +116,7 @@ def missing_packages() -> list[str]:
 
 
 def save_onnx(network: TabICL, path: Path, metadata: dict[str, str], check: Callable[[Path], None]) -> None:
-    """Write a network in evaluation mode; if `check`, called with the temporary file, raises, do not."""
+    """Write a network in evaluation mode, unless `check`, which is called with the complete temporary file, raises."""
     tables, labeled, columns = map(torch.export.Dim, ("tables", "labeled_rows", "columns"))
     rows = torch.export.Dim("rows", min=4)  # the exporter distinguishes one query row; the file supports any number
     # The values are arbitrary, but the exporter takes sizes of 1 and equal sizes for fixed.
