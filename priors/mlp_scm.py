@@ -273,7 +273,7 @@ def draw_weight(layer: MLPLayer, rng: np.random.Generator) -> torch.Tensor:
 
 def kind_weights(rng: np.random.Generator) -> np.ndarray:
     """Draw the probabilities of KINDS in a group, float64 (len(KINDS),)."""
-    # Half of the choice_weights belong to a kind each, so that a group prefers some kinds; the others' sum is spread.
+    # Half of the choice_weights belong to one kind each, so that groups prefer some kinds; the rest is spread evenly.
     weights = scm.choice_weights(rng, 2 * len(KINDS))
     preferred, uniform = np.split(weights, 2)
     return preferred + uniform.sum() / len(KINDS)

@@ -10,7 +10,7 @@ from typing import BinaryIO
 from tabicl_train.errors import ConfigError
 
 
-def unusable_folder(path: Path) -> str | None:
+def unwritable_folder(path: Path) -> str | None:
     """Return why files cannot be created in a folder, which need not exist yet; None if they can."""
     try:
         os.stat(path)
@@ -32,7 +32,7 @@ def make_folder(setting: str, path: Path) -> None:
 
 def folder_problem(path: Path) -> str | None:
     """Create a folder; returns why it cannot be created, or None."""
-    if problem := unusable_folder(path):
+    if problem := unwritable_folder(path):
         return problem
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -132,7 +132,7 @@ def read_entry(folder: Path, path: str, size: int, modified: int) -> Entry:
     """Read a file, and describe it or why it is left out; raises PriorError if a package for it is missing."""
     try:
         if size > MAX_BYTES:
-            raise Unusable(f"{size / 2**20:,.0f} MiB, more than {MAX_BYTES >> 20}: store a sample of its rows")
+            raise LeftOut(f"{size / 2**20:,.0f} MiB, more than {MAX_BYTES >> 20}: store a sample of its rows")
         try:
             content = Path(folder, path).read_bytes()
         except OSError as error:
@@ -140,14 +140,14 @@ def read_entry(folder: Path, path: str, size: int, modified: int) -> Entry:
         table = read_table(content, path, check=True)
         columns = list(table.columns.values())
         if not columns:
-            raise Unusable("; ".join(f"column {name!r}: {reason}" for name, reason in table.left_out.items()))
+            raise LeftOut("; ".join(f"column {name!r}: {reason}" for name, reason in table.left_out.items()))
         facts = tuple(facts_of(name, table.kinds[name], column) for name, column in table.columns.items())
         digest = blake2b(content, digest_size=16).hexdigest()
         same = content_hash(columns)
         return Entry(path, size, modified, digest, same, table.last, len(columns[0]), facts, table.left_out)
     except MissingLibrary as error:
         raise PriorError(f"{path}: {error}") from None
-    except Unusable as error:
+    except LeftOut as error:
         reason = str(error)
     except Exception as error:  # damaged files make the readers raise errors of any kind
         reason = f"it cannot be read ({type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]})"
@@ -173,16 +173,16 @@ def read_table(content: bytes, path: str, check: bool = False) -> Content:
     suffix = Path(path).suffix.lower()
     frame = read_frame(content, suffix, check)
     if frame.shape[1] < 2:
-        raise Unusable(f"{frame.shape[1]} columns; a CSV file separates them by commas, semicolons or tabs")
+        raise LeftOut(f"{frame.shape[1]} columns; a CSV file separates them by commas, semicolons or tabs")
     if len(frame) < MIN_ROWS:
-        raise Unusable(f"{len(frame)} rows, fewer than {MIN_ROWS}")
+        raise LeftOut(f"{len(frame)} rows, fewer than {MIN_ROWS}")
     table = Content({}, {}, {}, str(frame.columns[-1]))
     for name, values in frame.items():
         try:
             if suffix == ".csv" and re.fullmatch(r"Unnamed: \d+", str(name)):  # a name that pandas gives
-                raise Unusable("no name: perhaps row numbers")
+                raise LeftOut("no name: perhaps row numbers")
             table.columns[str(name)], table.kinds[str(name)] = as_column(values)
-        except Unusable as error:
+        except LeftOut as error:
             table.left_out[str(name)] = str(error)
     return table
 
@@ -220,7 +220,7 @@ def mixed(x: np.ndarray) -> np.ndarray:
         return x ^ (x >> np.uint64(31))
 
 
-class Unusable(Exception):
+class LeftOut(Exception):
     """A file or column that is left out, with the reason."""
 
 
@@ -236,18 +236,18 @@ def read_file(path: Path) -> pd.DataFrame:
         return read_frame(path.read_bytes(), path.suffix.lower(), check=True)
     except OSError as error:
         raise PriorError(f"{path} cannot be read: {error.strerror}") from None
-    except (Unusable, MissingLibrary) as error:
+    except (LeftOut, MissingLibrary) as error:
         raise PriorError(f"{path} cannot be used: {error}") from None
     except (ValueError, csv.Error) as error:  # raised by pandas, pyarrow and csv for damaged files
         raise PriorError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
 
 
 def read_frame(content: bytes, suffix: str, check: bool) -> pd.DataFrame:
-    """Read the table in a file with this content; raises Unusable, MissingLibrary, and any error of the readers."""
+    """Read the table in a file with this content; raises LeftOut, MissingLibrary, and any error of the readers."""
     lines = check_csv(content) if check and suffix == ".csv" else None
     frame = read_csv(content) if suffix == ".csv" else read_binary(content, suffix)
     if not isinstance(frame.index, pd.RangeIndex) or lines not in (None, frame.shape):
-        raise Unusable("its lines can be read in several ways")
+        raise LeftOut("its lines can be read in several ways")
     check_size(*frame.shape)
     return frame
 
@@ -272,7 +272,7 @@ def read_binary(content: bytes, suffix: str) -> pd.DataFrame:
         ) from None
     frame = read_parquet(content) if suffix == ".parquet" else read_arrow(pa.BufferReader(content))
     if twice := [name for name, count in Counter(frame.columns).items() if count > 1]:
-        raise Unusable(f"several columns are called {twice[0]!r}")
+        raise LeftOut(f"several columns are called {twice[0]!r}")
     return frame.set_axis(frame.columns.map(str), axis=1)
 
 
@@ -299,37 +299,37 @@ def read_arrow(source) -> pd.DataFrame:
 
 def check_size(rows: int, columns: int) -> None:
     if columns > MAX_COLUMNS:
-        raise Unusable(f"{columns:,} columns, more than {MAX_COLUMNS:,}")
+        raise LeftOut(f"{columns:,} columns, more than {MAX_COLUMNS:,}")
     if rows * columns > MAX_CELLS:
-        raise Unusable(f"{rows:,} rows of {columns:,} columns, more than {MAX_CELLS:,} cells: store a sample of it")
+        raise LeftOut(f"{rows:,} rows of {columns:,} columns, more than {MAX_CELLS:,} cells: store a sample of it")
 
 
 def decode(content: bytes) -> str:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise Unusable(f"it is not UTF-8 at byte {error.start}: save it as UTF-8") from None
+        raise LeftOut(f"it is not UTF-8 at byte {error.start}: save it as UTF-8") from None
     if "\0" in text:
-        raise Unusable("it holds null characters, so it is not a CSV file in UTF-8")
+        raise LeftOut("it holds null characters, so it is not a CSV file in UTF-8")
     return text
 
 
 def check_csv(content: bytes) -> tuple[int, int]:
-    """Count rows and columns of a CSV file; raises Unusable for lines of different lengths and invalid column names."""
+    """Count rows and columns of a CSV file; raises LeftOut for lines of different lengths and invalid column names."""
     # pandas fills short lines, takes the first column of long ones as row names, and renames columns of the same name.
     text = decode(content)
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator(text), strict=True)
     rows, names = 0, next(lines, [])
     if not names:
-        raise Unusable("it is empty" if not content.strip() else "its first line is empty")
+        raise LeftOut("it is empty" if not content.strip() else "its first line is empty")
     check_size(1, len(names))
     if twice := [name for name, count in Counter(filter(None, names)).items() if count > 1]:
-        raise Unusable(f"several columns are called {twice[0]!r}")
+        raise LeftOut(f"several columns are called {twice[0]!r}")
     if numbers := [name for name in names if re.fullmatch(r"\s*-?\d*\.\d+(e-?\d+)?\s*", name, re.IGNORECASE)]:
-        raise Unusable(f"its first line does not name the columns: {numbers[0]!r} is a number")
+        raise LeftOut(f"its first line does not name the columns: {numbers[0]!r} is a number")
     for line in lines:
         if line and len(line) != len(names):
-            raise Unusable(f"line {lines.line_num} has {len(line)} values, but there are {len(names)} columns")
+            raise LeftOut(f"line {lines.line_num} has {len(line)} values, but there are {len(names)} columns")
         rows += bool(line)
     check_size(rows, len(names))
     return rows, len(names)
@@ -337,21 +337,21 @@ def check_csv(content: bytes) -> tuple[int, int]:
 
 def as_column(values: pd.Series) -> tuple[Column, str]:
     """Return a column as numbers or categories, and its kind: number, time (microseconds) or category."""
-    # Estimators read columns in the same way, except that texts which look like numbers or dates raise Unusable here,
+    # Estimators read columns in the same way, except that texts which look like numbers or dates raise LeftOut here,
     # where estimators warn and read them as categories.
     if values.notna().sum() == 0:
-        raise Unusable("no value")
+        raise LeftOut("no value")
     if isinstance(values.dtype, pd.CategoricalDtype):
         column, kind = values.cat.remove_unused_categories().array, "category"
         if not all(isinstance(value, str | int | float) for value in column.categories):
-            raise Unusable(f"categories of the type {type(column.categories[0]).__name__}")
+            raise LeftOut(f"categories of the type {type(column.categories[0]).__name__}")
     else:
         column, kind = from_numbers(values) if reads_as_numbers(values) else from_text(values)
     known = column.codes[column.codes >= 0] if isinstance(column, pd.Categorical) else column[~np.isnan(column)]
     if (known == known[0]).all():
-        raise Unusable("a single value")
+        raise LeftOut("a single value")
     if kind == "number" and known[0] in (0, 1) and np.array_equal(column, known[0] + np.arange(len(column))):
-        raise Unusable("row numbers")
+        raise LeftOut("row numbers")
     return column, kind
 
 
@@ -359,7 +359,7 @@ def from_numbers(values: pd.Series) -> tuple[np.ndarray, str]:
     numbers = as_numbers(values).astype(float)
     with np.errstate(over="ignore"):
         if np.isinf(numbers.astype(np.float32)).any():
-            raise Unusable("infinite values, or too large for single precision")
+            raise LeftOut("infinite values, or too large for single precision")
     return numbers, "time" if values.dtype.kind in "mM" else "number"
 
 
@@ -367,11 +367,11 @@ def from_text(values: pd.Series) -> tuple[Column, str]:
     """Return texts as categories in alphabetical order, or as times if all are dates."""
     kind = pd.api.types.infer_dtype(values, skipna=True)
     if kind not in ("string", "boolean", "date", "datetime"):
-        raise Unusable(f"values of the type {kind}")
+        raise LeftOut(f"values of the type {kind}")
     texts = values.astype(str).where(values.notna())
     times = as_times(texts)
     if times.count() == texts.count():
         return from_numbers(times)
     if found := resemblance(texts):
-        raise Unusable(found)
+        raise LeftOut(found)
     return pd.Categorical(texts), "category"

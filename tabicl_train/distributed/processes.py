@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from tabicl_train.console import is_first
 from tabicl_train.errors import TORCHRUN, install, is_installed
-from tabicl_train.outputs import unusable_folder
+from tabicl_train.outputs import unwritable_folder
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -94,7 +94,7 @@ def start_problems(config: RunConfig) -> list[str]:
 
     trainer, run_dir = config.trainer, Path(config.run_dir)
     problems = srun_problems()
-    if is_first() and (problem := unusable_folder(run_dir)):  # other ranks do not need it
+    if is_first() and (problem := unwritable_folder(run_dir)):  # other ranks do not need it
         problems.append(f"run_dir is {config.run_dir!r}; {problem}")
     elif os.path.exists(run_dir / STUDY):
         problems.append(f"run_dir is {config.run_dir!r}; it is the folder of a sweep, whose runs lie in it")

@@ -11,7 +11,7 @@ import pandas as pd
 from tqdm import tqdm
 
 from priors import PriorError
-from priors.real.files import Unusable, as_column, facts_of, read_file
+from priors.real.files import LeftOut, as_column, facts_of, read_file
 from priors.real.preprocessing import as_numbers, reads_as_numbers
 from priors.real.tasks import FEW_VALUES, is_identifier
 from tabicl_train.config.options import PredictOptions
@@ -109,7 +109,7 @@ def has_numbers(options: PredictOptions, y: pd.Series) -> bool:
     name = f"the target {options.target!r} of {options.train}"
     try:
         column, kind = as_column(y)
-    except Unusable as error:
+    except LeftOut as error:
         raise ConfigError([f"{name}: {error}"]) from None
     facts = facts_of(options.target, kind, column)
     if kind == "time":
